@@ -1,0 +1,127 @@
+"""Everything a user, a client or a disk can cause. Our own bugs are `assert`s.
+
+ServerError
+├── BadRequest                400  the request can't be honoured as written
+│   └── ContextTooLong        400  the prompt does not fit the model's context
+├── Unauthorized              401  no key, or an unknown one
+├── Forbidden                 403  a Host or Origin that may not use this server
+├── NotFound                  404  no such route
+│   └── ModelNotFound         404  the model is not listed in models.yaml
+├── MethodNotAllowed          405
+├── TooLarge                  413  the body is over the limit
+├── UnsupportedMediaType      415  not plain JSON
+├── Unavailable               503  can't be served now; trying again may help
+│   ├── Overloaded            503  the queue is full
+│   ├── EngineDied            503  the engine process is gone
+│   └── ShuttingDown          503  the server is stopping
+├── GenerationFailed          500  the engine could not go on with this one answer
+├── ModelUnusable             500  the model's files are missing, damaged or not supported
+└── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
+"""
+
+from typing import Any, ClassVar
+
+
+class ServerError(Exception):
+    """An error with a status and OpenAI's body. The message says what was wrong and what to do."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+    headers: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+    def body(self) -> dict[str, Any]:
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+
+class BadRequest(ServerError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextTooLong(BadRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(ServerError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(ServerError):
+    status = 403
+    type = "invalid_request_error"
+    code = "forbidden"
+
+
+class NotFound(ServerError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(ServerError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class TooLarge(ServerError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedMediaType(ServerError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class Unavailable(ServerError):
+    status = 503
+    code = "unavailable"
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "1"}
+
+
+class Overloaded(Unavailable):
+    code = "overloaded"
+
+
+class EngineDied(Unavailable):
+    code = "engine_died"
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+class GenerationFailed(ServerError):
+    code = "generation_failed"
+
+
+class ModelUnusable(ServerError):
+    code = "model_unusable"
+
+
+class SettingsError(ServerError):
+    code = "settings"

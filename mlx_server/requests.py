@@ -1,0 +1,59 @@
+"""What an endpoint asks of `generate`, in no endpoint's own terms."""
+
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from mlx_server.messages import Conversation
+
+
+class SamplingChoices(TypedDict, total=False):
+    """The sampling parameters that somebody set; the rest come from further down (see resolve)."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, applied in the order of the fields (as vLLM and HF do)."""
+
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in prompt or answer, multiplies negative ones (CTRL)."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """Both as OpenAI defines them: subtracted for tokens of the answer."""
+    temperature: float = 1.0
+    """0: the likeliest token, always."""
+    top_k: int = 0
+    """0: no limit."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """None: a fresh one each time."""
+    logprobs: int | None = None
+    """How many alternatives to report beside the chosen token's log probability; None: nothing.
+    They are the model's own, before bias, penalties and temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    model: str
+    prompts: tuple[Conversation | str | tuple[int, ...], ...]
+    """A conversation is rendered by the family, text tokenised as it is, token ids taken."""
+    n: int = 1
+    """Answers per prompt; answer j of prompt i has index i * n + j in the events."""
+    max_tokens: int | None = None
+    """None: as many as the context has room for; 0, with echo: only the prompt."""
+    stop: tuple[str, ...] = ()
+    choices: SamplingChoices = field(default_factory=SamplingChoices)
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+    """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
