@@ -1,0 +1,218 @@
+"""The server's end of the engine process: starts it, talks to it, knows when it is gone."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from mlx_server.engine import messages
+from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.messages import (
+    Admitted,
+    Cancel,
+    Command,
+    Generate,
+    Load,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Ready,
+    Report,
+    RowFailed,
+    Scored,
+    Stepped,
+    Token,
+)
+from mlx_server.errors import EngineDied, GenerationFailed, ModelUnusable, ServerError
+
+log = logging.getLogger("mlx_server.engine")
+
+Item = Admitted | Scored | Token
+OnLoading = Callable[[int, int], None]
+
+STOP_SECONDS = 3.0
+
+
+class Answers:
+    """What the engine says about one request's rows, until the request leaves."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._error: ServerError | None = None
+        self._news = asyncio.Event()
+
+    def put(self, item: Item) -> None:
+        self._items.append(item)
+        self._news.set()
+
+    def fail(self, error: ServerError) -> None:
+        self._error = error
+        self._news.set()
+
+    async def take(self) -> list[Item]:
+        """Everything that has come since the last call; waits for at least one."""
+        await self._news.wait()
+        self._news.clear()
+        items, self._items = self._items, []
+        if not items and self._error:
+            raise self._error
+        if self._error:
+            self._news.set()
+        return items
+
+
+class EngineClient:
+    """Speaks to one engine process. Dead once, dead for good: a new process is a new client."""
+
+    def __init__(self, *, concurrency: int = 16) -> None:
+        self._concurrency = concurrency
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._loads: dict[str, tuple[asyncio.Future[Loaded], OnLoading]] = {}
+        self._rows: dict[int, Answers] = {}
+        self._next_row = 0
+        self._death: ServerError | None = None
+        self.on_step: Callable[[Stepped], None] = lambda step: None
+
+    @property
+    def alive(self) -> bool:
+        return self._writer is not None and self._death is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> Ready:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "mlx_server.engine.worker",
+                str(theirs.fileno()),
+                str(self._concurrency),
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+                # a group of its own, so that Ctrl-C reaches the server alone, which drains first
+                start_new_session=True,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(reader))
+        return await self._ready
+
+    async def stop(self, error: ServerError | None = None) -> None:
+        """Ends the process; requests that still wait get `error`."""
+        self._die(error or EngineDied("The engine was stopped."))
+        if self._writer:
+            self._writer.close()
+        if self._process:
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._reading:
+            await self._reading
+
+    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
+        self._send(Load(model, path))
+        loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        self._loads[model] = loaded, progress
+        # the engine goes on loading if the caller is cancelled, and reports to nobody
+        return await asyncio.shield(loaded)
+
+    @asynccontextmanager
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
+        """Runs the rows until the block is left; those not finished by then are cancelled.
+
+        The rows' own numbers are overwritten: they are counted here, in order.
+        """
+        answers = Answers()
+        for row in rows:
+            row.row = self._next_row
+            self._next_row += 1
+            self._rows[row.row] = answers
+        try:
+            for row in rows:
+                self._send(row)
+            yield answers
+        finally:
+            self.cancel([row.row for row in rows])
+
+    def cancel(self, rows: Sequence[int]) -> None:
+        """Frees the rows at the engine's next step; rows that have finished are passed over."""
+        unfinished = [row for row in rows if self._rows.pop(row, None)]
+        if unfinished and self.alive:
+            self._send(Cancel(unfinished))
+
+    def _send(self, command: Command) -> None:
+        if self._death:
+            raise self._death
+        assert self._writer is not None, "the engine was not started"
+        self._writer.write(messages.frame(messages.encode_command(command)))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                header = await reader.readexactly(messages.HEADER_BYTES)
+                frame = await reader.readexactly(messages.length(header))
+                for report in messages.decode_reports(frame):
+                    self._take(report)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if not self._death:
+                log.error("the engine process %s is gone", self.pid)
+            self._die(EngineDied("The engine process died. Send the request again."))
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Stepped(tokens):
+                for token in tokens:
+                    self._deliver(token.row, token, last=token.finish is not None)
+                self.on_step(report)
+            case Admitted(row) | Scored(row):
+                self._deliver(row, report, last=False)
+            case RowFailed(row, message):
+                if answers := self._rows.pop(row, None):
+                    answers.fail(GenerationFailed(f"The answer could not be generated: {message}"))
+            case Loading(model, done, total):
+                self._loads[model][1](done, total)
+            case Loaded(model):
+                self._loads.pop(model)[0].set_result(report)
+            case LoadFailed(model, message):
+                failure = ModelUnusable(f"Model {model!r} can't be loaded: {message}")
+                self._loads.pop(model)[0].set_exception(failure)
+            case Ready() if self._ready:
+                self._ready.set_result(report)
+
+    def _deliver(self, row: int, item: Item, *, last: bool) -> None:
+        # Rows that were cancelled a moment ago may still report.
+        answers = self._rows.pop(row, None) if last else self._rows.get(row)
+        if answers:
+            answers.put(item)
+
+    def _die(self, error: ServerError) -> None:
+        self._death = self._death or error
+        for answers in self._rows.values():
+            answers.fail(self._death)
+        self._rows.clear()
+        for loaded, _ in self._loads.values():
+            if not loaded.done():
+                loaded.set_exception(self._death)
+        self._loads.clear()
+        if self._ready and not self._ready.done():
+            self._ready.set_exception(self._death)
+
+
+def _environment() -> dict[str, str]:
+    """MLX's Linux wheel brings a slow reference BLAS; a fast one is preloaded if there is one."""
+    environment = dict(os.environ)
+    if blas := fast_blas():
+        preloaded = environment.get("LD_PRELOAD")
+        environment["LD_PRELOAD"] = f"{preloaded}:{blas}" if preloaded else blas
+    return environment
