@@ -1,0 +1,86 @@
+"""Chat templates: the checkpoint's own Jinja, in a sandbox with limits."""
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mlx_server.errors import BadRequest, ModelUnusable
+
+SECONDS = 10.0
+CHARACTERS = 64 << 20
+
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Set by the rendering itself; a request can't set them through chat_template_kwargs."""
+
+
+class ChatTemplate:
+    def __init__(self, source: str) -> None:
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self.reads = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelUnusable(
+                f"The chat template can't be compiled: {error}. "
+                "Set another one with `chat_template:` in models.yaml."
+            ) from None
+        self.source = source
+
+    def takes(self, name: str) -> bool:
+        """Whether a request may set this name: only what the template itself reads."""
+        return name in self.reads and name not in RESERVED
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        parts: list[str] = []
+        size, deadline = 0, time.monotonic() + SECONDS
+        try:
+            for part in self._template.generate(variables):
+                parts.append(part)
+                size += len(part)
+                if size > CHARACTERS or time.monotonic() > deadline:
+                    raise BadRequest("The chat template makes too long a prompt of these messages.")
+        except BadRequest:
+            raise
+        except Exception as error:  # a template is a program: it can fail in any way
+            raise BadRequest(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from None
+        return "".join(parts)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What templates are written against: the environment of Hugging Face's transformers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which no model was trained on.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

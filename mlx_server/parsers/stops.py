@@ -1,0 +1,61 @@
+"""Stop strings: found across token borders, never leaked, the same however the text is cut."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlx_server.events import TextDelta
+
+
+class StopStrings:
+    """Passes text on as soon as it can't be the beginning of a stop string any more.
+
+    The match that is complete first wins, so that the result does not depend on chunk size.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held: list[TextDelta] = []
+        self.matched = False
+
+    def feed(self, delta: TextDelta) -> list[TextDelta]:
+        if self.matched:
+            return []
+        if not self._stops:
+            return [delta]
+        self._held.append(delta)
+        text = "".join(held.text for held in self._held)
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.matched = True
+            released = self._release(min(found)[1])
+            self._held = []
+            return released
+        return self._release(len(text) - self._undecided(text))
+
+    def finish(self) -> list[TextDelta]:
+        held, self._held = self._held, []
+        return held
+
+    def _undecided(self, text: str) -> int:
+        """How much of the end of the text may be the beginning of a stop string."""
+        return max(
+            size
+            for stop in self._stops
+            for size in range(min(len(stop) - 1, len(text)) + 1)
+            if text.endswith(stop[:size])
+        )
+
+    def _release(self, size: int) -> list[TextDelta]:
+        """The first `size` characters; a token's log probability goes with its first character."""
+        released: list[TextDelta] = []
+        kept: list[TextDelta] = []
+        for delta in self._held:
+            taken = min(size, len(delta.text))
+            size -= taken
+            if taken or (not delta.text and not kept):
+                released.append(replace(delta, text=delta.text[:taken]))
+            if taken < len(delta.text):
+                logprobs = () if taken else delta.logprobs
+                kept.append(replace(delta, text=delta.text[taken:], logprobs=logprobs))
+        self._held = kept
+        return released
