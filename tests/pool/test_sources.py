@@ -1,0 +1,277 @@
+"""Where model files come from. The hub here is a server of our own on localhost, or a cache folder.
+
+Hub cases run in a child process, since the hub client reads its environment when it is imported.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.pool.sources import cache_dir, resolve
+
+CHECKPOINT = ["config.json", "tokenizer.json", "model.safetensors"]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+BODY = b"{}" * 500
+
+CHILD = """
+import json, sys
+from mlx_server.errors import ServerError
+from mlx_server.pool import demo
+from mlx_server.pool.sources import resolve
+
+reports = []
+try:
+    answer = {"folder": str(resolve(sys.argv[1], lambda *report: reports.append(report)))}
+except ServerError as error:
+    answer = {"error": type(error).__name__, "message": error.message}
+from huggingface_hub import constants
+heavy = [name for name in ("mlx", "mlx_lm", "torch", "transformers") if name in sys.modules]
+quiet = constants.HF_HUB_DISABLE_TELEMETRY
+print(json.dumps(answer | {"reports": reports, "heavy": heavy, "quiet": quiet}))
+"""
+
+
+def nothing(what: str, done: int, total: int) -> None: ...
+
+
+def put(folder: Path, names: list[str]) -> Path:
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_bytes(BODY)
+    return folder
+
+
+def cached(home: Path, names: list[str]) -> Path:
+    """`org/name` as the hub client keeps it, without the file list that only new ones write."""
+    repository = home / "hub" / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return put(repository / "snapshots" / COMMIT, names)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's API as a download uses: a commit, its file list, the files."""
+
+    files: ClassVar[list[str]] = []
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        self.asked.append(path)
+        if path == "/api/models/org/name/revision/main":
+            self.answer(json.dumps({"id": "org/name", "sha": COMMIT}).encode())
+        elif path == f"/api/models/org/name/tree/{COMMIT}":
+            files = [
+                {"type": "file", "path": name, "size": len(BODY), "oid": name}
+                for name in self.files
+            ]
+            self.answer(json.dumps(files).encode())
+        elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
+            self.answer(BODY, etag=path.rpartition("/")[2])
+        elif path.startswith("/api/models/org/gated/"):
+            self.answer(b"", status=403, code="GatedRepo")
+        elif path.startswith("/api/models/org/broken/"):
+            self.answer(b"", status=500)
+        else:
+            self.answer(b"", status=404, code="RepoNotFound")
+
+    do_HEAD = do_GET
+
+    def answer(self, body: bytes, status: int = 200, etag: str = "-", code: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def hub() -> Iterator[ThreadingHTTPServer]:
+    Hub.files, Hub.asked = [], []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def resolve_in_child(
+    source: str, home: Path, hub: ThreadingHTTPServer | None = None, **environment: str
+) -> dict[str, Any]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    place = f"http://127.0.0.1:{hub.server_port}" if hub else "http://127.0.0.1:1"
+    run = subprocess.run(
+        [sys.executable, "-c", CHILD, source],
+        env=kept | {"HF_HOME": str(home), "HF_ENDPOINT": place, "NO_PROXY": "*"} | environment,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(run.stdout)
+    return answer
+
+
+def test_a_local_checkpoint_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = put(tmp_path / "models" / "mine", CHECKPOINT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # models/mine has the form of a hub id too; what is here goes first
+    for source in (str(folder), "models/mine", "./models/mine", "~/models/mine"):
+        assert resolve(source, nothing) == folder.resolve()
+
+
+@pytest.mark.parametrize("missing", CHECKPOINT)
+def test_what_a_local_folder_lacks_is_named(tmp_path: Path, missing: str) -> None:
+    folder = put(tmp_path / "mine", [name for name in CHECKPOINT if name != missing])
+    with pytest.raises(ModelUnusable, match=r"mlx_lm\.convert") as caught:
+        resolve(str(folder), nothing)
+    assert missing.replace("model", "model*") in caught.value.message
+    assert sum(name in caught.value.message for name in CHECKPOINT) <= 1
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    shard = "model-0000{}-of-00003.safetensors"
+    folder = put(tmp_path / "mine", [*CHECKPOINT[:2], shard.format(1), shard.format(3)])
+    with pytest.raises(ModelUnusable, match=f"lacks {shard.format(2)}[.]"):
+        resolve(str(folder), nothing)
+    (folder / shard.format(2)).touch()
+    assert resolve(str(folder), nothing) == folder
+
+
+def test_a_link_to_nowhere_is_missing(tmp_path: Path) -> None:
+    folder = put(tmp_path / "mine", CHECKPOINT[:2])
+    (folder / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelUnusable, match=r"model\*.safetensors"):
+        resolve(str(folder), nothing)
+
+
+def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ModelUnusable, match="is a file"):
+        resolve(str(file), nothing)
+
+
+@pytest.mark.parametrize(
+    "source", ["/no/such/folder", "./missing", "~/missing", "~nobody/x", "missing", "a/b/c", "x\0"]
+)
+def test_a_folder_that_is_not_there(source: str) -> None:
+    with pytest.raises(ModelUnusable, match="There is no folder /"):
+        resolve(source, nothing)
+
+
+@pytest.mark.parametrize(
+    "source", ["", "s3:bucket", "ollama:llama3", "demo:", "demo:gpt5", "hf:", "hf:name", "hf:a/b/c"]
+)
+def test_an_unknown_kind_is_a_settings_error(source: str) -> None:
+    with pytest.raises(SettingsError):
+        resolve(source, nothing)
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("MLX_SERVER_CACHE", raising=False)
+    assert cache_dir() == Path("/home/me/.cache/mlx-server")
+    monkeypatch.setenv("MLX_SERVER_CACHE", "~/elsewhere")
+    assert cache_dir() == Path("/home/me/elsewhere")
+
+
+def test_a_download_brings_what_is_needed_and_no_code(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    wanted = [*CHECKPOINT, "chat_template.jinja", "merges.txt", "tokenizer.model"]
+    unwanted = ["modeling.py", "pytorch_model.bin", "original/params.json", "x.gguf", "x.pkl"]
+    Hub.files = wanted + unwanted
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    folder = Path(answer["folder"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(wanted)
+    assert (folder / "model.safetensors").read_bytes() == BODY
+    assert not any(name in path for path in Hub.asked for name in unwanted)
+
+    size = len(wanted) * len(BODY)
+    assert answer["reports"][-1] == ["downloading org/name", size, size]
+    assert all(0 < done <= total for _, done, total in answer["reports"])
+    assert answer["quiet"] is True
+    assert answer["heavy"] == []
+
+
+def test_what_is_cached_is_taken_without_a_request(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    folder = cached(tmp_path, CHECKPOINT)
+    for source in ("org/name", "hf:org/name"):
+        assert resolve_in_child(source, tmp_path, hub)["folder"] == str(folder)
+    assert resolve_in_child("org/name", tmp_path, HF_HUB_OFFLINE="1")["folder"] == str(folder)
+    assert Hub.asked == []
+
+
+def test_half_a_download_is_finished(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    folder = cached(tmp_path, CHECKPOINT[:2])
+    Hub.files = CHECKPOINT
+    assert resolve_in_child("org/name", tmp_path, hub)["folder"] == str(folder)
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_offline_and_not_cached(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    answer = resolve_in_child("org/name", tmp_path, hub, HF_HUB_OFFLINE="1")
+    assert answer["error"] == "ModelUnusable"
+    assert "HF_HUB_OFFLINE is set" in answer["message"]
+    assert "hf download org/name" in answer["message"]
+    assert Hub.asked == []
+
+
+def test_offline_and_half_cached(tmp_path: Path) -> None:
+    cached(tmp_path, CHECKPOINT[:2])
+    answer = resolve_in_child("org/name", tmp_path, HF_HUB_OFFLINE="1")
+    assert answer["error"] == "ModelUnusable"
+    assert "model*.safetensors" in answer["message"]
+    assert "HF_HUB_OFFLINE" in answer["message"]
+
+
+def test_no_network_and_not_cached(tmp_path: Path) -> None:
+    answer = resolve_in_child("org/name", tmp_path)
+    assert answer["error"] == "ModelUnusable"
+    assert "Check the network" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("source", "fix"),
+    [
+        ("org/gated", "Accept its terms on https://huggingface.co/org/gated"),
+        ("org/unknown", "Check the spelling"),
+        ("org/broken", "the hub can't be reached (Server error '500"),
+        ("org/two--dashes", "try again"),
+    ],
+)
+def test_what_the_hub_refuses_comes_with_what_to_do(
+    tmp_path: Path, hub: ThreadingHTTPServer, source: str, fix: str
+) -> None:
+    answer = resolve_in_child(source, tmp_path, hub)
+    assert answer["error"] == "ModelUnusable"
+    assert fix in answer["message"]
+
+
+def test_a_repository_without_mlx_weights(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    Hub.files = ["config.json", "tokenizer.json", "pytorch_model.bin"]
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    assert answer["error"] == "ModelUnusable"
+    assert "has no model*.safetensors" in answer["message"]
+    assert "mlx-community" in answer["message"]
