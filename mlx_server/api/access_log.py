@@ -1,0 +1,38 @@
+"""One log line a request: what was asked, how it ended, how long it took; never what was said."""
+
+import logging
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger("mlx_server.access")
+
+
+class AccessLog:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            log.info(
+                "%s %s %s %.3fs %s",
+                scope["method"],
+                ascii(scope["path"])[1:-1][:200],
+                status or "gone",
+                time.perf_counter() - began,
+                scope.get("state", {}).get("request_id", "-"),
+            )

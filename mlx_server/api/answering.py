@@ -1,0 +1,60 @@
+"""An endpoint's way from a request to a response; the endpoints differ in what they fold."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_server.api.connection import while_connected
+from mlx_server.api.fields import ignored_header
+from mlx_server.api.metrics import Metrics
+from mlx_server.api.sse import EventStream
+from mlx_server.events import Event, Started
+from mlx_server.generate import generate
+from mlx_server.pool.pool import Pool
+from mlx_server.requests import GenerateRequest
+
+
+class Output(Protocol):
+    """What an endpoint makes of events."""
+
+    def gather(self, events: AsyncIterator[Event]) -> Awaitable[Mapping[str, Any]]: ...
+
+    def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Mapping[str, Any]]: ...
+
+
+async def answer(
+    http: Request, request: GenerateRequest, output: Output, *, stream: bool, ignored: list[str]
+) -> Response:
+    """Nothing is sent before the engine has taken the request, so that errors keep their status."""
+    pool: Pool = http.app.state.pool
+    metrics: Metrics = http.app.state.metrics
+    events = metrics.observed(generate(request, pool))
+    started = await while_connected(http, anext(events))
+    assert isinstance(started, Started)
+    headers = ignored_header([*ignored, *started.ignored])
+    if stream:
+        return EventStream(output.chunks(_resumed(started, events)), headers)
+    async with aclosing(events):
+        body = await while_connected(http, _gathered(output, _resumed(started, events)))
+    return json_response(body, headers)
+
+
+def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        msgspec.json.encode(body), media_type="application/json", headers=dict(headers or {})
+    )
+
+
+async def _gathered(output: Output, events: AsyncIterator[Event]) -> Mapping[str, Any]:
+    return await output.gather(events)
+
+
+async def _resumed(first: Event, rest: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    async with aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event

@@ -1,0 +1,23 @@
+from fastapi import APIRouter, Request, Response
+
+from mlx_server.api.answering import answer
+from mlx_server.api.body import documented, read
+from mlx_server.api.chat_completions.input import to_request
+from mlx_server.api.chat_completions.output import ChatOutput
+from mlx_server.api.chat_completions.protocol import ChatBody
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+async def chat_completions(http: Request) -> Response:
+    body = await read(http, ChatBody)
+    request = to_request(body)
+    output = ChatOutput(
+        model=body.model,
+        n=request.n,
+        logprobs=request.logprobs is not None,
+        include_usage=body.include_usage,
+    )
+    ignored = body.ignored()
+    return await answer(http, request, output, stream=bool(body.stream), ignored=ignored)

@@ -1,0 +1,39 @@
+"""The wire to a request of ours."""
+
+from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.errors import BadRequest
+from mlx_server.requests import GenerateRequest
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's own default on this endpoint."""
+
+
+def to_request(body: CompletionBody) -> GenerateRequest:
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise BadRequest("`best_of` can only equal `n`: nothing is ranked here.", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise BadRequest("`max_tokens: 0` needs `echo: true`.", param="max_tokens")
+    return GenerateRequest(
+        model=body.model,
+        prompts=_prompts(body.prompt),
+        n=n,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        stop=body.stops(),
+        choices=body.choices(),
+        logit_bias=body.biases(),
+        seed=body.seed,
+        logprobs=body.logprobs,
+        echo=bool(body.echo),
+    )
+
+
+def _prompts(
+    prompt: str | list[int] | list[str] | list[list[int]],
+) -> tuple[str | tuple[int, ...], ...]:
+    """Token ids alone are one prompt; a list of anything else is several."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt[0], int):
+        return (tuple(prompt),)
+    return tuple(item if isinstance(item, str) else tuple(item) for item in prompt)

@@ -1,0 +1,26 @@
+"""`POST /v1/completions` on the wire, as OpenAI documents it."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=128)]
+TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
+
+
+class CompletionBody(GenerationBody):
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.UNSUPPORTED,
+        "suffix": "text can't be inserted before a suffix",
+    }
+
+    prompt: str | TokenIds | Texts | TokenLists
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None

@@ -1,0 +1,23 @@
+from fastapi import APIRouter, Request, Response
+
+from mlx_server.api.answering import answer
+from mlx_server.api.body import documented, read
+from mlx_server.api.completions.input import to_request
+from mlx_server.api.completions.output import CompletionOutput
+from mlx_server.api.completions.protocol import CompletionBody
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", openapi_extra=documented(CompletionBody))
+async def completions(http: Request) -> Response:
+    body = await read(http, CompletionBody)
+    request = to_request(body)
+    output = CompletionOutput(
+        model=body.model,
+        answers=len(request.prompts) * request.n,
+        logprobs=request.logprobs is not None,
+        include_usage=body.include_usage,
+    )
+    ignored = body.ignored()
+    return await answer(http, request, output, stream=bool(body.stream), ignored=ignored)

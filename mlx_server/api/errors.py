@@ -1,0 +1,215 @@
+"""How errors leave the server: always OpenAI's body, with a status and headers that fit.
+
+A route raises; what is installed here answers. A route that validates a body itself raises
+`validation_error`, which knows the body and so names the parameter exactly.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pydantic
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from mlx_server.api.strict_json import quoted
+from mlx_server.errors import (
+    BadRequest,
+    Forbidden,
+    MethodNotAllowed,
+    NotFound,
+    ServerError,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+)
+
+Loc = tuple[int | str, ...]
+Problem = Mapping[str, Any]
+"""One entry of pydantic's `errors()`."""
+
+MAX_MESSAGE = 300
+MAX_PARAM = 200
+
+BY_STATUS: dict[int, type[ServerError]] = {
+    error.status: error
+    for error in (
+        BadRequest,
+        Unauthorized,
+        Forbidden,
+        NotFound,
+        MethodNotAllowed,
+        TooLarge,
+        UnsupportedMediaType,
+        Unavailable,
+    )
+}
+
+FIELD = re.compile(r"[a-z_][a-z0-9_]*")
+MEMBERS = {"any", "bool", "bytes", "dict", "float", "int", "list", "none", "set", "str", "tuple"}
+"""What pydantic calls the members of a union that are neither classes nor wrapped."""
+
+log = logging.getLogger("mlx_server")
+
+
+def install(app: FastAPI) -> None:
+    """Let every error of the app leave as OpenAI's JSON body."""
+    app.add_exception_handler(ServerError, _server_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(pydantic.ValidationError, _unplaced_validation_error)
+    app.add_exception_handler(RequestValidationError, _request_validation_error)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def error_response(
+    error: ServerError,
+    *,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The answer for one error; the headers given go over the error's own."""
+    # ASCII JSON, since a message may hold what UTF-8 cannot
+    return Response(
+        json.dumps(error.body()),
+        status_code=status or error.status,
+        headers={**error.headers, **(headers or {})},
+        media_type="application/json",
+    )
+
+
+def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
+    """What to tell a client about the first thing that is wrong with its body."""
+    problems = error.errors(include_url=False, include_input=False)
+    return _first_problem([(_trail(problem, body), problem) for problem in problems])
+
+
+def param_of(loc: Loc) -> str:
+    """A loc as OpenAI writes it, `messages[0].content`, without the names of union members.
+
+    They are told by their looks alone, so a part named like a type or a class is lost;
+    `validation_error` goes by the body and is exact.
+    """
+    return _written([part for part in loc if isinstance(part, int) or _looks_like_field(part)])
+
+
+def _looks_like_field(part: str) -> bool:
+    return FIELD.fullmatch(part) is not None and part not in MEMBERS
+
+
+def _written(parts: Sequence[int | str]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return text.removeprefix(".")[:MAX_PARAM]
+
+
+def _trail(problem: Problem, body: Any) -> Loc:
+    """The parts of the problem's loc that the client wrote, or left out, itself."""
+    return _walk(tuple(problem["loc"]), body, is_missing=problem["type"] == "missing")
+
+
+def _walk(loc: Loc, node: Any, *, is_missing: bool) -> Loc:
+    if not loc:
+        return ()
+    head, rest = loc[0], loc[1:]
+    if is_missing and not rest:
+        return (head,) if isinstance(node, dict) else ()
+    skipped = _walk(rest, node, is_missing=is_missing)
+    if not _has(node, head):
+        return skipped
+    kept = (head, *_walk(rest, node[head], is_missing=is_missing))
+    # A union's tag may be named like a field beside the real one: believe what gets to the end.
+    return max(kept, skipped, key=lambda trail: (trail[-1:] == loc[-1:], len(trail)))
+
+
+def _has(node: Any, part: int | str) -> bool:
+    if isinstance(node, list):
+        return isinstance(part, int) and 0 <= part < len(node)
+    return isinstance(node, dict) and part in node
+
+
+def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> BadRequest:
+    first, _ = problems[0]
+    # Members of one union complain one by one: the one that came furthest is the one meant.
+    same_value = [problem for problem in problems if problem[0][: len(first)] == first]
+    trail, problem = max(same_value, key=lambda found: len(found[0]))
+    return _bad_request(_written(trail), problem)
+
+
+def _bad_request(param: str, problem: Problem) -> BadRequest:
+    what = _sentence(problem)
+    message = f"`{param}`: {what}" if param else what
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 3] + "..."
+    return BadRequest(message, param=param or None)
+
+
+def _sentence(problem: Problem) -> str:
+    if problem["type"] == "union_tag_invalid":  # pydantic's own text repeats the value
+        context = problem["ctx"]
+        return f"Input should have {context['discriminator']} as one of {context['expected_tags']}"
+    message: str = problem["msg"]
+    return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+
+
+async def _server_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServerError)
+    return error_response(error)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, ServerError):  # FastAPI wraps what reading a body raises
+        return error_response(error.__cause__)
+    ours = BY_STATUS.get(error.status_code, BadRequest if error.status_code < 500 else ServerError)
+    message = _routing_message(request, error)
+    return error_response(ours(message), status=error.status_code, headers=error.headers)
+
+
+def _routing_message(request: Request, error: HTTPException) -> str:
+    route = quoted(f"{request.method} {request.url.path}")
+    match error.status_code, error.detail:
+        case 404, "Not Found":
+            return f"There is no route {route}. API routes start with `/v1`, like `/v1/models`."
+        case 405, "Method Not Allowed":
+            return f"There is no {route}: that path takes other methods."
+        case _:
+            return str(error.detail)
+
+
+async def _unplaced_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, pydantic.ValidationError)
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return error_response(_bad_request(param_of(problem["loc"]), problem))
+
+
+async def _request_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    sent = {
+        "body": error.body,
+        "path": request.path_params,
+        "query": dict(request.query_params),
+        "header": dict(request.headers),
+    }
+    problems: Sequence[Problem] = error.errors()
+    trails = [(_trail(problem, sent)[1:], problem) for problem in problems]
+    return error_response(_first_problem(trails))
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return error_response(BadRequest("The client left before its body was complete."))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    state = request.scope.get("state", {})
+    log.error("unexpected error in request %s", state.get("request_id"), exc_info=error)
+    message = "The server made a mistake; its log says more under this request's id."
+    # The answer is sent outside of the gate, which would have added its headers; and the error
+    # goes on to the server, which closes the connection: unwarned, the next request would fail.
+    headers = {**state.get("response_headers", {}), "connection": "close"}
+    return error_response(ServerError(message, code="internal_error"), headers=headers)

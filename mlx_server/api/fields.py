@@ -1,0 +1,101 @@
+"""Wire types that the endpoints share. Strict: `true` is not 1, and `"5"` is not 5.
+
+OpenAI's clients send null for whatever they leave unset, so null always means unset.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar, cast
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from mlx_server.errors import BadRequest
+from mlx_server.requests import SamplingChoices
+
+MAX_ANSWERS = 16
+MAX_TOP_LOGPROBS = 20
+IGNORED_HEADER = "x-mlx-server-ignored"
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], Field(max_length=64)]
+
+CHOICES = tuple(SamplingChoices.__annotations__)
+
+
+class WireModel(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class StreamOptions(WireModel):
+    include_usage: bool | None = None
+
+
+class GenerationBody(WireModel):
+    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
+        {"user", "metadata", "safety_identifier", "service_tier", "store"}
+    )
+    """Known, and without meaning for a local server: not reported as ignored."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "adapter": "adapters are not supported yet",
+        "adapters": "adapters are not supported yet",
+        "chat_template": "the model's owner sets it in models.yaml",
+    }
+    """Refused by name unless null, with the reason."""
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    stop: StopString | StopStrings | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=4096)] | None = None
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _token_ids(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for key in biases or {}:
+            if not re.fullmatch(r"[0-9]{1,9}", key):
+                raise ValueError("the keys should be token ids")
+        return biases
+
+    def choices(self) -> SamplingChoices:
+        found = {name: getattr(self, name) for name in CHOICES}
+        return cast(SamplingChoices, {k: v for k, v in found.items() if v is not None})
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def biases(self) -> dict[int, float]:
+        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def ignored(self) -> list[str]:
+        """Names that this server does not know; refuses those that it knows it can't honour."""
+        given = self.model_extra or {}
+        for name, reason in self.UNSUPPORTED.items():
+            if given.get(name) is not None:
+                raise BadRequest(f"`{name}` can't be used: {reason}.", param=name)
+        known = self.ACCEPTED | self.UNSUPPORTED.keys()
+        return [name for name, value in given.items() if name not in known and value is not None]
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Names are the client's, so they are made safe for a header and cut to a sane length."""
+    value = ", ".join(quote(name[:64], safe="._-") for name in names)
+    return {IGNORED_HEADER: value[:2048]} if value else {}

@@ -1,0 +1,108 @@
+"""Prometheus metrics, counted where the events pass."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import generate_latest as exposition
+
+from mlx_server.engine.messages import Stepped
+from mlx_server.events import Event, Finished, ReasoningDelta, Started, TextDelta
+from mlx_server.pool.pool import Pool
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+router = APIRouter()
+
+
+class Metrics:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.registry = registry = CollectorRegistry()
+        by_model = ("model",)
+        self.requests = Counter(
+            "mlx_server_requests", "Requests ended.", ("model", "outcome"), registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "mlx_server_prompt_tokens", "Prompt tokens.", by_model, registry=registry
+        )
+        self.cached_tokens = Counter(
+            "mlx_server_cached_prompt_tokens",
+            "Prompt tokens found in the cache.",
+            by_model,
+            registry=registry,
+        )
+        self.completion_tokens = Counter(
+            "mlx_server_completion_tokens", "Generated tokens.", by_model, registry=registry
+        )
+        self.first_token = Histogram(
+            "mlx_server_time_to_first_token_seconds",
+            "From the request to its first text.",
+            by_model,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "mlx_server_inter_token_seconds",
+            "Between two pieces of an answer.",
+            by_model,
+            buckets=STEP_SECONDS,
+            registry=registry,
+        )
+        self.batch = Gauge("mlx_server_batch_size", "Rows in the last step.", registry=registry)
+        self.queue = Gauge("mlx_server_queue", "Rows without a token yet.", registry=registry)
+        self.active = Gauge("mlx_server_active_bytes", "Memory held by MLX.", registry=registry)
+        self.model_bytes = Gauge(
+            "mlx_server_model_bytes", "Memory of a model.", by_model, registry=registry
+        )
+
+    def on_step(self, step: Stepped) -> None:
+        self.batch.set(len(step.tokens))
+        self.queue.set(step.waiting)
+        self.active.set(step.active_bytes)
+
+    async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+        began = time.perf_counter()
+        last: dict[int, float] = {}
+        model, outcome = "", "cancelled"
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    match event:
+                        case Started():
+                            model = event.model
+                            self.prompt_tokens.labels(model).inc(event.prompt_tokens)
+                            self.cached_tokens.labels(model).inc(event.cached_tokens)
+                        case TextDelta(index) | ReasoningDelta(index):
+                            now = time.perf_counter()
+                            self._piece(model, now, last.get(index), began)
+                            last[index] = now
+                        case Finished():
+                            self.completion_tokens.labels(model).inc(event.completion_tokens)
+                    yield event
+            outcome = "completed"
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self.requests.labels(model, outcome).inc()
+
+    def _piece(self, model: str, now: float, before: float | None, began: float) -> None:
+        if before is None:
+            self.first_token.labels(model).observe(now - began)
+        else:
+            self.inter_token.labels(model).observe(now - before)
+
+    def exposition(self) -> bytes:
+        for model in self._pool.loaded:
+            self.model_bytes.labels(model.id).set(model.nbytes)
+        return exposition(self.registry)
+
+
+@router.get("/metrics")
+async def metrics(http: Request) -> Response:
+    found: Metrics = http.app.state.metrics
+    return Response(found.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,82 @@
+"""Server-sent events: one write each, comments while nothing comes, an end in any case."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mlx_server.errors import ServerError
+
+log = logging.getLogger("mlx_server.api")
+
+KEEP_ALIVE_SECONDS = 10.0
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+Chunks = AsyncGenerator[Mapping[str, Any]]
+
+
+def event(data: object) -> bytes:
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+class EventStream(Response):
+    """Streams what `chunks` yields; closes it when the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: Chunks, headers: Mapping[str, str]) -> None:
+        no_buffering = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        self.init_headers({**no_buffering, **headers})
+        self.status_code = 200
+        self.background = None
+        self._chunks = chunks
+        self._last_write = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with aclosing(self._chunks), anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
+            await send(start)
+            tasks.start_soon(self._keep_alive, send)
+            await self._stream(send)
+            tasks.cancel_scope.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        try:
+            async for chunk in self._chunks:
+                await self._write(send, event(chunk))
+        except ServerError as error:
+            await self._write(send, event(error.body()))
+        except Exception:
+            log.exception("a stream broke")
+            broken = ServerError(
+                "The answer broke off: an error on our side.", code="internal_error"
+            )
+            await self._write(send, event(broken.body()))
+        await send({"type": "http.response.body", "body": DONE, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        self._last_write = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _keep_alive(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        self._last_write = clock()
+        while True:
+            await asyncio.sleep(self._last_write + KEEP_ALIVE_SECONDS - clock())
+            if clock() - self._last_write >= KEEP_ALIVE_SECONDS:
+                await self._write(send, KEEP_ALIVE)
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,158 @@
+"""JSON as the server reads it: what two parsers could understand in two ways is refused.
+
+Pure and synchronous. Every refusal is a BadRequest with code `invalid_json` that says what and
+where, and repeats at most 60 characters of what the client sent.
+"""
+
+import codecs
+import json
+import math
+import re
+from collections import Counter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mlx_server.errors import BadRequest
+
+MAX_DEPTH = 64
+MAX_DIGITS = 400
+QUOTED = 60
+
+OPENING, CLOSING, QUOTE = b"[{", b"]}", ord('"')
+
+# Raw surrogates are not UTF-8, so only an escape without its other half can bring one in.
+LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
+)
+
+STEP = np.zeros(256, np.int8)
+STEP[list(OPENING)] = 1
+STEP[list(CLOSING)] = -1
+
+
+class _Refused(Exception):
+    """A literal that `json` would take and we do not; where it stands is looked up afterwards."""
+
+    def __init__(self, literal: str, why: str) -> None:
+        super().__init__(why)
+        self.literal = literal
+        self.why = why
+
+
+def parse(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+    """The value of one JSON text in UTF-8, equal to `json.loads` for everything it accepts."""
+    if not body or body.isspace():
+        raise _invalid("the body is empty, a JSON value was expected")
+    if body.startswith(codecs.BOM_UTF8):
+        raise _invalid("the body starts with a byte order mark, plain UTF-8 was expected")
+    text = _decode(body)
+    masked = _mask_escapes(body)
+    _check_depth(body, masked, max_depth)
+    value = _load(text, body, masked)
+    if lone := LONE_SURROGATE.search(masked):
+        raise _invalid(f"half of a surrogate pair {_place(body, lone.start())}")
+    return value
+
+
+def parse_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """As `parse`, for a body that must be an object."""
+    value = parse(body, max_depth=max_depth)
+    if not isinstance(value, dict):
+        raise _invalid("the body is not a JSON object")
+    return value
+
+
+def quoted(text: str) -> str:
+    """What a client wrote, fit for a message: short, printable, between backticks."""
+    short = text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
+    return "`" + "".join(char if char.isprintable() else "?" for char in short) + "`"
+
+
+def _decode(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _invalid(f"not UTF-8 {_place(body, error.start)}") from None
+
+
+def _mask_escapes(body: bytes) -> bytes:
+    """The body, of the same length, in which every quote begins or ends a string."""
+    return body.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
+
+
+def _check_depth(body: bytes, masked: bytes, max_depth: int) -> None:
+    """Before `json` recurses; up to the first fault, where `json` stops, the count is exact."""
+    if sum(masked.count(bracket) for bracket in OPENING) <= max_depth:
+        return
+    chars = np.frombuffer(masked, np.uint8)
+    in_string = np.logical_xor.accumulate(chars == QUOTE)
+    depth = np.cumsum(np.where(in_string, 0, STEP[chars]), dtype=np.int32)
+    too_deep = depth > max_depth
+    if too_deep.any():
+        where = _place(body, int(too_deep.argmax()))
+        raise _invalid(f"nested deeper than {max_depth} levels {where}")
+
+
+def _load(text: str, body: bytes, masked: bytes) -> Any:
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+            parse_int=_int,
+        )
+    except json.JSONDecodeError as error:
+        what = error.msg.rstrip(": ").removesuffix(" at")
+        raise _invalid(f"{what} at line {error.lineno}, column {error.colno}") from None
+    except _Refused as refused:
+        where = _place(body, _find_literal(masked, refused.literal.encode()))
+        raise _invalid(f"{refused.why} {where}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise _invalid(f"the key {quoted(twice)} stands twice in one object")
+    return found
+
+
+def _constant(literal: str) -> NoReturn:
+    raise _Refused(literal, f"{literal} is not JSON,")
+
+
+def _float(literal: str) -> float:
+    number = float(literal)
+    if math.isinf(number):
+        raise _Refused(literal, f"the number {quoted(literal)} is too large for a double,")
+    return number
+
+
+def _int(literal: str) -> int:
+    if len(literal) > MAX_DIGITS and len(literal.removeprefix("-")) > MAX_DIGITS:
+        raise _Refused(literal, f"a whole number of more than {MAX_DIGITS} digits")
+    return int(literal)
+
+
+def _find_literal(masked: bytes, literal: bytes) -> int:
+    """Where the literal first stands outside of strings, which it does: `json` came upon it."""
+    start = 0
+    found = masked.index(literal)
+    while masked.count(b'"', start, found) % 2:
+        start = masked.index(b'"', found) + 1  # past the string it stands in
+        found = masked.index(literal, start)
+    return found
+
+
+def _place(body: bytes, offset: int) -> str:
+    start_of_line = body.rfind(b"\n", 0, offset) + 1
+    line = body.count(b"\n", 0, offset) + 1
+    column = len(body[start_of_line:offset].decode("utf-8", "replace")) + 1
+    return f"at line {line}, column {column} (byte {offset})"
+
+
+def _invalid(what: str) -> BadRequest:
+    return BadRequest(f"Invalid JSON: {what}.", code="invalid_json")

@@ -1,0 +1,195 @@
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_server.api.strict_json import parse, parse_object, quoted
+from mlx_server.errors import BadRequest
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
+FINITE = SCALARS.filter(lambda value: value not in (float("inf"), float("-inf")))
+VALUES = st.recursive(FINITE, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner))
+FRAGMENTS = st.sampled_from(
+    [*'[]{},:"\\ \n0-', "\\u", "d83d", "\\ude00", "\\\\", '\\"', '"a"', "1e400", "NaN", "é", "null"]
+)
+
+
+def refusal(body: bytes) -> str:
+    with pytest.raises(BadRequest) as caught:
+        parse(body)
+    assert caught.value.code == "invalid_json"
+    return caught.value.message
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 2]))
+def test_equals_json_on_valid_documents(value: Any, ensure_ascii: bool, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    assert parse(text.encode()) == json.loads(text) == value
+
+
+@given(st.binary() | st.lists(FRAGMENTS).map("".join).map(str.encode))
+def test_any_bytes_give_a_value_or_a_bad_request(body: bytes) -> None:
+    try:
+        value = parse(body)
+    except BadRequest as error:
+        error.message.encode()
+    else:
+        assert value == json.loads(body)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b" \r\n\t[1]\n", [1]),
+        (b'"\\u0000"', "\0"),
+        (b'"\\ud83d\\ude00"', "😀"),
+        (b'"\\uD83D\\uDE00\\uD83D\\uDE00"', "😀😀"),
+        (b'"\\\\ud800"', "\\ud800"),
+        (b'"\\\\\\\\udc00"', "\\\\udc00"),
+        (b'"\\ud7ff\\ue000"', "\ud7ff\ue000"),
+        (b'"[[[\\"[[["', '[[["[[['),
+        (b'{"NaN": "1e400 Infinity"}', {"NaN": "1e400 Infinity"}),
+        (b"1e-400", 0.0),
+        (b"-0", 0),
+        (b"9" * 400, int("9" * 400)),
+        (b"-" + b"9" * 400, -int("9" * 400)),
+        (b'{"a": 1, "b": {"a": 1}}', {"a": 1, "b": {"a": 1}}),
+        ("\ufeff".join('""').encode(), "\ufeff"),
+    ],
+)
+def test_accepted(body: bytes, value: Any) -> None:
+    assert parse(body) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is empty"),
+        (b" \n", "the body is empty"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
+        ("{}".encode("utf-16"), "not UTF-8 at line 1, column 1 (byte 0)"),
+        ('{\n"é": "'.encode() + b'\xff"}', "not UTF-8 at line 2, column 7 (byte 9)"),
+        (b'"\xed\xa0\x80"', "not UTF-8 at line 1, column 2 (byte 1)"),
+        (b'"\xc0\x80"', "not UTF-8"),
+        (b'{"NaN": [1, NaN]}', "NaN is not JSON, at line 1, column 13 (byte 12)"),
+        (b'["Infinity\\"",\n Infinity]', "Infinity is not JSON, at line 2, column 2 (byte 16)"),
+        (b"-Infinity", "-Infinity is not JSON, at line 1, column 1 (byte 0)"),
+        (b'["1e400", 1e400]', "the number `1e400` is too large for a double, at line 1, column 11"),
+        (b"-1e999", "the number `-1e999` is too large"),
+        (b"[0, " + b"1" * 401 + b"]", "a whole number of more than 400 digits at line 1, column 5"),
+        (b"-" + b"1" * 401, "more than 400 digits"),
+        (b"1" * 5000, "more than 400 digits"),
+        (b'{"a": 1, "b": 2, "a": 1}', "the key `a` stands twice in one object"),
+        (b'[{"x": {"a": 1, "\\u0061": 1}}]', "the key `a` stands twice"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "the key `?` stands twice"),
+        (b'["\\ud800"]', "half of a surrogate pair at line 1, column 3 (byte 2)"),
+        (b'["\\udc00"]', "half of a surrogate pair at line 1, column 3 (byte 2)"),
+        (b'"\\ude00\\ud83d"', "half of a surrogate pair at line 1, column 2"),
+        (b'"\\ud83d\\ud83d\\ude00"', "half of a surrogate pair at line 1, column 2"),
+        (b'"\\ud83d\\ude00\\ude00"', "half of a surrogate pair at line 1, column 14"),
+        (b'"\\ud83d\\\\ude00"', "half of a surrogate pair"),
+        (b'"\\ud83d\\"\\ude00"', "half of a surrogate pair"),
+        (b'"\\uDBFFx"', "half of a surrogate pair"),
+        (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
+        (b'"\x00"', "Invalid control character at line 1, column 2"),
+        (b'"\n"', "Invalid control character"),
+        (b"{} {}", "Extra data at line 1, column 4"),
+        (b"{}\x00", "Extra data"),
+        (b'{"a": 1,}', "at line 1, column"),
+        (b"{'a': 1}", "Expecting property name enclosed in double quotes at line 1, column 2"),
+        (b'"abc', "Unterminated string starting at line 1, column 1"),
+        (b'"\\x"', "Invalid \\escape at line 1, column 2"),
+        (b'"\\ud8zz"', "Invalid \\uXXXX escape at line 1, column"),
+        (b"[1, 2", "Expecting ',' delimiter at line 1, column 6"),
+        (b"nul", "Expecting value at line 1, column 1"),
+        (b"01", "Extra data at line 1, column 2"),
+        (b"\x0b1", "Expecting value"),
+    ],
+)
+def test_refused(body: bytes, message: str) -> None:
+    assert message in refusal(body)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
+def test_nesting_stops_at_64(opening: str) -> None:
+    levels = opening.count("[") + opening.count("{")
+    closing = "".join({"[": "]", "{": "}"}.get(char, "") for char in reversed(opening))
+    fits = opening * (64 // levels) + "0" + closing * (64 // levels)
+    assert parse(fits.encode()) == json.loads(fits)
+    too_deep = refusal(f"[{fits}]".encode())
+    assert "nested deeper than 64 levels" in too_deep
+
+
+@pytest.mark.parametrize("max_depth", [1, 200])
+def test_another_limit_of_nesting(max_depth: int) -> None:
+    fits = b"[" * max_depth + b"]" * max_depth
+    assert parse(fits, max_depth=max_depth) == json.loads(fits)
+    with pytest.raises(BadRequest, match=f"deeper than {max_depth} levels"):
+        parse(b"[" + fits + b"]", max_depth=max_depth)
+
+
+def test_where_nesting_is_too_deep() -> None:
+    body = b'["[[[\\"[[[",\n' + b"[" * 64
+    assert "at line 2, column 64 (byte 76)" in refusal(body)
+
+
+def test_many_brackets_side_by_side_are_not_deep() -> None:
+    body = b'[["]"],{},["[\\\\"],' + b"[[]]," * 1000 + b"0]"
+    assert parse(body) == json.loads(body)
+
+
+SIZE = 16 << 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * SIZE,
+        b'{"a":' * (SIZE // 5),
+        b"[" + b"[]," * (SIZE // 3) + b"[" * 70,
+        b'"' + b"\\" * (SIZE - 1),
+        b"[" + b'"[",' * (SIZE // 4) + b"NaN",
+        b"9" * SIZE,
+        b'["' + b"9" * (SIZE // 2) + b'", ' + b"9" * (SIZE // 4),
+        b"0." + b"9" * SIZE + b"e999999999",
+    ],
+    ids=[
+        "lists",
+        "objects",
+        "deep at the end",
+        "escapes",
+        "strings",
+        "digits",
+        "digits in a string",
+        "float",
+    ],
+)
+def test_sixteen_hostile_mebibytes_are_refused(body: bytes) -> None:
+    refusal(body)
+
+
+@given(st.text(min_size=61).map(json.dumps))
+@settings(max_examples=30)
+def test_messages_repeat_little_of_the_input(key: str) -> None:
+    message = refusal(f"{{{key}: 1, {key}: 2}}".encode())
+    found = re.fullmatch(r"Invalid JSON: the key `(.{60})` stands twice.*", message)
+    assert found
+    assert found[1].endswith("...")
+
+
+def test_quoted_text_is_printable() -> None:
+    assert quoted("a\n\x1b[1m\ud800é") == "`a??[1m?é`"
+    assert quoted("x" * 60) == "`" + "x" * 60 + "`"
+    assert quoted("x" * 61) == "`" + "x" * 57 + "...`"
+
+
+def test_parse_object() -> None:
+    assert parse_object(b'{"a": []}') == {"a": []}
+    for body in (b"[]", b"null", b'"{}"', b"1"):
+        with pytest.raises(BadRequest, match="not a JSON object"):
+            parse_object(body)
