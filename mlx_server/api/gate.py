@@ -31,7 +31,6 @@ METHODS = "GET, POST, DELETE, OPTIONS"
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
 EXPOSED = "x-request-id, x-mlx-server-ignored, retry-after"
 PREFLIGHT_SECONDS = "600"
-OFF_LOOP_BYTES = 64 << 10
 POLICY_VIOLATION = 1008
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))

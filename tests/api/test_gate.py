@@ -4,13 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio.to_thread
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlx_server.api import gate
 from mlx_server.api.errors import install
 from mlx_server.api.gate import Gate, authorise
 from mlx_server.api.strict_json import parse_object
@@ -582,22 +580,6 @@ def test_without_keys_everyone_comes_in() -> None:
 def test_an_empty_key_lets_nobody_in() -> None:
     answer = post(an_app(""), json={}, headers={"x-api-key": ""})
     assert answer.status_code == 401
-
-
-def test_a_body_is_read_alike_on_and_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    run_sync = anyio.to_thread.run_sync
-
-    async def watched(function: Any, body: bytes) -> Any:
-        threads.append(len(body))
-        return await run_sync(function, body)
-
-    monkeypatch.setattr(anyio.to_thread, "run_sync", watched)
-    small, big = {"a": "x"}, {"a": "x" * gate.OFF_LOOP_BYTES}
-    assert post(an_app(), json=small).json() == small
-    assert threads == []
-    assert post(an_app(), json=big).json() == big
-    assert len(threads) == 1
 
 
 def test_a_body_that_is_no_json_object() -> None:

@@ -1,0 +1,61 @@
+"""Bodies: validated alike on the event loop and, where they are large, off it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anyio.to_thread
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from mlx_server.api import body, errors
+from mlx_server.api.fields import WireModel
+
+
+class Echo(WireModel):
+    text: str
+
+
+def post(content: dict[str, Any]) -> httpx.Response:
+    app = FastAPI()
+    errors.install(app)
+
+    @app.post("/echo")
+    async def echo(http: Request) -> int:
+        return len((await body.read(http, Echo)).text)
+
+    async def answer() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://any") as client:
+            return await client.post("/echo", json=content)
+
+    return asyncio.run(answer())
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the bodies that were handed to a thread."""
+    sizes: list[int] = []
+    run_sync = anyio.to_thread.run_sync
+
+    async def watched(function: Callable[..., Any], raw: bytes, wire_type: type[Any]) -> Any:
+        sizes.append(len(raw))
+        return await run_sync(function, raw, wire_type)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", watched)
+    return sizes
+
+
+def test_only_large_bodies_are_parsed_in_a_thread(threads: list[int]) -> None:
+    assert post({"text": "x"}).json() == 1
+    assert threads == []
+    assert post({"text": "x" * body.LARGE_BYTES}).json() == body.LARGE_BYTES
+    assert len(threads) == 1
+
+
+@pytest.mark.parametrize("padding", [0, body.LARGE_BYTES])
+def test_what_is_wrong_is_said_from_either_place(padding: int) -> None:
+    answer = post({"text": 5, "padding": "x" * padding})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "text"
