@@ -1,0 +1,146 @@
+"""Everything is put together here and nowhere else."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from starlette.middleware import Middleware
+
+from mlx_server import __version__, logs
+from mlx_server.api import errors, health, metrics, models
+from mlx_server.api.access_log import AccessLog
+from mlx_server.api.answering import json_response
+from mlx_server.api.chat_completions import router as chat_completions
+from mlx_server.api.completions import router as completions
+from mlx_server.api.gate import Gate, authorise
+from mlx_server.errors import ShuttingDown
+from mlx_server.pool.pool import ModelSpec, OnProgress, Pool
+from mlx_server.progress import progress_display
+from mlx_server.requests import SamplingChoices
+from mlx_server.settings import ModelSettings, Settings
+
+
+def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
+    server = settings.server
+    pool = Pool(
+        [_spec(id, model) for id, model in settings.models.items()],
+        concurrency=server.concurrency,
+        queue=server.queue,
+        on_progress=on_progress,
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await pool.start()
+        try:
+            yield
+        finally:
+            await pool.stop()
+
+    gate = Middleware(
+        Gate,
+        allowed_hosts=server.allowed_hosts,
+        allowed_origins=server.allowed_origins,
+        max_body_bytes=server.max_body_bytes,
+        bound_host=server.host,
+    )
+    app = FastAPI(
+        title="mlx-server",
+        version=__version__,
+        lifespan=lifespan,
+        middleware=[Middleware(AccessLog), gate],
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    app.state.pool = pool
+    app.state.metrics = metrics.Metrics(pool)
+    app.state.started = int(time.time())
+    pool.engine.on_step = app.state.metrics.on_step
+    errors.install(app)
+
+    keyed = APIRouter(
+        dependencies=[Depends(authorise([key.get_secret_value() for key in server.api_keys]))]
+    )
+    for router in (chat_completions, completions, models, metrics):
+        keyed.include_router(router.router)
+    keyed.add_api_route("/openapi.json", _openapi, include_in_schema=False)
+    app.include_router(keyed)
+    app.include_router(health.router)
+    return app
+
+
+def run(settings: Settings) -> None:
+    """Serves until SIGTERM or Ctrl-C."""
+    logs.configure(settings.server.log_level)
+    app = create_app(settings, progress_display())
+    config = uvicorn.Config(
+        app,
+        host=settings.server.host,
+        port=settings.server.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.server.drain_seconds) + 5,
+    )
+    Server(config, app.state.pool, settings.server.drain_seconds).run()
+
+
+class Server(uvicorn.Server):
+    """Says where it listens; ends streams that outlast the drain time with an error event."""
+
+    def __init__(self, config: uvicorn.Config, pool: Pool, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._pool = pool
+        self._drain_seconds = drain_seconds
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        for server in getattr(self, "servers", []):
+            host, port = server.sockets[0].getsockname()[:2]
+            name = f"[{host}]" if ":" in host else host
+            sys.stdout.write(f"Listening on http://{name}:{port}\n")
+            sys.stdout.flush()
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        ending = asyncio.create_task(self._end_streams())
+        await super().shutdown(sockets)
+        ending.cancel()
+        with suppress(asyncio.CancelledError):
+            await ending
+
+    async def _end_streams(self) -> None:
+        await asyncio.sleep(self._drain_seconds)
+        await self._pool.stop(ShuttingDown("The server is shutting down."))
+
+
+def _spec(id: str, model: ModelSettings) -> ModelSpec:
+    defaults = model.defaults.model_dump(exclude_none=True)
+    max_tokens = defaults.pop("max_tokens", None)
+    return ModelSpec(
+        id=id,
+        source=str(model.source),
+        aliases=model.aliases,
+        family=model.family,
+        chat_template=_text(model.chat_template),
+        context_length=model.context_length,
+        max_tokens=max_tokens,
+        choices=cast(SamplingChoices, defaults),
+        preload=model.preload,
+    )
+
+
+def _text(path: Path | None) -> str | None:
+    return path.read_text("utf-8") if path else None
+
+
+async def _openapi(http: Request) -> Response:
+    app: FastAPI = http.app
+    return json_response(app.openapi())

@@ -1,0 +1,204 @@
+"""The command line: flags in, exit code out. Each command's work is done elsewhere."""
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlx_server import __version__
+from mlx_server.errors import BadRequest, ServerError, SettingsError
+
+if TYPE_CHECKING:  # what a command needs is imported inside of it, so that --help is quick
+    from mlx_server.chat import Chat, Delta
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What could make a terminal do things that no text should."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # its tracebacks may show local variables, keys among them
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"mlx-server {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit.")
+    ] = False,
+) -> None:
+    """Serve language models on this machine, with the OpenAI API.
+
+    \b
+    mlx-server serve                         serve what models.yaml lists, or a small demo
+    mlx-server chat                          talk to it
+    mlx-server doctor                        is this machine fit, and is models.yaml right?
+    """
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH_OR_ID", help="Folders or hub ids to serve."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen at [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="0: any free one [8000].")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A key that clients may use; again for more."),
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Answers decoded together [16].")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error [info].")
+    ] = None,
+) -> None:
+    """Serve models until Ctrl-C.
+
+    \b
+    mlx-server serve
+    mlx-server serve ./models/qwen3 mlx-community/Llama-3.2-1B-Instruct-4bit
+    mlx-server serve --config team.yaml --port 9000
+    MLX_SERVER_API_KEYS=secret mlx-server serve --host 0.0.0.0
+
+    Without PATH_OR_ID it serves what models.yaml lists; without that file, a small demo model.
+    MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated; other users of this
+    machine can see the flag) and MLX_SERVER_CONFIG set the same.
+    """
+    from mlx_server.settings import load_settings
+
+    overrides = {
+        "host": host,
+        "port": port,
+        "api_keys": tuple(api_key) if api_key else None,
+        "concurrency": concurrency,
+        "log_level": log_level,
+    }
+    settings = load_settings(config, models=models or (), overrides=overrides)
+    from mlx_server.app import run
+
+    run(settings)
+
+
+@app.command()
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Its id; the first that is served if left out."),
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="The server [http://127.0.0.1:8000].")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="[the first of MLX_SERVER_API_KEYS]")
+    ] = None,
+) -> None:
+    """Talk to a model in the terminal.
+
+    \b
+    mlx-server chat
+    mlx-server chat qwen3 --system "Be brief." --temperature 0
+    mlx-server chat --url http://studio.local:8000 --api-key KEY
+    echo "Name three fish." | mlx-server chat
+
+    When nothing listens at the default url, a server is started for the length of the chat; MODEL
+    may then be a folder or a hub id, too. Ctrl-C stops an answer; /reset starts anew; /exit ends.
+    """
+    from mlx_server.chat import Chat, ask, connected
+
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    options = {name: value for name, value in given.items() if value is not None}
+    in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    question = "" if in_terminal else _piped()
+    with connected(url, api_key, model) as (client, model_id):
+        chat = Chat(client, model_id, system, options)
+        if in_terminal:
+            _converse(chat)
+        else:
+            ask(chat, question, _print_text)
+            print()
+
+
+def _piped() -> str:
+    if text := sys.stdin.read().strip():
+        return text
+    raise BadRequest('There is no question on standard input. Try: echo "hi" | mlx-server chat')
+
+
+def _print_text(delta: "Delta") -> None:
+    from mlx_server.events import TextDelta
+
+    if isinstance(delta, TextDelta):
+        print(delta.text, end="", flush=True)
+
+
+def _converse(chat: "Chat") -> None:
+    import readline  # noqa: F401  gives input() editing and a history
+
+    from rich.console import Console
+
+    from mlx_server.chat import converse
+    from mlx_server.events import ReasoningDelta
+
+    console = Console()
+
+    def show(delta: "Delta") -> None:
+        style = "dim" if isinstance(delta, ReasoningDelta) else None
+        console.out(CONTROL.sub("", delta.text), end="", style=style, highlight=False)
+
+    def note(text: str) -> None:
+        console.out(text, style="dim", highlight=False)
+
+    note(f"{chat.model}. /reset starts anew, /exit ends.")
+    converse(chat, lambda: input("> "), show, note)
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
+    ] = None,
+) -> None:
+    """Check this machine and models.yaml, and say what to do.
+
+    \b
+    mlx-server doctor
+    mlx-server doctor --config team.yaml
+    mlx-server doctor | grep fail
+
+    The exit code is 0 if nothing failed, else 1.
+    """
+    from rich.console import Console
+
+    from mlx_server.doctor import examine, report
+
+    if not report(examine(config), Console()):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Exit codes: 1 an error, 2 wrong settings or flags, 130 Ctrl-C."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        app(prog_name="mlx-server")
+    except ServerError as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,49 @@
+"""How far downloads and loads are: a bar on a terminal, a log line now and then elsewhere."""
+
+import logging
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from mlx_server.pool.pool import OnProgress
+
+log = logging.getLogger("mlx_server.pool")
+
+
+def progress_display() -> OnProgress:
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+class Lines:
+    """A log line at the start, at each quarter and at the end."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], int] = {}
+
+    def __call__(self, model: str, what: str, done: int, total: int) -> None:
+        quarter = 4 * done // total if total else 4
+        if self._told.get((model, what)) != quarter:
+            self._told[model, what] = quarter
+            log.info("%s: %s %d %%", model, what, quarter * 25)
+
+
+class Bars:
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+
+    def __call__(self, model: str, what: str, done: int, total: int) -> None:
+        if (model, what) not in self._tasks:
+            self._progress.start()
+            self._tasks[model, what] = self._progress.add_task(f"{model}: {what}")
+        self._progress.update(self._tasks[model, what], completed=done, total=total)
+        if self._progress.finished:
+            self._progress.stop()

@@ -1,0 +1,452 @@
+"""models.yaml, environment and flags -> frozen settings. Every mistake is told with its place."""
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic_core import ErrorDetails
+
+from mlx_server.errors import SettingsError
+
+DEFAULT_FILE = Path("models.yaml")
+MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 20
+MAX_NUMBER_LENGTH = 100
+
+ENVIRONMENT = {
+    "host": "MLX_SERVER_HOST",
+    "port": "MLX_SERVER_PORT",
+    "api_keys": "MLX_SERVER_API_KEYS",
+}
+"""Fields of `ServerSettings` and the variables that set them; MLX_SERVER_CONFIG names the file."""
+
+Loc = tuple[str | int, ...]
+Data = Mapping[str, object]
+
+
+def _printable(text: str) -> str:
+    if text and text.isprintable() and text == text.strip() and len(text) <= 256:
+        return text
+    raise ValueError("should be 1 to 256 printable characters, no white space at the ends")
+
+
+def _key(key: SecretStr) -> SecretStr:
+    if re.fullmatch(r"[!-~]+", key.get_secret_value()):
+        return key
+    raise ValueError("a key should be one or more visible ASCII characters")
+
+
+def _absolute(path: str, info: ValidationInfo | None) -> str:
+    folder = info.context if info and isinstance(info.context, Path) else Path()
+    return os.path.abspath(folder / os.path.expanduser(path))
+
+
+def _located(source: str, info: ValidationInfo | None) -> str:
+    """A path becomes absolute; `demo:...` and what can only be an id of the hub stay as written."""
+    if re.match(r"[a-z]\w*:", source):
+        return source
+    path = _absolute(source, info)
+    is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", source) and not os.path.exists(path)
+    return source if is_hub_id else path
+
+
+def _template(path: object, info: ValidationInfo) -> object:
+    if not isinstance(path, str):
+        return path
+    found = Path(_absolute(path, info))
+    if os.path.isfile(found):
+        return found
+    raise ValueError(f"no such file: {found}")
+
+
+Name = Annotated[str, AfterValidator(_printable)]
+Source = Annotated[str, Field(min_length=1), AfterValidator(_located)]
+Key = Annotated[SecretStr, AfterValidator(_key)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # the input may be a key
+    )
+
+
+class ServerSettings(_Frozen):
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8000, ge=0, le=65535)
+    """0: any free one."""
+    concurrency: int = Field(default=16, ge=1, le=256)
+    """Rows decoded together."""
+    queue: int = Field(default=64, ge=0)
+    """Requests that may wait for a place among those."""
+    api_keys: tuple[Key, ...] = ()
+    allowed_hosts: tuple[Name, ...] = ()
+    """Values of the Host header, without a port, that are served beside the loopback names."""
+    allowed_origins: tuple[Name, ...] = ()
+    """Web origins that may call; none: no CORS at all."""
+    allow_insecure: bool = False
+    """Serve other machines without a key."""
+    drain_seconds: float = Field(default=10.0, ge=0)
+    max_body_bytes: int = Field(default=16 << 20, gt=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class SamplingDefaults(_Frozen):
+    """What a request for this model gets where it says nothing; None: the model's own default."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    max_tokens: int | None = Field(default=None, gt=0)
+
+
+class ModelSettings(_Frozen):
+    source: Source
+    """An absolute path, an id of the hub or `demo:smollm2`."""
+    family: Name | None = None
+    chat_template: Annotated[Path | None, BeforeValidator(_template)] = None
+    aliases: tuple[Name, ...] = ()
+    context_length: int | None = Field(default=None, gt=0)
+    preload: bool = False
+    defaults: SamplingDefaults = SamplingDefaults()
+
+
+class Settings(_Frozen):
+    server: ServerSettings = ServerSettings()
+    models: dict[Name, ModelSettings] = {}
+
+
+DEMO = {"smollm2-135m": ModelSettings(source="demo:smollm2", preload=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    line: int
+    """0: the file as a whole."""
+    where: str
+    """`models.NAME.source`; empty where the file could not be read that far."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class _Unreadable(Exception):
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(line, "", message)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what settings have no use for and hostile files live on."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1  # type: ignore[union-attr]
+        if isinstance(event, yaml.AliasEvent):
+            raise _Unreadable(line, "YAML aliases (*name) are not supported: write the value out")
+        if getattr(event, "tag", None) is not None:
+            raise _Unreadable(line, "YAML tags (!name) are not supported: put the text in quotes")
+        if self.depth == MAX_DEPTH:
+            raise _Unreadable(line, "is nested too deeply")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+@dataclass
+class _Document:
+    """YAML nodes as plain data, with the line of every key and item."""
+
+    loader: _Loader
+    lines: dict[Loc, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def plain(self, node: yaml.Node, loc: Loc = ()) -> object:
+        self.lines.setdefault(loc, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, loc)
+        if isinstance(node, yaml.SequenceNode):
+            return tuple(self.plain(item, (*loc, i)) for i, item in enumerate(node.value))
+        return self._scalar(node, loc)
+
+    def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, object]:
+        data: dict[str, object] = {}
+        for key, value in node.value:
+            line, inner = key.start_mark.line + 1, (*loc, key.value)
+            if key.tag != "tag:yaml.org,2002:str":
+                self.problems.append(Problem(line, _where(loc), "a key is not text: quote it"))
+            elif key.value in data:
+                message = f"duplicate key, first on line {self.lines[inner]}"
+                self.problems.append(Problem(line, _where(inner), message))
+            else:
+                self.lines[inner] = line
+                data[key.value] = self.plain(value, inner)
+        return data
+
+    def _scalar(self, node: yaml.Node, loc: Loc) -> object:
+        is_text = node.tag == "tag:yaml.org,2002:str"
+        try:
+            if not is_text and len(node.value) > MAX_NUMBER_LENGTH:
+                raise ValueError
+            return self.loader.construct_object(node)
+        except (ValueError, yaml.YAMLError):
+            message = "can't be read: text that looks like a number or a date wants quotes"
+            self.problems.append(Problem(self.lines[loc], _where(loc), message))
+            return node.value
+
+    def line(self, loc: Loc) -> int:
+        return next(self.lines[loc[:n]] for n in range(len(loc), -1, -1) if loc[:n] in self.lines)
+
+
+def _where(loc: Loc) -> str:
+    """Ends at `api_keys`: what stands below may be a key, even where it should not stand."""
+    if "api_keys" in loc:
+        loc = loc[: loc.index("api_keys") + 1]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{_short(part)}" for part in loc)
+    return "".join(parts).removeprefix(".")
+
+
+def _short(name: str) -> str:
+    return name if name.isprintable() and 0 < len(name) <= 60 else f"{name[:60]!r}"
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise _Unreadable(0, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+        return raw.decode()
+    except OSError as error:
+        raise _Unreadable(0, f"can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _Unreadable(raw.count(b"\n", 0, error.start) + 1, "is not UTF-8") from error
+
+
+def _compose(text: str) -> tuple[_Document, object]:
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _Unreadable(line, "has a control character in it") from error
+    except yaml.MarkedYAMLError as error:
+        raise _in_yaml(error) from error
+    document = _Document(loader)
+    return document, document.plain(node) if node else {}
+
+
+def _in_yaml(error: yaml.MarkedYAMLError) -> _Unreadable:
+    message = f"YAML: {error.problem}"
+    if "'\\t'" in message:
+        message += ": indent with spaces"
+    if error.context and error.context_mark:
+        message += f" ({error.context}, line {error.context_mark.line + 1})"
+    mark = error.problem_mark or error.context_mark
+    return _Unreadable(mark.line + 1 if mark else 0, message)
+
+
+def _read(path: Path) -> tuple[Data, list[Problem]]:
+    try:
+        document, data = _compose(_text(path))
+    except _Unreadable as error:
+        return {}, [error.problem]
+    if not isinstance(data, dict):
+        return {}, [Problem(1, "", "should be a mapping with the keys `server` and `models`")]
+    found = _mistakes(data, path.parent)
+    told = [Problem(document.line(loc), _where(loc), message) for loc, message in found]
+    return data, sorted(document.problems + told, key=lambda problem: problem.line)
+
+
+def check_file(path: Path) -> list[Problem]:
+    """Everything that is wrong in this file, in the order of its lines."""
+    return _read(path)[1]
+
+
+_WORDS = {
+    "dict_type": "should be a mapping",
+    "missing": "is missing",
+    "model_type": "should be a mapping",
+    "tuple_type": "should be a list",
+}
+
+# By depth: `server`, `server.port`, `models.ID.source`, `models.ID.defaults.top_p`.
+_SCHEMAS = (Settings, ServerSettings, ModelSettings, SamplingDefaults)
+
+
+def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
+    try:
+        _checked(data, folder)
+    except ValidationError as error:
+        for details in error.errors(include_url=False, include_context=False):
+            yield tuple(part for part in details["loc"] if part != "[key]"), _in_words(details)
+    yield from _clashes(data.get("models"))
+
+
+def _in_words(error: ErrorDetails) -> str:
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(error["loc"])
+    if kind != "missing" and error["input"] is None:
+        return "has no value: give it one or remove the line"
+    words = _WORDS.get(kind, error["msg"])
+    return words.removeprefix("Value error, ").replace("Input ", "")
+
+
+def _unknown_key(loc: Loc) -> str:
+    known = list(_SCHEMAS[len(loc) - 1].model_fields)
+    nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
+    if nearest:
+        return f"unknown key: did you mean `{nearest[0]}`?"
+    return f"unknown key: known here are {', '.join(known)}"
+
+
+def _clashes(models: object) -> Iterator[tuple[Loc, str]]:
+    """Aliases that are taken; two equal ids are duplicate keys already."""
+    owners = {name: name for name in models} if isinstance(models, Mapping) else {}
+    for loc, alias in _aliases(models):
+        if alias in owners:
+            yield loc, f"the name is taken by `models.{_short(owners[alias])}`"
+        owners.setdefault(alias, str(loc[1]))
+
+
+def _aliases(models: object) -> Iterator[tuple[Loc, str]]:
+    for model_id, model in models.items() if isinstance(models, Mapping) else ():
+        aliases = model.get("aliases") if isinstance(model, Mapping) else ()
+        for i, alias in enumerate(aliases if isinstance(aliases, tuple) else ()):
+            if isinstance(alias, str):
+                yield ("models", model_id, "aliases", i), alias
+
+
+def find_file(path: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file named, else MLX_SERVER_CONFIG's, else ./models.yaml if there is one."""
+    return _named_file(path, environ) or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+
+
+def _named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    variable = environ.get("MLX_SERVER_CONFIG")
+    return path or (Path(variable) if variable else None)
+
+
+def load_settings(
+    path: Path | None,
+    *,
+    models: Sequence[str] = (),
+    overrides: Mapping[str, object] = MappingProxyType({}),
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Flags win over the environment, that over the file; a list is replaced, not added to.
+
+    `models` are paths and ids from the command line. Unless a file was named, they take the place
+    of the models of ./models.yaml; what it says about the server holds. `overrides` are fields of
+    `ServerSettings`; None: not given.
+    """
+    file = find_file(path, environ)
+    data, problems = _read(file) if file else ({}, [])
+    flags = {name: value for name, value in overrides.items() if value is not None}
+    environment = _from_environment(environ)
+    wrong = [f"{file}:{problem.line or 1}: {problem}" for problem in problems]
+    for name, value in environment.items():
+        wrong += _wrong(ENVIRONMENT[name], {"server": {name: value}})
+    for name, value in flags.items():
+        wrong += _wrong(_flag(name), {"server": {name: value}})
+    for argument in models:
+        wrong += _wrong(repr(argument), {"models": _ad_hoc(argument)})
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+    listed = _checked(data, file.parent if file else Path())
+    keep = listed.models if _named_file(path, environ) or not models else {}
+    server = {**dict(listed.server), **environment, **flags}
+    settings = _checked({"server": server, "models": _served(keep, models) or DEMO}, Path())
+    _refuse_open_door(settings.server)
+    return settings
+
+
+def _checked(data: Data, folder: Path) -> Settings:
+    return Settings.model_validate(data, context=folder)
+
+
+def _wrong(place: str, data: Data) -> list[str]:
+    return [f"{place}: {message}" for _, message in _mistakes(data, Path())]
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    texts = {name: environ.get(variable) for name, variable in ENVIRONMENT.items()}
+    return {name: _value(name, text) for name, text in texts.items() if text}
+
+
+def _value(name: str, text: str) -> object:
+    if name == "api_keys":
+        return tuple(key.strip() for key in text.split(","))
+    return int(text) if name == "port" and re.fullmatch(r"-?[0-9]{1,9}", text) else text
+
+
+def _flag(name: str) -> str:
+    return "--api-key" if name == "api_keys" else f"--{name.replace('_', '-')}"
+
+
+def _ad_hoc(argument: str) -> Data:
+    """A model as on the command line: a folder is called by its name, all else as it is written."""
+    path = _located(argument, None)
+    model_id = Path(path).name if os.path.isabs(path) else argument
+    return {model_id: {"source": argument, "preload": True}}
+
+
+def _served(
+    listed: Mapping[str, ModelSettings], arguments: Sequence[str]
+) -> dict[str, ModelSettings]:
+    served = dict(listed)
+    taken = {*listed, *(alias for model in listed.values() for alias in model.aliases)}
+    for argument in arguments:
+        ((model_id, model),) = _checked({"models": _ad_hoc(argument)}, Path()).models.items()
+        if model_id in taken:
+            raise SettingsError(f"{argument!r}: there is another model called {model_id!r}")
+        taken.add(model_id)
+        served[model_id] = model
+    return served
+
+
+def _refuse_open_door(server: ServerSettings) -> None:
+    if _is_loopback(server.host) or server.api_keys or server.allow_insecure:
+        return
+    raise SettingsError(
+        f"With host {server.host!r} other machines can reach this server, and it asks for no key. "
+        "Set a key (MLX_SERVER_API_KEYS, --api-key or `api_keys` under `server` in models.yaml) "
+        "or, if everyone who can reach it may use it, `allow_insecure: true` under `server`."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

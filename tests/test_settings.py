@@ -1,0 +1,370 @@
+"""What load_settings makes of files, variables and flags, and how it tells of mistakes."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from mlx_server.errors import SettingsError
+from mlx_server.settings import Problem, ServerSettings, Settings, check_file, load_settings
+
+ROOT = Path(__file__).parent.parent
+SECRET = "sk-do-not-tell-4711"
+
+MINIMAL = "models:\n  a: {source: demo:smollm2}\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tests run in an empty folder, where the only models.yaml is their own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(text: str | bytes, name: str = "models.yaml") -> Path:
+    path = Path(name)
+    path.write_bytes(text if isinstance(text, bytes) else dedent(text).encode())
+    return path
+
+
+def load(
+    path: Path | None = None,
+    models: Sequence[str] = (),
+    overrides: Mapping[str, object] | None = None,
+    **environ: str,
+) -> Settings:
+    return load_settings(path, models=models, overrides=overrides or {}, environ=environ)
+
+
+def told(text: str | bytes) -> list[tuple[int, str]]:
+    return [(problem.line, str(problem)) for problem in check_file(written(text))]
+
+
+def problem(text: str | bytes) -> Problem:
+    (only,) = check_file(written(text))
+    return only
+
+
+def test_flags_win_over_environment_over_file_over_defaults() -> None:
+    path = written("server: {host: 127.0.0.2, port: 1, queue: 7}\n" + MINIMAL)
+    environ = {"MLX_SERVER_HOST": "127.0.0.3", "MLX_SERVER_PORT": "2"}
+    server = load(path, overrides={"port": 3, "host": None}, **environ).server
+    assert (server.port, server.host, server.queue, server.concurrency) == (3, "127.0.0.3", 7, 16)
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    path = written("server: {port: 1}\n")
+    assert load(path, MLX_SERVER_PORT="", MLX_SERVER_API_KEYS="").server.port == 1
+
+
+def test_keys_are_replaced_and_not_added_to() -> None:
+    path = written("server: {api_keys: [one]}\n")
+    assert load(path, MLX_SERVER_API_KEYS="two, three").server.api_keys == (
+        SecretStr("two"),
+        SecretStr("three"),
+    )
+    flags = {"api_keys": ("four",)}
+    assert load(path, overrides=flags, MLX_SERVER_API_KEYS="two").server.api_keys == (
+        SecretStr("four"),
+    )
+
+
+def test_without_a_file_the_demo_is_served() -> None:
+    (model,) = load().models.values()
+    assert (model.source, model.preload) == ("demo:smollm2", True)
+
+
+def test_a_file_without_models_serves_the_demo_in_its_own_way() -> None:
+    settings = load(written("server: {port: 9}\n"))
+    assert (list(settings.models), settings.server.port) == (["smollm2-135m"], 9)
+
+
+def test_which_file_is_read() -> None:
+    written("models: {here: {source: demo:smollm2}}\n")
+    named = written("models: {named: {source: demo:smollm2}}\n", "named.yaml")
+    variable = written("models: {variable: {source: demo:smollm2}}\n", "variable.yaml")
+    assert list(load().models) == ["here"]
+    assert list(load(MLX_SERVER_CONFIG=str(variable)).models) == ["variable"]
+    assert list(load(named, MLX_SERVER_CONFIG=str(variable)).models) == ["named"]
+
+
+def test_models_of_the_command_line_take_the_place_of_a_file_nobody_named(folder: Path) -> None:
+    path = written("server: {api_keys: [k]}\n" + MINIMAL)
+    (folder / "qwen").mkdir()
+    alone = load(models=["./qwen/", "org/name"])
+    assert list(alone.models) == ["qwen", "org/name"]
+    assert [model.source for model in alone.models.values()] == [str(folder / "qwen"), "org/name"]
+    assert all(model.preload for model in alone.models.values())
+    assert alone.server.api_keys, "what the file says about the server still holds"
+    assert list(load(path, models=["org/name"]).models) == ["a", "org/name"]
+    assert list(load(models=["org/name"], MLX_SERVER_CONFIG=str(path)).models) == ["a", "org/name"]
+
+
+def test_a_name_may_be_given_once() -> None:
+    path = written("models:\n  a: {source: demo:smollm2, aliases: [b]}\n")
+    with pytest.raises(SettingsError, match=r"'\./2/c': there is another model called 'c'"):
+        load(models=["./1/c", "./2/c"])
+    for taken in ("./a", "./b"):
+        with pytest.raises(SettingsError, match="there is another model called"):
+            load(path, models=[taken])
+
+
+def test_paths_are_relative_to_the_file(folder: Path) -> None:
+    (folder / "conf" / "org" / "here").mkdir(parents=True)
+    written("{{ messages }}", "conf/t.jinja")
+    text = """
+        models:
+          folder: {source: org/here, chat_template: t.jinja}
+          missing: {source: ../models/x/y}
+          home: {source: ~/m}
+          hub: {source: org/elsewhere}
+          scheme: {source: "hf:org/here"}
+    """
+    models = load(written(text, "conf/models.yaml")).models
+    assert models["folder"].source == str(folder / "conf/org/here")
+    assert models["folder"].chat_template == folder / "conf/t.jinja"
+    assert models["missing"].source == str(folder / "models/x/y")
+    assert models["home"].source == str(Path.home() / "m")
+    assert models["hub"].source == "org/elsewhere"
+    assert models["scheme"].source == "hf:org/here"
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load().server.port = 1
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("servre: {}\n", 1, "servre: unknown key: did you mean `server`?"),
+        ("server:\n  prot: 1\n", 2, "server.prot: unknown key: did you mean `port`?"),
+        (
+            "models:\n  a:\n    source: x/y\n    alias: [b]\n",
+            4,
+            "models.a.alias: unknown key: did you mean `aliases`?",
+        ),
+        (
+            "models:\n  a:\n    source: x/y\n    defaults:\n      temprature: 1\n",
+            5,
+            "models.a.defaults.temprature: unknown key: did you mean `temperature`?",
+        ),
+        ("nonsense: 1\n", 1, "nonsense: unknown key: known here are server, models"),
+        ("server:\n\n  port: '1'\n", 3, "server.port: should be a valid integer"),
+        ("server:\n  port: true\n", 2, "server.port: should be a valid integer"),
+        ("server:\n  drain_seconds: .nan\n", 2, "server.drain_seconds: should be a finite number"),
+        ("server:\n  port: 65536\n", 2, "server.port: should be less than or equal to 65535"),
+        ("server:\n  concurrency: 0\n", 2, "server.concurrency: should be greater than or equal"),
+        ("server:\n  log_level: loud\n", 2, "server.log_level: should be 'debug', 'info'"),
+        ("server:\n  allow_insecure: 1\n", 2, "server.allow_insecure: should be a valid boolean"),
+        ("server:\n  api_keys: one\n", 2, "server.api_keys: should be a list"),
+        ("server:\n  api_keys:\n  - one\n  - ''\n", 4, "server.api_keys: a key should be one or"),
+        ("server:\n  host:\n", 2, "server.host: has no value"),
+        ("server: [1]\n", 1, "server: should be a mapping"),
+        ("server:\n", 1, "server: has no value"),
+        ("models: null\n", 1, "models: has no value"),
+        ("models:\n  a:\n", 2, "models.a: has no value"),
+        ("models:\n  a: {}\n", 2, "models.a.source: is missing"),
+        ("models:\n  a: {source: ''}\n", 2, "models.a.source: String should have at least 1"),
+        ("models:\n  a:\n    source: 5\n", 3, "models.a.source: should be a valid string"),
+        ("models:\n  a:\n    chat_template: no\n    source: x/y\n", 3, "models.a.chat_template: "),
+        ("models:\n  ' a': {source: x/y}\n", 2, "models. a: should be 1 to 256 printable"),
+        ('models:\n  "a\\e": {source: x/y}\n', 2, "models.'a\\x1b': should be 1 to 256 printable"),
+        ("models:\n  '': {source: x/y}\n", 2, "models.'': should be 1 to 256 printable"),
+        ("models:\n  on: {source: x/y}\n", 2, "models: a key is not text: quote it"),
+        ("models:\n  ? [a]\n  : {source: x/y}\n", 2, "models: a key is not text: quote it"),
+        ("- server\n", 1, "should be a mapping with the keys `server` and `models`"),
+        ("just text\n", 1, "should be a mapping with the keys `server` and `models`"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(text: str, line: int, message: str) -> None:
+    found = problem(text)
+    assert (found.line, str(found)[: len(message)]) == (line, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("temperature", (0, 2), (-0.1, 2.1)),
+        ("top_p", (0.01, 1), (0, 1.01)),
+        ("top_k", (0, 50), (-1, 1.5)),
+        ("min_p", (0, 1), (-0.1, 1.1)),
+        ("repetition_penalty", (0.1, 10), (0, 10.1)),
+        ("presence_penalty", (-2, 2), (-2.1, 2.1)),
+        ("frequency_penalty", (-2, 2), (-2.1, 2.1)),
+        ("max_tokens", (1, 9), (0, 1.5)),
+    ],
+)
+def test_ranges_of_the_defaults(name: str, good: tuple[float, ...], bad: tuple[float, ...]) -> None:
+    text = "models:\n  a:\n    source: x/y\n    defaults:\n      {}: {}\n"
+    for value in good:
+        assert told(text.format(name, value)) == []
+    for value in bad:
+        assert problem(text.format(name, value)).line == 5
+
+
+def test_every_mistake_is_told_in_the_order_of_lines() -> None:
+    text = """\
+        server:
+          port: eighty
+          port: 81
+        models:
+          a:
+            sauce: x/y
+          b:
+            source: x/y
+            defaults: {top_p: 7, temperature: hot}
+    """
+    path = written(text)
+    with pytest.raises(SettingsError) as error:
+        load(path, overrides={"concurrency": 0}, MLX_SERVER_PORT="http")
+    places = [message.rsplit(": ", 1)[0] for message in error.value.message.splitlines()]
+    assert [place.replace(": unknown key", "") for place in places] == [
+        "models.yaml:2: server.port",
+        "models.yaml:3: server.port",
+        "models.yaml:5: models.a.source",
+        "models.yaml:6: models.a.sauce",
+        "models.yaml:9: models.b.defaults.temperature",
+        "models.yaml:9: models.b.defaults.top_p",
+        "MLX_SERVER_PORT",
+        "--concurrency",
+    ]
+
+
+def test_names_are_unique_across_the_file() -> None:
+    text = """\
+        models:
+          a:
+            source: x/y
+            aliases: [c, b]
+          b:
+            source: x/y
+            aliases:
+              - d
+              - c
+          a: {source: x/z}
+    """
+    assert told(text) == [
+        (4, "models.a.aliases[1]: the name is taken by `models.b`"),
+        (9, "models.b.aliases[1]: the name is taken by `models.a`"),
+        (10, "models.a: duplicate key, first on line 2"),
+    ]
+
+
+def bomb() -> str:
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12)]
+    return "\n".join(["l0: &l0 [x, x]", *levels])
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("server:\n\tport: 1\n", 2, r"YAML: found character '\\t'.*: indent with spaces"),
+        ("server: {port: 1\n", 2, "YAML: .*line 1"),
+        ("a: 'b\n\n", 3, "YAML: found unexpected end of stream .*quoted scalar, line 1"),
+        ("server: {}\n---\nserver: {}\n", 2, "YAML: but found another document"),
+        (bomb(), 2, "YAML aliases"),
+        ("a: &a [*a]\n", 1, "YAML aliases"),
+        ("a:\n  b: !!python/object/apply:os.system [ls]\n", 2, "YAML tags"),
+        ("a: " + "[" * 100_000, 1, "is nested too deeply"),
+        (b"# \xc3\xa4\nserver: \xff\n", 2, "is not UTF-8"),
+        ("server:\n  host: a\0b\n", 2, "has a control character in it"),
+        ("#" * (2 << 20), 0, "is larger than 1 MiB"),
+    ],
+)
+def test_hostile_files_are_refused_at_once(text: str | bytes, line: int, message: str) -> None:
+    found = problem(text)
+    assert found.line == line
+    assert re.match(message, found.message)
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, ":".join(["59"] * 5000), "2024-99-99", "<<", "="])
+def test_values_that_yaml_chokes_on(value: str) -> None:
+    found = told(f"server:\n  host: h\n  port: {value}\n")
+    assert {line for line, _ in found} == {3}
+    assert found[0][1].startswith("server.port: can't be read")
+
+
+def test_merge_keys_are_not_supported() -> None:
+    assert problem("server:\n  <<: {port: 1}\n").message == "a key is not text: quote it"
+
+
+def test_a_missing_file_a_folder_and_an_empty_file(folder: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^gone\.yaml:1: can't be read: No such file"):
+        load(Path("gone.yaml"))
+    with pytest.raises(SettingsError, match="can't be read: Is a directory"):
+        load(folder)
+    assert told("") == told("# nothing\n") == told("\ufeffserver: {port: 1}\r\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"server: {{api_keys: [{SECRET}]}}\n",
+        f"server: {{api_keys: {SECRET}}}\n",
+        f"server: {{api_keys: [[{SECRET}]]}}\n",
+        f"server: {{api_keys: ['{SECRET} with space']}}\n",
+        f"server: {{api_keys: {{{SECRET}: 1, {SECRET}: 2}}}}\n",
+        f"server: {{api-keys: [{SECRET}]}}\n",
+        f"server: {{api_keys: [*{SECRET}]}}\n",
+        f"server: {{api_keys: [!{SECRET} x]}}\n",
+        f"server: {{api_keys: [{SECRET}, !{SECRET}]\n",
+    ],
+)
+def test_keys_are_never_shown(text: str) -> None:
+    path = written(text)
+    try:
+        shown = repr(load(path)) + str(load(path)) + str(load(path).model_dump())
+    except SettingsError as error:
+        shown = repr(error) + error.message
+        assert "models.yaml:1" in shown
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize("keys", [f"{SECRET},", f"{SECRET}\n{SECRET}", f"{SECRET}, ü"])
+def test_keys_of_the_environment_are_never_shown(keys: str) -> None:
+    with pytest.raises(SettingsError, match=r"^MLX_SERVER_API_KEYS: a key should be") as error:
+        load(MLX_SERVER_API_KEYS=keys)
+    assert SECRET not in repr(error.value)
+    assert SECRET not in repr(error.value.__context__)
+
+
+def test_keys_are_not_in_pydantics_own_errors() -> None:
+    with pytest.raises(ValidationError) as error:
+        ServerSettings.model_validate({"api_keys": [SECRET]})
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.2", "studio.local", "127.0.0.1.nip.io"]
+)
+def test_other_machines_need_a_key_or_the_owners_word(host: str) -> None:
+    with pytest.raises(SettingsError, match=r"(?s)MLX_SERVER_API_KEYS.*allow_insecure: true"):
+        load(overrides={"host": host})
+    with pytest.raises(SettingsError, match="no key"):
+        load(MLX_SERVER_HOST=host)
+    assert load(overrides={"host": host, "api_keys": ("k",)}).server.host == host
+    assert load(overrides={"host": host, "allow_insecure": True}).server.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert load(overrides={"host": host}).server.host == host
+
+
+def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
+    text = (ROOT / "models.yaml").read_text()
+    assert told(text) == []
+    assert load().models["smollm2-135m"].source == "demo:smollm2"
+
+    written("", "qwen3.jinja")
+    shown = re.sub(r"^( *)# ( *[\w-]+:)", r"\1\2", text, flags=re.MULTILINE)
+    assert told(shown) == []
+    settings = load()
+    qwen = settings.models["qwen3"]
+    assert settings.server.model_fields_set == set(type(settings.server).model_fields)
+    assert qwen.model_fields_set | {"preload"} == set(type(qwen).model_fields)
+    assert qwen.defaults.model_fields_set == set(type(qwen.defaults).model_fields)
