@@ -5,12 +5,10 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,11 +22,9 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from mlx_server.errors import SettingsError
+from mlx_server.yaml_lines import Loc, Problem, Unreadable, compose, short, where
 
 DEFAULT_FILE = Path("models.yaml")
-MAX_FILE_BYTES = 1 << 20
-MAX_DEPTH = 20
-MAX_NUMBER_LENGTH = 100
 
 ENVIRONMENT = {
     "host": "MLX_SERVER_HOST",
@@ -37,7 +33,6 @@ ENVIRONMENT = {
 }
 """Fields of `ServerSettings` and the variables that set them; MLX_SERVER_CONFIG names the file."""
 
-Loc = tuple[str | int, ...]
 Data = Mapping[str, object]
 
 
@@ -143,146 +138,15 @@ class Settings(_Frozen):
 DEMO = {"smollm2-135m": ModelSettings(source="demo:smollm2", preload=True)}
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    line: int
-    """0: the file as a whole."""
-    where: str
-    """`models.NAME.source`; empty where the file could not be read that far."""
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.message}" if self.where else self.message
-
-
-class _Unreadable(Exception):
-    def __init__(self, line: int, message: str) -> None:
-        super().__init__(message)
-        self.problem = Problem(line, "", message)
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses what settings have no use for and hostile files live on."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
-        line = event.start_mark.line + 1  # type: ignore[union-attr]
-        if isinstance(event, yaml.AliasEvent):
-            raise _Unreadable(line, "YAML aliases (*name) are not supported: write the value out")
-        if getattr(event, "tag", None) is not None:
-            raise _Unreadable(line, "YAML tags (!name) are not supported: put the text in quotes")
-        if self.depth == MAX_DEPTH:
-            raise _Unreadable(line, "is nested too deeply")
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-
-@dataclass
-class _Document:
-    """YAML nodes as plain data, with the line of every key and item."""
-
-    loader: _Loader
-    lines: dict[Loc, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    def plain(self, node: yaml.Node, loc: Loc = ()) -> object:
-        self.lines.setdefault(loc, node.start_mark.line + 1)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, loc)
-        if isinstance(node, yaml.SequenceNode):
-            return tuple(self.plain(item, (*loc, i)) for i, item in enumerate(node.value))
-        return self._scalar(node, loc)
-
-    def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, object]:
-        data: dict[str, object] = {}
-        for key, value in node.value:
-            line, inner = key.start_mark.line + 1, (*loc, key.value)
-            if key.tag != "tag:yaml.org,2002:str":
-                self.problems.append(Problem(line, _where(loc), "a key is not text: quote it"))
-            elif key.value in data:
-                message = f"duplicate key, first on line {self.lines[inner]}"
-                self.problems.append(Problem(line, _where(inner), message))
-            else:
-                self.lines[inner] = line
-                data[key.value] = self.plain(value, inner)
-        return data
-
-    def _scalar(self, node: yaml.Node, loc: Loc) -> object:
-        is_text = node.tag == "tag:yaml.org,2002:str"
-        try:
-            if not is_text and len(node.value) > MAX_NUMBER_LENGTH:
-                raise ValueError
-            return self.loader.construct_object(node)
-        except (ValueError, yaml.YAMLError):
-            message = "can't be read: text that looks like a number or a date wants quotes"
-            self.problems.append(Problem(self.lines[loc], _where(loc), message))
-            return node.value
-
-    def line(self, loc: Loc) -> int:
-        return next(self.lines[loc[:n]] for n in range(len(loc), -1, -1) if loc[:n] in self.lines)
-
-
-def _where(loc: Loc) -> str:
-    """Ends at `api_keys`: what stands below may be a key, even where it should not stand."""
-    if "api_keys" in loc:
-        loc = loc[: loc.index("api_keys") + 1]
-    parts = (f"[{part}]" if isinstance(part, int) else f".{_short(part)}" for part in loc)
-    return "".join(parts).removeprefix(".")
-
-
-def _short(name: str) -> str:
-    return name if name.isprintable() and 0 < len(name) <= 60 else f"{name[:60]!r}"
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise _Unreadable(0, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return raw.decode()
-    except OSError as error:
-        raise _Unreadable(0, f"can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise _Unreadable(raw.count(b"\n", 0, error.start) + 1, "is not UTF-8") from error
-
-
-def _compose(text: str) -> tuple[_Document, object]:
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise _Unreadable(line, "has a control character in it") from error
-    except yaml.MarkedYAMLError as error:
-        raise _in_yaml(error) from error
-    document = _Document(loader)
-    return document, document.plain(node) if node else {}
-
-
-def _in_yaml(error: yaml.MarkedYAMLError) -> _Unreadable:
-    message = f"YAML: {error.problem}"
-    if "'\\t'" in message:
-        message += ": indent with spaces"
-    if error.context and error.context_mark:
-        message += f" ({error.context}, line {error.context_mark.line + 1})"
-    mark = error.problem_mark or error.context_mark
-    return _Unreadable(mark.line + 1 if mark else 0, message)
-
-
 def _read(path: Path) -> tuple[Data, list[Problem]]:
     try:
-        document, data = _compose(_text(path))
-    except _Unreadable as error:
+        document, data = compose(path)
+    except Unreadable as error:
         return {}, [error.problem]
     if not isinstance(data, dict):
         return {}, [Problem(1, "", "should be a mapping with the keys `server` and `models`")]
     found = _mistakes(data, path.parent)
-    told = [Problem(document.line(loc), _where(loc), message) for loc, message in found]
+    told = [Problem(document.line(loc), where(loc), message) for loc, message in found]
     return data, sorted(document.problems + told, key=lambda problem: problem.line)
 
 
@@ -334,7 +198,7 @@ def _clashes(models: object) -> Iterator[tuple[Loc, str]]:
     owners = {name: name for name in models} if isinstance(models, Mapping) else {}
     for loc, alias in _aliases(models):
         if alias in owners:
-            yield loc, f"the name is taken by `models.{_short(owners[alias])}`"
+            yield loc, f"the name is taken by `models.{short(owners[alias])}`"
         owners.setdefault(alias, str(loc[1]))
 
 

@@ -1,0 +1,145 @@
+"""YAML with the line of every key, for messages that name the place of a mistake."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 20
+MAX_NUMBER_LENGTH = 100
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    line: int
+    """0: the file as a whole."""
+    where: str
+    """`models.NAME.source`; empty where the file could not be read that far."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class Unreadable(Exception):
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(line, "", message)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what settings have no use for and hostile files live on."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1  # type: ignore[union-attr]
+        if isinstance(event, yaml.AliasEvent):
+            raise Unreadable(line, "YAML aliases (*name) are not supported: write the value out")
+        if getattr(event, "tag", None) is not None:
+            raise Unreadable(line, "YAML tags (!name) are not supported: put the text in quotes")
+        if self.depth == MAX_DEPTH:
+            raise Unreadable(line, "is nested too deeply")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+@dataclass
+class Document:
+    """YAML nodes as plain data, with the line of every key and item."""
+
+    loader: _Loader
+    lines: dict[Loc, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def plain(self, node: yaml.Node, loc: Loc = ()) -> object:
+        self.lines.setdefault(loc, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, loc)
+        if isinstance(node, yaml.SequenceNode):
+            return tuple(self.plain(item, (*loc, i)) for i, item in enumerate(node.value))
+        return self._scalar(node, loc)
+
+    def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, object]:
+        data: dict[str, object] = {}
+        for key, value in node.value:
+            line, inner = key.start_mark.line + 1, (*loc, key.value)
+            if key.tag != "tag:yaml.org,2002:str":
+                self.problems.append(Problem(line, where(loc), "a key is not text: quote it"))
+            elif key.value in data:
+                message = f"duplicate key, first on line {self.lines[inner]}"
+                self.problems.append(Problem(line, where(inner), message))
+            else:
+                self.lines[inner] = line
+                data[key.value] = self.plain(value, inner)
+        return data
+
+    def _scalar(self, node: yaml.Node, loc: Loc) -> object:
+        is_text = node.tag == "tag:yaml.org,2002:str"
+        try:
+            if not is_text and len(node.value) > MAX_NUMBER_LENGTH:
+                raise ValueError
+            return self.loader.construct_object(node)
+        except (ValueError, yaml.YAMLError):
+            message = "can't be read: text that looks like a number or a date wants quotes"
+            self.problems.append(Problem(self.lines[loc], where(loc), message))
+            return node.value
+
+    def line(self, loc: Loc) -> int:
+        return next(self.lines[loc[:n]] for n in range(len(loc), -1, -1) if loc[:n] in self.lines)
+
+
+def where(loc: Loc) -> str:
+    """Ends at `api_keys`: what stands below may be a key, even where it should not stand."""
+    if "api_keys" in loc:
+        loc = loc[: loc.index("api_keys") + 1]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{short(part)}" for part in loc)
+    return "".join(parts).removeprefix(".")
+
+
+def short(name: str) -> str:
+    return name if name.isprintable() and 0 < len(name) <= 60 else f"{name[:60]!r}"
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise Unreadable(0, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+        return raw.decode()
+    except OSError as error:
+        raise Unreadable(0, f"can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Unreadable(raw.count(b"\n", 0, error.start) + 1, "is not UTF-8") from error
+
+
+def compose(path: Path) -> tuple[Document, object]:
+    """The file as plain data, and where what is. Raises Unreadable."""
+    text = _text(path)
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise Unreadable(line, "has a control character in it") from error
+    except yaml.MarkedYAMLError as error:
+        raise _in_yaml(error) from error
+    document = Document(loader)
+    return document, document.plain(node) if node else {}
+
+
+def _in_yaml(error: yaml.MarkedYAMLError) -> Unreadable:
+    message = f"YAML: {error.problem}"
+    if "'\\t'" in message:
+        message += ": indent with spaces"
+    if error.context and error.context_mark:
+        message += f" ({error.context}, line {error.context_mark.line + 1})"
+    mark = error.problem_mark or error.context_mark
+    return Unreadable(mark.line + 1 if mark else 0, message)
