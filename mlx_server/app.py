@@ -1,6 +1,8 @@
 """Everything is put together here and nowhere else."""
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -90,7 +92,15 @@ def run(settings: Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=int(settings.server.drain_seconds) + 5,
     )
+    _exit_after(signal.SIGTERM, 0)
+    _exit_after(signal.SIGINT, 130)
     Server(config, app.state.pool, settings.server.drain_seconds).run()
+
+
+def _exit_after(signum: signal.Signals, code: int) -> None:
+    """uvicorn raises the signal again once all is closed: then SIGTERM would look like a crash,
+    and an orderly exit would wait for threads that are in the middle of a download."""
+    signal.signal(signum, lambda *_: os._exit(code))
 
 
 class Server(uvicorn.Server):

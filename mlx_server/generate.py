@@ -102,6 +102,8 @@ class Answer:
 
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
         yield from self._passed(self._parser.finish(self._text.finish()))
+        if self._logprobs:  # of last tokens that had no text
+            yield from self._passed([TextDelta(self._index, "")])
         yield from self._stops.finish()
         yield self._finished("stop" if self._stops.matched else reason)
 
@@ -173,7 +175,7 @@ def _rows(model: Model, request: GenerateRequest, prompts: list[Rendered]) -> It
 
 def _sampling(model: Model, request: GenerateRequest) -> SamplingParams:
     """The request's choices, else the owner's, else the publisher's, else OpenAI's."""
-    if outside := [token for token in request.logit_bias if token >= model.vocabulary]:
+    if outside := [token for token in request.logit_bias if not 0 <= token < model.vocabulary]:
         raise BadRequest(
             f"`logit_bias` names token {outside[0]}; {model.id} knows the ids from 0 to "
             f"{model.vocabulary - 1}.",

@@ -18,6 +18,13 @@ class AccessLog:
             return
         began = time.perf_counter()
         status = 0
+        gone = False
+
+        async def heard() -> Message:
+            nonlocal gone
+            message = await receive()
+            gone = gone or message["type"] == "http.disconnect"
+            return message
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -26,13 +33,13 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, heard, noted)
         finally:
             log.info(
                 "%s %s %s %.3fs %s",
                 scope["method"],
                 ascii(scope["path"])[1:-1][:200],
-                status or "gone",
+                "gone" if gone else status or 500,
                 time.perf_counter() - began,
                 scope.get("state", {}).get("request_id", "-"),
             )

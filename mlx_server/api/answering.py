@@ -37,9 +37,9 @@ async def answer(
     assert isinstance(started, Started)
     headers = ignored_header([*ignored, *started.ignored])
     if stream:
-        return EventStream(output.chunks(_resumed(started, events)), headers)
+        return EventStream(output.chunks(_Resumed(started, events)), headers, source=events)
     async with aclosing(events):
-        body = await while_connected(http, _gathered(output, _resumed(started, events)))
+        body = await while_connected(http, _gathered(output, _Resumed(started, events)))
     return json_response(body, headers)
 
 
@@ -53,8 +53,15 @@ async def _gathered(output: Output, events: AsyncIterator[Event]) -> Mapping[str
     return await output.gather(events)
 
 
-async def _resumed(first: Event, rest: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
-    async with aclosing(rest):
-        yield first
-        async for event in rest:
-            yield event
+class _Resumed(AsyncIterator[Event]):
+    """Not a generator, which would be one more to close."""
+
+    def __init__(self, first: Event, rest: AsyncIterator[Event]) -> None:
+        self._first: Event | None = first
+        self._rest = rest
+
+    async def __anext__(self) -> Event:
+        if self._first is None:
+            return await anext(self._rest)
+        first, self._first = self._first, None
+        return first

@@ -30,7 +30,8 @@ def _parsed(raw: bytes, wire_type: type[Body]) -> Body:
         raise validation_error(error, found) from None
 
 
-def documented(wire_type: type[BaseModel]) -> dict[str, Any]:
-    """For OpenAPI: the handlers read their bodies themselves, more strictly than FastAPI does."""
-    schema = wire_type.model_json_schema()
+def documented(path: str, wire_type: type[BaseModel]) -> dict[str, Any]:
+    """For OpenAPI: a POST route reads its body itself, more strictly than FastAPI does."""
+    here = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema"
+    schema = wire_type.model_json_schema(ref_template=here + "/$defs/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -5,7 +5,7 @@ OpenAI's clients send null for whatever they leave unset, so null always means u
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, ClassVar, TypeVar, cast
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -17,9 +17,13 @@ MAX_ANSWERS = 16
 MAX_TOP_LOGPROBS = 20
 IGNORED_HEADER = "x-mlx-server-ignored"
 
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""Refused at the first wrong item: a body holds millions, and each report of one is kept."""
+
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-StopStrings = Annotated[list[StopString], Field(max_length=64)]
+StopStrings = Annotated[Items[StopString], Field(max_length=64)]
 
 CHOICES = tuple(SamplingChoices.__annotations__)
 
@@ -53,7 +57,7 @@ class GenerationBody(WireModel):
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     stop: StopString | StopStrings | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=4096)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=4096, fail_fast=True)] | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -97,6 +97,9 @@ class Metrics:
             self.inter_token.labels(model).observe(now - before)
 
     def exposition(self) -> bytes:
+        if not self._pool.rows:  # the last step is past, and none follows it
+            self.batch.set(0)
+            self.queue.set(0)
         for model in self._pool.loaded:
             self.model_bytes.labels(model.id).set(model.nbytes)
         return exposition(self.registry)

@@ -27,21 +27,31 @@ def event(data: object) -> bytes:
 
 
 class EventStream(Response):
-    """Streams what `chunks` yields; closes it when the client leaves."""
+    """Streams what `chunks` makes of `source`; closes both when the client leaves.
+
+    Closing `chunks` alone would not do: it may not have begun to read its source.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: Chunks, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, chunks: Chunks, headers: Mapping[str, str], *, source: AsyncGenerator[Any]
+    ) -> None:
         no_buffering = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         self.init_headers({**no_buffering, **headers})
         self.status_code = 200
         self.background = None
         self._chunks = chunks
+        self._source = source
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        async with aclosing(self._chunks), anyio.create_task_group() as tasks:
+        async with (
+            aclosing(self._source),
+            aclosing(self._chunks),
+            anyio.create_task_group() as tasks,
+        ):
             tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
             await send(start)
             tasks.start_soon(self._keep_alive, send)

@@ -109,6 +109,16 @@ class Batch(BatchGenerator):
         return len(self._row_of)
 
     @property
+    def prefill_batch_size(self) -> int:
+        """How many rows may be in prefill: mlx-lm itself takes them in beside a full batch."""
+        free: int = self.completion_batch_size - len(self._generation_batch)
+        return min(self._prefill_rows, free)
+
+    @prefill_batch_size.setter
+    def prefill_batch_size(self, rows: int) -> None:
+        self._prefill_rows = rows
+
+    @property
     def rows(self) -> list[int]:
         return list(self._uid_of)
 

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 
 from mlx_server.engine import messages
 from mlx_server.engine.blas import fast_blas
@@ -55,12 +56,11 @@ class Answers:
     async def take(self) -> list[Item]:
         """Everything that has come since the last call; waits for at least one."""
         await self._news.wait()
-        self._news.clear()
         items, self._items = self._items, []
-        if not items and self._error:
-            raise self._error
-        if self._error:
-            self._news.set()
+        if not self._error:
+            self._news.clear()
+        elif not items:
+            raise _fresh(self._error)
         return items
 
 
@@ -109,8 +109,6 @@ class EngineClient:
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the process; requests that still wait get `error`."""
         self._die(error or EngineDied("The engine was stopped."))
-        if self._writer:
-            self._writer.close()
         if self._process:
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
@@ -153,9 +151,11 @@ class EngineClient:
 
     def _send(self, command: Command) -> None:
         if self._death:
-            raise self._death
+            raise _fresh(self._death)
         assert self._writer is not None, "the engine was not started"
-        self._writer.write(messages.frame(messages.encode_command(command)))
+        payload = messages.encode_command(command)
+        messages.decode_command(payload)  # what the engine can't read would end it
+        self._writer.write(messages.frame(payload))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -167,7 +167,9 @@ class EngineClient:
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._death:
                 log.error("the engine process %s is gone", self.pid)
-            self._die(EngineDied("The engine process died. Send the request again."))
+        except Exception:
+            log.exception("what the engine process %s reports can't be taken", self.pid)
+        self._die(EngineDied("The engine process died. Send the request again."))
 
     def _take(self, report: Report) -> None:
         match report:
@@ -187,7 +189,7 @@ class EngineClient:
             case LoadFailed(model, message):
                 failure = ModelUnusable(f"Model {model!r} can't be loaded: {message}")
                 self._loads.pop(model)[0].set_exception(failure)
-            case Ready() if self._ready:
+            case Ready() if self._ready and not self._ready.done():
                 self._ready.set_result(report)
 
     def _deliver(self, row: int, item: Item, *, last: bool) -> None:
@@ -198,6 +200,8 @@ class EngineClient:
 
     def _die(self, error: ServerError) -> None:
         self._death = self._death or error
+        if self._writer:
+            self._writer.close()  # at which the process exits
         for answers in self._rows.values():
             answers.fail(self._death)
         self._rows.clear()
@@ -207,6 +211,11 @@ class EngineClient:
         self._loads.clear()
         if self._ready and not self._ready.done():
             self._ready.set_exception(self._death)
+
+
+def _fresh(error: ServerError) -> ServerError:
+    """One for each request: the traceback of a shared one would gather the frames of them all."""
+    return copy(error)
 
 
 def _environment() -> dict[str, str]:

@@ -19,6 +19,12 @@ from mlx_server.requests import SamplingParams
 
 NOTHING = -math.inf
 
+COLDEST = 1e-5
+"""A temperature below this counts as 0: scores divided by it leave float32 or its precision."""
+
+LEAST_NOISE = -4.0
+"""Below what the smallest uniform but zero gives."""
+
 
 class Row:
     """One sequence being generated: what it asked for, and what sampling keeps for it."""
@@ -138,7 +144,7 @@ class _Penalties:
 class _Draws:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.count = len(rows)
-        self.at = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
+        self.at = [i for i, row in enumerate(rows) if row.sampling.temperature >= COLDEST]
         self.rows = [rows[i] for i in self.at]
         if not self.rows:
             return
@@ -181,7 +187,9 @@ def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     best_first = -mx.sort(-scores, axis=-1)
     allowed = mx.arange(scores.shape[-1]) < top_k
     mass = mx.softmax(mx.where(allowed, best_first, NOTHING), axis=-1)
-    kept = allowed & (mx.cumsum(mass, axis=-1, inclusive=False) < top_p)
+    reached = mx.cumsum(mass, axis=-1, inclusive=False)
+    # Rounding reaches 1 too early, and a top_p of 1 cuts nothing.
+    kept = allowed & ((reached < top_p) | (top_p >= 1))
     worst = mx.take_along_axis(best_first, kept.sum(axis=-1, keepdims=True) - 1, axis=-1)
     return mx.where(scores < worst, NOTHING, scores)
 
@@ -234,12 +242,12 @@ class StepLogprobs:
 
     @cached_property
     def tops(self) -> list[list[tuple[int, float]]]:
-        """Best first."""
+        """Best first, and of equals the one that greedy decoding takes."""
         if self._likeliest is None or self._values is None:
             return [[] for _ in self.chosen]
         ids, values = np.array(self._likeliest).tolist(), np.array(self._values).tolist()
         return [
-            sorted(zip(*row, strict=True), key=lambda top: -top[1])
+            sorted(zip(*row, strict=True), key=lambda top: (-top[1], top[0]))
             for row in zip(ids, values, strict=True)
         ]
 
@@ -270,7 +278,8 @@ def _noise(keys: mx.array, width: int) -> mx.array:
     def row(key: mx.array) -> mx.array:
         return mx.random.gumbel((width,), key=key)
 
-    return mx.vmap(row)(keys)
+    # A uniform of zero gives minus infinity, which would not tell a token from a masked one.
+    return mx.maximum(mx.vmap(row)(keys), LEAST_NOISE)
 
 
 def _eight_bytes(seed: int) -> bytes:

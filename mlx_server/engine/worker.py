@@ -6,6 +6,7 @@ far end of a socket, as the server's child process.
 
 import gc
 import logging
+import math
 import os
 import queue
 import signal
@@ -13,6 +14,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +38,10 @@ from mlx_server.engine.messages import (
     RowFailed,
     Scored,
     Stepped,
+    Token,
 )
 from mlx_server.engine.scoring import Scoring, score
+from mlx_server.requests import SamplingParams
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -52,40 +57,57 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._loads or self._scorings) or any(self._batches.values())
+        return bool(self._loads) or self._has_rows
+
+    @property
+    def _has_rows(self) -> bool:
+        return bool(self._scorings) or any(self._batches.values())
 
     def handle(self, command: Command) -> list[Report]:
         match command:
             case Load(model, path):
                 self._loads[model] = weights.load(Path(path))
-            case Generate():
-                return [self._generate(command)]
+            case Generate(row):
+                return self._alone(row, partial(self._generate, command))
             case Cancel(rows):
-                for row in rows:
-                    self._scorings.pop(row, None)
-                    for batch in self._batches.values():
-                        batch.cancel(row)
+                return self._cancel(rows)
         return []
 
     def step(self) -> list[Report]:
-        """One piece of every load and scoring, and one step of every model that has rows."""
-        loads = [report for model in list(self._loads) for report in self._load(model)]
-        scores = [report for row in list(self._scorings) for report in self._score(row)]
-        steps = [r for model, b in self._batches.items() if b for r in self._step(model, b)]
-        return loads + scores + steps
+        """A piece of every load, one of the first scoring, a step of every model that has rows."""
+        reports = [self._load(model) for model in list(self._loads)]
+        if not self._has_rows:
+            return reports
+        for row in list(self._scorings)[:1]:
+            reports += self._alone(row, partial(self._score, row))
+        tokens: list[Token] = []
+        for model, batch in self._batches.items():
+            try:
+                tokens += batch.step() if batch else []
+            except Exception as error:
+                log.exception("a step of %s failed", model)
+                self._batches[model] = Batch(batch.model, concurrency=self._concurrency)
+                reports += [RowFailed(row, _said(error)) for row in batch.rows]
+        return [*reports, self._stepped(tokens)]
 
-    def _generate(self, command: Generate) -> Report:
+    def _alone(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
+        """What goes wrong with one row ends that row and no other."""
         try:
-            if command.score:
-                network = self._batches[command.model].model
-                top = command.sampling.logprobs or 0
-                self._scorings[command.row] = command, score(network, command.prompt, top)
-            else:
-                self._add(command)
+            return work()
         except Exception as error:
-            log.exception("row %d was not taken", command.row)
-            return RowFailed(command.row, _said(error))
-        return Admitted(command.row, cached_tokens=0)
+            self._scorings.pop(row, None)
+            log.exception("row %d failed", row)
+            return [RowFailed(row, _said(error))]
+
+    def _generate(self, command: Generate) -> list[Report]:
+        batch = self._batches[command.model]
+        _check(command, batch.vocabulary)
+        if command.score:
+            scoring = score(batch.model, command.prompt, command.sampling.logprobs or 0)
+            self._scorings[command.row] = command, scoring
+        else:
+            self._add(command)
+        return [Admitted(command.row, cached_tokens=0)]
 
     def _add(self, command: Generate, cache: list[Any] | None = None) -> None:
         self._batches[command.model].add(
@@ -105,40 +127,67 @@ class Engine:
         except StopIteration as end:
             del self._scorings[row]
             logprobs, cache = end.value
-            if command.max_tokens:
-                self._add(command, cache)
-            return [Scored(row, logprobs)]
-        except Exception as error:
-            del self._scorings[row]
-            log.exception("row %d was not scored", row)
-            return [RowFailed(row, _said(error))]
+        if command.max_tokens:
+            self._add(command, cache)
+        return [Scored(row, logprobs)]
 
-    def _load(self, model: str) -> list[Report]:
+    def _cancel(self, rows: list[int]) -> list[Report]:
+        for row in rows:
+            self._scorings.pop(row, None)
+            for batch in self._batches.values():
+                batch.cancel(row)
+        # With no row left there is no step to say that none waits.
+        return [] if self._has_rows else [self._stepped([])]
+
+    def _stepped(self, tokens: list[Token]) -> Stepped:
+        waiting = len(self._scorings) + sum(batch.waiting for batch in self._batches.values())
+        return Stepped(tokens, waiting, mx.get_active_memory())
+
+    def _load(self, model: str) -> Report:
         try:
-            return [Loading(model, *next(self._loads[model]))]
+            return self._load_piece(model)
+        except Exception as error:
+            self._loads.pop(model, None)
+            log.exception("%s did not load", model)
+            return LoadFailed(model, _said(error))
+
+    def _load_piece(self, model: str) -> Report:
+        try:
+            return Loading(model, *next(self._loads[model]))
         except StopIteration as end:
             del self._loads[model]
-            return [self._loaded(model, end.value)]
-        except Exception as error:
-            del self._loads[model]
-            log.exception("%s did not load", model)
-            return [LoadFailed(model, _said(error))]
-
-    def _loaded(self, model: str, network: nn.Module) -> Report:
+            network = end.value
         batch = self._batches[model] = Batch(network, concurrency=self._concurrency)
         # A collection walks every module of every model; what is loaded now stays.
         gc.collect()
         gc.freeze()
         return Loaded(model, batch.vocabulary, mx.get_active_memory())
 
-    def _step(self, model: str, batch: Batch) -> list[Report]:
-        try:
-            tokens = batch.step()
-        except Exception as error:
-            log.exception("a step of %s failed", model)
-            self._batches[model] = Batch(batch.model, concurrency=self._concurrency)
-            return [RowFailed(row, _said(error)) for row in batch.rows]
-        return [Stepped(tokens, batch.waiting, mx.get_active_memory())]
+
+def _check(command: Generate, vocabulary: int) -> None:
+    """What gets past here is computed together with other rows, and must not harm them."""
+    if not command.prompt:
+        raise ValueError("the prompt is empty")
+    # MLX checks no index: an id past the end reads, or overwrites, what lies there.
+    ids = [*command.prompt, *command.sampling.logit_bias]
+    for id in (min(ids), max(ids)):
+        if not 0 <= id < vocabulary:
+            raise ValueError(f"token id {id} is outside the vocabulary of {vocabulary}")
+    if not _in_range(command.sampling):
+        raise ValueError("a sampling parameter is out of range")
+
+
+def _in_range(s: SamplingParams) -> bool:
+    penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+    return (
+        all(map(math.isfinite, (s.temperature, *penalties, *s.logit_bias.values())))
+        and s.repetition_penalty > 0
+        and s.temperature >= 0
+        and s.top_k >= 0
+        and s.top_p > 0
+        and 0 <= s.min_p <= 1
+        and (s.logprobs or 0) >= 0
+    )
 
 
 def _said(error: Exception) -> str:
@@ -163,10 +212,12 @@ def _take(inbox: "queue.SimpleQueue[bytes]", *, wait: bool) -> list[Command]:
 
 def _receive(connection: socket.socket, inbox: "queue.SimpleQueue[bytes]") -> None:
     """Runs beside the MLX thread, so that the child goes with its server even in a long step."""
-    with connection.makefile("rb") as stream:
-        while len(header := stream.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
-            inbox.put(stream.read(messages.length(header)))
-    os._exit(0)
+    try:
+        with connection.makefile("rb") as stream:
+            while len(header := stream.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
+                inbox.put(stream.read(messages.length(header)))
+    finally:  # a server that went with reports unread ends the reading with an error
+        os._exit(0)
 
 
 def main() -> None:
@@ -178,7 +229,8 @@ def main() -> None:
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     ready = Ready(os.getpid(), str(mx.default_device()))
     connection.sendall(messages.frame(messages.encode_reports([ready])))
-    serve(Engine(concurrency=int(sys.argv[2])), inbox, connection.sendall)
+    with suppress(ConnectionError):  # the server is gone
+        serve(Engine(concurrency=int(sys.argv[2])), inbox, connection.sendall)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
 """What differs by model family, and what most of them share.
 
 Text is never control: whatever a client wrote, in a message, a tool's name or a schema, is marked
-before the template sees it wherever it spells a control token, and the prompt is tokenised in
-pieces cut at those marks. So a control token can only come from the template's own text.
+before the template sees it, and the prompt is cut wherever a control token is spelled across a
+mark. So a control token can only come from the template's own text.
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event
 from mlx_server.families.checkpoint import Checkpoint
 from mlx_server.messages import Conversation, Message, Tool
+
+Close = Callable[[Any], Any]
+"""Marks a client's text, or all of it in lists and objects; see Seal."""
 
 
 class Parser(Protocol):
@@ -66,61 +71,76 @@ class ModelFamily:
             )
         seal = Seal(checkpoint, conversation)
         asked = conversation.template_kwargs
-        variables: dict[str, Any] = {
-            **checkpoint.tokens,
-            **{name: seal.closed(value) for name, value in asked.items() if template.takes(name)},
-            "messages": [seal.closed(self.message(m)) for m in conversation.messages],
-            "tools": [seal.closed(tool_json(t)) for t in conversation.tools] or None,
-            "add_generation_prompt": True,
-        }
-        ignored = [f"chat_template_kwargs.{name}" for name in asked if not template.takes(name)]
+        taken = {name for name in asked if template.takes(name) and name not in checkpoint.tokens}
+        try:
+            variables: dict[str, Any] = {
+                **checkpoint.tokens,
+                **{name: seal.closed(asked[name]) for name in taken},
+                "messages": [self.message(m, seal.closed) for m in conversation.messages],
+                "tools": [tool_json(t, seal.closed) for t in conversation.tools] or None,
+                "add_generation_prompt": True,
+            }
+        except RecursionError:  # the arguments of an earlier call: JSON inside of JSON
+            raise BadRequest("The messages are nested too deeply.", param="messages") from None
+        ignored = [f"chat_template_kwargs.{name}" for name in asked if name not in taken]
         if conversation.tools and "tools" not in template.reads:
             ignored.append("tools")
         return Rendered(seal.tokens(template.render(variables)), tuple(ignored))
 
-    def message(self, message: Message) -> dict[str, Any]:
+    def message(self, message: Message, closed: Close) -> dict[str, Any]:
         """As Hugging Face's templates read it."""
         calls = [
             {
-                "id": call.id,
+                "id": closed(call.id),
                 "type": "function",
-                "function": {"name": call.name, "arguments": _object(call.arguments)},
+                "function": {
+                    "name": closed(call.name),
+                    "arguments": closed(_object(call.arguments)),
+                },
             }
             for call in message.tool_calls
         ]
         optional = {
-            "name": message.name,
+            "name": closed(message.name),
             "tool_calls": calls,
-            "tool_call_id": message.tool_call_id,
-            "reasoning_content": message.reasoning,
+            "tool_call_id": closed(message.tool_call_id),
+            "reasoning_content": closed(message.reasoning),
         }
         role = dict(self.roles).get(message.role, message.role)
         present = {key: value for key, value in optional.items() if value}
-        return {"role": role, "content": message.content, **present}
+        return {"role": role, "content": closed(message.content), **present}
 
 
-def tool_json(tool: Tool) -> dict[str, Any]:
+def tool_json(tool: Tool, closed: Close) -> dict[str, Any]:
     function = {
-        "name": tool.name,
-        "description": tool.description or "",
-        "parameters": dict(tool.parameters),
+        "name": closed(tool.name),
+        "description": closed(tool.description or ""),
+        "parameters": closed(dict(tool.parameters)),
     }
     return {"type": "function", "function": function}
 
 
 class Seal:
-    """Marks the places where a client's text spells a control token, and cuts there."""
+    """Marks what a client wrote, and cuts the prompt where a control token is spelled with it.
+
+    A template may join, trim, replace or change the case of what it is given, so no text is known
+    to be harmless before it ran. So a mark follows each character that could be the edge of a
+    control token, wherever it stands. Marks that no control token spans leave no trace.
+    """
 
     # Noncharacters: legal in a string, and never assigned to anything.
     CANDIDATES = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
     def __init__(self, checkpoint: Checkpoint, conversation: Conversation) -> None:
         self._tokenizer = checkpoint.tokenizer
-        self._mark = self._unused(repr(conversation))
+        self._mark = self._unused(repr(conversation).lower())
+        # `tojson` with ensure_ascii and the repr of a list write the mark as an escape
+        self._marks = re.compile(f"{self._mark}|{re.escape(_escape(self._mark))}")
 
     def _unused(self, text: str) -> str:
-        # repr escapes noncharacters, so one that the client wrote shows as its escape
-        free = (c for c in self.CANDIDATES if repr(c)[1:-1] not in text)
+        # repr escapes noncharacters, so one that the client wrote shows as its escape, and so
+        # does one that is escaped in the JSON of arguments
+        free = (c for c in self.CANDIDATES if _escape(c) not in text)
         mark = next(free, None)
         if mark is None:
             raise BadRequest("The messages use every noncharacter from U+FDD0 to U+FDEF.")
@@ -137,23 +157,32 @@ class Seal:
         return value
 
     def _closed(self, text: str) -> str:
-        control = self._tokenizer.control
-        if control is None:
-            return text
-        places = [match.start() + 1 for match in control.finditer(text)]
-        ends = [*places, len(text)]
-        return self._mark.join(
-            text[start:end] for start, end in zip([0, *places], ends, strict=True)
-        )
+        places = sorted(self._tokenizer.risky(text))
+        return self._mark.join(text[a:b] for a, b in pairwise([0, *places, len(text)]))
 
-    def tokens(self, text: str) -> list[int]:
-        pieces = [piece for piece in text.split(self._mark) if piece]
-        return [token for piece in pieces for token in self._tokenizer.encode(piece)]
+    def tokens(self, rendered: str) -> list[int]:
+        pieces = self._marks.split(rendered)
+        text = "".join(pieces)
+        marked = set(accumulate(map(len, pieces[:-1])))
+        spelled = (range(a + 1, b + 1) for a, b in self._tokenizer.spelled(text))
+        behind = {place for places in spelled for place in places if place in marked}
+        cuts = sorted(behind | {place - 1 for place in behind})
+        return [
+            token
+            for a, b in pairwise([0, *cuts, len(text)])
+            for token in self._tokenizer.encode_as_spelled(text[a:b])
+        ]
+
+
+def _escape(character: str) -> str:
+    return repr(character)[1:-1]
 
 
 def _object(arguments: str) -> Any:
     """Templates want the arguments of earlier calls as an object; what is none stays text."""
     try:
-        return json.loads(arguments)
-    except ValueError:
+        found = json.loads(arguments)
+        json.dumps(found, ensure_ascii=False).encode()  # an escape can hide half a character
+    except (ValueError, RecursionError):
         return arguments
+    return found

@@ -1,19 +1,29 @@
 """What a checkpoint folder says of its model, weights aside."""
 
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.families.template import ChatTemplate
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.requests import SamplingChoices
 
+log = logging.getLogger("mlx_server.families")
+
 FALLBACK_CONTEXT = 4096
 
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SENSIBLE: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value <= 2,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: 0 <= value <= 1_000_000 and value == int(value),
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0 < value <= 10,
+}
+"""What generation_config.json may recommend: the same that a request may ask for."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +49,10 @@ def read_checkpoint(path: Path, chat_template: str | None = None) -> Checkpoint:
     tokenizer = Tokenizer(_existing(path / "tokenizer.json"))
     tokens = _token_names(tokenizer_config)
     source = chat_template or _chat_template(path, tokenizer_config)
+    model_type = config.get("model_type")
     return Checkpoint(
         path=path,
-        model_type=str(config.get("model_type", "")),
+        model_type=model_type if isinstance(model_type, str) else "",
         context_length=_context_length(config),
         tokenizer=tokenizer,
         template=ChatTemplate(source) if source else None,
@@ -55,12 +66,19 @@ def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.exists():
         return {}
     try:
-        found = json.loads(_existing(path).read_text("utf-8"))
-    except ValueError as error:
+        found = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path.name} is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
         raise ModelUnusable(f"{path.name} should hold an object.")
     return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return _existing(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelUnusable(f"{path.name} can't be read: {error}.") from None
 
 
 def _existing(path: Path) -> Path:
@@ -81,17 +99,19 @@ def _token_names(tokenizer_config: dict[str, Any]) -> dict[str, str]:
 
 def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     if (file := path / "chat_template.jinja").is_file():
-        return file.read_text("utf-8")
+        return _text(file)
     found = tokenizer_config.get("chat_template")
     if isinstance(found, list):  # several by name: the one for plain chat
-        found = {t["name"]: t["template"] for t in found}.get("default")
+        named = (t for t in found if isinstance(t, dict) and t.get("name") == "default")
+        found = next(named, {}).get("template")
     return found if isinstance(found, str) else None
 
 
 def _context_length(config: dict[str, Any]) -> int:
-    text = config.get("text_config") or {}
-    for found in (config.get("max_position_embeddings"), text.get("max_position_embeddings")):
-        if isinstance(found, int) and found > 0:
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        found = part.get("max_position_embeddings")
+        if _is_count(found) and found > 0:
             return found
     return FALLBACK_CONTEXT
 
@@ -99,17 +119,28 @@ def _context_length(config: dict[str, Any]) -> int:
 def _end_tokens(
     configs: Iterable[dict[str, Any]], tokens: dict[str, str], tokenizer: Tokenizer
 ) -> frozenset[int]:
-    found: set[int | None] = (
-        {tokenizer.id_of(tokens["eos_token"])} if "eos_token" in tokens else set()
-    )
-    for config in configs:
-        ids = config.get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [ids])
-    return frozenset(token for token in found if isinstance(token, int))
+    named = [tokenizer.id_of(tokens["eos_token"])] if "eos_token" in tokens else []
+    ids = (config.get("eos_token_id") for config in configs)
+    listed = [id for found in ids for id in (found if isinstance(found, list) else [found])]
+    return frozenset(token for token in [*named, *listed] if _is_count(token))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _sampling(generation: dict[str, Any]) -> SamplingChoices:
-    found = {k: v for k in SAMPLING_KEYS if isinstance(v := generation.get(k), int | float)}
+    given = {name: v for name in SENSIBLE if (v := generation.get(name)) is not None}
+    found = {name: value for name, value in given.items() if _is_sensible(name, value)}
+    for name in given.keys() - found.keys():
+        log.warning("generation_config.json: %s can't be %.50r; ignored", name, given[name])
+    if "top_k" in found:
+        found["top_k"] = int(found["top_k"])
     if generation.get("do_sample") is False:
         found["temperature"] = 0.0
     return cast(SamplingChoices, found)
+
+
+def _is_sensible(name: str, value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and SENSIBLE[name](cast(float, value))

@@ -7,7 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.ext
 import jinja2.meta
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server.errors import BadRequest, ModelUnusable
@@ -54,10 +57,20 @@ class ChatTemplate:
         return "".join(parts)
 
 
+class Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what a model is trained on; in a prompt it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012, as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """What templates are written against: the environment of Hugging Face's transformers."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception

@@ -1,15 +1,15 @@
 """Text to token ids and back, from the checkpoint's own tokenizer.json."""
 
 import re
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import tokenizers
 
 from mlx_server.errors import ModelUnusable
-
-PENDING_TOKENS = 8
-"""A character has at most 4 bytes; more tokens than this without one are not going to make one."""
 
 
 class Tokenizer:
@@ -29,6 +29,31 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_as_spelled(self, text: str) -> list[int]:
+        """Control tokens only where they are spelled exactly.
+
+        A normalizer makes them of other characters as well: those are then taken one by one.
+        """
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        control = self.control_tokens
+        made = [
+            (a, b)
+            for token, (a, b) in zip(found.ids, found.offsets, strict=True)
+            if token in control
+            and token not in self._unknown
+            and text[a:b].strip() != control[token].strip()
+        ]
+        if not made or len(text) == 1:
+            ids: list[int] = found.ids
+            return ids
+        cuts = sorted({0, len(text), *(place for a, b in made for place in range(a, b + 1))})
+        return [id for a, b in pairwise(cuts) for id in self.encode_as_spelled(text[a:b])]
+
+    @cached_property
+    def _unknown(self) -> frozenset[int]:
+        """What the model makes of a character that no vocabulary has."""
+        return frozenset(self.encode("\ufdd0"))
+
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -38,11 +63,18 @@ class Tokenizer:
 
     def spelling(self, token: int) -> str:
         """The token as text of its own, special tokens included."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+        # Behind itself, since some decoders drop the space of a text's first token.
+        once, twice = (
+            self._tokenizer.decode([token] * times, skip_special_tokens=False) for times in (1, 2)
+        )
+        return str(twice[len(once) :])
 
-    def bytes_of(self, token: int) -> bytes:
-        """The token's own bytes, also where they are only a part of a character."""
-        text = self.spelling(token)
+    def bytes_of(self, token: int, *, first: bool = False) -> bytes:
+        """The token's own bytes, also where they are only a part of a character.
+
+        first: as the beginning of a text, where some tokenizers drop a space.
+        """
+        text = self.decode([token]) if first else self.spelling(token)
         if "�" not in text:
             return text.encode()
         raw = self._tokenizer.id_to_token(token) or ""
@@ -51,51 +83,91 @@ class Tokenizer:
         table = _byte_level()
         return bytes(table[c] for c in raw) if all(c in table for c in raw) else text.encode()
 
+    def is_silent(self, token: int) -> bool:
+        """Special tokens have no text, nor have ids that only the model's output head knows."""
+        return token in self._special or self._tokenizer.id_to_token(token) is None
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if token.special)
+
     @cached_property
     def vocabulary(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @cached_property
+    def control_tokens(self) -> dict[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {
+            id: token.content
+            for id, token in added.items()
+            if token.content and (token.special or _looks_like_markup(token.content))
+        }
+
+    @cached_property
     def control(self) -> re.Pattern[str] | None:
-        """Finds where a control token is spelled, overlapping ones too (matches are empty)."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        spelled = [t.content for t in added if t.special or _looks_like_markup(t.content)]
-        longest_first = sorted(spelled, key=len, reverse=True)
-        return re.compile(f"(?={'|'.join(map(re.escape, longest_first))})") if spelled else None
+        """Finds where a control token is spelled, overlapping ones too.
+
+        Matches are empty; their group 1 is the longest token that begins there.
+        """
+        longest_first = sorted(self.control_tokens.values(), key=len, reverse=True)
+        if not longest_first:
+            return None
+        # few characters can begin a token, so most places are dismissed by one look
+        first = "".join(re.escape(token[0]) for token in longest_first)
+        return re.compile(f"(?=[{first}])(?=({'|'.join(map(re.escape, longest_first))}))")
+
+    def spelled(self, text: str) -> Iterator[tuple[int, int]]:
+        """Beginning and end of every control token that the text spells."""
+        for match in self.control.finditer(text) if self.control else ():
+            yield match.span(1)
+
+    def risky(self, text: str) -> set[int]:
+        """Places behind characters with which the text could be a part of a control token."""
+        spelled = {start + 1 for start, _ in self.spelled(text)}
+        edges = {match.end() for match in self._edges.finditer(text)}
+        # the template may write the edges around it
+        inside = {1} if _letters(text) in self._cores else set()
+        return spelled | edges | inside
+
+    @cached_property
+    def _edges(self) -> re.Pattern[str]:
+        found = {edge for token in self.control_tokens.values() for edge in (token[0], token[-1])}
+        signs = [re.escape(edge) for edge in found if not edge.isalnum() and not edge.isspace()]
+        return re.compile(f"[{''.join(signs)}]" if signs else "(?!)")
+
+    @cached_property
+    def _cores(self) -> frozenset[str]:
+        return frozenset(map(_letters, self.control_tokens.values())) - {""}
 
     def detokenizer(self) -> "Detokenizer":
         return Detokenizer(self)
 
 
 class Detokenizer:
-    """Token ids to text, one at a time; keeps back the bytes of an unfinished character.
-
-    Only a short window is decoded again at each token: what came before it can't change any more.
-    """
+    """Token ids to text, one at a time; keeps back the bytes of an unfinished character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._settled: list[int] = []
-        self._pending: list[int] = []
+        self._characters = getincrementaldecoder("utf-8")("replace")
+        self._begun = False
 
     def feed(self, token: int) -> str:
-        self._pending.append(token)
-        text = self._pending_text()
-        if text.endswith("�") and len(self._pending) < PENDING_TOKENS:
+        if self._tokenizer.is_silent(token):
             return ""
-        self._settled, self._pending = self._pending, []
-        return text
+        own = self._tokenizer.bytes_of(token, first=not self._begun)
+        self._begun = True
+        return self._characters.decode(own)
 
     def finish(self) -> str:
         """What is left of an answer that ended inside a character."""
-        text = self._pending_text() if self._pending else ""
-        self._pending = []
-        return text
+        return self._characters.decode(b"", final=True)
 
-    def _pending_text(self) -> str:
-        # Some decoders strip the first token's space, so a token is decoded behind another one.
-        before = self._tokenizer.decode(self._settled)
-        return self._tokenizer.decode(self._settled + self._pending)[len(before) :]
+
+def _letters(text: str) -> str:
+    """The letters and digits that are left however a template edits the text around them."""
+    return re.sub(r"[\W_]+", "", text.casefold())
 
 
 def _looks_like_markup(token: str) -> bool:

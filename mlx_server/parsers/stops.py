@@ -52,10 +52,11 @@ class StopStrings:
         for delta in self._held:
             taken = min(size, len(delta.text))
             size -= taken
-            if taken or (not delta.text and not kept):
-                released.append(replace(delta, text=delta.text[:taken]))
-            if taken < len(delta.text):
+            rest = delta.text[taken:]
+            if rest or (kept and not taken):  # one without text keeps its place
                 logprobs = () if taken else delta.logprobs
-                kept.append(replace(delta, text=delta.text[taken:], logprobs=logprobs))
+                kept.append(replace(delta, text=rest, logprobs=logprobs))
+            if taken or not (rest or kept):
+                released.append(replace(delta, text=delta.text[:taken]))
         self._held = kept
         return released

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.errors import BadRequest, ModelNotFound, Overloaded, ServerError
+from mlx_server.errors import BadRequest, ModelNotFound, Overloaded, ServerError, ShuttingDown
 from mlx_server.families import family_of
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
@@ -123,9 +123,18 @@ class Pool:
             raise Overloaded(f"The queue is full: {self.rows} answers are under way or waiting.")
         self.rows += rows
         try:
-            yield await asyncio.shield(self._loading(spec))
+            yield await self._ready(spec)
         finally:
             self.rows -= rows
+
+    async def _ready(self, spec: ModelSpec) -> Model:
+        load = self._loading(spec)
+        try:
+            return await asyncio.shield(load)
+        except asyncio.CancelledError:
+            if load.cancelled():  # by `stop`, not because this one waits no more
+                raise ShuttingDown("The server is shutting down.") from None
+            raise
 
     def _loading(self, spec: ModelSpec) -> asyncio.Task[Model]:
         if self.state(spec.id) in ("unloaded", "failed"):
@@ -139,6 +148,9 @@ class Pool:
             return await self._loaded(spec)
         except ServerError as error:
             log.error("%s: %s", spec.id, error.message)
+            raise
+        except Exception:
+            log.exception("%s did not load", spec.id)
             raise
 
     async def _loaded(self, spec: ModelSpec) -> Model:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody, WireModel
+from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody, Items, WireModel
 
 
 class TextPart(WireModel):
@@ -25,7 +25,7 @@ class MediaPart(WireModel):
 
 
 Part = Annotated[TextPart | RefusalPart | MediaPart, Field(discriminator="type")]
-Content = str | list[Part]
+Content = str | Items[Part]
 
 
 class FunctionCall(WireModel):
@@ -46,7 +46,7 @@ class MessageParam(WireModel):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCallParam] | None = None
+    tool_calls: Items[ToolCallParam] | None = None
     tool_call_id: str | None = None
 
 
@@ -77,15 +77,15 @@ class ChatBody(GenerationBody):
     }
     ACCEPTED: ClassVar[frozenset[str]] = GenerationBody.ACCEPTED | {"prompt_cache_key"}
 
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    messages: Annotated[Items[MessageParam], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[ToolParam], Field(max_length=128)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    modalities: list[str] | None = None
+    modalities: Items[str] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -6,10 +6,12 @@ from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.output import ChatOutput
 from mlx_server.api.chat_completions.protocol import ChatBody
 
+PATH = "/v1/chat/completions"
+
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+@router.post(PATH, openapi_extra=documented(PATH, ChatBody))
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
     request = to_request(body)

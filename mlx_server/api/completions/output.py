@@ -88,10 +88,7 @@ class CompletionOutput:
         return {
             "tokens": [token.token for token in logprobs],
             "token_logprobs": [token.logprob for token in logprobs],
-            "top_logprobs": [
-                {top.token: top.logprob for top in token.top} if token.top else None
-                for token in logprobs
-            ],
+            "top_logprobs": _tops(logprobs),
             "text_offset": offsets,
         }
 
@@ -103,3 +100,9 @@ class CompletionOutput:
             "total_tokens": self._prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
         }
+
+
+def _tops(tokens: Sequence[TokenLogprob]) -> list[dict[str, float | None] | None] | None:
+    """None where none were asked for, and for a prompt's first token."""
+    tops = [{top.token: top.logprob for top in token.top} or None for token in tokens]
+    return tops if any(tops) else None

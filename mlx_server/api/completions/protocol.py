@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody
+from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody, Items
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1, max_length=128)]
-TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
+TokenIds = Annotated[Items[TokenId], Field(min_length=1)]
+Texts = Annotated[Items[str], Field(min_length=1, max_length=128)]
+TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=128)]
 
 
 class CompletionBody(GenerationBody):

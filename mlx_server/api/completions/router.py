@@ -6,10 +6,12 @@ from mlx_server.api.completions.input import to_request
 from mlx_server.api.completions.output import CompletionOutput
 from mlx_server.api.completions.protocol import CompletionBody
 
+PATH = "/v1/completions"
+
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=documented(CompletionBody))
+@router.post(PATH, openapi_extra=documented(PATH, CompletionBody))
 async def completions(http: Request) -> Response:
     body = await read(http, CompletionBody)
     request = to_request(body)

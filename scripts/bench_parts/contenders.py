@@ -1,0 +1,154 @@
+"""Who is measured: each a process of its own that waits for its turn."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import httpx
+import msgspec
+import psutil
+
+from mlx_server.bench import Load, Result, Target, run, warm_up
+from mlx_server.engine.blas import fast_blas
+
+START_SECONDS = 120.0
+STOP_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    pid: int
+    run: Callable[[Load], Result]
+
+    def memory(self) -> int:
+        """Bytes that are resident, of all its processes together."""
+        root = psutil.Process(self.pid)
+        tree = [root, *root.children(recursive=True)]
+        return sum(process.memory_info().rss for process in tree)
+
+
+Variables = Mapping[str, str]
+"""Of the environment."""
+
+Start = Callable[[Path], AbstractContextManager[Contender]]
+
+
+@contextmanager
+def _raw(kind: str, folder: Path) -> Iterator[Contender]:
+    with _child(["bench_parts.raw", kind, str(folder)], folder, _fast()) as child:
+
+        def measured(load: Load) -> Result:
+            assert child.stdin
+            assert child.stdout
+            child.stdin.write(msgspec.json.encode(load) + b"\n")
+            child.stdin.flush()
+            return msgspec.json.decode(child.stdout.readline(), type=Result)
+
+        def warm(load: Load) -> Result:
+            measured(Load(load.clients, load.clients, words=16, max_tokens=4))
+            return measured(load)
+
+        yield Contender(child.pid, warm)
+
+
+@contextmanager
+def _mlx_server(folder: Path) -> Iterator[Contender]:
+    command = ["mlx_server", "serve", str(folder), "--log-level", "error"]
+    with _served(command, folder.name, folder, {}) as contender:
+        yield contender
+
+
+@contextmanager
+def _mlx_lm_server(folder: Path) -> Iterator[Contender]:
+    command = ["mlx_lm.server", "--model", str(folder), "--log-level", "ERROR"]
+    with _served(command, "default_model", folder, _fast()) as contender:
+        yield contender
+
+
+CONTENDERS: dict[str, Start] = {
+    "raw-stream": partial(_raw, "stream"),
+    "raw-batch": partial(_raw, "batch"),
+    "mlx-server": _mlx_server,
+    "mlx_lm.server": _mlx_lm_server,
+}
+
+
+@contextmanager
+def _served(
+    command: list[str], model: str, folder: Path, variables: Variables
+) -> Iterator[Contender]:
+    port = _free_port()
+    target = Target(f"http://127.0.0.1:{port}", model, api="completions")
+
+    def warm(load: Load) -> Result:
+        asyncio.run(warm_up(target, load))
+        return asyncio.run(run(target, load))
+
+    with _child([*command, "--port", str(port)], folder, variables) as child:
+        if not _answers(child, f"{target.url}/health"):
+            raise RuntimeError(f"{command[0]} does not serve.")
+        yield Contender(child.pid, warm)
+
+
+@contextmanager
+def _child(
+    module: list[str], folder: Path, variables: Variables
+) -> Iterator["subprocess.Popen[bytes]"]:
+    command, pipe = [sys.executable, "-m", *module], subprocess.PIPE
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MLX_SERVER_")}
+    environment = {**own, **variables, "HF_HUB_OFFLINE": "1"}
+    with (
+        TemporaryFile() as log,
+        # In the model's folder, where it finds no models.yaml.
+        subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=log
+        ) as child,
+    ):
+        try:
+            yield child
+        except Exception:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace"))
+            raise
+        finally:
+            _stop(child)
+
+
+def _stop(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _fast() -> Variables:
+    """Our engine chooses its BLAS itself; the others get the same."""
+    return {"LD_PRELOAD": blas} if (blas := fast_blas()) else {}
+
+
+def _answers(child: "subprocess.Popen[bytes]", url: str) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and child.poll() is None:
+        try:
+            if httpx.get(url, trust_env=False).is_success:
+                return True
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port

@@ -1,0 +1,101 @@
+"""The models that are measured, each a folder of float32 weights that every contender loads.
+
+Their answers never end early: the output head gives the tokens that end one a logit of zero.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from mlx_server.pool.demo import demo_checkpoint
+from mlx_server.pool.sources import cache_dir
+
+FORMAT = 1
+"""To be raised whenever the files come out different."""
+
+END_TOKENS = [0, 1, 2]
+"""Of the demo model's tokenizer, which both models have."""
+
+Weights = dict[str, NDArray[np.float32]]
+Config = dict[str, Any]
+
+TINY: Config = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
+
+
+def model_folder(name: str) -> Path:
+    """demo or tiny; it is made if it is not there."""
+    folder = cache_dir() / "bench" / f"{name}-{FORMAT}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as work:
+            made = Path(work) / "checkpoint"
+            _write(made, MODELS[name])
+            made.rename(folder)
+    return folder
+
+
+def _write(folder: Path, make: Callable[[Path, Config], Weights]) -> None:
+    demo = demo_checkpoint(lambda *progress: None)
+    shutil.copytree(demo, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((demo / "config.json").read_text())
+    weights = make(demo / "model.safetensors", config)
+    config["torch_dtype"] = "float32"
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
+
+
+def _demo(checkpoint: Path, config: Config) -> Weights:
+    weights = {name: array.astype(np.float32) for name, array in load_file(checkpoint).items()}
+    assert config["tie_word_embeddings"]
+    weights["model.embed_tokens.weight"][END_TOKENS] = 0
+    return weights
+
+
+def _tiny(_: Path, config: Config) -> Weights:
+    config |= TINY
+    random = np.random.default_rng(0)
+    hidden, inner, vocabulary = TINY["hidden_size"], TINY["intermediate_size"], config["vocab_size"]
+    kv = TINY["num_key_value_heads"] * TINY["head_dim"]
+
+    def matrix(rows: int, columns: int) -> NDArray[np.float32]:
+        values = random.standard_normal((rows, columns), np.float32)
+        return values * np.float32(2 * columns**-0.5)
+
+    weights = {
+        "model.embed_tokens.weight": matrix(vocabulary, hidden),
+        "model.norm.weight": np.ones(hidden, np.float32),
+        "lm_head.weight": matrix(vocabulary, hidden),
+    }
+    for layer in range(TINY["num_hidden_layers"]):
+        parts = {
+            "input_layernorm": np.ones(hidden, np.float32),
+            "self_attn.q_proj": matrix(hidden, hidden),
+            "self_attn.k_proj": matrix(kv, hidden),
+            "self_attn.v_proj": matrix(kv, hidden),
+            "self_attn.o_proj": matrix(hidden, hidden),
+            "post_attention_layernorm": np.ones(hidden, np.float32),
+            "mlp.gate_proj": matrix(inner, hidden),
+            "mlp.up_proj": matrix(inner, hidden),
+            "mlp.down_proj": matrix(hidden, inner),
+        }
+        weights |= {f"model.layers.{layer}.{part}.weight": array for part, array in parts.items()}
+    weights["lm_head.weight"][END_TOKENS] = 0
+    return weights
+
+
+MODELS: dict[str, Callable[[Path, Config], Weights]] = {"demo": _demo, "tiny": _tiny}

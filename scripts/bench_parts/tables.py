@@ -1,0 +1,101 @@
+"""The outcomes as a table for the terminal and as one for the README."""
+
+from collections.abc import Iterable, Iterator
+from math import isnan
+from typing import Any
+
+from rich.table import Table
+
+from bench_parts.plan import GOALS, Outcome, tokens_per_second
+from mlx_server.bench import milliseconds
+
+COLUMNS = (
+    "model",
+    "prompt",
+    "prefix",
+    "clients",
+    "",
+    "first token, ms",
+    "p95",
+    "next token, ms",
+    "p95",
+    "tokens/s",
+    "MB",
+)
+Row = tuple[str, ...]
+
+
+def rows(outcomes: Iterable[Outcome]) -> Iterator[Row]:
+    for outcome in outcomes:
+        case = outcome.case
+        times = [
+            outcome.median(lambda result: result.first_token.median),
+            outcome.median(lambda result: result.first_token.p95),
+            outcome.median(lambda result: result.gap.median),
+            outcome.median(lambda result: result.gap.p95),
+        ]
+        yield (
+            case.model,
+            str(case.words),
+            case.prefix,
+            str(case.clients),
+            outcome.contender,
+            *map(milliseconds, times),
+            f"{outcome.median(tokens_per_second):.1f}",
+            str(outcome.memory >> 20),
+        )
+
+
+def goals(outcomes: list[Outcome]) -> Iterator[Row]:
+    """What was to be reached, what was measured, and whether it was."""
+    for goal in GOALS:
+        value = goal.value(outcomes)
+        if value is None or isnan(value):
+            continue
+        over = f" over {goal.over}" if goal.over else ""
+        bound = f"{'<=' if goal.at_most else '>='} {goal.bound}"
+        yield goal.what + over, bound, f"{value:.3f}", "yes" if goal.reached(value) else "no"
+
+
+def terminal(outcomes: list[Outcome]) -> Iterator[Table]:
+    table = Table(*COLUMNS)
+    before: Row = ()
+    for row in rows(outcomes):
+        if before and row[:4] != before[:4]:
+            table.add_section()
+        table.add_row(*row)
+        before = row
+    yield table
+    yield _table(("goal", "wanted", "measured", "reached"), goals(outcomes))
+
+
+def _table(columns: Row, content: Iterable[Row]) -> Table:
+    table = Table(*columns)
+    for row in content:
+        table.add_row(*row)
+    return table
+
+
+def markdown(outcomes: list[Outcome]) -> Iterator[str]:
+    yield from _markdown(COLUMNS, rows(outcomes))
+    yield ""
+    yield from _markdown(("goal", "wanted", "measured", "reached"), goals(outcomes))
+
+
+def _markdown(columns: Row, content: Iterable[Row]) -> Iterator[str]:
+    for row in (columns, ("---",) * len(columns), *content):
+        yield f"| {' | '.join(row)} |"
+
+
+def plain(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+    """As JSON takes it, with every repetition."""
+    return [
+        {
+            "model": outcome.case.model,
+            "prefix": outcome.case.prefix,
+            "contender": outcome.contender,
+            "memory_bytes": outcome.memory,
+            "results": outcome.results,
+        }
+        for outcome in outcomes
+    ]

@@ -1,0 +1,296 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pydantic
+import pytest
+from openai.types import Completion
+from starlette.testclient import TestClient
+
+from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.errors import GenerationFailed
+from tests.api import wire
+from tests.api.wire import TEXT, VOCABULARY, Json, ScriptedEngine, error, events, ok, streamed
+
+PATH = "/v1/completions"
+BODY: Json = {"model": wire.MODEL, "prompt": "ab", "max_tokens": 100}
+IDS = [3, 4, 5]
+IDS_TEXT = '!"#'
+
+OPTIONAL = [name for name, field in CompletionBody.model_fields.items() if not field.is_required()]
+
+REQUESTS: dict[str, Json] = {
+    "plain": {},
+    "cut off": {"max_tokens": 4, "logprobs": 0},
+    "answers to several prompts": {"prompt": ["a", "bc"], "n": 2, "logprobs": 1},
+    "log probabilities": {"logprobs": 0},
+    "and alternatives": {"logprobs": 3},
+    "echo": {"echo": True},
+    "echo with log probabilities": {"echo": True, "logprobs": 2},
+    "only the prompt": {"echo": True, "max_tokens": 0},
+    "only the prompt's log probabilities": {"echo": True, "logprobs": 2, "max_tokens": 0},
+    "a stop string": {"stop": ["!", "界"], "logprobs": 2},
+    "a stop string in the echo": {"stop": "ab", "echo": True, "logprobs": 2},
+}
+
+NUMBERS: dict[str, tuple[list[float], list[float]]] = {
+    "n": ([1, 16], [0, 17, 10**9]),
+    "max_tokens": ([1, 10**18], [0, -1]),
+    "logprobs": ([0, 20], [-1, 21]),
+    "seed": ([-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]),
+    "temperature": ([0, 2], [-0.001, 2.001]),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
+    with wire.client(tiny_path, engine) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _as_before(engine: ScriptedEngine) -> Iterator[None]:
+    yield
+    engine.failure = None
+    assert not engine.running
+
+
+def post(client: TestClient, **asked: Any) -> httpx2.Response:
+    return client.post(PATH, json={**BODY, **asked})
+
+
+def answer(client: TestClient, **asked: Any) -> Json:
+    (choice,) = ok(post(client, **asked))["choices"]
+    found: Json = choice
+    return found
+
+
+def refused(client: TestClient, **asked: Any) -> Json:
+    return error(post(client, **asked))
+
+
+def gathered(chunks: list[Json]) -> Json:
+    """What a client makes of the chunks of a stream: the body of the answer that is not one."""
+    *parts, last = chunks
+    choices: dict[int, Json] = {}
+    for part in parts:
+        assert part["usage"] is None
+        (choice,) = part["choices"]
+        found = choices.setdefault(choice["index"], {"text": "", "logprobs": None})
+        assert found.get("finish_reason") is None
+        found["text"] += choice["text"]
+        found["logprobs"] = joined(found["logprobs"], choice["logprobs"])
+        found |= {"index": choice["index"], "finish_reason": choice["finish_reason"]}
+    assert last["choices"] == []
+    return {"choices": [choices[i] for i in sorted(choices)], "usage": last["usage"]}
+
+
+def joined(one: Json | None, other: Json | None) -> Json | None:
+    if one is None or other is None:
+        return one or other
+    return {key: (one[key] or []) + (other[key] or []) or None for key in one}
+
+
+def as_typed(body: Json) -> Json:
+    """With something in the places where OpenAI's own answers have null, against its types: the
+    end of a chunk, and the first token of a prompt, which follows nothing."""
+    for choice in body["choices"]:
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+        logprobs = choice["logprobs"] or {}
+        for name, something in (("token_logprobs", 0.0), ("top_logprobs", {})):
+            if (logprobs.get(name) or [something])[0] is None:
+                logprobs[name][0] = something
+    return body
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: Json) -> None:
+    body = ok(post(client, **asked))
+    chunks = events(post(client, **streamed(asked)))
+    whole = {key: body[key] for key in ("choices", "usage")}
+    for choice in whole["choices"]:
+        if choice["logprobs"]:  # an empty list is as good as none, and streams say none
+            choice["logprobs"] = joined(choice["logprobs"], dict.fromkeys(choice["logprobs"]))
+    assert gathered(chunks) == whole
+    Completion.model_validate(as_typed(body))
+    for chunk in chunks:
+        Completion.model_validate(as_typed(chunk))
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_an_answer(client: TestClient) -> None:
+    body = ok(post(client))
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [
+        {"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}
+    ]
+    tokens = len(TEXT.encode()) + 1
+    assert body["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": tokens,
+        "total_tokens": tokens + 2,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_sixteen_tokens_unless_more_are_asked_for(client: TestClient) -> None:
+    body = ok(post(client, max_tokens=None))
+    assert body["usage"]["completion_tokens"] == 16
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("ab", ["ab"]),
+        (["ab", "c"], ["ab", "c"]),
+        (IDS, [IDS_TEXT]),
+        ([IDS, [4]], [IDS_TEXT, '"']),
+        ([VOCABULARY - 1], [""]),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 2])
+def test_prompts_of_all_shapes(client: TestClient, prompt: Any, prompts: list[str], n: int) -> None:
+    choices = ok(post(client, prompt=prompt, echo=True, n=n))["choices"]
+    expected = [text + TEXT for text in prompts for _ in range(n)]
+    assert [choice["text"] for choice in choices] == expected
+    assert [choice["index"] for choice in choices] == list(range(len(expected)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        (["a", ""], "prompt"),
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        (None, "prompt"),
+        (5, "prompt"),
+        ({}, "prompt"),
+        ([None], "prompt[0]"),
+        ([True], "prompt[0]"),
+        ([1.5], "prompt[0]"),
+        ([-1], "prompt[0]"),
+        ([[1], [-1]], "prompt[1][0]"),
+        ([2**31], "prompt[0]"),
+        ([10**30], "prompt[0]"),
+        ([VOCABULARY], "prompt"),
+        ([1, VOCABULARY], "prompt"),
+        ([[1], [VOCABULARY]], "prompt"),
+        ([1] * 2048, "prompt"),
+    ],
+)
+def test_prompts_that_are_refused(client: TestClient, prompt: Any, param: str) -> None:
+    assert refused(client, prompt=prompt)["param"] == param
+
+
+@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], 2], [[1], "a"], ["a"] * 129])
+def test_mixed_and_many_prompts_are_refused(client: TestClient, prompt: Any) -> None:
+    assert refused(client, prompt=prompt)["param"].startswith("prompt")
+
+
+def test_more_answers_than_there_is_room_for(client: TestClient) -> None:
+    assert "at most 80" in refused(client, prompt=["a"] * 128)["message"]
+    assert "at most 80" in refused(client, prompt=["a"] * 6, n=16)["message"]
+
+
+@pytest.mark.parametrize("value", [0, [0], "0"])
+@pytest.mark.parametrize("prompt", ["a", "", [1]])
+def test_wrong_items_deep_in_a_prompt_are_reported_once(prompt: Any, value: Any) -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        CompletionBody.model_validate({**BODY, "prompt": [prompt, *[value] * 500, None]})
+    assert caught.value.error_count() < 10
+
+
+def test_an_echo_without_log_probabilities_begins_the_text(client: TestClient) -> None:
+    choice = answer(client, echo=True, max_tokens=4)
+    assert (choice["text"], choice["finish_reason"]) == ("abSal\ufffd", "length")
+
+
+def test_an_echo_with_log_probabilities_has_the_prompts_own(client: TestClient) -> None:
+    choice = answer(client, echo=True, logprobs=2, max_tokens=3)
+    found = choice["logprobs"]
+    assert found["tokens"] == ["a", "b", "S", "a", "l"]
+    assert found["token_logprobs"] == [None, -0.5, -0.5, -0.5, -0.5]
+    assert found["top_logprobs"][0] is None
+    assert found["top_logprobs"][1] == {"b": -0.5, "c": -1.5}
+    assert found["text_offset"] == [0, 1, 2, 3, 4]
+
+
+def test_only_the_prompt(client: TestClient, engine: ScriptedEngine) -> None:
+    body = ok(post(client, echo=True, max_tokens=0))
+    assert body["choices"][0]["text"] == "ab"
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 0
+    assert engine.taken[-1].max_tokens == 0
+
+
+def test_alternatives_are_there_only_if_asked_for(client: TestClient) -> None:
+    assert answer(client, logprobs=0)["logprobs"]["top_logprobs"] is None
+    tops = answer(client, logprobs=2, max_tokens=1)["logprobs"]["top_logprobs"]
+    assert tops == [{"S": -0.5, "T": -1.5}]
+
+
+@pytest.mark.parametrize("name", [*OPTIONAL, *CompletionBody.UNSUPPORTED])
+def test_null_means_unset(client: TestClient, name: str) -> None:
+    response = post(client, **{name: None})
+    text = ok(response)["choices"][0]["text"]
+    assert TEXT.startswith(text.rstrip("\ufffd"))
+    assert "x-mlx-server-ignored" not in response.headers
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_within_and_without_their_limits(client: TestClient, name: str) -> None:
+    inside, outside = NUMBERS[name]
+    for value in inside:
+        ok(post(client, **{name: value}))
+    for wrong in [*outside, "1", True, [], {}]:
+        assert refused(client, **{name: wrong})["param"] == name, wrong
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"adapter": "x"}, "adapter"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": 0, "echo": False}, "max_tokens"),
+        ({"stop": [5]}, "stop[0]"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
+        ({"model": ""}, "model"),
+    ],
+)
+def test_what_can_not_be_had_is_refused(client: TestClient, asked: Json, param: str) -> None:
+    assert refused(client, **asked)["param"] == param
+
+
+def test_what_is_taken_though_it_says_little(client: TestClient) -> None:
+    response = post(client, best_of=2, n=2, user="me", mirostat=1)
+    assert len(ok(response)["choices"]) == 2
+    assert response.headers["x-mlx-server-ignored"] == "mirostat"
+
+
+def test_a_failure_in_mid_stream_is_its_last_event(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    engine.failure = GenerationFailed("No more.")
+    *chunks, last = events(post(client, stream=True))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT[:3]
+    assert wire.error_of(last)["code"] == "generation_failed"
+    assert error(post(client), status=500)["code"] == "generation_failed"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_unknown_model(client: TestClient, stream: bool) -> None:
+    found = error(post(client, model="other", stream=stream), status=404)
+    assert (found["param"], found["code"]) == ("model", "model_not_found")

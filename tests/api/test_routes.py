@@ -1,0 +1,247 @@
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.openapi.models import OpenAPI
+from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
+
+from mlx_server.app import create_app
+from mlx_server.settings import Settings
+from tests.api import wire
+from tests.api.wire import Json, ScriptedEngine, error
+
+OPEN = {("GET", "/health")}
+KEYED = {
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+}
+KEY = "one key"
+LIMIT = 2000
+
+
+def routes() -> set[tuple[str, str]]:
+    """(method, path) of each, included and mounted ones too, by way of the app itself."""
+    contexts = list(iter_route_contexts(create_app(Settings()).routes))
+    assert all(context.path and context.methods for context in contexts), "a route of a new kind"
+    return {
+        (method, str(context.path).replace("{name:path}", wire.MODEL))
+        for context in contexts
+        for method in context.methods or ()
+    }
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine(), max_body_bytes=LIMIT) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def locked(tiny_path: Path) -> Iterator[TestClient]:
+    keys = (wire.key("one-key"), wire.key("another-key"))
+    with wire.client(tiny_path, ScriptedEngine(), api_keys=keys) as client:
+        yield client
+
+
+def body_of(path: str) -> Json:
+    asked = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user"}]}
+    return {"model": wire.MODEL, **asked}
+
+
+def call(client: TestClient, method: str, path: str, headers: dict[str, str] | None = None) -> Any:
+    body = body_of(path) if method == "POST" else None
+    return client.request(method, path, json=body, headers=headers)
+
+
+def test_these_are_all() -> None:
+    assert routes() == OPEN | KEYED
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED))
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "one-key"},
+        {"authorization": "Basic one-key"},
+        {"authorization": "Bearer "},
+        {"x-api-key": "wrong"},
+        {"x-api-key": "one-ke"},
+        {"x-api-key": "one-key one-key"},
+    ],
+)
+def test_a_key_is_needed(
+    locked: TestClient, method: str, path: str, headers: dict[str, str]
+) -> None:
+    response = call(locked, method, path, headers)
+    assert error(response, status=401)["code"] == "invalid_api_key"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED))
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer one-key"},
+        {"authorization": "bearer another-key"},
+        {"x-api-key": "another-key"},
+        {"authorization": "Bearer wrong", "x-api-key": "one-key"},
+    ],
+)
+def test_a_key_lets_in(locked: TestClient, method: str, path: str, headers: dict[str, str]) -> None:
+    assert call(locked, method, path, headers).status_code == 200
+
+
+def test_health_is_open_to_all(locked: TestClient) -> None:
+    assert wire.ok(locked.get("/health")) == {"status": "ok"}
+
+
+def test_without_a_key_nothing_is_said_of_the_body(locked: TestClient) -> None:
+    for content in (b"{", b"{}"):
+        headers = {"content-type": "application/json"}
+        response = locked.post("/v1/chat/completions", content=content, headers=headers)
+        error(response, status=401)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(OPEN | KEYED))
+def test_without_keys_all_is_open(client: TestClient, method: str, path: str) -> None:
+    assert call(client, method, path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/nothing", "/docs", "/redoc", "/openapi.yaml", "/v1//models", "/%ff"]
+)
+def test_no_such_route(client: TestClient, path: str) -> None:
+    assert error(client.get(path), status=404)["code"] == "not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/other", "/v1/models/a/b", "/v1/models/%0d%0a"])
+def test_no_such_model(client: TestClient, path: str) -> None:
+    found = error(client.get(path), status=404)
+    assert (found["param"], found["code"]) == ("model", "model_not_found")
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
+@pytest.mark.parametrize("path", sorted({path for _, path in OPEN | KEYED}))
+def test_methods_that_a_route_does_not_take(client: TestClient, method: str, path: str) -> None:
+    response = client.request(method, path)
+    assert error(response, status=405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] in {"GET", "POST"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json; charset=utf-16"},
+        {"content-type": "application/json, text/plain"},
+        {"content-type": ""},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+        {},
+    ],
+)
+def test_bodies_that_are_not_plain_json(
+    client: TestClient, path: str, headers: dict[str, str]
+) -> None:
+    response = client.post(path, content=b'{"model": "tiny"}', headers=headers)
+    assert error(response, status=415)["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_bodies_that_are_too_large(client: TestClient, path: str) -> None:
+    def pieces() -> Iterator[bytes]:  # without a Content-Length
+        for _ in range(3):
+            yield b" " * LIMIT
+
+    for content in (b" " * (LIMIT + 1), pieces()):
+        headers = {"content-type": "application/json"}
+        response = client.post(path, content=content, headers=headers)
+        assert error(response, status=413)["code"] == "request_too_large"
+
+
+def test_models(client: TestClient) -> None:
+    (listed,) = wire.ok(client.get("/v1/models"))["data"]
+    assert listed == wire.ok(client.get("/v1/models/tiny"))
+    assert (listed["id"], listed["object"], listed["owned_by"]) == ("tiny", "model", "mlx-server")
+
+
+def test_every_answer_has_a_request_id(client: TestClient) -> None:
+    for path in ("/health", "/v1/models", "/nothing"):
+        assert client.get(path).headers["x-request-id"].startswith("req_")
+        sent = client.get(path, headers={"x-request-id": "mine"})
+        assert sent.headers["x-request-id"] == "mine"
+
+
+def test_metrics_count_requests(client: TestClient) -> None:
+    call(client, "POST", "/v1/completions")
+    found = client.get("/metrics").text
+    assert 'mlx_server_requests_total{model="tiny",outcome="completed"}' in found
+    assert "mlx_server_batch_size 0.0\n" in found
+    assert "mlx_server_queue 0.0\n" in found
+
+
+def test_the_log_has_a_line_a_request_and_no_word_of_it(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mlx_server.access"):
+        client.post("/v1/completions", json={**body_of("/v1/completions"), "prompt": "secret"})
+        client.get("/nothing?secret")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split()[:3] for line in lines] == [
+        ["POST", "/v1/completions", "200"],
+        ["GET", "/nothing", "404"],
+    ]
+    assert not any("secret" in line for line in lines)
+
+
+def test_the_openapi_document_holds_together(client: TestClient) -> None:
+    document = wire.ok(client.get("/openapi.json"))
+    OpenAPI.model_validate(document)
+    assert {path for _, path in OPEN | KEYED} - {"/openapi.json", "/v1/models/tiny"} <= set(
+        document["paths"]
+    )
+    references = list(references_in(document))
+    assert references
+    for reference in references:
+        found_at(document, reference)
+
+
+def test_the_openapi_document_knows_the_parameters(client: TestClient) -> None:
+    paths = wire.ok(client.get("/openapi.json"))["paths"]
+    body = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    properties = body["schema"]["properties"]
+    assert {"model", "messages", "temperature", "stream"} <= properties.keys()
+    assert {"minimum": 0, "maximum": 2, "type": "number"} in properties["temperature"]["anyOf"]
+
+
+def references_in(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "$ref":
+                yield value
+            elif key == "mapping":  # of a discriminator
+                yield from value.values()
+            else:
+                yield from references_in(value)
+    if isinstance(node, list):
+        for value in node:
+            yield from references_in(value)
+
+
+def found_at(document: Any, reference: str) -> Any:
+    start, *parts = reference.split("/")
+    assert start == "#", reference
+    node = document
+    for part in parts:
+        node = node[part.replace("~1", "/").replace("~0", "~")]
+    return node

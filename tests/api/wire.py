@@ -1,0 +1,169 @@
+"""The whole app with an engine that is scripted: what goes over the wire, and nothing slow."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from mlx_server.app import create_app
+from mlx_server.engine.client import Answers, EngineClient, OnLoading
+from mlx_server.engine.messages import (
+    Admitted,
+    Generate,
+    Loaded,
+    Logprobs,
+    Ready,
+    Scored,
+    Stop,
+    Token,
+)
+from mlx_server.errors import ServerError
+from mlx_server.families.tokenizer import Tokenizer
+from mlx_server.settings import ModelSettings, ServerSettings, Settings
+from tests.tiny import IM_END
+
+MODEL = "tiny"
+VOCABULARY = 320
+TEXT = "Salü, 世界! 🙂 And so on."
+"""What the engine says, a byte a token."""
+
+Json = dict[str, Any]
+
+
+class ScriptedEngine(EngineClient):
+    """Takes every row and has all of its tokens at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[Generate] = []
+        self.running: set[int] = set()
+        """Rows whose request has not left yet."""
+        self.took = asyncio.Event()
+        self.silent = False
+        """Takes rows and says no more."""
+        self.failure: ServerError | None = None
+        """Comes after a few tokens."""
+        self._tokens: list[int] = []
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    async def start(self) -> Ready:
+        return Ready(0, "none")
+
+    async def stop(self, error: ServerError | None = None) -> None:
+        assert not self.running
+
+    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
+        self._tokens = Tokenizer(Path(path) / "tokenizer.json").encode(TEXT)
+        return Loaded(model, VOCABULARY, 0)
+
+    @asynccontextmanager
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
+        answers = Answers()
+        for row in rows:
+            row.row = len(self.taken)
+            self.taken.append(row)
+            answers.put(Admitted(row.row, cached_tokens=0))
+            for item in [] if self.silent else self._said(row):
+                answers.put(item)
+        if self.failure:
+            answers.fail(self.failure)
+        numbers = {row.row for row in rows}
+        self.running |= numbers
+        self.took.set()
+        try:
+            yield answers
+        finally:
+            self.running -= numbers
+
+    def cancel(self, rows: Sequence[int]) -> None:
+        self.running -= set(rows)
+
+    def _said(self, row: Generate) -> Iterator[Token | Scored]:
+        top = row.sampling.logprobs
+        if row.score:
+            yield Scored(row.row, [_logprobs(id, top or 0) for id in row.prompt[1:]])
+        if not row.max_tokens:
+            return
+        ids = [*self._tokens, IM_END][: 3 if self.failure else row.max_tokens]
+        for place, id in enumerate(ids, start=1):
+            logprobs = None if top is None else _logprobs(id, top)
+            ended: Stop | None = "length" if place == row.max_tokens else None
+            yield Token(row.row, id, "stop" if id == IM_END else ended, logprobs)
+
+
+def _logprobs(token: int, top: int) -> Logprobs:
+    """Of the token and, as alternatives, of some that follow it in the vocabulary."""
+    return Logprobs(-0.5, [(token + i, -0.5 - i) for i in range(top)])
+
+
+@contextmanager
+def client(model: Path, engine: ScriptedEngine, **server: Any) -> Iterator[TestClient]:
+    with TestClient(
+        app(model, engine, **server), base_url="http://localhost", raise_server_exceptions=False
+    ) as found:
+        yield found
+
+
+def app(model: Path, engine: ScriptedEngine, **server: Any) -> FastAPI:
+    settings = Settings(
+        server=ServerSettings(**server), models={MODEL: ModelSettings(source=str(model))}
+    )
+    made = create_app(settings)
+    made.state.pool.engine = engine
+    return made
+
+
+def key(text: str) -> SecretStr:
+    return SecretStr(text)
+
+
+def ok(response: httpx2.Response) -> Json:
+    assert response.status_code == 200, response.text
+    return as_json(response)
+
+
+def error(response: httpx2.Response, status: int = 400) -> Json:
+    """The error, having made sure that it is one as OpenAI writes it."""
+    assert response.status_code == status, response.text
+    return error_of(as_json(response))
+
+
+def error_of(body: Json) -> Json:
+    assert body.keys() == {"error"}
+    found: Json = body["error"]
+    assert found.keys() == {"message", "type", "param", "code"}
+    assert isinstance(found["message"], str)
+    assert found["message"]
+    assert isinstance(found["type"], str)
+    for name in ("param", "code"):
+        assert found[name] is None or isinstance(found[name], str)
+    return found
+
+
+def as_json(response: httpx2.Response) -> Json:
+    assert response.headers["content-type"] == "application/json"
+    found: Json = json.loads(response.content)
+    return found
+
+
+def events(response: httpx2.Response) -> list[Json]:
+    """What a stream said, having made sure that it is one and that it ended as it should."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *lines, done, end = response.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def streamed(body: Mapping[str, Any]) -> Json:
+    return {**body, "stream": True, "stream_options": {"include_usage": True}}

@@ -1,0 +1,353 @@
+"""Rows that share a batch: what one of them gets is what it would get alone."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine import sampling
+from mlx_server.engine.batch import PREFILL_STEP, Batch
+from mlx_server.engine.messages import Token
+from mlx_server.engine.sampling import Sampled, Sampler
+from mlx_server.requests import SamplingParams
+from tests.tiny import TOKENS
+
+GREEDY = SamplingParams(temperature=0)
+CLOSE = 1e-4
+"""Log probabilities nearer than this tie: a batch's float noise may choose either."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    prompt: list[int]
+    max_tokens: int = 12
+    stop_tokens: tuple[int, ...] = ()
+    sampling: SamplingParams = GREEDY
+
+
+def a_prompt(length: int, seed: int = 0) -> list[int]:
+    dice = random.Random(f"{length} {seed}")
+    return [dice.randrange(TOKENS) for _ in range(length)]
+
+
+class Run:
+    """A batch, and what its rows have been given so far."""
+
+    def __init__(self, model: Any, *, concurrency: int = 16) -> None:
+        self.batch = Batch(model, concurrency=concurrency)
+        self.answers: dict[int, list[Token]] = {}
+
+    def join(self, number: int, ask: Ask) -> None:
+        self.answers[number] = []
+        self.batch.add(number, ask.prompt, ask.max_tokens, ask.stop_tokens, ask.sampling)
+
+    def step(self) -> None:
+        for token in self.batch.step():
+            self.answers[token.row].append(token)
+
+    def until_decoding(self) -> None:
+        while self.batch.waiting:
+            self.step()
+
+    def finish(self) -> None:
+        while self.batch:
+            self.step()
+
+    @property
+    def stages(self) -> tuple[int, int, int]:
+        """How many rows wait, are in prefill, decode."""
+        batch = self.batch
+        waiting = len(batch._unprocessed_sequences)
+        return waiting, len(batch._prompt_batch), len(batch._generation_batch)
+
+    def assert_nothing_is_left(self) -> None:
+        assert self.stages == (0, 0, 0)
+        assert len(self.batch) == self.batch.waiting == self.batch.prompt_cache_nbytes == 0
+        assert self.batch.rows == []
+        assert self.batch.step() == []
+
+
+def together(model: Any, asks: Sequence[Ask], *, concurrency: int = 16) -> list[list[Token]]:
+    run = Run(model, concurrency=concurrency)
+    for number, ask in enumerate(asks):
+        run.join(number, ask)
+    run.finish()
+    return list(run.answers.values())
+
+
+def alone(model: Any, ask: Ask) -> list[Token]:
+    (answer,) = together(model, [ask])
+    return answer
+
+
+def ids(answer: Sequence[Token]) -> list[int]:
+    return [token.id for token in answer]
+
+
+def without_cache(model: Any, prompt: list[int], count: int) -> list[mx.array]:
+    """Each greedy step's logits, from one pass over the whole sequence so far."""
+    tokens, steps = list(prompt), []
+    for _ in range(count):
+        steps.append(model(mx.array([tokens]))[0, -1])
+        tokens.append(int(mx.argmax(steps[-1])))
+    return steps
+
+
+def assert_greedy(answer: Sequence[Token], steps: Sequence[mx.array]) -> None:
+    """Identity, up to a step where the two likeliest tokens tie: from there both ways are right."""
+    assert len(answer) == len(steps)
+    for token, logits in zip(answer, steps, strict=True):
+        best = int(mx.argmax(logits))
+        if token.id != best:
+            assert float(logits[best] - logits[token.id]) < CLOSE
+            return
+
+
+LENGTHS = [1, 2, 9, 40, PREFILL_STEP, PREFILL_STEP + 1, PREFILL_STEP + 2, 2 * PREFILL_STEP + 30]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_greedy_tokens_are_those_of_full_passes(tiny_model: Any, length: int) -> None:
+    ask = Ask(a_prompt(length), max_tokens=8)
+    assert_greedy(alone(tiny_model, ask), without_cache(tiny_model, ask.prompt, 8))
+
+
+def test_greedy_tokens_of_a_batch_are_those_of_full_passes(tiny_model: Any) -> None:
+    asks = [Ask(a_prompt(length, seed=1), max_tokens=8) for length in LENGTHS]
+    for ask, answer in zip(asks, together(tiny_model, asks), strict=True):
+        assert_greedy(answer, without_cache(tiny_model, ask.prompt, 8))
+
+
+def test_each_token_comes_with_its_own_log_probabilities(tiny_model: Any) -> None:
+    ask = Ask(a_prompt(9), max_tokens=8, sampling=SamplingParams(temperature=0, logprobs=2))
+    answer = alone(tiny_model, ask)
+    for token, logits in zip(answer, without_cache(tiny_model, ask.prompt, 8), strict=True):
+        exact = logits - mx.logsumexp(logits)
+        assert token.logprobs
+        assert token.logprobs.chosen == pytest.approx(float(exact[token.id]), abs=1e-3)
+        assert token.logprobs.top[0] == (token.id, token.logprobs.chosen)
+
+
+MIXED = [
+    GREEDY,
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, temperature=0.7, top_k=20, top_p=0.9),
+    SamplingParams(seed=3, min_p=0.05, logprobs=4),
+    SamplingParams(seed=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+    SamplingParams(temperature=0, frequency_penalty=1.5, logprobs=0),
+    SamplingParams(seed=-5, temperature=1.6, logit_bias={7: 3.0, 8: -100.0}),
+    SamplingParams(temperature=0, logit_bias={300: 4.0}, logprobs=2),
+]
+
+
+@pytest.mark.parametrize("concurrency", [16, 3], ids=["all at once", "in turns"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["greedy", "mixed"])
+def test_together_as_alone(tiny_model: Any, concurrency: int, mixed: bool) -> None:
+    params = MIXED if mixed else [GREEDY] * len(LENGTHS)
+    asks = [
+        Ask(a_prompt(length, seed=2), 5 + 3 * i, sampling=params[i])
+        for i, length in enumerate(LENGTHS)
+    ]
+    answers = together(tiny_model, asks, concurrency=concurrency)
+    for ask, answer in zip(asks, answers, strict=True):
+        expected = alone(tiny_model, ask)
+        assert ids(answer) == ids(expected)
+        for token, wanted in zip(answer, expected, strict=True):
+            assert (token.logprobs is None) == (wanted.logprobs is None)
+            if token.logprobs and wanted.logprobs:
+                assert token.logprobs.chosen == pytest.approx(wanted.logprobs.chosen, abs=1e-3)
+                assert len(token.logprobs.top) == ask.sampling.logprobs
+
+
+def a_random_ask(dice: random.Random) -> Ask:
+    length = dice.choice([1, 2, 5, 30, PREFILL_STEP + dice.randrange(60)])
+    params = replace(dice.choice(MIXED), seed=dice.randrange(2**32))
+    return Ask(
+        [dice.randrange(TOKENS) for _ in range(length)],
+        max_tokens=dice.randint(1, 25),
+        stop_tokens=tuple(dice.sample(range(320), 12)),
+        sampling=params,
+    )
+
+
+@pytest.mark.parametrize("concurrency", [16, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int) -> None:
+    dice = random.Random(seed)
+    asks = [a_random_ask(dice) for _ in range(14)]
+    run = Run(tiny_model, concurrency=concurrency)
+    cancelled: dict[int, int] = {}
+    while run.batch or len(run.answers) < len(asks):
+        while len(run.answers) < len(asks) and dice.random() < 0.4:
+            run.join(len(run.answers), asks[len(run.answers)])
+        if run.batch and dice.random() < 0.15:
+            victim = dice.choice(run.batch.rows)
+            run.batch.cancel(victim)
+            cancelled[victim] = len(run.answers[victim])
+        run.step()
+    assert cancelled
+    for number, ask in enumerate(asks):
+        expected = alone(tiny_model, ask)[: cancelled.get(number)]
+        assert ids(run.answers[number]) == ids(expected)
+        assert [t.finish for t in run.answers[number]] == [t.finish for t in expected]
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("stage", ["waiting", "prefill", "decode"])
+def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage: str) -> None:
+    neighbours = [Ask(a_prompt(20), 30), Ask(a_prompt(7), 25, sampling=MIXED[2])]
+    run = Run(tiny_model, concurrency=2 if stage == "waiting" else 3)
+    for number, ask in enumerate(neighbours):
+        run.join(number, ask)
+    run.until_decoding()
+    run.join(2, Ask(a_prompt(3 * PREFILL_STEP), max_tokens=1000))
+    run.step()
+    while stage == "decode" and not run.answers[2]:
+        run.step()
+    assert run.stages == {"waiting": (1, 0, 2), "prefill": (0, 1, 2), "decode": (0, 0, 3)}[stage]
+
+    given = len(run.answers[2])
+    run.batch.cancel(2)
+    assert run.stages == (0, 0, 2)
+    assert run.batch.rows == [0, 1]
+    run.finish()
+    assert len(run.answers[2]) == given
+    assert [ids(run.answers[n]) for n in (0, 1)] == [ids(alone(tiny_model, a)) for a in neighbours]
+    run.assert_nothing_is_left()
+
+
+def test_a_row_cancelled_in_prefill_leaves_the_rows_in_prefill_beside_it(tiny_model: Any) -> None:
+    asks = [Ask(a_prompt(length, seed=4), 6) for length in (3, 2, 4)]
+    long = [replace(ask, prompt=ask.prompt * PREFILL_STEP) for ask in asks]
+    run = Run(tiny_model)
+    for number, ask in enumerate(long):
+        run.join(number, ask)
+    run.step()
+    assert run.stages == (0, 3, 0)
+    run.batch.cancel(1)
+    run.finish()
+    assert [ids(run.answers[n]) for n in (0, 1, 2)] == [
+        ids(alone(tiny_model, long[0])),
+        [],
+        ids(alone(tiny_model, long[2])),
+    ]
+
+
+def test_the_last_row_cancelled_leaves_a_batch_that_serves(tiny_model: Any) -> None:
+    ask = Ask(a_prompt(5))
+    run = Run(tiny_model)
+    for number, steps in enumerate([0, 1, 2, 3]):
+        run.join(number, replace(ask, prompt=ask.prompt * PREFILL_STEP, max_tokens=1000))
+        for _ in range(steps):
+            run.step()
+        run.batch.cancel(number)
+        run.assert_nothing_is_left()
+    run.join(9, ask)
+    run.finish()
+    assert ids(run.answers[9]) == ids(alone(tiny_model, ask))
+
+
+def test_cancelling_what_is_not_there_changes_nothing(tiny_model: Any) -> None:
+    ask = Ask(a_prompt(5), 3)
+    run = Run(tiny_model)
+    run.join(1, ask)
+    run.batch.cancel(2)
+    run.finish()
+    run.batch.cancel(1)
+    assert ids(run.answers[1]) == ids(alone(tiny_model, ask))
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 17])
+def test_a_row_ends_with_length_after_exactly_max_tokens(tiny_model: Any, max_tokens: int) -> None:
+    answer = alone(tiny_model, Ask(a_prompt(6), max_tokens))
+    assert [token.finish for token in answer] == [None] * (max_tokens - 1) + ["length"]
+
+
+def test_a_row_ends_with_its_stop_token_and_says_so(tiny_model: Any) -> None:
+    free = ids(alone(tiny_model, Ask(a_prompt(6), 10)))
+    fifth = free[4]
+    assert fifth not in free[:4]
+    asks = [
+        Ask(a_prompt(6), 10, stop_tokens=(fifth, 319)),
+        Ask(a_prompt(6), 10),
+        Ask(a_prompt(6), 5, stop_tokens=(fifth,)),  # also its last token: the model did end
+    ]
+    stopped, unstopped, both = together(tiny_model, asks)
+    assert [(t.id, t.finish) for t in stopped] == [*((t, None) for t in free[:4]), (fifth, "stop")]
+    assert ids(unstopped) == free
+    assert (both[-1].id, both[-1].finish) == (fifth, "stop")
+
+
+def test_no_more_rows_are_taken_than_may_run_together(tiny_model: Any) -> None:
+    """Rows in prefill count too: each holds a cache."""
+    dice = random.Random(5)
+    run = Run(tiny_model, concurrency=3)
+    for number in range(12):
+        run.join(number, Ask(a_prompt(dice.randint(1, 2 * PREFILL_STEP)), dice.randint(1, 20)))
+    most = 0
+    while run.batch:
+        run.step()
+        waiting, prefill, decode = run.stages
+        assert waiting + prefill == run.batch.waiting
+        most = max(most, prefill + decode)
+    assert most == 3
+
+
+def test_waiting_counts_the_rows_that_have_no_token_under_way(tiny_model: Any) -> None:
+    run = Run(tiny_model, concurrency=2)
+    for number in range(4):
+        run.join(number, Ask(a_prompt(4), 3))
+    seen = [run.batch.waiting]
+    while run.batch:
+        run.step()
+        seen.append(run.batch.waiting)
+    assert seen[0] == 4
+    assert seen == sorted(seen, reverse=True)
+    assert {4, 2, 0} <= set(seen)
+
+
+def test_a_step_samples_once_for_all_rows(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    sample = Sampler.__call__
+
+    def counted(self: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
+        calls.append(len(self.rows))
+        return sample(self, logits, inputs)
+
+    monkeypatch.setattr(Sampler, "__call__", counted)
+    run = Run(tiny_model)
+    for number, params in enumerate(MIXED):
+        run.join(number, Ask(a_prompt(5), 10 + number, sampling=params))
+    run.until_decoding()
+    assert sum(calls) == len(MIXED)
+    calls.clear()
+    run.step()
+    assert calls == [len(MIXED)]
+    for _ in range(3):
+        run.step()
+    assert calls == [len(MIXED)] * 4
+
+
+def test_nobody_asked_and_no_logprobs_are_computed(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    step_logprobs = sampling.step_logprobs
+
+    def counted(logits: mx.array, tokens: mx.array, most: int) -> sampling.StepLogprobs:
+        computed.append(len(tokens))
+        return step_logprobs(logits, tokens, most)
+
+    monkeypatch.setattr(sampling, "step_logprobs", counted)
+    silent = [Ask(a_prompt(5), 4), Ask(a_prompt(3), 4, sampling=MIXED[2])]
+    answers = together(tiny_model, silent)
+    assert computed == []
+    assert {token.logprobs for answer in answers for token in answer} == {None}
+
+    asking = Ask(a_prompt(4), 4, sampling=SamplingParams(temperature=0, logprobs=2))
+    together(tiny_model, [*silent, asking])
+    assert set(computed) == {1}

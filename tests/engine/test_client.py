@@ -1,0 +1,435 @@
+"""The server's end and a real engine process at the other."""
+
+import asyncio
+import functools
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ParamSpec, cast
+
+import msgspec
+import psutil
+import pytest
+
+from mlx_server.engine import client, messages
+from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.client import Answers, EngineClient, Item
+from mlx_server.engine.messages import Admitted, Generate, Load, Scored, Stepped, Token
+from mlx_server.errors import EngineDied, GenerationFailed, ModelUnusable, ShuttingDown
+from mlx_server.requests import SamplingParams
+from tests.engine.test_batch import Ask, a_prompt, alone, ids
+
+P = ParamSpec("P")
+
+HANG = 8.0
+"""Seconds after which whatever is still waiting waits for ever."""
+
+ENDLESS = 1_000_000
+
+
+def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), HANG))
+
+    return run
+
+
+@asynccontextmanager
+async def running(path: Path | None = None, *, concurrency: int = 4) -> AsyncIterator[EngineClient]:
+    """An engine process, with the model "tiny" loaded if there is a path to one."""
+    engine = EngineClient(concurrency=concurrency)
+    await engine.start()
+    try:
+        if path:
+            await engine.load("tiny", str(path), ignored)
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def ignored(done: int, total: int) -> None: ...
+
+
+def ask(tokens: int = 5, *, model: str = "tiny", prompt: int = 6, **rest: Any) -> Generate:
+    fields: dict[str, Any] = {"stop_tokens": [], "sampling": SamplingParams(temperature=0), **rest}
+    return Generate(row=-1, model=model, prompt=a_prompt(prompt), max_tokens=tokens, **fields)
+
+
+async def answered(engine: EngineClient, *rows: Generate) -> list[list[Token]]:
+    """Each row's tokens, when all have ended."""
+    answers: dict[int, list[Token]] = {}
+    async with engine.generate(rows) as feed:
+        ended = 0
+        while ended < len(rows):
+            for item in await feed.take():
+                if isinstance(item, Token):
+                    answers.setdefault(item.row, []).append(item)
+                    ended += item.finish is not None
+    return [answers[row.row] for row in rows]
+
+
+async def until_it_fails(engine: EngineClient, *rows: Generate) -> None:
+    async with engine.generate(rows) as feed:
+        while True:
+            await feed.take()
+
+
+async def first_token(feed: Answers) -> None:
+    while not any(isinstance(item, Token) for item in await feed.take()):
+        pass
+
+
+def freeze(engine: EngineClient) -> int:
+    """The engine process stops where it is, until it is killed."""
+    assert engine.pid
+    os.kill(engine.pid, signal.SIGSTOP)
+    return engine.pid
+
+
+@asynchronous
+async def test_a_model_is_loaded_and_several_requests_share_it(
+    tiny_path: Path, tiny_model: Any
+) -> None:
+    progress: list[tuple[int, int]] = []
+    async with running() as engine:
+        loaded = await engine.load("tiny", str(tiny_path), lambda *bytes: progress.append(bytes))
+        assert (loaded.model, loaded.vocabulary) == ("tiny", 320)
+        assert progress[-1][0] == progress[-1][1] > 400_000
+        requests = [[ask(9), ask(3, prompt=8)], [ask(20)], [ask(4, prompt=40)]]
+        answers = await asyncio.gather(*(answered(engine, *rows) for rows in requests))
+        for rows, answer in zip(requests, answers, strict=True):
+            expected = [alone(tiny_model, Ask(row.prompt, row.max_tokens)) for row in rows]
+            assert [ids(tokens) for tokens in answer] == [ids(tokens) for tokens in expected]
+        assert len({row.row for rows in requests for row in rows}) == 4
+        assert not engine._rows
+
+
+@asynchronous
+async def test_a_row_is_admitted_then_scored_then_generated(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine, engine.generate([ask(2, score=True)]) as feed:
+        items: list[Item] = []
+        while not (items and isinstance(items[-1], Token) and items[-1].finish):
+            items += await feed.take()
+        assert [type(item) for item in items] == [Admitted, Scored, Token, Token]
+
+
+@asynchronous
+async def test_leaving_early_frees_the_rows(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        steps: list[Stepped] = []
+        empty = asyncio.Event()
+
+        def on_step(step: Stepped) -> None:
+            steps.append(step)
+            if not step.tokens and not step.waiting:
+                empty.set()
+
+        async with engine.generate([ask(ENDLESS) for _ in range(6)]) as feed:
+            await first_token(feed)
+            engine.on_step = on_step
+        assert not engine._rows
+        await empty.wait()
+
+        steps.clear()
+        (tokens,) = await answered(engine, ask(7))
+        assert {token.row for step in steps for token in step.tokens} == {tokens[0].row}
+
+
+@asynchronous
+async def test_leaving_at_any_moment_leaves_nothing_behind(tiny_path: Path) -> None:
+    """Cancels cross the last tokens of rows that end at the same time."""
+    dice = random.Random(0)
+    async with running(tiny_path) as engine:
+        for _ in range(60):
+            rows = [ask(dice.randint(1, 4), score=dice.random() < 0.3) for _ in range(3)]
+            async with engine.generate(rows) as feed:
+                for _ in range(dice.randrange(4)):
+                    await feed.take()
+        assert not engine._rows
+        steps: list[Stepped] = []
+        engine.on_step = steps.append
+        assert len((await answered(engine, ask(6)))[0]) == 6
+        assert steps[-1].waiting == 0
+
+
+@asynchronous
+async def test_a_row_that_fails_fails_its_request_alone(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        bystander = asyncio.create_task(answered(engine, ask(40)))
+        with pytest.raises(GenerationFailed, match="absent"):
+            await until_it_fails(engine, ask(ENDLESS), ask(model="absent"))
+        assert len((await bystander)[0]) == 40
+        assert engine.alive
+        assert not engine._rows
+
+
+@asynchronous
+async def test_a_failed_request_says_so_as_often_as_it_is_asked(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine, engine.generate([ask(model="absent")]) as feed:
+        for _ in range(3):
+            with pytest.raises(GenerationFailed):
+                await feed.take()
+
+
+@asynchronous
+async def test_a_load_that_fails_leaves_the_engine_serving(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        with pytest.raises(ModelUnusable, match="nowhere"):
+            await engine.load("lost", "/nowhere", ignored)
+        assert len((await answered(engine, ask()))[0]) == 5
+
+
+BROKEN = Generate(0, "tiny", [1], 5, [], SamplingParams(top_k=cast(int, 1.5)))
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [(ask(2**70), OverflowError), (BROKEN, msgspec.ValidationError)],
+    ids=["no message", "not to be read"],
+)
+@asynchronous
+async def test_a_request_that_the_engine_could_not_read_is_not_sent(
+    tiny_path: Path, row: Generate, error: type[Exception]
+) -> None:
+    async with running(tiny_path) as engine:
+        with pytest.raises(error):
+            await until_it_fails(engine, ask(ENDLESS), row)
+        assert not engine._rows
+        steps: list[Stepped] = []
+        engine.on_step = steps.append
+        (tokens,) = await answered(engine, ask(3))
+        assert {token.row for step in steps for token in step.tokens} == {tokens[0].row}
+
+
+@asynchronous
+async def test_messages_of_megabytes_pass_both_ways(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        huge = ask()
+        huge.prompt = [10**6] * 10**6  # and no such token, so that nothing is computed
+        with pytest.raises(GenerationFailed, match="1000000"):
+            await until_it_fails(engine, huge)
+        everything = SamplingParams(temperature=0, logprobs=320)
+        rows = [ask(0, prompt=700, sampling=everything, score=True) for _ in range(2)]
+        async with engine.generate(rows) as feed:
+            scored: list[Scored] = []
+            while len(scored) < len(rows):
+                scored += [item for item in await feed.take() if isinstance(item, Scored)]
+        for report in scored:
+            assert [len(entry.top) for entry in report.logprobs] == [320] * 699
+
+
+@asynchronous
+async def test_killed_the_engine_fails_everyone_who_waits(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        pid = freeze(engine)
+        waiting = [
+            asyncio.create_task(until_it_fails(engine, ask(ENDLESS), ask(ENDLESS))),
+            asyncio.create_task(until_it_fails(engine, ask(ENDLESS))),
+            asyncio.create_task(engine.load("second", str(tiny_path), ignored)),
+        ]
+        await asyncio.sleep(0)  # they have asked
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in found] == [EngineDied] * 3
+        assert not engine.alive
+        assert not engine._rows
+
+        with pytest.raises(EngineDied):
+            await engine.load("tiny", str(tiny_path), ignored)
+        with pytest.raises(EngineDied):
+            async with engine.generate([ask()]):
+                pytest.fail("there is nobody to ask")
+        assert not engine._rows
+
+
+@asynchronous
+async def test_killed_while_it_decodes_the_engine_fails_what_is_under_way(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        steps: asyncio.Queue[Stepped] = asyncio.Queue()
+        engine.on_step = steps.put_nowait
+        request = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
+        while not (await steps.get()).tokens:
+            pass
+        assert engine.pid
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await request
+
+
+@asynchronous
+async def test_refusing_for_ever_keeps_nothing_of_the_refused() -> None:
+    """The traceback of an error that all share would gather the frames of every request."""
+    async with running() as engine:
+        os.kill(freeze(engine), signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await until_it_fails(engine, ask())
+        depths = set()
+        for _ in range(4):
+            with pytest.raises(EngineDied) as caught:
+                await until_it_fails(engine, ask())
+            depths.add(len(caught.traceback))
+        assert len(depths) == 1
+
+
+@asynchronous
+async def test_an_engine_that_does_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = shutil.which("false")
+    assert nothing
+    monkeypatch.setattr(sys, "executable", nothing)
+    engine = EngineClient()
+    with pytest.raises(EngineDied):
+        await engine.start()
+    assert not engine.alive
+    await engine.stop()
+
+
+@asynchronous
+async def test_a_start_given_up_leaves_an_engine_that_works(tiny_path: Path) -> None:
+    engine = EngineClient()
+    starting = asyncio.create_task(engine.start())
+    while not engine.alive:  # noqa: ASYNC110 - nothing tells when
+        await asyncio.sleep(0)
+    starting.cancel()
+    try:
+        await engine.load("tiny", str(tiny_path), ignored)
+        assert len((await answered(engine, ask()))[0]) == 5
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("listener", ["on_step", "progress"])
+@asynchronous
+async def test_nobody_waits_for_reports_that_can_not_be_taken(
+    tiny_path: Path, listener: str
+) -> None:
+    """Whatever goes wrong while reading: without a reader no answer would ever end."""
+
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async with running(tiny_path) as engine:
+        request = asyncio.create_task(answered(engine, ask(ENDLESS)))
+        if listener == "on_step":
+            engine.on_step = fails
+        else:
+            with pytest.raises(EngineDied):
+                await engine.load("second", str(tiny_path), fails)
+        with pytest.raises(EngineDied):
+            await request
+        assert not engine.alive
+
+
+@asynchronous
+async def test_stop_ends_the_process_and_what_waits(
+    tiny_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with running(tiny_path) as engine:
+        assert engine.pid
+        process = psutil.Process(engine.pid)
+        async with engine.generate([ask(ENDLESS)]) as feed:
+            await first_token(feed)
+            request = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
+            load = asyncio.create_task(engine.load("second", str(tiny_path), ignored))
+            await asyncio.sleep(0)  # they have asked
+            await engine.stop(ShuttingDown("going"))
+        assert not process.is_running()
+        for task in (request, load):
+            with pytest.raises(ShuttingDown):
+                await task
+        assert not engine.alive
+        await engine.stop()
+        await asyncio.gather(engine.stop(), engine.stop())
+    assert capfd.readouterr().err == ""
+
+
+@asynchronous
+async def test_stop_ends_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STOP_SECONDS", 0.1)
+    async with running() as engine:
+        process = psutil.Process(freeze(engine))
+        await engine.stop()
+        assert not process.is_running()
+
+
+@asynchronous
+async def test_stop_of_what_was_never_started_is_harmless() -> None:
+    engine = EngineClient()
+    assert not engine.alive
+    await engine.stop()
+
+
+@asynchronous
+async def test_an_interrupt_is_not_for_the_engine(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        assert engine.pid
+        assert os.getpgid(engine.pid) != os.getpgid(0)  # a terminal's Ctrl-C goes to a group
+        os.kill(engine.pid, signal.SIGINT)
+        assert len((await answered(engine, ask()))[0]) == 5
+
+
+@pytest.mark.parametrize("preloaded", [None, "libm.so.6"])
+@asynchronous
+async def test_the_engine_gets_the_fast_blas(
+    preloaded: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (blas := fast_blas()):
+        pytest.skip("no faster BLAS here")
+    if preloaded:
+        monkeypatch.setenv("LD_PRELOAD", preloaded)
+    else:
+        monkeypatch.delenv("LD_PRELOAD", raising=False)
+    async with running() as engine:
+        environment = psutil.Process(engine.pid).environ()
+    assert environment["LD_PRELOAD"] == (f"{preloaded}:{blas}" if preloaded else blas)
+
+
+SERVER = """
+import asyncio
+from mlx_server.engine.client import EngineClient
+
+async def main():
+    engine = EngineClient()
+    await engine.start()
+    print(engine.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_the_engine_goes_when_its_server_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
+        assert server.stdout
+        pid = int(server.stdout.readline())
+        assert psutil.pid_exists(pid)
+        server.kill()
+        # The engine inherited the pipe: it ends when both are gone.
+        server.communicate(timeout=HANG)
+
+
+def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
+    """A socket closed with something unread in it ends the other side's reading with an error."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "mlx_server.engine.worker", str(theirs.fileno()), "4"]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
+        theirs.close()
+        ours.settimeout(HANG)
+        with ours.makefile("rb") as ready:
+            ready.read(messages.length(ready.read(messages.HEADER_BYTES)))
+        ours.sendall(messages.frame(messages.encode_command(Load("lost", "/nowhere"))))
+        assert select.select([ours], [], [], HANG)[0]
+        ours.close()
+        try:
+            worker.wait(HANG)
+        finally:
+            worker.kill()

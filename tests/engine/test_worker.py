@@ -1,0 +1,379 @@
+"""The engine in the test's own process: commands in, steps, reports out."""
+
+import gc
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from mlx_server.engine import weights, worker
+from mlx_server.engine.batch import PREFILL_STEP, Batch
+from mlx_server.engine.messages import (
+    Admitted,
+    Cancel,
+    Generate,
+    Load,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Report,
+    RowFailed,
+    Scored,
+    Stepped,
+    Token,
+)
+from mlx_server.engine.scoring import PIECE, Scoring
+from mlx_server.engine.worker import Engine
+from mlx_server.requests import SamplingParams
+from tests.engine.test_batch import a_prompt, ids
+
+Kind = TypeVar("Kind", bound=Report)
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def ask(
+    row: int, *, model: str = "tiny", prompt: int = 6, tokens: int = 5, **rest: Any
+) -> Generate:
+    fields: dict[str, Any] = {"stop_tokens": [], "sampling": GREEDY, **rest}
+    return Generate(row=row, model=model, prompt=a_prompt(prompt), max_tokens=tokens, **fields)
+
+
+def drain(engine: Engine) -> list[Report]:
+    reports: list[Report] = []
+    while engine.busy:
+        reports += engine.step()
+    return reports
+
+
+def run(engine: Engine, *asks: Generate) -> list[Report]:
+    reports = [report for command in asks for report in engine.handle(command)]
+    return reports + drain(engine)
+
+
+def of(kind: type[Kind], reports: list[Report]) -> list[Kind]:
+    return [report for report in reports if isinstance(report, kind)]
+
+
+def tokens_of(row: int, reports: list[Report]) -> list[Token]:
+    return [t for step in of(Stepped, reports) for t in step.tokens if t.row == row]
+
+
+def failures(reports: list[Report]) -> dict[int, str]:
+    return {failed.row: failed.message for failed in of(RowFailed, reports)}
+
+
+def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:
+    engine.handle(Load(model, str(path)))
+    return drain(engine)
+
+
+@pytest.fixture(autouse=True)
+def collectable() -> Iterator[None]:
+    """The engine freezes what it finds at a load, which here is everything that pytest holds."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def engine(tiny_path: Path) -> Engine:
+    engine = Engine(concurrency=4)
+    load(engine, tiny_path)
+    return engine
+
+
+@pytest.fixture
+def answer(tiny_path: Path) -> list[int]:
+    """To `ask` as it stands, from an engine that did nothing else."""
+    engine = Engine()
+    load(engine, tiny_path)
+    return ids(tokens_of(0, run(engine, ask(0))))
+
+
+def test_a_load_reports_its_bytes_and_then_the_model(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
+    engine = Engine()
+    assert not engine.busy
+    *progress, loaded = load(engine, tiny_path)
+    done = [report.done for report in of(Loading, progress)]
+    assert len(done) == len(progress) > 4
+    assert done == sorted(set(done))
+    assert {report.total for report in of(Loading, progress)} == {done[-1]}
+    size = (tiny_path / "model.safetensors").stat().st_size
+    assert 0.9 * size < done[-1] < size  # the rest of the file is its header
+    assert isinstance(loaded, Loaded)
+    assert (loaded.model, loaded.vocabulary) == ("tiny", 320)
+    assert loaded.nbytes >= done[-1]
+    assert not engine.busy
+
+
+def test_other_models_decode_while_one_loads(
+    engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
+    engine.handle(ask(0, tokens=3))
+    engine.handle(Load("second", str(tiny_path)))
+    kinds = [type(report) for report in drain(engine)]
+    assert kinds.index(Stepped) < kinds.index(Loaded)
+    assert kinds.count(Loading) > 4
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def reconfigured(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (shutil.rmtree, "config.json"),
+        (truncated, "exceeding the size of the file"),
+        (reconfigured(model_type="nonesuch"), "nonesuch"),
+        (reconfigured(num_attention_heads=3), "shape"),
+        # found only when the network is first called
+        (reconfigured(rope_theta="1e4"), "rope"),
+    ],
+    ids=["missing", "truncated", "unknown", "shapes", "unusable"],
+)
+def test_a_load_that_fails_is_reported_and_the_engine_goes_on(
+    tiny_path: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_path, folder)
+    damage(folder)
+    engine = Engine()
+    engine.handle(Load("damaged", str(folder)))
+    (failed,) = of(LoadFailed, drain(engine))
+    assert failed.model == "damaged"
+    assert reason in failed.message
+
+    assert 0 in failures(run(engine, ask(0, model="damaged")))
+    assert of(Loaded, load(engine, tiny_path))
+    assert len(tokens_of(1, run(engine, ask(1)))) == 5
+
+
+def test_tokens_end_with_a_finish_and_the_engine_rests(engine: Engine, answer: list[int]) -> None:
+    reports = run(engine, ask(0), ask(1, prompt=9, tokens=2))
+    assert of(Admitted, reports) == [Admitted(0, 0), Admitted(1, 0)]
+    assert ids(tokens_of(0, reports)) == answer
+    assert [token.finish for token in tokens_of(1, reports)] == [None, "length"]
+    assert of(Stepped, reports)[-1].waiting == 0
+    assert not engine.busy
+    assert engine.step() == []
+
+
+def test_a_row_for_a_model_that_is_not_loaded_fails(engine: Engine) -> None:
+    reports = run(engine, ask(0, model="absent"), ask(1))
+    assert "absent" in failures(reports)[0]
+    assert of(Admitted, reports) == [Admitted(1, 0)]
+    assert len(tokens_of(1, reports)) == 5
+
+
+BEYOND = 320
+
+
+def named(command: Generate) -> str:
+    """The name of a case."""
+    unusual = {k: v for k, v in asdict(command.sampling).items() if v != getattr(GREEDY, k)}
+    return f"{command.prompt[:2]} {command.max_tokens} {unusual or ''}"
+
+
+@pytest.mark.parametrize("score", [False, True])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ask(0, prompt=0),
+        ask(0, tokens=-1),
+        ask(0, sampling=SamplingParams(logit_bias={BEYOND: 1.0})),
+        ask(0, sampling=SamplingParams(logit_bias={-1: 1.0})),
+        Generate(0, "tiny", [5, BEYOND, 5], 5, [], GREEDY),
+        Generate(0, "tiny", [5, -1], 5, [], GREEDY),
+        Generate(0, "tiny", [5, BEYOND], 5, [], SamplingParams(presence_penalty=1.0)),
+        ask(0, sampling=SamplingParams(temperature=math.nan)),
+        ask(0, sampling=SamplingParams(temperature=math.inf)),
+        ask(0, sampling=SamplingParams(temperature=-1.0)),
+        ask(0, sampling=SamplingParams(top_k=-1)),
+        ask(0, sampling=SamplingParams(top_p=0.0)),
+        ask(0, sampling=SamplingParams(min_p=-0.1)),
+        ask(0, sampling=SamplingParams(min_p=1.1)),
+        ask(0, sampling=SamplingParams(repetition_penalty=0.0)),
+        ask(0, sampling=SamplingParams(frequency_penalty=math.inf)),
+        ask(0, sampling=SamplingParams(logit_bias={3: math.inf})),
+        ask(0, sampling=SamplingParams(logprobs=-1)),
+    ],
+    ids=named,
+)
+def test_what_can_not_be_done_fails_alone(
+    engine: Engine, answer: list[int], command: Generate, score: bool
+) -> None:
+    """MLX itself would read and write past the end of an array."""
+    command.score = score
+    reports = run(engine, command, ask(1))
+    assert list(failures(reports)) == [0]
+    assert tokens_of(0, reports) == []
+    assert of(Scored, reports) == []
+    assert ids(tokens_of(1, reports)) == answer
+
+
+def test_a_row_of_no_tokens_that_is_not_scored_fails(engine: Engine) -> None:
+    assert list(failures(run(engine, ask(0, tokens=0)))) == [0]
+
+
+def test_a_step_that_fails_takes_its_batch_and_no_other(
+    engine: Engine, tiny_path: Path, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(engine, tiny_path, "second")
+    engine.handle(ask(0, tokens=50))
+    engine.handle(ask(1, prompt=3 * PREFILL_STEP))  # in prefill
+    engine.handle(ask(2, model="second"))
+    before = engine.step() + engine.step() + engine.step()
+
+    unlucky, step = engine._batches["tiny"], Batch.step
+
+    def fails(self: Batch) -> list[Token]:
+        if self is unlucky:
+            raise MemoryError("no room")
+        return step(self)
+
+    monkeypatch.setattr(Batch, "step", fails)
+    after = engine.step()
+    assert set(failures(after)) == {0, 1}
+    assert "no room" in failures(after)[0]
+    after += drain(engine)
+    assert set(failures(after)) == {0, 1}
+    assert ids(tokens_of(2, before + after)) == answer
+
+    served = run(engine, ask(3))
+    assert ids(tokens_of(3, served)) == answer
+    assert tokens_of(0, served) == tokens_of(1, served) == []
+
+
+def test_cancel_frees_rows_wherever_they_are(engine: Engine, answer: list[int]) -> None:
+    for row in range(4):
+        engine.handle(ask(row, tokens=1000))
+    engine.handle(ask(4))  # waits for a place
+    engine.handle(ask(5, prompt=3 * PIECE, score=True))
+    for _ in range(4):
+        engine.step()
+    assert engine.handle(Cancel([0, 2, 3, 5])) == []
+    engine.handle(Cancel([1]))
+    reports = drain(engine)
+    assert ids(tokens_of(4, reports)) == answer
+    assert {token.row for step in of(Stepped, reports) for token in step.tokens} == {4}
+    assert of(Scored, reports) == []
+
+
+def test_cancelling_rows_unknown_or_finished_is_harmless(engine: Engine, answer: list[int]) -> None:
+    engine.handle(Cancel([17, -1]))
+    run(engine, ask(0))
+    engine.handle(Cancel([0]))
+    engine.handle(ask(1))
+    engine.handle(Cancel([0, 0]))
+    assert ids(tokens_of(1, drain(engine))) == answer
+
+
+def test_the_last_report_of_the_waiting_says_none(engine: Engine) -> None:
+    """Also when those that waited were cancelled, so that no step follows."""
+    for row in range(6):
+        engine.handle(ask(row, tokens=1000))
+    engine.handle(ask(6, prompt=3 * PIECE, score=True))
+    assert of(Stepped, engine.step())[0].waiting == 7
+    (last,) = engine.handle(Cancel(list(range(7))))
+    assert isinstance(last, Stepped)
+    assert (last.tokens, last.waiting) == ([], 0)
+    assert not engine.busy
+
+
+def test_waiting_counts_the_rows_of_all_models(engine: Engine, tiny_path: Path) -> None:
+    load(engine, tiny_path, "second")
+    for row in range(7):
+        engine.handle(ask(row, tokens=1000))
+    for row in range(7, 12):
+        engine.handle(ask(row, tokens=1000, model="second"))
+    engine.step()
+    assert [step.waiting for step in of(Stepped, engine.step())] == [3 + 1]
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3 * PIECE])
+def test_a_row_may_be_scored_only(engine: Engine, prompt: int) -> None:
+    reports = run(engine, ask(0, prompt=prompt, tokens=0, score=True))
+    assert reports[0] == Admitted(0, 0)
+    (scored,) = of(Scored, reports)
+    assert len(scored.logprobs) == prompt - 1
+    assert tokens_of(0, reports) == []
+    assert of(Stepped, reports)[-1].waiting == 0
+    assert not engine.busy
+
+
+@pytest.mark.parametrize("prompt", [1, 6, 2 * PIECE + 1])
+def test_a_scored_row_goes_on_as_one_that_is_not(engine: Engine, prompt: int) -> None:
+    sampling = SamplingParams(temperature=0, logprobs=2)
+    reports = run(
+        engine,
+        ask(0, prompt=prompt, sampling=sampling, score=True),
+        ask(1, prompt=prompt, sampling=sampling),
+    )
+    (scored,) = of(Scored, reports)
+    assert {len(entry.top) for entry in scored.logprobs} <= {2}
+    assert ids(tokens_of(0, reports)) == ids(tokens_of(1, reports))
+    first = next(i for i, r in enumerate(reports) if tokens_of(0, [r]))
+    assert reports.index(scored) < first
+
+
+def test_prompts_are_scored_one_after_the_other(engine: Engine) -> None:
+    """Each holds a cache while it is scored, and takes its time from the rows that decode."""
+    for row in (0, 1, 2):
+        engine.handle(ask(row, prompt=2 * PIECE + 1, tokens=0, score=True))
+    steps = [[scored.row for scored in of(Scored, engine.step())] for _ in range(9)]
+    assert steps == [[], [], [0], [], [], [1], [], [], [2]]
+
+
+def test_scoring_leaves_the_rows_that_decode_their_steps(engine: Engine) -> None:
+    engine.handle(ask(0, tokens=50))
+    for _ in range(3):
+        engine.step()
+    engine.handle(ask(1, prompt=3 * PIECE, tokens=0, score=True))
+    assert len(tokens_of(0, engine.step() + engine.step())) == 2
+    assert engine.busy
+
+
+def test_a_scoring_that_fails_fails_alone(
+    engine: Engine, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Scoring:
+        yield
+        raise MemoryError("no room")
+
+    engine.handle(ask(0))
+    monkeypatch.setattr(worker, "score", fails)
+    reports = run(engine, ask(1, score=True))
+    assert failures(reports) == {1: "MemoryError: no room"}
+    assert ids(tokens_of(0, reports)) == answer
+
+
+def test_a_scored_row_that_can_not_go_on_fails_alone(
+    engine: Engine, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Batch, *_: Any) -> None:
+        raise MemoryError("no room")
+
+    engine.handle(ask(0))
+    monkeypatch.setattr(Batch, "add", fails)
+    reports = run(engine, ask(1, prompt=3 * PIECE, score=True))
+    assert failures(reports) == {1: "MemoryError: no room"}
+    assert ids(tokens_of(0, reports)) == answer

@@ -1,0 +1,173 @@
+"""Real servers in processes of their own: started, watched and stopped."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import httpx2
+import psutil
+import yaml
+from openai import AsyncOpenAI, OpenAI
+
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+
+DEMO, TINY = "smollm2-135m", "tiny"
+DEMO_MODEL = {"source": "demo:smollm2", "preload": True}
+
+Config = Mapping[str, Any]
+
+
+@dataclass
+class LiveServer:
+    process: subprocess.Popen[str]
+    url: str
+    log_file: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text("utf-8")
+
+    @property
+    def engine(self) -> psutil.Process:
+        (engine,) = children(self.process.pid)
+        return engine
+
+    def openai(self, **options: Any) -> OpenAI:
+        http = httpx2.Client(trust_env=False, timeout=60)
+        return OpenAI(**self._options(options), http_client=http)
+
+    def openai_async(self, **options: Any) -> AsyncOpenAI:
+        http = httpx2.AsyncClient(trust_env=False, timeout=60)
+        return AsyncOpenAI(**self._options(options), http_client=http)
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+
+    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **given}
+
+    def gauge(self, name: str) -> float:
+        with self.http() as http:
+            exposition = http.get("/metrics").text
+        found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", exposition, re.MULTILINE)
+        assert found, f"no {name} among the metrics"
+        return float(found[1])
+
+    def idle(self) -> bool:
+        gauges = ("mlx_server_batch_size", "mlx_server_queue")
+        return all(self.gauge(name) == 0 for name in gauges)
+
+
+def start(folder: Path, config: Config, *flags: str) -> LiveServer:
+    folder.mkdir(parents=True, exist_ok=True)
+    process, log_file = launch(folder, config, *flags)
+    try:
+        url = _listening(process, time.monotonic() + START_SECONDS)
+    except BaseException:
+        end(process)
+        raise
+    if url is None:
+        end(process)
+        raise AssertionError(f"the server did not start:\n{log_file.read_text('utf-8')}")
+    return LiveServer(process, url, log_file)
+
+
+def launch(folder: Path, config: Config, *flags: str) -> tuple[subprocess.Popen[str], Path]:
+    """Without waiting for it to listen; `flags` come last and so win."""
+    models_yaml, log_file = folder / "models.yaml", folder / "server.log"
+    models_yaml.write_text(yaml.safe_dump(dict(config)), "utf-8")
+    command = [sys.executable, "-m", "mlx_server", "serve", "--config", str(models_yaml)]
+    command += ["--port", "0", *flags]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
+    if cache := os.environ.get("MLX_SERVER_CACHE"):
+        environment["MLX_SERVER_CACHE"] = cache
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    return process, log_file
+
+
+def _listening(process: subprocess.Popen[str], deadline: float) -> str | None:
+    line = _line(_stdout(process), deadline)
+    found = re.fullmatch(r"Listening on (http://\S+)\n", line)
+    return found[1] if found else None
+
+
+def _line(stream: IO[str], deadline: float) -> str:
+    readable, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+    return stream.readline() if readable else ""
+
+
+def _stdout(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def stop(server: LiveServer) -> None:
+    """As an init system does; a clean stop exits with 0 and leaves no process behind."""
+    left = children(server.process.pid)
+    server.process.send_signal(signal.SIGTERM)
+    try:
+        code = server.process.wait(STOP_SECONDS)
+    finally:
+        end(server.process)
+    assert code == 0, f"exit code {code}:\n{server.log}"
+    assert_gone(left)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Whatever state it is in."""
+    for each in children(process.pid):
+        each.kill()
+    process.kill()
+    process.wait()
+    _stdout(process).close()
+
+
+def children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=STOP_SECONDS)
+    assert not alive
+
+
+@contextmanager
+def serving(folder: Path, config: Config, *flags: str) -> Iterator[LiveServer]:
+    """A server for the length of the block; the block may end it itself."""
+    server = start(folder, config, *flags)
+    left = children(server.process.pid)
+    try:
+        yield server
+        if server.process.poll() is None:
+            stop(server)
+        assert_gone(left)
+    finally:
+        end(server.process)
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)

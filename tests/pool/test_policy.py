@@ -1,0 +1,598 @@
+"""Who gets into memory, who waits, who is evicted.
+
+First the rules one by one, in numbers small enough to follow. Then a machine that throws events at
+the policy in any order, carries its actions out as an engine would, and holds it to its promises.
+"""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from mlx_server.pool.policy import (
+    Actions,
+    Facts,
+    Grant,
+    Load,
+    LoadFailed,
+    NeverFits,
+    Policy,
+    QueueFull,
+    Refuse,
+    ShrinkCache,
+    Unload,
+    View,
+    WaitedTooLong,
+)
+
+BUDGET, WAIT = 10, 30.0
+
+
+def policy_of(
+    *, budget: int = BUDGET, max_waiting: int = 4, ready: Iterable[str] = (), **facts: Facts
+) -> Policy:
+    """Models in `ready` were loaded one after the other, at 0, 1, 2 ..."""
+    policy = Policy(facts, budget=budget, max_waiting=max_waiting, wait_seconds=WAIT)
+    for now, model in enumerate(ready):
+        assert policy.preload(model, now) == (Load(model),)
+        assert policy.loaded(model, facts[model].weights, now) == ()
+    return policy
+
+
+def test_loads_once_for_all_who_ask() -> None:
+    policy = policy_of(a=Facts(6))
+    assert policy.request(1, "a", 1, 0.0) == (Load("a"),)
+    assert policy.request(2, "a", 1, 1.0) == ()
+    assert policy.views()["a"] == View("loading", 0, 6, None)
+    assert policy.loaded("a", 5, 2.0) == (Grant(1), Grant(2))
+    assert policy.views()["a"] == View("ready", 2, 5, 2.0)
+    assert (policy.used, policy.kv_reserved, policy.waiting) == (7, 2, ())
+    assert policy.request(3, "a", 1, 3.0) == (Grant(3),)
+
+
+def test_a_lease_gives_back_what_it_reserved() -> None:
+    policy = policy_of(a=Facts(6), ready="a")
+    assert policy.request(1, "a", 3, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 3, 6.0) == ()
+    assert policy.release(1, 7.0) == (Grant(2),)
+    assert policy.release(2, 8.0) == ()
+    assert policy.used == 6
+    assert policy.views()["a"] == View("ready", 0, 6, 8.0)
+
+
+def test_evicts_the_least_recently_used_and_no_more_than_needed() -> None:
+    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(3), d=Facts(4), ready="abc")
+    assert policy.request(1, "a", 0, 5.0) == (Grant(1),)
+    assert policy.release(1, 6.0) == ()
+    assert policy.request(2, "d", 0, 7.0) == (Unload("b"),)
+    assert policy.tick(8.0) == ()
+    assert policy.unloaded("b", 9.0) == (Load("d"),)
+    assert policy.used == 10
+
+
+def test_spares_an_old_model_whose_size_does_not_help() -> None:
+    policy = policy_of(a=Facts(1), b=Facts(8), c=Facts(9), ready="ab")
+    assert policy.request(1, "c", 0, 5.0) == (Unload("b"),)
+
+
+def test_what_is_being_unloaded_counts_until_it_is_gone() -> None:
+    policy = policy_of(a=Facts(6), b=Facts(6), ready="a")
+    assert policy.request(1, "b", 0, 5.0) == (Unload("a"),)
+    assert policy.used == 6
+    assert policy.request(2, "a", 0, 6.0) == ()
+    assert policy.unloaded("a", 7.0) == (Load("b"),)
+    assert policy.loaded("b", 6, 8.0) == (Grant(1),)
+    assert policy.release(1, 9.0) == (Unload("b"),)
+    assert policy.unloaded("b", 10.0) == (Load("a"),)
+
+
+def test_a_leased_model_is_waited_for() -> None:
+    policy = policy_of(a=Facts(6), b=Facts(6), ready="a")
+    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
+    assert policy.request(2, "b", 1, 6.0) == ()
+    assert policy.release(1, 7.0) == (Unload("a"),)
+
+
+def test_nothing_is_evicted_while_that_would_not_be_enough() -> None:
+    policy = policy_of(a=Facts(2), b=Facts(4), c=Facts(8), ready="ab")
+    assert policy.request(1, "b", 1, 5.0) == (Grant(1),)
+    assert policy.request(2, "c", 1, 6.0) == ()
+    assert policy.release(1, 7.0) == (Unload("a"), Unload("b"))
+
+
+def test_pinned_models_stay() -> None:
+    policy = policy_of(a=Facts(4, pinned=True), b=Facts(4), c=Facts(6), ready="ab")
+    assert policy.request(1, "c", 0, 5.0) == (Unload("b"),)
+    assert policy.request(2, "c", 1, 6.0) == (Refuse(2, NeverFits(needed=7, available=6)),)
+
+
+def test_what_never_fits_is_refused_at_once() -> None:
+    policy = policy_of(a=Facts(9), ready="a")
+    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 2, 5.0) == (Refuse(2, NeverFits(needed=11, available=10)),)
+
+
+def test_waits_for_a_pinned_model_to_be_asked_for_again() -> None:
+    """It fitted when it came; since then a pinned model has moved in for good."""
+    policy = policy_of(a=Facts(6), p=Facts(6, pinned=True), ready="a")
+    assert policy.request(1, "a", 0, 5.0) == (Grant(1),)
+    assert policy.request(2, "p", 0, 5.0) == ()
+    assert policy.request(3, "a", 0, 5.0) == ()
+    assert policy.release(1, 6.0) == (Unload("a"),)
+    assert policy.unloaded("a", 7.0) == (Load("p"), Refuse(3, NeverFits(needed=6, available=4)))
+
+
+def test_the_owner_unloads_idle_models_even_pinned_ones() -> None:
+    policy = policy_of(a=Facts(6, pinned=True), ready="a")
+    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
+    assert policy.unload_request("a", 6.0) == ()
+    assert policy.release(1, 7.0) == ()
+    assert policy.unload_request("a", 8.0) == (Unload("a"),)
+    assert policy.unload_request("a", 9.0) == ()
+    assert policy.views()["a"].state == "unloading"
+
+
+def test_preload_evicts_nothing_and_takes_no_room_that_is_waited_for() -> None:
+    policy = policy_of(a=Facts(6), b=Facts(4), c=Facts(5), ready="a")
+    assert policy.preload("c", 1.0) == ()
+    assert policy.request(1, "a", 1, 2.0) == (Grant(1),)
+    assert policy.request(2, "c", 1, 3.0) == ()
+    assert policy.preload("b", 4.0) == ()
+
+
+def test_the_prompt_cache_gives_way_first() -> None:
+    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(3), ready="ab")
+    assert policy.cache_bytes(3) == ()
+    assert policy.request(1, "a", 2, 5.0) == (ShrinkCache(2), Grant(1))
+    assert policy.request(2, "c", 0, 6.0) == (Unload("b"),)
+    assert policy.unloaded("b", 6.0) == (Load("c"),)
+    assert policy.cache == 2
+    assert policy.cache_bytes(5) == (ShrinkCache(2),)
+
+
+def test_waits_its_turn_within_one_model() -> None:
+    policy = policy_of(a=Facts(5), ready="a")
+    assert policy.request(1, "a", 4, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 4, 5.0) == ()
+    assert policy.request(3, "a", 1, 5.0) == ()
+    assert policy.release(1, 6.0) == (Grant(2), Grant(3))
+
+
+def test_passes_one_that_waits_for_its_load() -> None:
+    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(1), ready="a")
+    assert policy.request(1, "b", 2, 5.0) == (Load("b"),)
+    assert policy.request(2, "a", 2, 5.0) == (Grant(2),)
+    assert policy.request(3, "a", 1, 5.0) == (), "1 was promised those bytes"
+    assert policy.request(4, "c", 0, 5.0) == (), "models are loaded in order of arrival"
+    assert policy.loaded("b", 3, 6.0) == (Grant(1),)
+    assert policy.release(1, 7.0) == (Grant(3), Load("c"))
+
+
+def test_passes_one_that_is_stuck_only_if_both_fit_side_by_side() -> None:
+    policy = policy_of(p=Facts(1, pinned=True), a=Facts(5), b=Facts(6), ready="pa")
+    assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
+    assert policy.request(2, "b", 1, 5.0) == ()
+    assert policy.request(3, "a", 0, 5.0) == (), "a must go for b to come"
+    assert policy.request(4, "p", 2, 5.0) == (Grant(4),)
+    assert policy.request(5, "p", 1, 5.0) == (), "8 are for p and b, 2 were given to 4"
+    assert policy.release(1, 6.0) == (Unload("a"),)
+    assert policy.unloaded("a", 7.0) == (Load("b"),)
+    assert policy.loaded("b", 6, 8.0) == (Grant(2),)
+
+
+def test_two_models_and_room_for_one_take_turns() -> None:
+    policy = policy_of(a=Facts(6), b=Facts(6), ready="a")
+    assert policy.request(0, "a", 1, 5.0) == (Grant(0),)
+    for ticket in range(1, 5):
+        here, other = ("a", "b") if ticket % 2 else ("b", "a")
+        now = 5.0 + ticket
+        assert policy.request(ticket, other, 1, now) == ()
+        assert policy.release(ticket - 1, now) == (Unload(here),)
+        assert policy.unloaded(here, now) == (Load(other),)
+        assert policy.loaded(other, 6, now) == (Grant(ticket),)
+
+
+def test_the_queue_is_bounded() -> None:
+    policy = policy_of(max_waiting=2, a=Facts(5), b=Facts(1), c=Facts(6), ready="ab")
+    assert policy.request(1, "a", 3, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 3, 5.0) == ()
+    assert policy.request(3, "c", 3, 5.0) == ()
+    assert policy.request(4, "c", 3, 5.0) == (Refuse(4, QueueFull(waiting=2)),)
+    assert policy.request(5, "b", 0, 5.0) == (Grant(5),), "it need not wait"
+    assert policy.cancel(3, 6.0) == ()
+    assert policy.request(6, "c", 3, 6.0) == ()
+    assert policy.waiting == (2, 6)
+
+
+def test_waiting_ends_but_not_while_the_model_loads() -> None:
+    policy = policy_of(a=Facts(6), b=Facts(6))
+    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    assert policy.request(2, "b", 1, 6.0) == ()
+    assert policy.next_deadline() == 6.0 + WAIT
+    assert policy.tick(36.0) == (Refuse(2, WaitedTooLong(30.0)),)
+    assert policy.next_deadline() is None
+    assert policy.loaded("a", 6, 99.0) == (Grant(1),)
+
+
+def test_whoever_is_no_longer_in_the_way_lets_others_go() -> None:
+    policy = policy_of(a=Facts(5), ready="a")
+    assert policy.request(1, "a", 3, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 5, 6.0) == ()
+    assert policy.request(3, "a", 1, 7.0) == ()
+    assert policy.tick(36.0) == (Refuse(2, WaitedTooLong(30.0)), Grant(3))
+    assert policy.request(4, "a", 5, 40.0) == ()
+    assert policy.request(5, "a", 1, 41.0) == ()
+    assert policy.cancel(4, 42.0) == (Grant(5),)
+
+
+def test_idle_models_go_after_their_time() -> None:
+    policy = policy_of(a=Facts(3, ttl=60), b=Facts(3, ttl=60, pinned=True), c=Facts(3), ready="abc")
+    assert policy.next_deadline() == 60.0
+    assert policy.request(1, "a", 1, 50.0) == (Grant(1),)
+    assert policy.next_deadline() is None
+    assert policy.tick(500.0) == ()
+    assert policy.release(1, 501.0) == ()
+    assert policy.tick(560.9) == ()
+    assert policy.next_deadline() == 561.0
+    assert policy.tick(561.0) == (Unload("a"),)
+
+
+def test_a_failed_load_is_told_to_all_who_waited_for_it() -> None:
+    policy = policy_of(a=Facts(6), b=Facts(6))
+    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    assert policy.request(2, "a", 1, 5.0) == ()
+    assert policy.request(3, "b", 1, 5.0) == ()
+    failed = LoadFailed("a")
+    assert policy.load_failed("a", 6.0) == (Refuse(1, failed), Refuse(2, failed), Load("b"))
+    assert policy.request(4, "a", 1, 7.0) == ()
+
+
+def test_a_lost_engine_takes_leases_but_not_those_who_wait() -> None:
+    policy = policy_of(a=Facts(6), b=Facts(4), ready="a")
+    assert policy.cache_bytes(1) == ()
+    assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 3, 5.0) == ()
+    assert policy.engine_lost(6.0) == (Load("a"),)
+    assert policy.release(1, 7.0) == ()
+    assert (policy.used, policy.cache) == (6, 0)
+    assert policy.loaded("a", 6, 8.0) == (Grant(2),)
+
+
+def test_a_model_larger_than_estimated_drives_idle_ones_out() -> None:
+    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(4), ready="ab")
+    policy.cache_bytes(4)
+    assert policy.request(1, "c", 0, 5.0) == (ShrinkCache(0), Load("c"))
+    assert policy.loaded("c", 6, 6.0) == (Unload("a"),)
+    assert policy.unloaded("a", 7.0) == (Grant(1),)
+    assert policy.views()["c"].nbytes == 6
+
+
+def test_a_model_that_turns_out_too_large_is_refused_and_goes() -> None:
+    policy = policy_of(a=Facts(3))
+    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    assert policy.loaded("a", 11, 6.0) == (
+        Refuse(1, NeverFits(needed=12, available=10)),
+        Unload("a"),
+    )
+    assert policy.unloaded("a", 7.0) == ()
+    assert policy.request(2, "a", 0, 8.0) == (Refuse(2, NeverFits(needed=11, available=10)),)
+
+
+def test_an_estimate_can_be_bettered_until_the_model_is_there() -> None:
+    policy = policy_of(a=Facts(0))
+    policy.estimate("a", 6)
+    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    policy.estimate("a", 3)
+    assert policy.used == 6
+
+
+def test_events_out_of_turn_are_our_own_bugs() -> None:
+    policy = policy_of(a=Facts(6))
+    with pytest.raises(AssertionError):
+        policy.loaded("a", 6, 0.0)
+    with pytest.raises(AssertionError):
+        policy.unloaded("a", 0.0)
+
+
+class Machine(RuleBasedStateMachine):
+    """Believes nothing the policy says of itself: it keeps its own books of what is where."""
+
+    @initialize(
+        sizes=st.lists(st.integers(1, 8), min_size=2, max_size=4),
+        pinned=st.sets(st.integers(0, 3), max_size=2),
+        ttls=st.lists(st.none() | st.integers(1, 20), min_size=4, max_size=4),
+        budget=st.integers(6, 20),
+        max_waiting=st.integers(1, 5),
+        honest=st.booleans(),
+    )
+    def begin(
+        self,
+        sizes: list[int],
+        pinned: set[int],
+        ttls: list[int | None],
+        budget: int,
+        max_waiting: int,
+        honest: bool,
+    ) -> None:
+        """honest: no model turns out larger than was thought."""
+        facts = zip(sizes, ttls, strict=False)
+        self.facts = {f"m{i}": Facts(s, i in pinned, ttl) for i, (s, ttl) in enumerate(facts)}
+        self.budget, self.max_waiting, self.honest = budget, max_waiting, honest
+        self.policy = Policy(self.facts, budget=budget, max_waiting=max_waiting, wait_seconds=WAIT)
+        self.now = 0.0
+        self.tickets = 0
+        self.cache = 0
+        self.states = dict.fromkeys(self.facts, "unloaded")
+        self.sizes = {id: facts.weights for id, facts in self.facts.items()}
+        self.waiting: dict[int, tuple[str, int, float]] = {}
+        self.leases: dict[int, tuple[str, int]] = {}
+        self.used_at: dict[str, float] = {}
+        self.owner_unloads: str | None = None
+
+    def held(self, *, but: str = "") -> int:
+        weights = sum(self.sizes[m] for m, s in self.states.items() if s not in ("unloaded", but))
+        return weights + sum(kv for _, kv in self.leases.values())
+
+    def leased(self, model: str) -> bool:
+        return any(model == lease[0] for lease in self.leases.values())
+
+    def evictable(self) -> set[str]:
+        ready = {model for model, state in self.states.items() if state == "ready"}
+        return {m for m in ready if not self.leased(m) and not self.facts[m].pinned}
+
+    def asked_for(self, model: str) -> list[int]:
+        return [ticket for ticket, ask in self.waiting.items() if ask[0] == model]
+
+    def carry_out(self, actions: Actions) -> None:
+        for action in actions:
+            match action:
+                case Load(model):
+                    assert self.states[model] == "unloaded"
+                    self.states[model] = "loading"
+                case Unload(model):
+                    assert self.states[model] == "ready"
+                    assert not self.leased(model)
+                    assert not self.facts[model].pinned or model == self.owner_unloads
+                    self.states[model] = "unloading"
+                case ShrinkCache(to_bytes):
+                    assert self.held() + self.cache <= self.budget or to_bytes < self.cache
+                    assert 0 <= to_bytes < self.cache
+                    self.cache = to_bytes
+                case Grant(ticket):
+                    self.granted(ticket)
+                case Refuse(ticket, reason):
+                    self.refused(ticket, reason)
+            if self.honest and not isinstance(action, Refuse | Unload):
+                assert self.held() + self.cache <= self.budget, action
+        self.owner_unloads = None
+
+    def granted(self, ticket: int) -> None:
+        model, kv_bytes, _ = self.waiting[ticket]
+        assert self.states[model] == "ready"
+        assert self.asked_for(model)[0] == ticket, "first come, first served"
+        assert self.held() + kv_bytes + self.cache <= self.budget
+        del self.waiting[ticket]
+        self.leases[ticket] = model, kv_bytes
+        self.used_at[model] = self.now
+
+    def refused(self, ticket: int, reason: object) -> None:
+        model, kv_bytes, since = self.waiting[ticket]
+        match reason:
+            case NeverFits(needed, available):
+                stay = (m for m, facts in self.facts.items() if facts.pinned and m != model)
+                pinned = sum(self.sizes[m] for m in stay if self.states[m] in ("loading", "ready"))
+                assert (needed, available) == (self.sizes[model] + kv_bytes, self.budget - pinned)
+                assert needed > available
+            case QueueFull(waiting):
+                assert waiting == self.max_waiting == len(self.waiting) - 1
+                assert ticket == self.tickets
+            case WaitedTooLong(seconds):
+                assert seconds == self.now - since >= WAIT
+                assert self.states[model] != "loading"
+            case LoadFailed(failed):
+                assert failed == model
+                assert self.states[model] == "unloaded"
+        del self.waiting[ticket]
+
+    def models(self, data: st.DataObject, state: str) -> str:
+        return data.draw(st.sampled_from([m for m, s in self.states.items() if s == state]))
+
+    def some(self, state: str) -> bool:
+        return state in self.states.values()
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 17.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(data=st.data(), kv_bytes=st.integers(0, 5))
+    def request(self, data: st.DataObject, kv_bytes: int) -> None:
+        model = data.draw(st.sampled_from(sorted(self.facts)))
+        self.tickets += 1
+        self.waiting[self.tickets] = model, kv_bytes, self.now
+        self.carry_out(self.policy.request(self.tickets, model, kv_bytes, self.now))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(sorted(self.leases))))
+
+    def end(self, ticket: int) -> None:
+        model, _ = self.leases.pop(ticket)
+        self.used_at[model] = self.now
+        self.carry_out(self.policy.release(ticket, self.now))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.waiting)))
+        del self.waiting[ticket]
+        self.carry_out(self.policy.cancel(ticket, self.now))
+
+    @precondition(lambda self: self.some("loading"))
+    @rule(data=st.data(), difference=st.integers(-2, 4), fails=st.integers(0, 5).map((5).__eq__))
+    def load_ends(self, data: st.DataObject, difference: int, fails: bool) -> None:
+        model = self.models(data, "loading")
+        self.fail_load(model) if fails else self.finish_load(model, difference)
+
+    def finish_load(self, model: str, difference: int) -> None:
+        difference = min(difference, 0) if self.honest else difference
+        self.states[model] = "ready"
+        self.sizes[model] = max(1, self.sizes[model] + difference)
+        self.used_at[model] = self.now
+        self.carry_out(self.policy.loaded(model, self.sizes[model], self.now))
+
+    def fail_load(self, model: str) -> None:
+        self.states[model] = "unloaded"
+        self.carry_out(self.policy.load_failed(model, self.now))
+        assert not self.asked_for(model)
+
+    @precondition(lambda self: self.some("unloading"))
+    @rule(data=st.data())
+    def unload_ends(self, data: st.DataObject) -> None:
+        self.finish_unload(self.models(data, "unloading"))
+
+    def finish_unload(self, model: str) -> None:
+        self.states[model] = "unloaded"
+        self.carry_out(self.policy.unloaded(model, self.now))
+
+    @rule(nbytes=st.integers(0, 12))
+    def cache_is_reported(self, nbytes: int) -> None:
+        self.cache = nbytes
+        self.carry_out(self.policy.cache_bytes(nbytes))
+
+    @rule(really=st.integers(0, 5).map((5).__eq__))
+    def engine_is_lost(self, really: bool) -> None:
+        if not really:
+            return
+        self.states = dict.fromkeys(self.states, "unloaded")
+        void, self.leases, self.cache = self.leases, {}, 0
+        self.carry_out(self.policy.engine_lost(self.now))
+        for ticket in void:
+            self.carry_out(self.policy.release(ticket, self.now))
+
+    @rule(data=st.data())
+    def preload(self, data: st.DataObject) -> None:
+        model = data.draw(st.sampled_from(sorted(self.facts)))
+        fits = self.held() + self.sizes[model] <= self.budget
+        before = self.states[model]
+        self.carry_out(self.policy.preload(model, self.now))
+        if before == "unloaded" and not self.waiting:
+            assert (self.states[model] == "loading") == fits
+
+    @rule(data=st.data())
+    def owner_unloads_one(self, data: st.DataObject) -> None:
+        self.owner_unloads = model = data.draw(st.sampled_from(sorted(self.facts)))
+        idle = self.states[model] == "ready" and not self.leased(model)
+        self.carry_out(self.policy.unload_request(model, self.now))
+        assert not idle or self.states[model] != "ready"
+
+    @rule()
+    def tick(self) -> None:
+        self.carry_out(self.policy.tick(self.now))
+        self.nothing_is_overdue()
+
+    @rule()
+    def tick_when_due(self) -> None:
+        self.now = max(self.now, self.policy.next_deadline() or 0.0)
+        self.tick()
+
+    def nothing_is_overdue(self) -> None:
+        due = self.policy.next_deadline()
+        assert due is None or due > self.now
+        for model in self.evictable():
+            ttl = self.facts[model].ttl
+            assert ttl is None or self.asked_for(model) or self.used_at[model] + ttl > self.now
+        for model, _, since in self.waiting.values():
+            assert self.states[model] == "loading" or since + WAIT > self.now
+
+    @precondition(lambda self: self.honest and self.waiting)
+    @rule(data=st.data())
+    def nobody_waits_for_those_who_came_later(self, data: st.DataObject) -> None:
+        """Tickets that were granted past this one may be held for as long as they like."""
+        ticket = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.drain(until=ticket)
+        assert ticket not in self.waiting
+
+    @rule()
+    def engine_catches_up(self) -> None:
+        self.drain(until=0)
+
+    def drain(self, until: int) -> None:
+        """The engine does all it was asked to; tickets up to this one are released when granted."""
+        while (
+            (loading := [m for m, s in self.states.items() if s == "loading"])
+            or (unloading := [m for m, s in self.states.items() if s == "unloading"])
+            or (leases := [ticket for ticket in self.leases if ticket <= until])
+        ):
+            if loading:
+                self.finish_load(loading[0], 0)
+            elif unloading:
+                self.finish_unload(unloading[0])
+            else:
+                self.end(leases[0])
+
+    @invariant()
+    def the_views_are_true(self) -> None:
+        views = self.policy.views()
+        assert {model: view.state for model, view in views.items()} == self.states
+        for model, view in views.items():
+            assert view.leases == sum(model == leased for leased, _ in self.leases.values())
+            assert view.nbytes == self.sizes[model]
+            assert view.last_used == self.used_at.get(model)
+            assert not view.leases or view.state == "ready"
+        assert self.policy.waiting == tuple(self.waiting)
+        assert self.policy.used == self.held() + self.cache
+        assert self.policy.cache == self.cache
+
+    @invariant()
+    def memory_is_kept_to_the_budget(self) -> None:
+        if self.honest:
+            assert self.held() + self.cache <= self.budget
+        elif self.held() > self.budget:
+            assert not self.cache
+            assert self.held(but="unloading") <= self.budget or not self.evictable()
+
+    @invariant()
+    def the_queue_is_bounded(self) -> None:
+        assert len(self.waiting) <= self.max_waiting
+
+    @invariant()
+    def the_first_does_not_wait_for_nothing(self) -> None:
+        for model, kv_bytes, _ in list(self.waiting.values())[:1]:
+            there = self.states[model] in ("loading", "ready")
+            needed = kv_bytes + (0 if there else self.sizes[model])
+            if self.states[model] in ("ready", "unloaded"):
+                assert self.held() + needed > self.budget
+            missing = self.held(but="unloading") + needed - self.budget
+            others = sum(self.sizes[m] for m in self.evictable() - {model})
+            assert missing <= 0 or missing > others
+
+    def teardown(self) -> None:
+        if hasattr(self, "policy"):
+            self.drain(until=self.tickets)
+            assert not self.waiting
+            assert not self.leases
+            assert set(self.states.values()) <= {"ready", "unloaded"}
+
+
+def test_keeps_its_promises_whatever_happens() -> None:
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=1000,
+            stateful_step_count=50,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )

@@ -1,0 +1,103 @@
+"""Tiny checkpoints with random weights, as complete as a real one's folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import Model, ModelArgs
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ENDOFTEXT, IM_START, IM_END = range(3)
+TOKENS = len(SPECIAL) + 256
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def tiny_llama(
+    folder: Path, *, seed: int = 0, vocabulary: int = 320, layers: int = 2, hidden: int = 64
+) -> Path:
+    """Writes a checkpoint of mlx-lm's own llama code into `folder`.
+
+    The head is wider than the tokenizer has tokens, as most real ones are, so it can produce ids
+    that have no text.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": IM_START,
+        "eos_token_id": IM_END,
+    }
+    ends = {"bos_token_id": IM_START, "eos_token_id": [IM_END, ENDOFTEXT]}
+    _write(folder / "config.json", config)
+    _write(folder / "generation_config.json", ends)
+    _write(folder / "tokenizer_config.json", _tokenizer_config())
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    weights = _weights(config, seed)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+def _weights(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
+    parameters = tree_flatten(Model(ModelArgs.from_dict(config)).parameters())
+    shapes = {name: array.shape for name, array in sorted(parameters)}
+    keys = mx.random.split(mx.random.key(seed), len(shapes))
+    return {
+        name: _random(name, shape, key)
+        for (name, shape), key in zip(shapes.items(), keys, strict=True)
+    }
+
+
+def _random(name: str, shape: tuple[int, ...], key: mx.array) -> mx.array:
+    if len(shape) == 1:  # a norm's scale
+        return mx.ones(shape)
+    # Large enough that the context matters and the likeliest token is rarely a close call.
+    size = 1.0 if "embed" in name else 2.0 * shape[-1] ** -0.5
+    return mx.random.normal(shape, key=key) * size
+
+
+def _tokenizer() -> Tokenizer:
+    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet())]
+    tokenizer = Tokenizer(BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return tokenizer
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 2048,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2), "utf-8")
