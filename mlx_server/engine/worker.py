@@ -228,8 +228,8 @@ def main() -> None:
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     ready = Ready(os.getpid(), str(mx.default_device()))
-    connection.sendall(messages.frame(messages.encode_reports([ready])))
     with suppress(ConnectionError):  # the server is gone
+        connection.sendall(messages.frame(messages.encode_reports([ready])))
         serve(Engine(concurrency=int(sys.argv[2])), inbox, connection.sendall)
 
 

@@ -29,7 +29,7 @@ from tests.engine.test_batch import Ask, a_prompt, alone, ids
 
 P = ParamSpec("P")
 
-HANG = 8.0
+HANG = 60.0
 """Seconds after which whatever is still waiting waits for ever."""
 
 ENDLESS = 1_000_000
@@ -126,16 +126,18 @@ async def test_a_row_is_admitted_then_scored_then_generated(tiny_path: Path) -> 
 async def test_leaving_early_frees_the_rows(tiny_path: Path) -> None:
     async with running(tiny_path) as engine:
         steps: list[Stepped] = []
-        empty = asyncio.Event()
+        full, empty = asyncio.Event(), asyncio.Event()
+        events = {(4, 2): full, (0, 0): empty}
 
         def on_step(step: Stepped) -> None:
             steps.append(step)
-            if not step.tokens and not step.waiting:
-                empty.set()
+            if event := events.get((len(step.tokens), step.waiting)):
+                event.set()
 
-        async with engine.generate([ask(ENDLESS) for _ in range(6)]) as feed:
-            await first_token(feed)
-            engine.on_step = on_step
+        engine.on_step = on_step
+        async with engine.generate([ask(ENDLESS) for _ in range(6)]):
+            await full.wait()
+            empty.clear()
         assert not engine._rows
         await empty.wait()
 
@@ -151,9 +153,10 @@ async def test_leaving_at_any_moment_leaves_nothing_behind(tiny_path: Path) -> N
     async with running(tiny_path) as engine:
         for _ in range(60):
             rows = [ask(dice.randint(1, 4), score=dice.random() < 0.3) for _ in range(3)]
+            wanted, items = dice.randrange(12), 0
             async with engine.generate(rows) as feed:
-                for _ in range(dice.randrange(4)):
-                    await feed.take()
+                while items < wanted and engine._rows:
+                    items += len(await feed.take())
         assert not engine._rows
         steps: list[Stepped] = []
         engine.on_step = steps.append
@@ -186,6 +189,18 @@ async def test_a_load_that_fails_leaves_the_engine_serving(tiny_path: Path) -> N
         with pytest.raises(ModelUnusable, match="nowhere"):
             await engine.load("lost", "/nowhere", ignored)
         assert len((await answered(engine, ask()))[0]) == 5
+
+
+@asynchronous
+async def test_a_load_given_up_leaves_the_engine_serving(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        loading = asyncio.create_task(engine.load("second", str(tiny_path), ignored))
+        await asyncio.sleep(0)  # it has been sent
+        loading.cancel()
+        third = await engine.load("third", str(tiny_path), ignored)
+        assert third.model == "third"
+        second, tiny = await answered(engine, ask(model="second"), ask())
+        assert ids(second) == ids(tiny)
 
 
 BROKEN = Generate(0, "tiny", [1], 5, [], SamplingParams(top_k=cast(int, 1.5)))
@@ -415,6 +430,17 @@ def test_the_engine_goes_when_its_server_is_killed() -> None:
         server.kill()
         # The engine inherited the pipe: it ends when both are gone.
         server.communicate(timeout=HANG)
+
+
+def test_a_server_gone_before_the_engine_is_ready_is_no_error() -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "mlx_server.engine.worker", str(theirs.fileno()), "4"]
+    ours.close()
+    with theirs:
+        run = subprocess.run(
+            command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, timeout=HANG
+        )
+    assert (run.returncode, run.stderr) == (0, b"")
 
 
 def test_the_engine_goes_when_its_server_left_reports_unread() -> None:

@@ -292,6 +292,7 @@ def test_a_model_that_knows_control_tokens_as_words_makes_none(tmp_path: Path) -
     pieces = [("<unk>", 0.0), ("</s>", 0.0), ("<|im_end|>", 0.0), *letters]
     made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
     made.normalizer = tokenizers.normalizers.NFKC()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     made.add_special_tokens(["<unk>", "</s>", "<|im_end|>"])
     prompted = checkpoint(tmp_path, made, EACH + "{{ m.name }}{{ m.content }}" + ALL)
     for text in ("</s>", "a</s>b", "＜/s＞", "a<|im_end|>", "＜|im_end|＞＜/s>"):
