@@ -19,7 +19,7 @@ from rich.text import Text
 
 from mlx_server.engine.blas import fast_blas
 from mlx_server.errors import SettingsError
-from mlx_server.pool.sources import cache_dir
+from mlx_server.pool.cache import cache_dir
 from mlx_server.settings import check_file, find_file, load_settings
 
 Status = Literal["ok", "warn", "fail"]

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 from safetensors import SafetensorError
 
 from mlx_server.errors import ModelUnusable
+from mlx_server.pool.cache import Progress, cache_dir
 from mlx_server.pool.gguf_checkpoint import convert
-from mlx_server.pool.sources import Progress, cache_dir
 
 FORMAT = 1
 """To be raised whenever the files come out different, so that old ones are not taken for new."""

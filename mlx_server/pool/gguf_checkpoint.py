@@ -18,7 +18,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
-from mlx_server.pool.sources import Progress
+from mlx_server.pool.cache import Progress
 
 Facts = Mapping[str, Any]
 """The metadata of a GGUF file, by key."""

@@ -9,12 +9,10 @@ from threading import Lock
 from typing import Any, ClassVar, Self
 
 from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.pool.cache import Progress
 
 # The hub client reads this when it is first imported, and so does the engine process.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-
-Progress = Callable[[str, int, int], None]
-"""`progress(what, done, total)`, in bytes or units, total > 0. It may be called in any thread."""
 
 KINDS = "the path of a folder, a hub id such as mlx-community/Qwen3-0.6B-4bit, or demo:smollm2"
 
@@ -25,12 +23,6 @@ NEEDED = ["*.json", "*.jinja", "model*.safetensors"]
 WANTED = [*NEEDED, "*.txt", "*.model", "*.tiktoken"]
 # Subfolders hold the model in other formats, and the `*` of a pattern would reach into them.
 NESTED = "*/*"
-
-
-def cache_dir() -> Path:
-    """Where this server keeps what it made: `MLX_SERVER_CACHE`, or `~/.cache/mlx-server`."""
-    folder = os.environ.get("MLX_SERVER_CACHE") or "~/.cache/mlx-server"
-    return Path(os.path.expanduser(folder)).absolute()
 
 
 def resolve(source: str, progress: Progress) -> Path:

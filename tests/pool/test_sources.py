@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from mlx_server.errors import ModelUnusable, SettingsError
-from mlx_server.pool.sources import cache_dir, resolve
+from mlx_server.pool.cache import cache_dir
+from mlx_server.pool.sources import resolve
 
 CHECKPOINT = ["config.json", "tokenizer.json", "model.safetensors"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
