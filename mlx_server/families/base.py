@@ -17,6 +17,9 @@ from mlx_server.events import Event
 from mlx_server.families.checkpoint import Checkpoint
 from mlx_server.messages import Conversation, Message, Tool
 
+DEEPEST = 64
+"""Levels of objects and lists, as in a request's body."""
+
 Close = Callable[[Any], Any]
 """Marks a client's text, or all of it in lists and objects; see Seal."""
 
@@ -72,16 +75,13 @@ class ModelFamily:
         seal = Seal(checkpoint, conversation)
         asked = conversation.template_kwargs
         taken = {name for name in asked if template.takes(name) and name not in checkpoint.tokens}
-        try:
-            variables: dict[str, Any] = {
-                **checkpoint.tokens,
-                **{name: seal.closed(asked[name]) for name in taken},
-                "messages": [self.message(m, seal.closed) for m in conversation.messages],
-                "tools": [tool_json(t, seal.closed) for t in conversation.tools] or None,
-                "add_generation_prompt": True,
-            }
-        except RecursionError:  # the arguments of an earlier call: JSON inside of JSON
-            raise BadRequest("The messages are nested too deeply.", param="messages") from None
+        variables: dict[str, Any] = {
+            **checkpoint.tokens,
+            **{name: seal.closed(asked[name]) for name in taken},
+            "messages": [self.message(m, seal.closed) for m in conversation.messages],
+            "tools": [tool_json(t, seal.closed) for t in conversation.tools] or None,
+            "add_generation_prompt": True,
+        }
         ignored = [f"chat_template_kwargs.{name}" for name in asked if name not in taken]
         if conversation.tools and "tools" not in template.reads:
             ignored.append("tools")
@@ -146,14 +146,16 @@ class Seal:
             raise BadRequest("The messages use every noncharacter from U+FDD0 to U+FDEF.")
         return mark
 
-    def closed(self, value: Any) -> Any:
+    def closed(self, value: Any, depth: int = DEEPEST) -> Any:
+        if not depth:  # the arguments of an earlier call: JSON inside of JSON
+            raise BadRequest(f"The messages nest deeper than {DEEPEST}.", param="messages")
         match value:
             case str():
                 return self._closed(value)
             case list() | tuple():
-                return [self.closed(item) for item in value]
+                return [self.closed(item, depth - 1) for item in value]
             case dict():
-                return {self.closed(key): self.closed(item) for key, item in value.items()}
+                return {self._closed(key): self.closed(v, depth - 1) for key, v in value.items()}
         return value
 
     def _closed(self, text: str) -> str:
