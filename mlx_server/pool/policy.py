@@ -327,7 +327,8 @@ class Policy:
         line.stuck = line.stuck or not self._make_room(line.promised + needs, keep)
         if not line.stuck:
             line.promised += needs
-            if model.state == "unloaded" and ask.model not in line.models and needs <= self._free:
+            new = model.state == "unloaded" and ask.model not in line.models
+            if new and model.nbytes <= self._free:
                 line.promised -= model.nbytes
                 self._load(model)
         line.asks.append(ask)

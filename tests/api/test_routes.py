@@ -9,6 +9,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
+from mlx_server.engine.messages import Stepped, Token
 from mlx_server.settings import Settings
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error
@@ -183,11 +184,29 @@ def test_every_answer_has_a_request_id(client: TestClient) -> None:
 
 
 def test_metrics_count_requests(client: TestClient) -> None:
+    name = 'mlx_server_requests_total{model="tiny",outcome="completed"}'
     call(client, "POST", "/v1/completions")
-    found = client.get("/metrics").text
-    assert 'mlx_server_requests_total{model="tiny",outcome="completed"}' in found
-    assert "mlx_server_batch_size 0.0\n" in found
-    assert "mlx_server_queue 0.0\n" in found
+    before = client.get("/metrics").text
+    call(client, "POST", "/v1/completions")
+    assert sample(client.get("/metrics").text, name) == sample(before, name) + 1
+
+
+def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
+    app = wire.app(tiny_path, ScriptedEngine())
+    app.state.metrics.on_step(Stepped([Token(1, 5)], waiting=3, active_bytes=7))
+    with TestClient(app, base_url="http://localhost") as client:
+        app.state.pool.rows = 4
+        busy = client.get("/metrics").text
+        app.state.pool.rows = 0
+        idle = client.get("/metrics").text
+    names = ("mlx_server_batch_size", "mlx_server_queue", "mlx_server_active_bytes")
+    assert [sample(busy, name) for name in names] == [1, 3, 7]
+    assert [sample(idle, name) for name in names] == [0, 0, 7]
+
+
+def sample(exposition: str, name: str) -> float:
+    (found,) = [line for line in exposition.splitlines() if line.startswith(f"{name} ")]
+    return float(found.removeprefix(name))
 
 
 def test_the_log_has_a_line_a_request_and_no_word_of_it(

@@ -24,13 +24,14 @@ from mlx_server.engine.messages import (
     Stop,
     Token,
 )
-from mlx_server.errors import ServerError
+from mlx_server.errors import EngineDied, ServerError
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.settings import ModelSettings, ServerSettings, Settings
 from tests.tiny import IM_END
 
 MODEL = "tiny"
 VOCABULARY = 320
+PATIENCE_SECONDS = 20.0
 TEXT = "Salü, 世界! 🙂 And so on."
 """What the engine says, a byte a token."""
 
@@ -47,7 +48,7 @@ class ScriptedEngine(EngineClient):
         """Rows whose request has not left yet."""
         self.took = asyncio.Event()
         self.silent = False
-        """Takes rows and says no more."""
+        """Takes rows and says no more, for longer than a test should wait."""
         self.failure: ServerError | None = None
         """Comes after a few tokens."""
         self._tokens: list[int] = []
@@ -77,6 +78,9 @@ class ScriptedEngine(EngineClient):
                 answers.put(item)
         if self.failure:
             answers.fail(self.failure)
+        elif self.silent:
+            patience = asyncio.get_running_loop().call_later
+            patience(PATIENCE_SECONDS, answers.fail, EngineDied("Nobody left, nothing came."))
         numbers = {row.row for row in rows}
         self.running |= numbers
         self.took.set()
