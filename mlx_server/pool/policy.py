@@ -313,6 +313,7 @@ class Policy:
         first = line.asks[0].number
         passing = [ask, *(lease for lease in self._granted.values() if lease.number > first)]
         beside = {m.id for m in self._models.values() if m.stays} | {p.model for p in passing}
+        beside |= {id for id in line.models if self._models[id].facts.pinned}
         taken = sum(self._models[id].nbytes for id in beside) + sum(p.kv_bytes for p in passing)
         return all(
             taken + self._needs(earlier, earlier.model in beside) <= self.budget
@@ -327,8 +328,7 @@ class Policy:
         line.stuck = line.stuck or not self._make_room(line.promised + needs, keep)
         if not line.stuck:
             line.promised += needs
-            new = model.state == "unloaded" and ask.model not in line.models
-            if new and model.nbytes <= self._free:
+            if model.state == "unloaded" and model.nbytes <= self._free:
                 line.promised -= model.nbytes
                 self._load(model)
         line.asks.append(ask)

@@ -2,10 +2,10 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -13,30 +13,32 @@ from rich.console import Console
 
 from bench_parts import tables
 from bench_parts.contenders import CONTENDERS, Contender
+from bench_parts.machine import Others
 from bench_parts.models import model_folder
-from bench_parts.plan import CASES, QUICK, Case, Outcome, tokens_per_second
-from mlx_server.bench import Result
+from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, Model, Outcome, Turn
 
+PIPE_WIDTH = 120
+MOST_OTHERS = 0.1
+"""Cores."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 progress = Console(stderr=True, highlight=False)
 
 
+@app.command()
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases: two minutes.")] = False,
-    model: Annotated[
-        Literal["demo", "tiny"] | None, typer.Option(help="Only this one; demo is a real one.")
-    ] = None,
+    model: Annotated[Model | None, typer.Option(help="Only this one; demo is a real one.")] = None,
     only: Annotated[
-        str, typer.Option(metavar="LIST", help="Of raw-stream, raw-batch, ...")
+        str, typer.Option(metavar="LIST", help="Some of the contenders.", show_default=True)
     ] = ",".join(CONTENDERS),
     repetitions: Annotated[
-        int | None, typer.Option(min=1, help="Of each case [3; with --quick 2].")
+        int | None, typer.Option(min=1, help="Of each case [tiny 3, demo 2; --quick: one less].")
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all that was measured to it.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for README.md.")] = (
-        False
-    ),
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables for the README.")] = False,
 ) -> None:
     """This server beside mlx-lm's own, and beside MLX with no server at all.
 
@@ -44,56 +46,70 @@ def main(
     scripts/bench
     scripts/bench --quick --model tiny
     scripts/bench --only mlx-server,mlx_lm.server --json before.json
+
+    Latencies are medians of all answers unless they say p95, and every number is the median of
+    its repetitions. A prefix is warm when the prompts share it and it was asked before.
     """
-    names = [name for name in CONTENDERS if name in only.split(",")]
+    names = only.split(",")
+    if unknown := set(names) - set(CONTENDERS):
+        raise typer.BadParameter(f"--only knows no {', '.join(sorted(unknown))}.")
     cases = [case for case in (QUICK if quick else CASES) if model in (None, case.model)]
-    outcomes = measure(cases, names, repetitions or (2 if quick else 3))
+    times = {model: repetitions or count - quick for model, count in REPETITIONS.items()}
+    outcomes = measure(cases, names, times)
     if json:
-        json.write_bytes(msgspec.json.encode(tables.plain(outcomes)))
-    console = Console(width=None if Console().is_terminal else 120)
+        json.write_bytes(msgspec.json.encode(outcomes))
+    console = Console()
     if markdown:
-        for line in tables.markdown(outcomes):
-            console.out(line, highlight=False)
+        console.out("\n".join(tables.markdown(outcomes)), highlight=False)
     else:
+        console.width = console.width if console.is_terminal else PIPE_WIDTH
         console.print(*tables.terminal(outcomes))
+    _warn(max((turn.others for outcome in outcomes for turn in outcome.turns), default=0.0))
 
 
-def measure(cases: Sequence[Case], names: Sequence[str], repetitions: int) -> list[Outcome]:
-    results: dict[tuple[Case, str], list[tuple[Result, int]]] = {}
-    for model in dict.fromkeys(case.model for case in cases):
-        folder = model_folder(model)
-        with ExitStack() as stack:
-            running = {name: stack.enter_context(CONTENDERS[name](folder)) for name in names}
-            for _ in range(repetitions):
-                for case in cases:
-                    if case.model == model:
-                        for name, measured in _turn(case, running):
-                            results.setdefault((case, name), []).append(measured)
-    return [
-        Outcome(case, name, tuple(r for r, _ in measured), max(memory for _, memory in measured))
-        for (case, name), measured in results.items()
-    ]
+def _warn(others: float) -> None:
+    if others > MOST_OTHERS:
+        progress.out(
+            f"Other processes took up to {others:.1f} cores meanwhile: these numbers are too bad, "
+            "and unequally so. Measure again when this machine is quiet."
+        )
 
 
-def _turn(case: Case, running: dict[str, Contender]) -> Iterator[tuple[str, tuple[Result, int]]]:
-    """The same prompts for all, which none of them has seen."""
-    load = case.load(secrets.token_hex(8))
-    for name, contender in running.items():
-        if not case.suits(name):
-            continue
-        result = contender.run(load)
-        _tell(case, name, result)
-        yield name, (result, contender.memory())
+def measure(
+    cases: Sequence[Case], names: Sequence[str], repetitions: Mapping[Model, int]
+) -> list[Outcome]:
+    turns: dict[tuple[Case, str], list[Turn]] = {}
+    for model, times in repetitions.items():
+        if wanted := [case for case in cases if case.model == model]:
+            for case, name, turn in _turns(model_folder(model), wanted * times, names):
+                turns.setdefault((case, name), []).append(turn)
+    return [Outcome(case, name, tuple(taken)) for (case, name), taken in turns.items()]
 
 
-def _tell(case: Case, name: str, result: Result) -> None:
+def _turns(
+    folder: Path, cases: Sequence[Case], names: Sequence[str]
+) -> Iterator[tuple[Case, str, Turn]]:
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(CONTENDERS[name](folder)) for name in names}
+        for case in cases:
+            # The same prompts for all, which none of them has seen.
+            seed = secrets.token_hex(8)
+            for name, contender in running.items():
+                if case.suits(name):
+                    yield case, name, _turn(case, name, contender, seed)
+
+
+def _turn(case: Case, name: str, contender: Contender, seed: str) -> Turn:
+    others = Others()
+    result = contender.run(case.load(seed))
     failed = f"; {len(result.errors)} failed: {result.errors[0]}" if result.errors else ""
     progress.out(
         f"{time.strftime('%X')} {case.model} {case.words} tokens, {case.prefix}, "
-        f"{case.clients} clients, {name}: {tokens_per_second(result):.0f} tokens/s, first after "
+        f"{case.clients} clients, {name}: {result.tokens_per_second:.0f} tokens/s, first after "
         f"{result.first_token.median * 1000:.0f} ms{failed}"
     )
+    return Turn(result, contender.memory(), others.cores())
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="scripts/bench")

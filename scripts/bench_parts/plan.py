@@ -52,8 +52,8 @@ CASES = (
     Case("tiny", 16, 64, 64, warm=True),
     Case("tiny", 16, 32, 512, warm=True),
     ONE,
-    Case("demo", 4, 4, 64, 48),
-    Case("demo", 8, 8, 64, 48),
+    Case("demo", 4, 4, 64, 32),
+    Case("demo", 8, 8, 64, 32),
     SIXTEEN,
     Case("demo", 1, 1, 512, 48),
     TOGETHER,
@@ -63,20 +63,33 @@ CASES = (
 
 QUICK = (*CASES[:4], ONE, SIXTEEN)
 
+REPETITIONS: dict[Model, int] = {"tiny": 3, "demo": 2}
+"""One less for the quick ones."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    result: Result
+    memory: int
+    """Resident bytes at its end."""
+    others: float
+    """Cores that were taken by other processes meanwhile."""
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """One contender in one case."""
+    """One contender in one case, with its repetitions."""
 
     case: Case
     contender: str
-    results: tuple[Result, ...]
-    """Of the repetitions."""
-    memory: int
-    """The most that it held after one of them, in bytes."""
+    turns: tuple[Turn, ...]
 
     def median(self, measure: Callable[[Result], float]) -> float:
-        return median(map(measure, self.results))
+        return median(measure(turn.result) for turn in self.turns)
+
+    @property
+    def memory(self) -> int:
+        return max(turn.memory for turn in self.turns)
 
 
 def tokens_per_second(result: Result) -> float:

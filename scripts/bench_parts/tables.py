@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from math import isnan
-from typing import Any
 
 from rich.table import Table
 
@@ -14,7 +13,7 @@ COLUMNS = (
     "prompt",
     "prefix",
     "clients",
-    "",
+    "contender",
     "first token, ms",
     "p95",
     "next token, ms",
@@ -22,6 +21,8 @@ COLUMNS = (
     "tokens/s",
     "MB",
 )
+GOAL_COLUMNS = ("goal", "wanted", "measured", "reached")
+
 Row = tuple[str, ...]
 
 
@@ -66,36 +67,18 @@ def terminal(outcomes: list[Outcome]) -> Iterator[Table]:
         table.add_row(*row)
         before = row
     yield table
-    yield _table(("goal", "wanted", "measured", "reached"), goals(outcomes))
-
-
-def _table(columns: Row, content: Iterable[Row]) -> Table:
-    table = Table(*columns)
-    for row in content:
+    table = Table(*GOAL_COLUMNS)
+    for row in goals(outcomes):
         table.add_row(*row)
-    return table
+    yield table
 
 
 def markdown(outcomes: list[Outcome]) -> Iterator[str]:
     yield from _markdown(COLUMNS, rows(outcomes))
     yield ""
-    yield from _markdown(("goal", "wanted", "measured", "reached"), goals(outcomes))
+    yield from _markdown(GOAL_COLUMNS, goals(outcomes))
 
 
 def _markdown(columns: Row, content: Iterable[Row]) -> Iterator[str]:
     for row in (columns, ("---",) * len(columns), *content):
         yield f"| {' | '.join(row)} |"
-
-
-def plain(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """As JSON takes it, with every repetition."""
-    return [
-        {
-            "model": outcome.case.model,
-            "prefix": outcome.case.prefix,
-            "contender": outcome.contender,
-            "memory_bytes": outcome.memory,
-            "results": outcome.results,
-        }
-        for outcome in outcomes
-    ]

@@ -495,16 +495,18 @@ def test_a_mistake_of_ours_is_told_without_its_details(
 class Leaver:
     """A client, as the app sees it, that sends its request and leaves some time later.
 
-    leaves: when; None: as soon as it is sent something, which never gets through.
+    leaves: when; None: as soon as it is sent something. stuck: nothing gets through to it.
     """
 
-    def __init__(self, body: Json, leaves: asyncio.Event | None) -> None:
+    def __init__(
+        self, body: Json, leaves: asyncio.Event | None = None, *, stuck: bool = False
+    ) -> None:
         self.raw = json.dumps(body).encode()
         self.sent: list[Message] = []
         self._coming: list[Message] = [{"type": "http.request", "body": self.raw}]
         self._sending = asyncio.Event()
         self._leaves = leaves or self._sending
-        self._stuck = leaves is None
+        self._stuck = stuck
 
     @property
     def scope(self) -> dict[str, Any]:
@@ -553,7 +555,9 @@ class Stage:
     async def _play(self, clients: tuple[Leaver, ...]) -> None:
         app = wire.app(self.model, self.engine)
         for client in clients:
-            await app(client.scope, client.receive, client.send)
+            called = app(client.scope, client.receive, client.send)
+            await asyncio.wait_for(called, 2 * wire.PATIENCE_SECONDS)
+            assert not self.engine.gave_up
             self.free.append(not self.engine.running)
             self.engine.took.clear()
 
@@ -568,17 +572,18 @@ def test_a_client_that_leaves_takes_its_rows_along(
         stage.play(
             Leaver({**BODY, "n": n}, stage.engine.took),
             Leaver({**BODY, "n": n, "stream": True}, stage.engine.took),
+            Leaver({**BODY, "n": n, "stream": True}),
         )
-    assert len(stage.engine.taken) == 2 * n
-    assert stage.free == [True, True]
+    assert len(stage.engine.taken) == 3 * n
+    assert stage.free == [True] * 3
     access = [record.args for record in caplog.records if record.name == "mlx_server.access"]
-    assert [args[2] for args in access if isinstance(args, tuple)] == ["gone", "gone"]
+    assert [args[2] for args in access if isinstance(args, tuple)] == ["gone"] * 3
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_rows_are_free_once_the_app_returns_even_if_nothing_was_sent(tiny_path: Path) -> None:
     stage = Stage(tiny_path)
-    client = Leaver({**BODY, "stream": True}, None)
+    client = Leaver({**BODY, "stream": True}, stuck=True)
     stage.play(client)
     assert stage.engine.taken
     assert client.sent == []

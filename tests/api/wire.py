@@ -31,7 +31,7 @@ from tests.tiny import IM_END
 
 MODEL = "tiny"
 VOCABULARY = 320
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 10.0
 TEXT = "Salü, 世界! 🙂 And so on."
 """What the engine says, a byte a token."""
 
@@ -48,7 +48,8 @@ class ScriptedEngine(EngineClient):
         """Rows whose request has not left yet."""
         self.took = asyncio.Event()
         self.silent = False
-        """Takes rows and says no more, for longer than a test should wait."""
+        """Takes rows and says no more, until it gives up long after a test should have ended."""
+        self.gave_up = False
         self.failure: ServerError | None = None
         """Comes after a few tokens."""
         self._tokens: list[int] = []
@@ -79,8 +80,7 @@ class ScriptedEngine(EngineClient):
         if self.failure:
             answers.fail(self.failure)
         elif self.silent:
-            patience = asyncio.get_running_loop().call_later
-            patience(PATIENCE_SECONDS, answers.fail, EngineDied("Nobody left, nothing came."))
+            asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._give_up, answers)
         numbers = {row.row for row in rows}
         self.running |= numbers
         self.took.set()
@@ -88,6 +88,10 @@ class ScriptedEngine(EngineClient):
             yield answers
         finally:
             self.running -= numbers
+
+    def _give_up(self, answers: Answers) -> None:
+        self.gave_up = True
+        answers.fail(EngineDied("Nobody left, nothing came."))
 
     def cancel(self, rows: Sequence[int]) -> None:
         self.running -= set(rows)

@@ -48,15 +48,15 @@ class LiveServer:
         return engine
 
     def openai(self, **options: Any) -> OpenAI:
-        http = httpx2.Client(trust_env=False, timeout=60)
+        http = httpx2.Client(trust_env=False, timeout=30)
         return OpenAI(**self._options(options), http_client=http)
 
     def openai_async(self, **options: Any) -> AsyncOpenAI:
-        http = httpx2.AsyncClient(trust_env=False, timeout=60)
+        http = httpx2.AsyncClient(trust_env=False, timeout=30)
         return AsyncOpenAI(**self._options(options), http_client=http)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=30)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **given}

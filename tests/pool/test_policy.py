@@ -226,6 +226,22 @@ def test_what_has_passed_is_held_against_the_next() -> None:
     assert policy.request(4, "b", 0, 8.0) == (), "b, p with its 2 bytes, and 8 make 13"
 
 
+def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None:
+    policy = policy_of(
+        budget=12,
+        ready="abc",
+        p=Facts(1, pinned=True),
+        a=Facts(3),
+        b=Facts(6),
+        c=Facts(3),
+    )
+    for ticket, model in enumerate("abc"):
+        assert policy.request(ticket, model, 0, 5.0) == (Grant(ticket),)
+    assert policy.request(3, "p", 0, 6.0) == ()
+    assert policy.request(4, "a", 3, 7.0) == ()
+    assert policy.request(5, "b", 0, 8.0) == (), "p stays, and with b there are 5 left for 4"
+
+
 def test_models_are_loaded_in_order_of_arrival() -> None:
     policy = policy_of(a=Facts(6), b=Facts(6), c=Facts(2), ready="a")
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
@@ -248,10 +264,10 @@ def test_a_load_begins_while_its_kv_cache_still_has_to_wait() -> None:
 
 
 def test_two_who_wait_for_one_model_count_it_once() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(6), p=Facts(1, pinned=True), ready="pa")
+    policy = policy_of(p=Facts(1, pinned=True), a=Facts(6), b=Facts(6), c=Facts(1), ready="pa")
     assert policy.request(1, "b", 1, 5.0) == (Unload("a"),)
     assert policy.request(2, "b", 1, 5.0) == ()
-    assert policy.request(3, "p", 1, 5.0) == (Grant(3),)
+    assert policy.request(3, "c", 0, 5.0) == (Load("c"),)
 
 
 def test_evicts_no_model_that_an_earlier_ticket_waits_for() -> None:

@@ -1,0 +1,22 @@
+"""What else this machine does: numbers from a busy one are no numbers."""
+
+from time import perf_counter
+
+import psutil
+
+
+class Others:
+    """The processor time of all processes but ours, from here on."""
+
+    def __init__(self) -> None:
+        self._began, self._taken = perf_counter(), _taken_by_others()
+
+    def cores(self) -> float:
+        return (_taken_by_others() - self._taken) / (perf_counter() - self._began)
+
+
+def _taken_by_others() -> float:
+    times = psutil.cpu_times()
+    us = psutil.Process()
+    ours = [process.cpu_times() for process in (us, *us.children(recursive=True))]
+    return times.user + times.nice + times.system - sum(t.user + t.system for t in ours)
