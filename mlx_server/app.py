@@ -27,6 +27,8 @@ from mlx_server.progress import progress_display
 from mlx_server.requests import SamplingChoices
 from mlx_server.settings import ModelSettings, Settings
 
+MAX_HEAD_BYTES = 64 << 10
+
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
     server = settings.server
@@ -87,6 +89,9 @@ def run(settings: Settings) -> None:
         app,
         host=settings.server.host,
         port=settings.server.port,
+        # The other one, httptools, takes headers without end.
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -44,15 +44,20 @@ class Events:
         self._lines = (line for line in response.iter_lines() if line)
 
     def next(self) -> Any:
-        line = next(self._lines)
-        assert line.startswith("data: ")
-        return json.loads(line.removeprefix("data: "))
+        return json.loads(self._data())
 
     def last(self) -> Any:
         """The last one, having made sure that the stream ends as it should."""
-        *_, event, done = self._lines
-        assert done == "data: [DONE]"
-        return json.loads(event.removeprefix("data: "))
+        found, following = self._data(), self._data()
+        while following != "[DONE]":
+            found, following = following, self._data()
+        assert list(self._lines) == []
+        return json.loads(found)
+
+    def _data(self) -> str:
+        line = next(self._lines)
+        assert line.startswith("data: "), "a stream that should go on, or end, rests"
+        return line.removeprefix("data: ")
 
 
 @contextmanager
