@@ -1,30 +1,40 @@
-"""The rows of one model: mlx-lm's BatchGenerator, with the step that chooses tokens replaced.
+"""The rows of one model: the two halves of mlx-lm's BatchGenerator, on a schedule of our own.
 
-mlx-lm samples row by row and computes every row's log probabilities over the whole vocabulary at
-every step. Here one `Sampler` chooses for all rows at once. The row objects travel through
-mlx-lm's batches as its per-row "samplers", so they are merged, filtered and split with the caches.
+BatchGenerator prefills up to eight prompts together, so that nobody gets a token before all are
+done, and samples row by row. Here prompts are prefilled in the order they came, in pieces that the
+`Pace` sizes, and one `Sampler` chooses for all rows at once. The row objects travel through
+mlx-lm's batches as its per-row "samplers", so they are merged and filtered with the caches.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import (
-    BatchGenerator,
     GenerationBatch,
     PromptProcessingBatch,
     StopSequences,
 )
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 
-from mlx_server.engine.messages import Logprobs, Token
+from mlx_server.engine.messages import Generate, Logprobs, Prefilled, Token
+from mlx_server.engine.pace import Pace
+from mlx_server.engine.prompt_cache import PromptCache
+from mlx_server.engine.replay import ReplayModel, follow
 from mlx_server.engine.sampling import Row, RowLogprobs, Sampled, Sampler
-from mlx_server.requests import SamplingParams
 
-PREFILL_STEP = 512 if mx.metal.is_available() else 128
-"""Tokens prefilled between two steps of the rows that decode."""
+PIECE = 2048
+"""mlx-lm cuts longer pieces than this; the pace never asks for one."""
+
+SHARED = 32
+"""Two prompts that begin with so many equal tokens are prefilled one after the other, the second
+from what the first left in the prompt cache."""
 
 
 class Decode(GenerationBatch):
@@ -65,16 +75,33 @@ class Prefill(PromptProcessingBatch):
     samplers: list[Row]
     prompt_cache: list[Any]
     logits_processors: list[Any]
-    max_tokens: list[int]
 
-    def generate(self, tokens: list[list[int]]) -> Decode:
-        """As in mlx-lm, but the rows go on in our own kind of batch."""
-        if any(len(prompt) > 1 for prompt in tokens):
-            self.prompt([prompt[:-1] for prompt in tokens])
-        decode = Decode(
+    def prompt(self, tokens: list[list[int]]) -> None:
+        """Computes so much more of each row's prompt."""
+        lengths = [len(row) for row in tokens]
+        if max(lengths) == 1 and min(lengths) == 0:
+            self._prompt_token(tokens, lengths)
+        else:
+            super().prompt(tokens)
+
+    def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
+        """One token for some rows, none for others. Padded to two: what is one token wide, a
+        rotating cache takes for a step of decoding, in which no row is padded."""
+        for known, row in zip(self.tokens, tokens, strict=True):
+            known += row
+        for cache in self.prompt_cache:
+            cache.prepare(lengths=lengths, right_padding=[2 - length for length in lengths])
+        self.model(mx.array([[*row, 0, 0][:2] for row in tokens]), cache=self.prompt_cache)
+        for cache in self.prompt_cache:
+            cache.finalize()
+        mx.eval([cache.state for cache in self.prompt_cache])
+
+    def decode(self, last_tokens: list[int]) -> Decode:
+        """The same rows, all but the last token of each computed, as a batch that decodes."""
+        return Decode(
             self.model,
             self.uids,
-            mx.array([prompt[-1] for prompt in tokens]),
+            mx.array(last_tokens),
             self.prompt_cache,
             self.tokens,
             self.samplers,
@@ -83,84 +110,194 @@ class Prefill(PromptProcessingBatch):
             self.stop_sequences,
             self.max_tokens,
         )
-        self.uids, self.prompt_cache, self.tokens = [], [], []
-        self.samplers, self.logits_processors, self.max_tokens = [], [], []
-        return decode
 
 
-class Batch(BatchGenerator):
+@dataclass
+class Waiting:
+    """A row that has not begun."""
+
+    row: Row
+    prompt: list[int]
+    max_tokens: int
+    stops: StopSequences
+    script: list[int] | None
+    cache: list[Any] | None
+    """Of the whole prompt but its last token, if that was computed on the way here."""
+
+
+@dataclass
+class Done:
+    """What one step of a batch brought."""
+
+    tokens: list[Token] = field(default_factory=list)
+    prefilled: list[Prefilled] = field(default_factory=list)
+
+
+class Batch:
     """Rows join and leave at any step; `step` gives each decoding row its next token."""
 
-    def __init__(self, model: nn.Module, *, concurrency: int) -> None:
-        super().__init__(
-            model,
-            completion_batch_size=concurrency,
-            prefill_batch_size=min(8, concurrency),
-            prefill_step_size=PREFILL_STEP,
-        )
-        self._prompt_batch = Prefill.empty(model, greedy_sampler, PREFILL_STEP)
-        self._generation_batch = Decode.empty(model, greedy_sampler)
-        self._row_of: dict[int, int] = {}
-        self._uid_of: dict[int, int] = {}
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        concurrency: int,
+        key: str = "",
+        cache: PromptCache | None = None,
+    ) -> None:
+        self.model = model
+        self._concurrency = concurrency
+        self._key = key
+        self._cache = cache or PromptCache(0)
+        self._pace = Pace()
+        self._waiting: deque[Waiting] = deque()
+        self._prefill = Prefill.empty(model, greedy_sampler)
+        self._rest: list[list[int]] = []
+        """Of each row being prefilled, the tokens not computed yet; the last one decodes."""
+        self._decode = Decode.empty(model, greedy_sampler)
+        self._began = 0.0
+        self.warm = False
+        """Has given a token: every kernel has been compiled and run."""
         # The width shows in the shape of an output that is never computed.
         self.vocabulary: int = model(mx.array([[0]])).shape[-1]
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        return len(self._waiting) + len(self._prefill) + len(self._decode)
 
     @property
-    def prefill_batch_size(self) -> int:
-        """How many rows may be in prefill: mlx-lm itself takes them in beside a full batch."""
-        free: int = self.completion_batch_size - len(self._generation_batch)
-        return min(self._prefill_rows, free)
-
-    @prefill_batch_size.setter
-    def prefill_batch_size(self, rows: int) -> None:
-        self._prefill_rows = rows
+    def plays(self) -> bool:
+        return isinstance(self.model, ReplayModel)
 
     @property
     def rows(self) -> list[int]:
-        return list(self._uid_of)
+        return [*(w.row.number for w in self._waiting), *self._prefill.uids, *self._decode.uids]
 
     @property
     def waiting(self) -> int:
-        return len(self._row_of) - len(self._generation_batch)
+        """Rows without a token yet."""
+        return len(self._waiting) + len(self._prefill)
 
-    def add(
-        self,
-        number: int,
-        prompt: list[int],
-        max_tokens: int,
-        stop_tokens: Sequence[int],
-        sampling: SamplingParams,
-        cache: list[Any] | None = None,
-    ) -> None:
+    @property
+    def ready_at(self) -> float:
+        """By time.perf_counter(); later than now while a replay model keeps its delay."""
+        return self._began + max((row.delay for row in self._decode.samplers), default=0.0)
+
+    def add(self, asked: Generate, cache: list[Any] | None = None) -> None:
         """cache: of the whole prompt but its last token, if that has been computed."""
-        done = len(prompt) - 1 if cache else 0
-        (uid,) = self.insert(
-            [prompt[done:]],
-            [max_tokens],
-            caches=[cache],
-            all_tokens=[prompt[:done]],
-            samplers=[Row(number, prompt, sampling, self.vocabulary)],
-            stop_sequences=[_stop_sequences(tuple(stop_tokens))],
+        row = Row(asked.row, asked.prompt, asked.sampling, self.vocabulary)
+        row.delay = asked.delay
+        stops = _stop_sequences(tuple(asked.stop_tokens))
+        self._waiting.append(
+            Waiting(row, asked.prompt, asked.max_tokens, stops, asked.script, cache)
         )
-        self._row_of[uid], self._uid_of[number] = number, uid
 
     def cancel(self, number: int) -> None:
-        if (uid := self._uid_of.pop(number, None)) is not None:
-            del self._row_of[uid]
-            self.remove([uid])
+        if number in self._decode.uids:
+            at = self._decode.uids.index(number)
+            self._keep(self._decode.tokens[at], lambda: self._decode.extract_cache(at))
+            self._decode.filter([i for i in range(len(self._decode)) if i != at])
+        elif number in self._prefill.uids:
+            at = self._prefill.uids.index(number)
+            self._rest.pop(at)
+            self._prefill.filter([i for i in range(len(self._prefill)) if i != at])
+        else:
+            self._waiting = deque(w for w in self._waiting if w.row.number != number)
 
-    def step(self) -> list[Token]:
-        _, responses = self.next()
-        return [self._token(response) for response in responses]
+    def step(self) -> Done:
+        """A token for every row that decodes, then a piece of the next prompt."""
+        self._began = time.perf_counter()
+        done = Done()
+        done.tokens = [self._token(response) for response in self._decode.next()]
+        self.warm = self.warm or bool(done.tokens)
+        decoding = len(self._decode) > 0
+        room = self._pace.tokens(decoding=decoding)
+        prefilled = self._prefill_piece(room, done) if room else 0
+        seconds = time.perf_counter() - self._began
+        self._pace.cycle(seconds, prefilled=prefilled, decoding=decoding)
+        return done
 
     def _token(self, response: Any) -> Token:
-        number = self._row_of[response.uid]
         if response.finish_reason is not None:
-            del self._row_of[response.uid], self._uid_of[number]
-        return Token(number, response.token, response.finish_reason, response.logprobs)
+            self._keep(response.all_tokens, lambda: response.prompt_cache)
+        return Token(response.uid, response.token, response.finish_reason, response.logprobs)
+
+    def _prefill_piece(self, room: int, done: Done) -> int:
+        """Computes up to `room` tokens; rows with nothing left but their last token decode."""
+        if not self._prefill.uids:
+            self._begin(room, done)
+        if not self._prefill.uids:
+            return 0
+        size = min(room, max(len(rest) for rest in self._rest) - 1)
+        if size:
+            self._prefill.prompt([rest[: min(size, len(rest) - 1)] for rest in self._rest])
+            self._rest = [rest[min(size, len(rest) - 1) :] for rest in self._rest]
+        if all(len(rest) == 1 for rest in self._rest):
+            self._go_on_decoding()
+        return size
+
+    def _begin(self, room: int, done: Done) -> None:
+        """The next waiting row, and as many after it as are prefilled in the same piece."""
+        taken: list[Waiting] = []
+        longest = 0
+        while self._waiting and len(self._decode) + len(taken) < self._concurrency:
+            candidate = self._waiting[0]
+            longest = max(longest, len(candidate.prompt))
+            if taken and (longest * (len(taken) + 1) > room or _shared(candidate, taken)):
+                break
+            taken.append(self._waiting.popleft())
+        if taken:
+            self._rest, caches = [], []
+            for waiting in taken:
+                cache, cached = self._known(waiting)
+                caches.append(cache)
+                self._rest.append(waiting.prompt[cached:])
+                # A prompt that was scored is computed by now, but was not known from before.
+                done.prefilled.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
+            self._prefill = self._prefill_batch(taken, caches)
+
+    def _known(self, waiting: Waiting) -> tuple[list[Any], int]:
+        beginning = waiting.prompt[:-1]
+        if waiting.cache is not None:
+            cache, cached = waiting.cache, len(beginning)
+        else:
+            known, cached = self._cache.fetch(self._key, beginning)
+            cache = known or make_prompt_cache(self.model)
+        if waiting.script is not None:
+            follow(cache, waiting.script, len(waiting.prompt))
+        return cache, cached
+
+    def _prefill_batch(self, rows: list[Waiting], caches: list[list[Any]]) -> Prefill:
+        return Prefill(
+            self.model,
+            [waiting.row.number for waiting in rows],
+            caches,
+            [
+                waiting.prompt[: len(waiting.prompt) - len(rest)]
+                for waiting, rest in zip(rows, self._rest, strict=True)
+            ],
+            PIECE,
+            [waiting.row for waiting in rows],
+            greedy_sampler,
+            [()] * len(rows),
+            [waiting.stops for waiting in rows],
+            [waiting.max_tokens for waiting in rows],
+        )
+
+    def _go_on_decoding(self) -> None:
+        for at, tokens in enumerate(self._prefill.tokens):
+            self._keep(tokens, partial(self._prefill.extract_cache, at))
+        self._decode.extend(self._prefill.decode([rest[0] for rest in self._rest]))
+        self._prefill = Prefill.empty(self.model, greedy_sampler)
+        self._rest = []
+
+    def _keep(self, tokens: list[int], extracted: Callable[[], list[Any]]) -> None:
+        """Extracting costs something, and can't be done of a cache that is empty."""
+        if self._cache.wants(tokens):
+            self._cache.store(self._key, list(tokens), extracted())
+
+
+def _shared(candidate: Waiting, taken: list[Waiting]) -> bool:
+    beginning = candidate.prompt[:SHARED]
+    return len(beginning) == SHARED and any(w.prompt[:SHARED] == beginning for w in taken)
 
 
 @lru_cache(maxsize=256)

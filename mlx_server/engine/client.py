@@ -13,6 +13,7 @@ from mlx_server.engine import messages
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.messages import (
     Admitted,
+    Beat,
     Cancel,
     Command,
     Generate,
@@ -20,21 +21,34 @@ from mlx_server.engine.messages import (
     Loaded,
     LoadFailed,
     Loading,
+    Prefilled,
     Ready,
     Report,
     RowFailed,
     Scored,
+    ShrinkCache,
     Stepped,
     Token,
+    Unload,
+    Unloaded,
 )
 from mlx_server.errors import EngineDied, GenerationFailed, ModelUnusable, ServerError
 
 log = logging.getLogger("mlx_server.engine")
 
-Item = Admitted | Scored | Token
+Item = Admitted | Prefilled | Scored | Token
 OnLoading = Callable[[int, int], None]
 
 STOP_SECONDS = 3.0
+
+SILENT_SECONDS = 2.0
+"""Without a word from the process, its heartbeat included: it is stopped or deadlocked."""
+
+STALLED_SECONDS = 5.0
+"""In one step. A machine on which whole steps take long gets five times its longest."""
+
+FIRST_STEP_SECONDS = 60.0
+"""The first steps of a model compile its kernels, and a load reads from the disk."""
 
 
 class Answers:
@@ -67,21 +81,28 @@ class Answers:
 class EngineClient:
     """Speaks to one engine process. Dead once, dead for good: a new process is a new client."""
 
-    def __init__(self, *, concurrency: int = 16) -> None:
+    def __init__(self, *, concurrency: int = 16, cache_bytes: int = 0) -> None:
         self._concurrency = concurrency
+        self._cache_bytes = cache_bytes
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._loads: dict[str, tuple[asyncio.Future[Loaded], OnLoading]] = {}
         self._rows: dict[int, Answers] = {}
+        self._unloads: dict[str, asyncio.Future[None]] = {}
         self._next_row = 0
+        self._words = 0
+        self._watching: asyncio.Task[None] | None = None
         self._death: ServerError | None = None
+        self.lost = asyncio.Event()
+        """Set when the process has died or was given up."""
         self.on_step: Callable[[Stepped], None] = lambda step: None
 
     @property
     def alive(self) -> bool:
-        return self._writer is not None and self._death is None
+        """From its first word to its last."""
+        return self._words > 0 and self._death is None
 
     @property
     def pid(self) -> int | None:
@@ -93,9 +114,10 @@ class EngineClient:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "mlx_server.engine.worker",
+                "mlx_server.engine.process",
                 str(theirs.fileno()),
                 str(self._concurrency),
+                str(self._cache_bytes),
                 pass_fds=[theirs.fileno()],
                 env=_environment(),
                 # a group of its own, so that Ctrl-C reaches the server alone, which drains first
@@ -104,14 +126,20 @@ class EngineClient:
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(reader))
-        return await self._ready
+        ready = await self._ready
+        self._watching = asyncio.create_task(self._watch())
+        return ready
 
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the process; requests that still wait get `error`."""
         self._die(error or EngineDied("The engine was stopped."))
+        if self._watching:
+            self._watching.cancel()
         if self._process:
             try:
-                await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+                # not wait_for, which on Python 3.11 may swallow the cancellation of its caller
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
@@ -121,9 +149,21 @@ class EngineClient:
     async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
         self._send(Load(model, path))
         loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        # the caller may be gone when it fails
+        loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._loads[model] = loaded, progress
         # the engine goes on loading if the caller is cancelled, and reports to nobody
         return await asyncio.shield(loaded)
+
+    async def unload(self, model: str) -> None:
+        """Returns when the memory is back."""
+        if model not in self._unloads:
+            self._send(Unload(model))
+            self._unloads[model] = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._unloads[model])
+
+    def shrink_cache(self, max_bytes: int) -> None:
+        self._send(ShrinkCache(max_bytes))
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
@@ -159,11 +199,13 @@ class EngineClient:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
-            while True:
+            while not self._death:
                 header = await reader.readexactly(messages.HEADER_BYTES)
                 frame = await reader.readexactly(messages.length(header))
+                self._words += 1
                 for report in messages.decode_reports(frame):
-                    self._take(report)
+                    if not self._death:
+                        self._take(report)
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._death:
                 log.error("the engine process %s is gone", self.pid)
@@ -171,13 +213,32 @@ class EngineClient:
             log.exception("what the engine process %s reports can't be taken", self.pid)
         self._die(EngineDied("The engine process died. Send the request again."))
 
+    async def _watch(self) -> None:
+        """Gives the process up when it says nothing any more; `_take` looks at what it says."""
+        heard = -1
+        while heard != self._words:
+            heard = self._words
+            await asyncio.sleep(SILENT_SECONDS)
+        self._give_up("stopped answering")
+
+    def _give_up(self, what: str) -> None:
+        if not self._death:
+            log.error("the engine process %s %s and is ended", self.pid, what)
+            self._die(EngineDied(f"The engine process {what}. Send the request again."))
+        if self._process and self._process.returncode is None:
+            self._process.kill()
+
     def _take(self, report: Report) -> None:
         match report:
-            case Stepped(tokens):
+            case Beat(step, longest):
+                patience = max(STALLED_SECONDS, 5 * longest) if longest else FIRST_STEP_SECONDS
+                if step > patience:
+                    self._give_up("is stuck in a step")
+            case Stepped(tokens=tokens):
                 for token in tokens:
                     self._deliver(token.row, token, last=token.finish is not None)
                 self.on_step(report)
-            case Admitted(row) | Scored(row):
+            case Admitted(row) | Prefilled(row) | Scored(row):
                 self._deliver(row, report, last=False)
             case RowFailed(row, message):
                 if answers := self._rows.pop(row, None):
@@ -189,6 +250,9 @@ class EngineClient:
             case LoadFailed(model, message):
                 failure = ModelUnusable(f"Model {model!r} can't be loaded: {message}")
                 self._loads.pop(model)[0].set_exception(failure)
+            case Unloaded(model):
+                if (unloaded := self._unloads.pop(model, None)) and not unloaded.done():
+                    unloaded.set_result(None)
             case Ready() if self._ready and not self._ready.done():
                 self._ready.set_result(report)
 
@@ -200,6 +264,7 @@ class EngineClient:
 
     def _die(self, error: ServerError) -> None:
         self._death = self._death or error
+        self.lost.set()
         if self._writer:
             self._writer.close()  # at which the process exits
         for answers in self._rows.values():
@@ -209,6 +274,10 @@ class EngineClient:
             if not loaded.done():
                 loaded.set_exception(self._death)
         self._loads.clear()
+        for unloaded in self._unloads.values():
+            if not unloaded.done():
+                unloaded.set_exception(self._death)
+        self._unloads.clear()
         if self._ready and not self._ready.done():
             self._ready.set_exception(self._death)
 

@@ -27,6 +27,10 @@ class Generate(msgspec.Struct, tag=True):
     """0: only to be scored."""
     stop_tokens: list[int]
     sampling: SamplingParams
+    script: list[int] | None = None
+    """What a replay model is to say."""
+    delay: float = 0.0
+    """Seconds that a replay model takes for a token."""
     score: bool = False
     """Report the log probabilities of the prompt's own tokens first."""
 
@@ -35,12 +39,33 @@ class Cancel(msgspec.Struct, tag=True):
     rows: list[int]
 
 
-Command = Load | Generate | Cancel
+class Unload(msgspec.Struct, tag=True):
+    """Rows that are left fail."""
+
+    model: str
+
+
+class ShrinkCache(msgspec.Struct, tag=True):
+    max_bytes: int
+
+
+Command = Load | Unload | Generate | Cancel | ShrinkCache
 
 
 class Ready(msgspec.Struct, tag=True):
     pid: int
-    device: str
+    metal: bool
+    recommended_bytes: int | None
+    """What Metal says that this machine can hold."""
+
+
+class Beat(msgspec.Struct, tag=True):
+    """Sent twice a second by a thread of its own, whatever MLX is doing."""
+
+    step_seconds: float
+    """How long the present step has taken; 0 when there is nothing to do."""
+    longest_seconds: float
+    """The longest step that came to its end; 0 in a step that does something for the first time."""
 
 
 class Loading(msgspec.Struct, tag=True):
@@ -64,6 +89,12 @@ class LoadFailed(msgspec.Struct, tag=True):
 
 class Admitted(msgspec.Struct, tag=True):
     row: int
+
+
+class Prefilled(msgspec.Struct, tag=True):
+    """The row's turn has come, and so much of its prompt was known from before."""
+
+    row: int
     cached_tokens: int
 
 
@@ -82,6 +113,10 @@ class Token(msgspec.Struct, array_like=True):
     logprobs: Logprobs | None = None
 
 
+class Unloaded(msgspec.Struct, tag=True):
+    model: str
+
+
 class Scored(msgspec.Struct, tag=True):
     row: int
     logprobs: list[Logprobs]
@@ -89,10 +124,13 @@ class Scored(msgspec.Struct, tag=True):
 
 
 class Stepped(msgspec.Struct, tag=True):
+    model: str
     tokens: list[Token]
     waiting: int
     """Rows that have no token yet."""
     active_bytes: int
+    cache_bytes: int
+    """Of active_bytes, what the prompt cache holds."""
 
 
 class RowFailed(msgspec.Struct, tag=True):
@@ -100,7 +138,19 @@ class RowFailed(msgspec.Struct, tag=True):
     message: str
 
 
-Report = Ready | Loading | Loaded | LoadFailed | Admitted | Scored | Stepped | RowFailed
+Report = (
+    Ready
+    | Beat
+    | Loading
+    | Loaded
+    | LoadFailed
+    | Unloaded
+    | Admitted
+    | Prefilled
+    | Scored
+    | Stepped
+    | RowFailed
+)
 
 _HEADER = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size

@@ -22,6 +22,9 @@ NOTHING = -math.inf
 COLDEST = 1e-5
 """A temperature below this counts as 0: scores divided by it leave float32 or its precision."""
 
+LEAST_MASS = 1e-6
+"""A top_p below this means the likeliest token, but could be 0 in float32, which means nothing."""
+
 LEAST_NOISE = -4.0
 """Below what the smallest uniform but zero gives."""
 
@@ -34,6 +37,7 @@ class Row:
     ) -> None:
         self.number = number
         self.sampling = sampling
+        self.delay = 0.0
         self.drawn = 0
         self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
         if self.penalised:
@@ -154,7 +158,7 @@ class _Draws:
         if self.narrowed:
             narrowed = [self.rows[i] for i in self.narrowed]
             self.top_k = _column(narrowed, lambda s: s.top_k or math.inf)
-            self.top_p = _column(narrowed, lambda s: s.top_p)
+            self.top_p = _column(narrowed, lambda s: max(s.top_p, LEAST_MASS))
         self.floored = any(s.min_p > 0 for s in params)
         if self.floored:
             self.floor = _column(self.rows, lambda s: math.log(s.min_p) if s.min_p else NOTHING)

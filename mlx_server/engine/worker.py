@@ -1,18 +1,15 @@
-"""The engine: token ids in, token ids out. One process, and one thread in it, owns MLX.
+"""The engine: token ids in, token ids out. One thread of one process owns MLX.
 
-`Engine` is a plain object: give it commands, call `step`, read its reports. `main` runs one at the
-far end of a socket, as the server's child process.
+`Engine` is a plain object: give it commands, call `step`, read its reports. `process.py` runs one
+at the far end of a socket, as the server's child process.
 """
 
+import ctypes
 import gc
 import logging
 import math
-import os
-import queue
-import signal
-import socket
 import sys
-import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
@@ -22,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.engine import messages, weights
+from mlx_server.engine import weights
 from mlx_server.engine.batch import Batch
 from mlx_server.engine.messages import (
     Admitted,
@@ -33,62 +30,103 @@ from mlx_server.engine.messages import (
     Loaded,
     LoadFailed,
     Loading,
-    Ready,
     Report,
     RowFailed,
     Scored,
+    ShrinkCache,
     Stepped,
     Token,
+    Unload,
+    Unloaded,
 )
+from mlx_server.engine.prompt_cache import PromptCache
 from mlx_server.engine.scoring import Scoring, score
 from mlx_server.requests import SamplingParams
 
 log = logging.getLogger("mlx_server.engine")
 
+GONE = "the model was unloaded"
+
 Progress = Generator[tuple[int, int], None, nn.Module]
 
 
 class Engine:
-    def __init__(self, *, concurrency: int = 16) -> None:
+    """Every step goes to one model: of those that have rows, the one that had the least time."""
+
+    def __init__(self, *, concurrency: int = 16, cache_bytes: int = 0) -> None:
         self._concurrency = concurrency
+        self._cache = PromptCache(cache_bytes)
         self._loads: dict[str, Progress] = {}
         self._batches: dict[str, Batch] = {}
+        self._seconds: dict[str, float] = {}
+        """That each model has had. What it did not use while it rested is written off, so that it
+        neither makes up for it nor waits for the others to do so."""
+        self._served = 0.0
+        """The most that a model had when it was served."""
         self._scorings: dict[int, tuple[Generate, Scoring]] = {}
 
     @property
-    def busy(self) -> bool:
-        return bool(self._loads) or self._has_rows
+    def pause(self) -> float | None:
+        """Seconds until there is something to do; None: until there is a command."""
+        if self._loads or self._scorings:
+            return 0.0
+        due = [batch.ready_at for batch in self._batches.values() if batch]
+        return max(0.0, min(due) - time.perf_counter()) if due else None
 
     @property
-    def _has_rows(self) -> bool:
-        return bool(self._scorings) or any(self._batches.values())
+    def warm(self) -> bool:
+        """Whether the next step does nothing for the first time: it takes no longer than usual."""
+        return not self._loads and all(b.warm for b in self._batches.values() if b)
 
     def handle(self, command: Command) -> list[Report]:
         match command:
             case Load(model, path):
                 self._loads[model] = weights.load(Path(path))
+            case Unload(model):
+                return self._unload(model)
             case Generate(row):
                 return self._alone(row, partial(self._generate, command))
             case Cancel(rows):
                 return self._cancel(rows)
+            case ShrinkCache(max_bytes):
+                self._cache.shrink(max_bytes)
         return []
 
     def step(self) -> list[Report]:
-        """A piece of every load, one of the first scoring, a step of every model that has rows."""
+        """A piece of every load, one of the first scoring, and a step of one model."""
         reports = [self._load(model) for model in list(self._loads)]
-        if not self._has_rows:
-            return reports
-        for row in list(self._scorings)[:1]:
+        for row, (command, _) in list(self._scorings.items())[:1]:
             reports += self._alone(row, partial(self._score, row))
-        tokens: list[Token] = []
-        for model, batch in self._batches.items():
-            try:
-                tokens += batch.step() if batch else []
-            except Exception as error:
-                log.exception("a step of %s failed", model)
-                self._batches[model] = Batch(batch.model, concurrency=self._concurrency)
-                reports += [RowFailed(row, _said(error)) for row in batch.rows]
-        return [*reports, self._stepped(tokens)]
+            if row not in self._scorings:  # no other step may say that it waits no more
+                reports.append(self._stepped(command.model, []))
+        if model := self._next_model():
+            reports += self._step(model)
+        return reports
+
+    def _next_model(self) -> str | None:
+        now = time.perf_counter()
+        ready = [m for m, batch in self._batches.items() if batch and batch.ready_at <= now]
+        return min(ready, key=lambda model: self._seconds[model], default=None)
+
+    def _step(self, model: str) -> list[Report]:
+        batch = self._batches[model]
+        rows = batch.rows
+        self._served = max(self._served, self._seconds[model])
+        began = time.perf_counter()
+        try:
+            done = batch.step()
+        except Exception as error:
+            log.exception("a step of %s failed", model)
+            self._batches[model] = self._batch(model, batch.model)
+            failed: list[Report] = [RowFailed(row, _said(error)) for row in rows]
+            return [*failed, self._stepped(model, [])]
+        finally:
+            self._seconds[model] += time.perf_counter() - began
+        return [*done.prefilled, self._stepped(model, done.tokens)]
+
+    def _stepped(self, model: str, tokens: list[Token]) -> Stepped:
+        waiting = len(self._scorings) + sum(batch.waiting for batch in self._batches.values())
+        return Stepped(model, tokens, waiting, mx.get_active_memory(), self._cache.nbytes)
 
     def _alone(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
         """What goes wrong with one row ends that row and no other."""
@@ -101,23 +139,19 @@ class Engine:
 
     def _generate(self, command: Generate) -> list[Report]:
         batch = self._batches[command.model]
-        _check(command, batch.vocabulary)
+        _check(command, batch)
         if command.score:
             scoring = score(batch.model, command.prompt, command.sampling.logprobs or 0)
             self._scorings[command.row] = command, scoring
         else:
             self._add(command)
-        return [Admitted(command.row, cached_tokens=0)]
+        return [Admitted(command.row)]
 
     def _add(self, command: Generate, cache: list[Any] | None = None) -> None:
-        self._batches[command.model].add(
-            command.row,
-            command.prompt,
-            command.max_tokens,
-            command.stop_tokens,
-            command.sampling,
-            cache,
-        )
+        batch = self._batches[command.model]
+        if not batch:
+            self._seconds[command.model] = max(self._seconds[command.model], self._served)
+        batch.add(command, cache)
 
     def _score(self, row: int) -> list[Report]:
         command, scoring = self._scorings[row]
@@ -137,11 +171,8 @@ class Engine:
             for batch in self._batches.values():
                 batch.cancel(row)
         # With no row left there is no step to say that none waits.
-        return [] if self._has_rows else [self._stepped([])]
-
-    def _stepped(self, tokens: list[Token]) -> Stepped:
-        waiting = len(self._scorings) + sum(batch.waiting for batch in self._batches.values())
-        return Stepped(tokens, waiting, mx.get_active_memory())
+        left = self._scorings or any(self._batches.values())
+        return [] if left else [self._stepped(model, []) for model in self._batches]
 
     def _load(self, model: str) -> Report:
         try:
@@ -157,22 +188,46 @@ class Engine:
         except StopIteration as end:
             del self._loads[model]
             network = end.value
-        batch = self._batches[model] = Batch(network, concurrency=self._concurrency)
-        # A collection walks every module of every model; what is loaded now stays.
-        gc.collect()
+        batch = self._batches[model] = self._batch(model, network)
+        self._seconds[model] = 0.0
+        # What is loaded stays: a collection need not walk its modules again.
         gc.freeze()
-        return Loaded(model, batch.vocabulary, mx.get_active_memory())
+        nbytes = sum(array.nbytes for array in weights.arrays(network))
+        return Loaded(model, batch.vocabulary, nbytes)
+
+    def _batch(self, model: str, network: nn.Module) -> Batch:
+        return Batch(network, concurrency=self._concurrency, key=model, cache=self._cache)
+
+    def _unload(self, model: str) -> list[Report]:
+        given_up = [LoadFailed(model, GONE)] if self._loads.pop(model, None) else []
+        self._cache.forget(model)
+        batch = self._batches.pop(model, None)
+        self._seconds.pop(model, None)
+        lost = [command.row for command, _ in self._scorings.values() if command.model == model]
+        for row in lost:
+            del self._scorings[row]
+        lost += batch.rows if batch else []
+        del batch
+        _give_back_memory()
+        failed = [RowFailed(row, GONE) for row in lost]
+        return [*given_up, *failed, self._stepped(model, []), Unloaded(model)]
 
 
-def _check(command: Generate, vocabulary: int) -> None:
+def _check(command: Generate, batch: Batch) -> None:
     """What gets past here is computed together with other rows, and must not harm them."""
     if not command.prompt:
         raise ValueError("the prompt is empty")
+    if command.max_tokens < (0 if command.score else 1):
+        raise ValueError(f"{command.max_tokens} tokens can't be generated")
+    if command.script is not None and not (command.script and batch.plays):
+        raise ValueError("there is no script to play, or no model that plays it")
+    if not 0 <= command.delay < math.inf:
+        raise ValueError("the delay is out of range")
     # MLX checks no index: an id past the end reads, or overwrites, what lies there.
     ids = [*command.prompt, *command.sampling.logit_bias]
     for id in (min(ids), max(ids)):
-        if not 0 <= id < vocabulary:
-            raise ValueError(f"token id {id} is outside the vocabulary of {vocabulary}")
+        if not 0 <= id < batch.vocabulary:
+            raise ValueError(f"token id {id} is outside the vocabulary of {batch.vocabulary}")
     if not _in_range(command.sampling):
         raise ValueError("a sampling parameter is out of range")
 
@@ -194,44 +249,11 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def serve(engine: Engine, inbox: "queue.SimpleQueue[bytes]", send: Callable[[bytes], None]) -> None:
-    """Commands as they come, a step, one frame of reports; sleeps while there is nothing to do."""
-    while True:
-        reports = [r for c in _take(inbox, wait=not engine.busy) for r in engine.handle(c)]
-        reports += engine.step()
-        if reports:
-            send(messages.frame(messages.encode_reports(reports)))
-
-
-def _take(inbox: "queue.SimpleQueue[bytes]", *, wait: bool) -> list[Command]:
-    taken = [messages.decode_command(inbox.get())] if wait else []
-    while not inbox.empty():
-        taken.append(messages.decode_command(inbox.get()))
-    return taken
-
-
-def _receive(connection: socket.socket, inbox: "queue.SimpleQueue[bytes]") -> None:
-    """Runs beside the MLX thread, so that the child goes with its server even in a long step."""
-    try:
-        with connection.makefile("rb") as stream:
-            while len(header := stream.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
-                inbox.put(stream.read(messages.length(header)))
-    finally:  # a server that went with reports unread ends the reading with an error
-        os._exit(0)
-
-
-def main() -> None:
-    """`python -m mlx_server.engine.worker SOCKET_FD CONCURRENCY`"""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
-    ready = Ready(os.getpid(), str(mx.default_device()))
-    with suppress(ConnectionError):  # the server is gone
-        connection.sendall(messages.frame(messages.encode_reports([ready])))
-        serve(Engine(concurrency=int(sys.argv[2])), inbox, connection.sendall)
-
-
-if __name__ == "__main__":
-    main()
+def _give_back_memory() -> None:
+    """Unloaded weights go back to the system, not into a free list of ours."""
+    gc.unfreeze()
+    gc.collect()
+    mx.clear_cache()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

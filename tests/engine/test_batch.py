@@ -9,13 +9,18 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine import sampling
-from mlx_server.engine.batch import PREFILL_STEP, Batch
-from mlx_server.engine.messages import Token
+from mlx_server.engine.batch import SHARED, Batch, Done, Prefill
+from mlx_server.engine.messages import Generate, Token
+from mlx_server.engine.pace import Pace
+from mlx_server.engine.prompt_cache import PromptCache
 from mlx_server.engine.sampling import Sampled, Sampler
 from mlx_server.requests import SamplingParams
 from tests.tiny import TOKENS
 
 GREEDY = SamplingParams(temperature=0)
+PIECE = 128
+"""Tokens of a prompt that a test's batch prefills in one step."""
+
 CLOSE = 1e-4
 """Log probabilities nearer than this tie: a batch's float noise may choose either."""
 
@@ -26,6 +31,7 @@ class Ask:
     max_tokens: int = 12
     stop_tokens: tuple[int, ...] = ()
     sampling: SamplingParams = GREEDY
+    script: tuple[int, ...] | None = None
 
 
 def a_prompt(length: int, seed: int = 0) -> list[int]:
@@ -33,20 +39,46 @@ def a_prompt(length: int, seed: int = 0) -> list[int]:
     return [dice.randrange(TOKENS) for _ in range(length)]
 
 
+class Steady(Pace):
+    """Pieces of one size, whatever they take."""
+
+    def __init__(self, piece: int) -> None:
+        super().__init__()
+        self.piece = piece
+
+    def tokens(self, *, decoding: bool) -> int:
+        return self.piece
+
+
 class Run:
     """A batch, and what its rows have been given so far."""
 
-    def __init__(self, model: Any, *, concurrency: int = 16) -> None:
-        self.batch = Batch(model, concurrency=concurrency)
+    def __init__(
+        self, model: Any, *, concurrency: int = 16, piece: int = PIECE, cache_bytes: int = 0
+    ) -> None:
+        self.cache = PromptCache(cache_bytes)
+        self.batch = Batch(model, concurrency=concurrency, key="m", cache=self.cache)
+        self.batch._pace = Steady(piece)
         self.answers: dict[int, list[Token]] = {}
+        self.cached: dict[int, int] = {}
+        """Of each row whose turn has come, how much of its prompt was known."""
 
     def join(self, number: int, ask: Ask) -> None:
         self.answers[number] = []
-        self.batch.add(number, ask.prompt, ask.max_tokens, ask.stop_tokens, ask.sampling)
+        asked = Generate(
+            number, "m", ask.prompt, ask.max_tokens, list(ask.stop_tokens), ask.sampling
+        )
+        asked.script = list(ask.script) if ask.script else None
+        self.batch.add(asked)
 
-    def step(self) -> None:
-        for token in self.batch.step():
+    def step(self) -> Done:
+        done = self.batch.step()
+        for prefilled in done.prefilled:
+            assert prefilled.row not in self.cached
+            self.cached[prefilled.row] = prefilled.cached_tokens
+        for token in done.tokens:
             self.answers[token.row].append(token)
+        return done
 
     def until_decoding(self) -> None:
         while self.batch.waiting:
@@ -60,14 +92,16 @@ class Run:
     def stages(self) -> tuple[int, int, int]:
         """How many rows wait, are in prefill, decode."""
         batch = self.batch
-        waiting = len(batch._unprocessed_sequences)
-        return waiting, len(batch._prompt_batch), len(batch._generation_batch)
+        return len(batch._waiting), len(batch._prefill), len(batch._decode)
 
     def assert_nothing_is_left(self) -> None:
         assert self.stages == (0, 0, 0)
-        assert len(self.batch) == self.batch.waiting == self.batch.prompt_cache_nbytes == 0
-        assert self.batch.rows == []
-        assert self.batch.step() == []
+        assert len(self.batch) == self.batch.waiting == 0
+        assert not self.batch.rows
+        assert not self.batch._rest
+        assert not self.batch._prefill.prompt_cache
+        assert not self.batch._decode.prompt_cache
+        assert self.batch.step() == Done()
 
 
 def together(model: Any, asks: Sequence[Ask], *, concurrency: int = 16) -> list[list[Token]]:
@@ -106,7 +140,7 @@ def assert_greedy(answer: Sequence[Token], steps: Sequence[mx.array]) -> None:
             return
 
 
-LENGTHS = [1, 2, 9, 40, PREFILL_STEP, PREFILL_STEP + 1, PREFILL_STEP + 2, 2 * PREFILL_STEP + 30]
+LENGTHS = [1, 2, 9, 40, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 30]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -163,22 +197,25 @@ def test_together_as_alone(tiny_model: Any, concurrency: int, mixed: bool) -> No
 
 
 def a_random_ask(dice: random.Random) -> Ask:
-    length = dice.choice([1, 2, 5, 30, PREFILL_STEP + dice.randrange(60)])
+    """Many begin alike, some are equal."""
+    beginning = a_prompt(PIECE, seed=dice.randrange(2))[: dice.choice([0, 20, 40, PIECE])]
+    length = dice.choice([1, 2, 5, 30, PIECE + dice.randrange(60)])
     params = replace(dice.choice(MIXED), seed=dice.randrange(2**32))
     return Ask(
-        [dice.randrange(TOKENS) for _ in range(length)],
+        [*beginning, *a_prompt(length, seed=dice.randrange(3))],
         max_tokens=dice.randint(1, 25),
         stop_tokens=tuple(dice.sample(range(320), 12)),
         sampling=params,
     )
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["", "cached"])
 @pytest.mark.parametrize("concurrency", [16, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int) -> None:
+def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int, cache_bytes: int) -> None:
     dice = random.Random(seed)
     asks = [a_random_ask(dice) for _ in range(14)]
-    run = Run(tiny_model, concurrency=concurrency)
+    run = Run(tiny_model, concurrency=concurrency, piece=48, cache_bytes=cache_bytes)
     cancelled: dict[int, int] = {}
     while run.batch or len(run.answers) < len(asks):
         while len(run.answers) < len(asks) and dice.random() < 0.4:
@@ -189,6 +226,7 @@ def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int) -> None:
             cancelled[victim] = len(run.answers[victim])
         run.step()
     assert cancelled
+    assert any(run.cached.values()) == bool(cache_bytes)
     for number, ask in enumerate(asks):
         expected = alone(tiny_model, ask)[: cancelled.get(number)]
         assert ids(run.answers[number]) == ids(expected)
@@ -203,7 +241,7 @@ def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage
     for number, ask in enumerate(neighbours):
         run.join(number, ask)
     run.until_decoding()
-    run.join(2, Ask(a_prompt(3 * PREFILL_STEP), max_tokens=1000))
+    run.join(2, Ask(a_prompt(3 * PIECE), max_tokens=1000))
     run.step()
     while stage == "decode" and not run.answers[2]:
         run.step()
@@ -219,28 +257,47 @@ def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage
     run.assert_nothing_is_left()
 
 
-def test_a_row_cancelled_in_prefill_leaves_the_rows_in_prefill_beside_it(tiny_model: Any) -> None:
-    asks = [Ask(a_prompt(length, seed=4), 6) for length in (3, 2, 4)]
-    long = [replace(ask, prompt=ask.prompt * PREFILL_STEP) for ask in asks]
+def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> None:
+    asks = [Ask(a_prompt(length, seed=4) * PIECE, 6) for length in (3, 2, 4)]
     run = Run(tiny_model)
-    for number, ask in enumerate(long):
+    for number, ask in enumerate(asks):
         run.join(number, ask)
     run.step()
-    assert run.stages == (0, 3, 0)
-    run.batch.cancel(1)
+    assert run.stages == (2, 1, 0)
+    run.batch.cancel(0)
+    assert run.stages == (2, 0, 0)
+    run.step()
+    assert run.stages == (1, 1, 0)
     run.finish()
-    assert [ids(run.answers[n]) for n in (0, 1, 2)] == [
-        ids(alone(tiny_model, long[0])),
-        [],
-        ids(alone(tiny_model, long[2])),
-    ]
+    expected = [[], ids(alone(tiny_model, asks[1])), ids(alone(tiny_model, asks[2]))]
+    assert [ids(run.answers[n]) for n in (0, 1, 2)] == expected
+
+
+@pytest.mark.parametrize("cancelled", range(3))
+def test_rows_of_one_piece_are_cancelled_one_by_one(tiny_model: Any, cancelled: int) -> None:
+    """A piece that was cut short, as it is when there is less room than when it was packed."""
+    asks = [Ask(a_prompt(length, seed=4), 6) for length in (9, 30, 20)]
+    run = Run(tiny_model)
+    for number, ask in enumerate(asks):
+        run.join(number, ask)
+    begin = run.batch._begin
+    run.batch._begin = lambda room, done: begin(PIECE, done)  # type: ignore[method-assign]
+    run.batch._pace = Steady(12)
+    run.step()
+    assert run.stages == (0, 3, 0)
+    assert [len(rest) for rest in run.batch._rest] == [1, 18, 8]
+    run.batch.cancel(cancelled)
+    run.finish()
+    expected = [[] if n == cancelled else ids(alone(tiny_model, asks[n])) for n in range(3)]
+    assert [ids(run.answers[n]) for n in range(3)] == expected
+    run.assert_nothing_is_left()
 
 
 def test_the_last_row_cancelled_leaves_a_batch_that_serves(tiny_model: Any) -> None:
     ask = Ask(a_prompt(5))
     run = Run(tiny_model)
     for number, steps in enumerate([0, 1, 2, 3]):
-        run.join(number, replace(ask, prompt=ask.prompt * PREFILL_STEP, max_tokens=1000))
+        run.join(number, replace(ask, prompt=ask.prompt * PIECE, max_tokens=1000))
         for _ in range(steps):
             run.step()
         run.batch.cancel(number)
@@ -287,7 +344,7 @@ def test_no_more_rows_are_taken_than_may_run_together(tiny_model: Any) -> None:
     dice = random.Random(5)
     run = Run(tiny_model, concurrency=3)
     for number in range(12):
-        run.join(number, Ask(a_prompt(dice.randint(1, 2 * PREFILL_STEP)), dice.randint(1, 20)))
+        run.join(number, Ask(a_prompt(dice.randint(1, 2 * PIECE)), dice.randint(1, 20)))
     most = 0
     while run.batch:
         run.step()
@@ -351,3 +408,126 @@ def test_nobody_asked_and_no_logprobs_are_computed(
     asking = Ask(a_prompt(4), 4, sampling=SamplingParams(temperature=0, logprobs=2))
     together(tiny_model, [*silent, asking])
     assert set(computed) == {1}
+
+
+def test_prompts_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
+    """Each row has its first token before the next one's prompt is done; none overtakes."""
+    long = [Ask(a_prompt(200, seed=n), 1000) for n in range(6)]
+    run = Run(tiny_model, piece=64)
+    for number, ask in enumerate([*long, Ask(a_prompt(3))]):
+        run.join(number, ask)
+    order: list[int] = []
+    while len(order) < 7:
+        behind = run.batch.rows[: run.batch.waiting]
+        for token in run.step().tokens:
+            if token.row not in order:
+                order.append(token.row)
+                assert behind == list(range(token.row + 1, 7))
+    assert order == list(range(7))
+
+
+def test_short_prompts_are_packed_into_one_piece(tiny_model: Any) -> None:
+    run = Run(tiny_model, piece=64)
+    for number, length in enumerate([9, 16, 4, 12, 9]):
+        run.join(number, Ask(a_prompt(length, seed=5)))
+    run.step()
+    assert run.stages == (1, 0, 4)  # all as long as the longest, five would not fit
+    run.step()
+    assert run.stages == (0, 0, 5)
+
+
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Fills with how many tokens of each row every piece computes."""
+    pieces: list[list[int]] = []
+    prompt = Prefill.prompt
+
+    def counted(self: Prefill, tokens: list[list[int]]) -> None:
+        pieces.append([len(row) for row in tokens])
+        prompt(self, tokens)
+
+    monkeypatch.setattr(Prefill, "prompt", counted)
+    return pieces
+
+
+def test_equal_prompts_are_prefilled_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Ask(a_prompt(60))
+    expected = ids(alone(tiny_model, ask))
+    pieces = computed(monkeypatch)
+    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
+    for number in range(5):
+        run.join(number, ask)
+    run.finish()
+    assert run.cached == {0: 0, 1: 59, 2: 59, 3: 59, 4: 59}
+    assert pieces == [[59]]
+    assert [ids(answer) for answer in run.answers.values()] == [expected] * 5
+
+
+def test_prompts_that_begin_alike_are_computed_from_where_they_part(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning = a_prompt(SHARED + 8)
+    asks = [Ask([*beginning, *a_prompt(length, seed=9)]) for length in (20, 10, 30)]
+    expected = together(tiny_model, asks)
+    pieces = computed(monkeypatch)
+    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
+    for number, ask in enumerate([*asks, Ask(a_prompt(15, seed=10))]):
+        run.join(number, ask)
+    run.finish()
+    assert run.cached == {0: 0, 1: SHARED + 8, 2: SHARED + 8, 3: 0}
+    assert pieces == [[SHARED + 27], [9], [29, 14]]
+    assert [ids(run.answers[n]) for n in range(3)] == [ids(answer) for answer in expected]
+
+
+def test_a_piece_of_known_and_unknown_prompts_and_such_without_a_rest(tiny_model: Any) -> None:
+    """In one piece: half known, unknown, known but for the last token, of a single token."""
+    first, second = a_prompt(40, seed=1), a_prompt(50, seed=2)
+    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
+    for number, prompt in enumerate([first, second]):
+        run.join(number, Ask(prompt, 30))
+    run.until_decoding()
+    asks = [Ask([*first[:30], *a_prompt(12)]), Ask(a_prompt(33)), Ask(second), Ask(a_prompt(1))]
+    for number, ask in enumerate(asks, 2):
+        run.join(number, ask)
+    run.step()
+    assert run.stages == (0, 0, 6)
+    run.finish()
+    assert [run.cached[n] for n in range(2, 6)] == [30, 0, 49, 0]
+    answers = [ids(run.answers[n]) for n in range(2, 6)]
+    assert answers == [ids(alone(tiny_model, ask)) for ask in asks]
+
+
+def test_what_an_answer_leaves_is_known_to_the_next_turn(tiny_model: Any) -> None:
+    """Of a finished answer and of one that was cancelled: every token that was computed."""
+    run = Run(tiny_model, cache_bytes=1 << 30)
+    for number, cancelled in [(0, False), (1, True)]:
+        prompt = a_prompt(40, seed=number)
+        run.join(number, Ask(prompt, 1000 if cancelled else 12))
+        while len(run.answers[number]) < 12:
+            run.step()
+        run.batch.cancel(number)
+        turn = Ask([*prompt, *ids(run.answers[number]), 7, 8, 9])
+        run.join(number + 10, turn)
+        run.finish()
+        assert run.cached[number + 10] == 52
+        assert ids(run.answers[number + 10]) == ids(alone(tiny_model, turn))
+
+
+def test_a_stream_goes_on_between_the_pieces_of_a_long_prompt(tiny_model: Any) -> None:
+    run = Run(tiny_model)
+    run.batch._pace = Pace()
+    run.join(0, Ask(a_prompt(5), 1000))
+    run.until_decoding()
+    run.join(1, Ask(a_prompt(1500)))
+    before = len(run.answers[0])
+    while not run.answers[1]:
+        run.step()
+    # The first piece is small, and each at most twice as large as the one before.
+    assert len(run.answers[0]) - before >= 6
+
+
+def test_a_prompt_in_pieces_is_computed_piece_by_piece(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = computed(monkeypatch)
+    alone(tiny_model, Ask(a_prompt(2 * PIECE + 31)))
+    assert pieces == [[PIECE], [PIECE], [30]]

@@ -22,10 +22,23 @@ import pytest
 from mlx_server.engine import client, messages
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.client import Answers, EngineClient, Item
-from mlx_server.engine.messages import Admitted, Generate, Load, Scored, Stepped, Token
+from mlx_server.engine.messages import (
+    Admitted,
+    Generate,
+    Load,
+    LoadFailed,
+    Loading,
+    Prefilled,
+    Report,
+    Scored,
+    Stepped,
+    Token,
+    Unloaded,
+)
 from mlx_server.errors import EngineDied, GenerationFailed, ModelUnusable, ShuttingDown
 from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import Ask, a_prompt, alone, ids
+from tests.tiny import tiny_llama
 
 P = ParamSpec("P")
 
@@ -44,9 +57,9 @@ def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, No
 
 
 @asynccontextmanager
-async def running(path: Path | None = None, *, concurrency: int = 4) -> AsyncIterator[EngineClient]:
+async def running(path: Path | None = None, *, cache_bytes: int = 0) -> AsyncIterator[EngineClient]:
     """An engine process, with the model "tiny" loaded if there is a path to one."""
-    engine = EngineClient(concurrency=concurrency)
+    engine = EngineClient(concurrency=4, cache_bytes=cache_bytes)
     await engine.start()
     try:
         if path:
@@ -119,7 +132,7 @@ async def test_a_row_is_admitted_then_scored_then_generated(tiny_path: Path) -> 
         items: list[Item] = []
         while not (items and isinstance(items[-1], Token) and items[-1].finish):
             items += await feed.take()
-        assert [type(item) for item in items] == [Admitted, Scored, Token, Token]
+        assert [type(item) for item in items] == [Admitted, Scored, Prefilled, Token, Token]
 
 
 @asynchronous
@@ -189,6 +202,91 @@ async def test_a_load_that_fails_leaves_the_engine_serving(tiny_path: Path) -> N
         with pytest.raises(ModelUnusable, match="nowhere"):
             await engine.load("lost", "/nowhere", ignored)
         assert len((await answered(engine, ask()))[0]) == 5
+
+
+@asynchronous
+async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    """As seen from the outside, with another model at work."""
+    large = tiny_llama(tmp_path / "large", hidden=1024, layers=3, vocabulary=4000)
+    size = (large / "model.safetensors").stat().st_size
+    assert size > 100_000_000
+    async with running(tiny_path) as engine, engine.generate([ask(ENDLESS)]) as feed:
+        await first_token(feed)
+        process = psutil.Process(engine.pid)
+        for _ in range(2):
+            before = process.memory_info().rss
+            await engine.load("large", str(large), ignored)
+            await answered(engine, ask(model="large", prompt=100))
+            loaded = process.memory_info().rss
+            await engine.unload("large")
+            assert loaded - before > 0.9 * size
+            assert loaded - process.memory_info().rss > 0.9 * size
+        await first_token(feed)
+
+
+@asynchronous
+async def test_whoever_unloads_a_model_hears_when_it_is_gone(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        request = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
+        await asyncio.sleep(0)  # it has asked
+        await asyncio.gather(*(engine.unload("tiny") for _ in range(3)))
+        with pytest.raises(GenerationFailed, match="unloaded"):
+            await request
+        await engine.unload("tiny")
+        with pytest.raises(GenerationFailed, match="tiny"):
+            await until_it_fails(engine, ask())
+        await engine.load("tiny", str(tiny_path), ignored)
+        assert len((await answered(engine, ask()))[0]) == 5
+
+
+@asynchronous
+async def test_a_load_that_is_given_up_fails(tiny_path: Path) -> None:
+    async with running() as engine:
+        pid = freeze(engine)
+        load = asyncio.create_task(engine.load("tiny", str(tiny_path), ignored))
+        unload = asyncio.create_task(engine.unload("tiny"))
+        await asyncio.sleep(0)  # they have asked
+        os.kill(pid, signal.SIGCONT)
+        with pytest.raises(ModelUnusable, match="unloaded"):
+            await load
+        await unload
+
+
+@asynchronous
+async def test_the_prompt_cache_is_kept_and_shrunk(tiny_path: Path) -> None:
+    async def cached(engine: EngineClient) -> int:
+        found: list[int] = []
+        async with engine.generate([ask(1, prompt=60)]) as feed:
+            while not found:
+                found = [i.cached_tokens for i in await feed.take() if isinstance(i, Prefilled)]
+            await first_token(feed)
+        return found[0]
+
+    async with running(tiny_path, cache_bytes=1 << 20) as engine:
+        assert await cached(engine) == 0
+        assert await cached(engine) > 50
+        engine.shrink_cache(0)
+        assert await cached(engine) == 0
+
+
+@pytest.mark.parametrize(
+    "late", [Loading("tiny", 1, 2), LoadFailed("tiny", ""), Unloaded("tiny"), Admitted(0)]
+)
+@asynchronous
+async def test_what_still_comes_from_a_lost_engine_is_dropped(
+    tiny_path: Path, late: Report, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = EngineClient()
+    frames = asyncio.StreamReader()
+    reading = asyncio.create_task(engine._read(frames))
+    await engine.stop()
+    frames.feed_data(messages.frame(messages.encode_reports([late])))
+    frames.feed_data(messages.frame(messages.encode_reports([late])))
+    frames.feed_eof()
+    await reading
+    assert not caplog.records
 
 
 @asynchronous
@@ -446,7 +544,8 @@ def test_a_server_gone_before_the_engine_is_ready_is_no_error() -> None:
 def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
     """A socket closed with something unread in it ends the other side's reading with an error."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "mlx_server.engine.worker", str(theirs.fileno()), "4"]
+    arguments = [str(theirs.fileno()), "4", "0"]
+    command = [sys.executable, "-m", "mlx_server.engine.process", *arguments]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
         theirs.close()
         ours.settimeout(HANG)

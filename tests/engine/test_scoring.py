@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_server.engine.batch import Batch
-from mlx_server.engine.messages import Logprobs
+from mlx_server.engine.messages import Generate, Logprobs
 from mlx_server.engine.scoring import PIECE, score
 from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import a_prompt
@@ -68,11 +68,11 @@ def test_its_cache_goes_on_as_the_prompt_would(
     prompt = a_prompt(length)
     _, cache, _ = scored(tiny_model, prompt, top=0)
     batch = Batch(tiny_model, concurrency=4)
-    batch.add(0, prompt, 10, (), sampling, cache)
-    batch.add(1, prompt, 10, (), sampling)
+    batch.add(Generate(0, "m", prompt, 10, [], sampling), cache)
+    batch.add(Generate(1, "m", prompt, 10, [], sampling))
     answers: dict[int, list[int]] = {0: [], 1: []}
     while batch:
-        for token in batch.step():
+        for token in batch.step().tokens:
             answers[token.row].append(token.id)
     assert answers[0] == answers[1]
     assert len(answers[0]) == 10

@@ -5,14 +5,16 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mlx.core as mx
 import pytest
 
-from mlx_server.engine import weights, worker
-from mlx_server.engine.batch import PREFILL_STEP, Batch
+from mlx_server.engine import batch, weights, worker
+from mlx_server.engine.batch import Batch, Done, Prefill
 from mlx_server.engine.messages import (
     Admitted,
     Cancel,
@@ -21,11 +23,15 @@ from mlx_server.engine.messages import (
     Loaded,
     LoadFailed,
     Loading,
+    Prefilled,
     Report,
     RowFailed,
     Scored,
+    ShrinkCache,
     Stepped,
     Token,
+    Unload,
+    Unloaded,
 )
 from mlx_server.engine.scoring import PIECE, Scoring
 from mlx_server.engine.worker import Engine
@@ -46,7 +52,7 @@ def ask(
 
 def drain(engine: Engine) -> list[Report]:
     reports: list[Report] = []
-    while engine.busy:
+    while engine.pause is not None:
         reports += engine.step()
     return reports
 
@@ -56,12 +62,26 @@ def run(engine: Engine, *asks: Generate) -> list[Report]:
     return reports + drain(engine)
 
 
+def until(engine: Engine, true: Callable[[list[Report]], bool]) -> list[Report]:
+    """Steps until that is true of what was reported; none of these tests takes this long."""
+    reports: list[Report] = []
+    for _ in range(2000):
+        if true(reports):
+            return reports
+        reports += engine.step()
+    pytest.fail("it never came to that")
+
+
 def of(kind: type[Kind], reports: list[Report]) -> list[Kind]:
     return [report for report in reports if isinstance(report, kind)]
 
 
 def tokens_of(row: int, reports: list[Report]) -> list[Token]:
-    return [t for step in of(Stepped, reports) for t in step.tokens if t.row == row]
+    return [token for token in tokens(reports) if token.row == row]
+
+
+def tokens(reports: list[Report]) -> list[Token]:
+    return [token for step in of(Stepped, reports) for token in step.tokens]
 
 
 def failures(reports: list[Report]) -> dict[int, str]:
@@ -100,7 +120,7 @@ def test_a_load_reports_its_bytes_and_then_the_model(
 ) -> None:
     monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
     engine = Engine()
-    assert not engine.busy
+    assert engine.pause is None
     *progress, loaded = load(engine, tiny_path)
     done = [report.done for report in of(Loading, progress)]
     assert len(done) == len(progress) > 4
@@ -111,18 +131,20 @@ def test_a_load_reports_its_bytes_and_then_the_model(
     assert isinstance(loaded, Loaded)
     assert (loaded.model, loaded.vocabulary) == ("tiny", 320)
     assert loaded.nbytes >= done[-1]
-    assert not engine.busy
+    assert engine.pause is None
 
 
 def test_other_models_decode_while_one_loads(
     engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
-    engine.handle(ask(0, tokens=3))
+    engine.handle(ask(0, tokens=1000))
+    until(engine, lambda reports: bool(tokens_of(0, reports)))
     engine.handle(Load("second", str(tiny_path)))
-    kinds = [type(report) for report in drain(engine)]
-    assert kinds.index(Stepped) < kinds.index(Loaded)
-    assert kinds.count(Loading) > 4
+    reports = until(engine, lambda reports: bool(of(Loaded, reports)))
+    pieces = [at for at, report in enumerate(reports) if isinstance(report, Loading)]
+    assert len(pieces) > 4
+    assert all(tokens_of(0, reports[one:next]) for one, next in pairwise(pieces))
 
 
 def truncated(folder: Path) -> None:
@@ -169,18 +191,18 @@ def test_a_load_that_fails_is_reported_and_the_engine_goes_on(
 
 def test_tokens_end_with_a_finish_and_the_engine_rests(engine: Engine, answer: list[int]) -> None:
     reports = run(engine, ask(0), ask(1, prompt=9, tokens=2))
-    assert of(Admitted, reports) == [Admitted(0, 0), Admitted(1, 0)]
+    assert reports[:4] == [Admitted(0), Admitted(1), Prefilled(0, 0), Prefilled(1, 0)]
     assert ids(tokens_of(0, reports)) == answer
     assert [token.finish for token in tokens_of(1, reports)] == [None, "length"]
     assert of(Stepped, reports)[-1].waiting == 0
-    assert not engine.busy
+    assert engine.pause is None
     assert engine.step() == []
 
 
 def test_a_row_for_a_model_that_is_not_loaded_fails(engine: Engine) -> None:
     reports = run(engine, ask(0, model="absent"), ask(1))
     assert "absent" in failures(reports)[0]
-    assert of(Admitted, reports) == [Admitted(1, 0)]
+    assert of(Admitted, reports) == [Admitted(1)]
     assert len(tokens_of(1, reports)) == 5
 
 
@@ -215,6 +237,11 @@ def named(command: Generate) -> str:
         ask(0, sampling=SamplingParams(frequency_penalty=math.inf)),
         ask(0, sampling=SamplingParams(logit_bias={3: math.inf})),
         ask(0, sampling=SamplingParams(logprobs=-1)),
+        ask(0, script=[1, 2]),  # of a model that plays none
+        ask(0, script=[]),
+        ask(0, delay=-1.0),
+        ask(0, delay=math.nan),
+        ask(0, delay=math.inf),
     ],
     ids=named,
 )
@@ -238,21 +265,20 @@ def test_a_step_that_fails_takes_its_batch_and_no_other(
     engine: Engine, tiny_path: Path, answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(engine, tiny_path, "second")
-    engine.handle(ask(0, tokens=50))
-    engine.handle(ask(1, prompt=3 * PREFILL_STEP))  # in prefill
+    engine.handle(ask(0, tokens=1000))
+    engine.handle(ask(1, prompt=3000))  # in prefill
     engine.handle(ask(2, model="second"))
-    before = engine.step() + engine.step() + engine.step()
+    before = until(engine, lambda reports: {0, 2} <= {t.row for t in tokens(reports)})
 
     unlucky, step = engine._batches["tiny"], Batch.step
 
-    def fails(self: Batch) -> list[Token]:
+    def fails(self: Batch) -> Done:
         if self is unlucky:
             raise MemoryError("no room")
         return step(self)
 
     monkeypatch.setattr(Batch, "step", fails)
-    after = engine.step()
-    assert set(failures(after)) == {0, 1}
+    after = until(engine, lambda reports: bool(failures(reports)))
     assert "no room" in failures(after)[0]
     after += drain(engine)
     assert set(failures(after)) == {0, 1}
@@ -274,7 +300,7 @@ def test_cancel_frees_rows_wherever_they_are(engine: Engine, answer: list[int]) 
     engine.handle(Cancel([1]))
     reports = drain(engine)
     assert ids(tokens_of(4, reports)) == answer
-    assert {token.row for step in of(Stepped, reports) for token in step.tokens} == {4}
+    assert {token.row for token in tokens(reports)} == {4}
     assert of(Scored, reports) == []
 
 
@@ -292,11 +318,11 @@ def test_the_last_report_of_the_waiting_says_none(engine: Engine) -> None:
     for row in range(6):
         engine.handle(ask(row, tokens=1000))
     engine.handle(ask(6, prompt=3 * PIECE, score=True))
-    assert of(Stepped, engine.step())[0].waiting == 7
+    assert of(Stepped, engine.step())[0].waiting == 3
     (last,) = engine.handle(Cancel(list(range(7))))
     assert isinstance(last, Stepped)
     assert (last.tokens, last.waiting) == ([], 0)
-    assert not engine.busy
+    assert engine.pause is None
 
 
 def test_waiting_counts_the_rows_of_all_models(engine: Engine, tiny_path: Path) -> None:
@@ -305,19 +331,19 @@ def test_waiting_counts_the_rows_of_all_models(engine: Engine, tiny_path: Path) 
         engine.handle(ask(row, tokens=1000))
     for row in range(7, 12):
         engine.handle(ask(row, tokens=1000, model="second"))
-    engine.step()
-    assert [step.waiting for step in of(Stepped, engine.step())] == [3 + 1]
+    reports = until(engine, lambda reports: {0, 7} <= {t.row for t in tokens(reports)})
+    assert of(Stepped, reports)[-1].waiting == 3 + 1
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3 * PIECE])
 def test_a_row_may_be_scored_only(engine: Engine, prompt: int) -> None:
     reports = run(engine, ask(0, prompt=prompt, tokens=0, score=True))
-    assert reports[0] == Admitted(0, 0)
+    assert reports[0] == Admitted(0)
     (scored,) = of(Scored, reports)
     assert len(scored.logprobs) == prompt - 1
     assert tokens_of(0, reports) == []
     assert of(Stepped, reports)[-1].waiting == 0
-    assert not engine.busy
+    assert engine.pause is None
 
 
 @pytest.mark.parametrize("prompt", [1, 6, 2 * PIECE + 1])
@@ -331,6 +357,7 @@ def test_a_scored_row_goes_on_as_one_that_is_not(engine: Engine, prompt: int) ->
     (scored,) = of(Scored, reports)
     assert {len(entry.top) for entry in scored.logprobs} <= {2}
     assert ids(tokens_of(0, reports)) == ids(tokens_of(1, reports))
+    assert Prefilled(0, 0) in reports  # scored it was, but not known from before
     first = next(i for i, r in enumerate(reports) if tokens_of(0, [r]))
     assert reports.index(scored) < first
 
@@ -349,7 +376,7 @@ def test_scoring_leaves_the_rows_that_decode_their_steps(engine: Engine) -> None
         engine.step()
     engine.handle(ask(1, prompt=3 * PIECE, tokens=0, score=True))
     assert len(tokens_of(0, engine.step() + engine.step())) == 2
-    assert engine.busy
+    assert engine.pause == 0
 
 
 def test_a_scoring_that_fails_fails_alone(
@@ -377,3 +404,187 @@ def test_a_scored_row_that_can_not_go_on_fails_alone(
     reports = run(engine, ask(1, prompt=3 * PIECE, score=True))
     assert failures(reports) == {1: "MemoryError: no room"}
     assert ids(tokens_of(0, reports)) == answer
+
+
+FAILING = {
+    "before the model is called": (Batch, "_known"),
+    "in a prompt": (Prefill, "prompt"),
+    "when a row has ended": (Batch, "_keep"),
+}
+
+
+@pytest.mark.parametrize("place", FAILING)
+def test_wherever_a_step_fails_every_row_hears_of_it(
+    engine: Engine, answer: list[int], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Also rows that were taken up, or came to their end, in that very step."""
+    engine.handle(ask(0, tokens=4))
+    engine.handle(ask(1, tokens=1000))
+    before = until(engine, lambda reports: len(tokens_of(0, reports)) == 3)
+    for row in range(2, 7):
+        engine.handle(ask(row, prompt=40))
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(*FAILING[place], fails)
+        after = until(engine, lambda reports: bool(failures(reports)))
+    assert not any(token.finish for token in tokens(before))
+    ended = {token.row for token in tokens(after) if token.finish}
+    assert set(failures(after)) | ended == set(range(7))
+    assert of(Stepped, after)[-1].waiting == 0
+    assert engine.pause is None
+    assert ids(tokens_of(9, run(engine, ask(9)))) == answer
+
+
+@dataclass
+class Clock:
+    """Stands for the time module; each model's steps take as long as they are said to."""
+
+    now: float = 1000.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+Turns = Callable[[int], list[str]]
+
+
+@pytest.fixture
+def turns(engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """Whose turn each of the next steps is: "tiny" takes ten times as long as "second"."""
+    load(engine, tiny_path, "second")
+    clock, step = Clock(), Batch.step
+    monkeypatch.setattr(worker, "time", clock)
+    monkeypatch.setattr(batch, "time", clock)
+
+    def timed(self: Batch) -> Done:
+        done = step(self)
+        clock.now += 0.1 if self is engine._batches["tiny"] else 0.01
+        return done
+
+    monkeypatch.setattr(Batch, "step", timed)
+    return lambda steps: [of(Stepped, engine.step())[-1].model for _ in range(steps)]
+
+
+def test_models_get_the_same_time_and_none_starves(engine: Engine, turns: Turns) -> None:
+    engine.handle(ask(0, tokens=1000))
+    engine.handle(ask(1, tokens=1000, model="second"))
+    seen = turns(110)
+    assert 9 <= seen.count("tiny") <= 11
+    gaps = "".join("t" if model == "tiny" else "s" for model in seen).split("t")
+    assert max(map(len, gaps)) <= 11
+
+
+@pytest.mark.parametrize("late", ["tiny", "second"])
+def test_a_model_that_rested_gets_no_credit_for_it(engine: Engine, turns: Turns, late: str) -> None:
+    early = {"tiny": "second", "second": "tiny"}[late]
+    engine.handle(ask(0, tokens=1000, model=early))
+    assert set(turns(200)) == {early}
+    engine.handle(ask(1, tokens=1000, model=late))
+    assert set(turns(15)) == {"tiny", "second"}
+
+
+def test_a_model_that_worked_while_others_rested_owes_them_nothing(
+    engine: Engine, turns: Turns
+) -> None:
+    engine.handle(ask(0, tokens=1000))
+    turns(200)
+    engine.handle(Cancel([0]))
+    engine.handle(ask(1, tokens=1000, model="second"))
+    turns(5)
+    engine.handle(ask(2, tokens=1000))
+    assert "tiny" in turns(15)
+
+
+def test_requests_that_end_at_once_do_not_starve_another_model(
+    engine: Engine, turns: Turns
+) -> None:
+    """Each of them begins after a rest, however short."""
+    engine.handle(ask(0, tokens=1000, model="second"))
+    seen: list[str] = []
+    for row in range(1, 20):
+        engine.handle(ask(row, tokens=1))
+        seen += turns(2)
+    assert seen.count("second") > 30
+
+
+def active_memory() -> int:
+    gc.collect()
+    mx.synchronize()
+    return mx.get_active_memory()
+
+
+def test_unloading_gives_the_memory_back(tiny_path: Path) -> None:
+    engine = Engine(cache_bytes=1 << 30)
+    before = active_memory()
+    load(engine, tiny_path)
+    loaded = active_memory()
+    assert loaded - before > 400_000
+    reports = run(engine, *(ask(row, prompt=300 + row) for row in range(4)))
+    engine.handle(ask(4, prompt=70, tokens=1000))
+    reports = until(engine, lambda reports: len(tokens_of(4, reports)) > 3)
+    stepped = of(Stepped, reports)[-1]
+    assert stepped.cache_bytes > 4 * 300 * 512
+    assert stepped.active_bytes > loaded + stepped.cache_bytes
+    (last,) = of(Stepped, engine.handle(Unload("tiny")))
+    assert last.cache_bytes == 0
+    assert active_memory() - before < 10_000
+
+
+def test_unloading_fails_the_rows_that_are_left_and_no_others(
+    engine: Engine, tiny_path: Path, answer: list[int]
+) -> None:
+    load(engine, tiny_path, "second")
+    engine.handle(ask(9))
+    for row in range(6):  # four decode, two wait
+        engine.handle(ask(row, tokens=1000, model="second"))
+    engine.handle(ask(6, prompt=3 * PIECE, model="second", score=True))
+    before = until(engine, lambda reports: {0, 9} <= {t.row for t in tokens(reports)})
+    reports = engine.handle(Unload("second"))
+    assert set(failures(reports)) == set(range(7))
+    assert of(Stepped, reports)[-1].waiting == 0
+    assert reports[-1] == Unloaded("second")
+    assert ids(tokens_of(9, before + drain(engine))) == answer
+
+    assert "second" in failures(run(engine, ask(10, model="second")))[10]
+    assert of(Loaded, load(engine, tiny_path, "second"))
+    assert ids(tokens_of(11, run(engine, ask(11, model="second")))) == answer
+
+
+def test_a_model_is_unloaded_while_it_loads(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
+    engine = Engine()
+    before = active_memory()
+    engine.handle(Load("tiny", str(tiny_path)))
+    assert of(Loading, engine.step() + engine.step())
+    reports = engine.handle(Unload("tiny"))
+    assert [failed.model for failed in of(LoadFailed, reports)] == ["tiny"]
+    assert reports[-1] == Unloaded("tiny")
+    assert engine.pause is None
+    assert active_memory() - before < 10_000
+
+
+def test_unloading_what_is_not_there_is_reported_all_the_same(engine: Engine) -> None:
+    assert engine.handle(Unload("absent"))[-1] == Unloaded("absent")
+
+
+def test_the_prompt_cache_gives_way_when_told_to(tiny_path: Path) -> None:
+    engine = Engine(cache_bytes=1 << 30)
+    load(engine, tiny_path)
+    full = of(Stepped, run(engine, *(ask(row, prompt=60 + row) for row in range(4))))[-1]
+    again = run(engine, ask(4, prompt=63))
+    assert of(Prefilled, again) == [Prefilled(4, 61)]
+
+    half = full.cache_bytes // 2
+    assert engine.handle(ShrinkCache(half)) == []
+    left = of(Stepped, run(engine, ask(5, prompt=5)))[-1].cache_bytes
+    assert half // 2 < left <= half
+    engine.handle(ShrinkCache(0))
+    assert of(Prefilled, run(engine, ask(6, prompt=63))) == [Prefilled(6, 0)]
+    # It gave way once, and fills again.
+    assert of(Prefilled, run(engine, ask(7, prompt=63))) == [Prefilled(7, 61)]

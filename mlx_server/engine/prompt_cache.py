@@ -1,0 +1,124 @@
+"""Prompts computed before: mlx-lm's LRUPromptCache, one for each model and adapter.
+
+One for each, because it can't forget all of one key, and a model that is unloaded must leave
+nothing behind. What it returns is a copy that shares its arrays until one side writes.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    LRUPromptCache,
+    PromptTrie,
+    PromptTrieResult,
+)
+
+SEQUENCES = 512
+SHORTEST = 16
+"""Tokens; a shorter prefix costs more to keep than to compute."""
+
+VALUE = "__value__"
+"""mlx-lm's own key in its trie, among the tokens that lead on."""
+
+Cache = list[Any]
+Path = tuple["Path", int] | None
+
+
+class PromptCache:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._by_key: dict[str, LRUPromptCache] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(cache.nbytes) for cache in self._by_key.values())
+
+    def fetch(self, key: str, tokens: list[int]) -> tuple[Cache | None, int]:
+        """The cache of the longest known prefix of `tokens`, and its length."""
+        found = self._by_key.get(key)
+        if found is None or len(tokens) < SHORTEST:
+            return None, 0
+        self._by_key[key] = self._by_key.pop(key)  # the last used key is dropped last
+        cache, rest = found.fetch_nearest_cache(key, tokens)
+        cached = len(tokens) - len(rest)
+        return (cache, cached) if cache and cached >= SHORTEST else (None, 0)
+
+    def wants(self, tokens: list[int]) -> bool:
+        return self.max_bytes > 0 and len(tokens) >= SHORTEST
+
+    def store(self, key: str, tokens: list[int], cache: Cache) -> None:
+        if sum(c.nbytes for c in cache) > self.max_bytes:
+            return
+        for entry in cache:
+            _part(entry)
+        mx.async_eval([c.state for c in cache])
+        kept = self._by_key.pop(key, None) or _Sequences(max_size=SEQUENCES)
+        self._by_key[key] = kept  # the last used key is dropped last
+        kept.insert_cache(key, tokens, cache)
+        self.shrink(self.max_bytes)
+
+    def shrink(self, max_bytes: int) -> None:
+        """Keep at most so much, dropping the keys first that were used the longest ago."""
+        for key in list(self._by_key):
+            excess = self.nbytes - max_bytes
+            if excess <= 0:
+                return
+            self._by_key[key].trim_to(n_bytes=int(self._by_key[key].nbytes) - excess)
+            if not len(self._by_key[key]):
+                del self._by_key[key]
+
+    def forget(self, key: str) -> None:
+        self._by_key.pop(key, None)
+
+
+class _Sequences(LRUPromptCache):
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self._trie = _Trie()
+
+
+class _Trie(PromptTrie):
+    def search(self, model: Any, tokens: list[int]) -> PromptTrieResult:
+        """As in mlx-lm, in linear time: there, the path to what continues the tokens is copied at
+        each of its steps, which takes over a second for a long conversation."""
+        node, index, last = self._trie.get(model, {}), 0, 0
+        while index < len(tokens) and tokens[index] in node:
+            node = node[tokens[index]]
+            index += 1
+            last = index if VALUE in node else last
+        if last and last == len(tokens):
+            return PromptTrieResult(model, tokens, None, None, 0)
+        shorter = tokens[:last] or None
+        longer = tokens[:index] + _nearest(node) if index else None
+        return PromptTrieResult(model, None, shorter, longer, index)
+
+
+def _nearest(node: dict[Any, Any]) -> list[int]:
+    """The tokens to the nearest value below; in a trie, every branch ends in one."""
+    level: list[tuple[dict[Any, Any], Path]] = [(node, None)]
+    while True:
+        for below, path in level:
+            if VALUE in below:
+                return _unrolled(path)
+        level = [(child, (path, token)) for below, path in level for token, child in below.items()]
+
+
+def _unrolled(path: Path) -> list[int]:
+    tokens = []
+    while path is not None:
+        path, token = path
+        tokens.append(token)
+    return tokens[::-1]
+
+
+def _part(entry: Any) -> None:
+    """Part it from its batch. Others are copied when extracted, but a recurrent state is a slice,
+    which would keep the states of all rows."""
+    match entry:
+        case ArraysCache():
+            entry.cache = [None if a is None else mx.contiguous(a) for a in entry.cache]
+        case CacheList():
+            for inner in entry.caches:
+                _part(inner)

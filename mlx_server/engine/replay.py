@@ -1,0 +1,111 @@
+"""A model without weights: its logits follow a script, whatever it is fed.
+
+It runs in the real batch with the real sampler, so that masks, biases, log probabilities and
+cancellation act on it as on any model. Where each row is in its script is kept in a cache entry,
+which mlx-lm merges, filters and extends together with the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+CERTAIN = 50.0
+"""The logit of the script's next token; every other one has 0."""
+
+
+@dataclass
+class Place:
+    """One row's script, and how far the row has come. Before the script comes the prompt."""
+
+    script: Sequence[int] = (0,)
+    prompt: int = 0
+    consumed: int = 0
+
+    @property
+    def next(self) -> int:
+        """Past the end the script's last token comes again: a stop token, if it has one."""
+        at = self.consumed - self.prompt
+        return self.script[min(max(at, 0), len(self.script) - 1)]
+
+
+class Places:
+    """mlx-lm's cache protocol for rows whose whole state is their place."""
+
+    def __init__(self, rows: list[Place] | None = None) -> None:
+        self.rows = [Place()] if rows is None else rows
+        self._lengths: list[int] | None = None
+
+    def advance(self, tokens: int) -> None:
+        lengths = self._lengths or [tokens] * len(self.rows)
+        for i, row in enumerate(self.rows):
+            row.consumed += min(lengths[i], tokens)
+            lengths[i] -= min(lengths[i], tokens)
+
+    def prepare(self, *, lengths: list[int] | None = None, **_: Any) -> None:
+        """The next inputs are padded at the right to one length."""
+        self._lengths = list(lengths) if lengths else None
+
+    def finalize(self) -> None:
+        self._lengths = None
+
+    @classmethod
+    def merge(cls, caches: "Sequence[Places]") -> "Places":
+        return cls([Place(**vars(row)) for cache in caches for row in cache.rows])
+
+    def extend(self, other: "Places") -> None:
+        self.rows += other.rows
+
+    def filter(self, keep: Any) -> None:
+        self.rows = [self.rows[i] for i in (keep.tolist() if hasattr(keep, "tolist") else keep)]
+
+    def extract(self, index: int) -> "Places":
+        return Places([Place(**vars(self.rows[index]))])
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, tokens: int) -> int:
+        for row in self.rows:
+            row.consumed -= tokens
+        return tokens
+
+    def size(self) -> int:
+        return max(row.consumed for row in self.rows)
+
+    def empty(self) -> bool:
+        return False
+
+    @property
+    def state(self) -> list[mx.array]:
+        return []
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
+class ReplayModel(nn.Module):
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+
+    def make_cache(self) -> list[Places]:
+        return [Places()]
+
+    def __call__(self, inputs: mx.array, cache: list[Places] | None = None) -> mx.array:
+        """inputs: [rows, tokens]; returns logits [rows, tokens, vocabulary], those of the last
+        token at all of them."""
+        places = cache[0] if cache else Places([Place() for _ in range(inputs.shape[0])])
+        places.advance(inputs.shape[1])
+        nexts = mx.array([[row.next] for row in places.rows])
+        logits = (mx.arange(self.vocabulary) == nexts[..., None]).astype(mx.float32) * CERTAIN
+        return mx.broadcast_to(logits, (*inputs.shape, self.vocabulary))
+
+
+def follow(cache: list[Any], script: Sequence[int], prompt: int) -> None:
+    """Have the one row of a fresh or fetched cache play `script` after `prompt` tokens."""
+    (row,) = cache[0].rows
+    row.script, row.prompt = script, prompt

@@ -1,0 +1,83 @@
+"""Keeps an engine process running: another one is started when the present one is lost."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from mlx_server.engine.client import EngineClient
+from mlx_server.engine.messages import Ready
+from mlx_server.errors import EngineDied, ServerError
+
+log = logging.getLogger("mlx_server.engine")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the next attempt when an engine was lost; doubled while they do not live long."""
+
+LIVED_SECONDS = 60.0
+
+
+class Supervisor:
+    """`spawn` makes a client that is not started; `on_lost` and `on_started` tell the pool."""
+
+    def __init__(
+        self,
+        spawn: Callable[[], EngineClient],
+        on_lost: Callable[[], None] = lambda: None,
+        on_started: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._spawn = spawn
+        self._on_lost = on_lost
+        self._on_started = on_started
+        self._client: EngineClient | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self.restarts = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._client is not None and self._client.alive
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine that runs now. Raises EngineDied while there is none."""
+        if self._client is None or not self._client.alive:
+            raise EngineDied("The engine is being started again. Try again in a moment.")
+        return self._client
+
+    async def start(self) -> Ready:
+        self._client = self._spawn()
+        ready = await self._client.start()
+        self._keeping = asyncio.create_task(self._keep())
+        return ready
+
+    async def stop(self, error: ServerError | None = None) -> None:
+        if self._keeping:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        if self._client:
+            await self._client.stop(error)
+
+    async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        pause = FIRST_PAUSE
+        while True:
+            assert self._client is not None
+            began = clock()
+            await self._client.lost.wait()
+            self._on_lost()
+            await self._client.stop()
+            pause = FIRST_PAUSE if clock() - began > LIVED_SECONDS else pause
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            await self._restart()
+
+    async def _restart(self) -> None:
+        self.restarts += 1
+        self._client = self._spawn()
+        try:
+            await self._client.start()
+        except (ServerError, OSError) as error:
+            log.error("the engine could not be started again: %s", error)
+            self._client.lost.set()
+            return
+        log.info("the engine runs again as process %s", self._client.pid)
+        self._on_started()

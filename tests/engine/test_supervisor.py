@@ -1,0 +1,273 @@
+"""An engine that is lost is noticed, mourned once, and replaced."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from mlx_server.engine import client, supervisor
+from mlx_server.engine.client import Answers, EngineClient
+from mlx_server.engine.messages import Beat, Ready, Report
+from mlx_server.engine.supervisor import Supervisor
+from mlx_server.errors import EngineDied, ServerError, ShuttingDown
+from tests.engine.test_client import (
+    ENDLESS,
+    answered,
+    ask,
+    asynchronous,
+    first_token,
+    freeze,
+    ignored,
+    until_it_fails,
+)
+
+FOR_EVER = 1000.0
+
+
+async def everything(feed: Answers) -> None:
+    while True:
+        await feed.take()
+
+
+class House:
+    """A supervisor, all the engines it ever had, and what it said of them."""
+
+    def __init__(self) -> None:
+        self.engines: list[EngineClient] = []
+        self.events: list[tuple[str, bool]] = []
+        """What happened, and whether the supervisor said then that its engine is alive."""
+        self.lost = asyncio.Event()
+        self.started = asyncio.Event()
+        self.supervisor = Supervisor(self._spawn, self._on_lost, self._on_started)
+
+    def _spawn(self) -> EngineClient:
+        self.engines.append(EngineClient(concurrency=4))
+        return self.engines[-1]
+
+    def _on_lost(self) -> None:
+        self.events.append(("lost", self.supervisor.alive))
+        self.lost.set()
+
+    def _on_started(self) -> None:
+        self.events.append(("started", self.supervisor.alive))
+        self.started.set()
+
+    def assert_no_process_is_left(self) -> None:
+        assert not any(psutil.pid_exists(engine.pid) for engine in self.engines if engine.pid)
+
+
+@asynccontextmanager
+async def supervised(path: Path | None = None) -> AsyncIterator[House]:
+    house = House()
+    try:
+        await house.supervisor.start()
+        if path:
+            await house.supervisor.client.load("tiny", str(path), ignored)
+        yield house
+    finally:
+        await house.supervisor.stop()
+        assert not house.supervisor.alive
+        house.assert_no_process_is_left()
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(client, "SILENT_SECONDS", 1.2)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
+@asynchronous
+async def test_an_engine_lost_in_the_middle_of_an_answer_is_replaced(
+    tiny_path: Path, blow: signal.Signals
+) -> None:
+    async with supervised(tiny_path) as house:
+        old = house.supervisor.client
+        assert old.pid
+        async with old.generate([ask(ENDLESS)]) as feed:
+            await first_token(feed)
+            os.kill(old.pid, blow)
+            with pytest.raises(EngineDied):
+                await everything(feed)
+        await house.started.wait()
+        assert house.events == [("lost", False), ("started", True)]
+        assert house.supervisor.restarts == 1
+        assert not psutil.pid_exists(old.pid)
+
+        new = house.supervisor.client
+        await new.load("tiny", str(tiny_path), ignored)
+        assert len((await answered(new, ask()))[0]) == 5
+
+
+@asynchronous
+async def test_until_it_is_replaced_requests_are_turned_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", FOR_EVER)
+    async with supervised() as house:
+        os.kill(freeze(house.supervisor.client), signal.SIGKILL)
+        await house.lost.wait()
+        assert not house.supervisor.alive
+        with pytest.raises(EngineDied, match="started again"):
+            _ = house.supervisor.client
+
+
+@asynchronous
+async def test_an_engine_stuck_in_a_step_is_replaced_although_its_heart_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FIRST_STEP_SECONDS", 0.5)
+    monkeypatch.setattr(client, "STALLED_SECONDS", 0.5)
+    os.mkfifo(tmp_path / "config.json")  # reading it waits for a writer
+    async with supervised() as house:
+        with pytest.raises(EngineDied, match="stuck in a step"):
+            await house.supervisor.client.load("never", str(tmp_path), ignored)
+        await house.started.wait()
+        assert house.events == [("lost", False), ("started", True)]
+
+
+@pytest.mark.parametrize(
+    ("step", "longest", "lost"),
+    [
+        (0.0, 0.0, False),
+        (4.9, 0.1, False),
+        (5.1, 0.1, True),
+        (5.1, 2.0, False),  # a machine that needs as long as that
+        (10.1, 2.0, True),
+        (59.0, 0.0, False),  # its first step
+        (61.0, 0.0, True),
+    ],
+)
+@asynchronous
+async def test_a_step_may_take_as_long_as_steps_take_here(
+    step: float, longest: float, lost: bool
+) -> None:
+    engine = EngineClient()
+    engine._take(Beat(step, longest))
+    assert engine.lost.is_set() == lost
+
+
+@asynchronous
+async def test_an_engine_that_rests_is_not_given_up(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is heard of it then is its heart."""
+    beats: asyncio.Queue[Report] = asyncio.Queue()
+    async with supervised(tiny_path) as house:
+        with monkeypatch.context() as listening:
+            listening.setattr(house.supervisor.client, "_take", beats.put_nowait)
+            for _ in range(5):
+                assert isinstance(await beats.get(), Beat)
+        assert len((await answered(house.supervisor.client, ask()))[0]) == 5
+        assert house.events == []
+
+
+@asynchronous
+async def test_stopping_in_a_pause_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", FOR_EVER)
+    async with supervised() as house:
+        os.kill(freeze(house.supervisor.client), signal.SIGKILL)
+        await house.lost.wait()
+        await house.supervisor.stop()
+        assert len(house.engines) == 1
+        house.assert_no_process_is_left()
+
+
+@asynchronous
+async def test_stopping_in_a_start_leaves_no_process() -> None:
+    async with supervised() as house:
+        os.kill(freeze(house.supervisor.client), signal.SIGKILL)
+        while len(house.engines) < 2 or not house.engines[1].pid:  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0)
+        await house.supervisor.stop()
+        assert house.events == [("lost", False)]
+        house.assert_no_process_is_left()
+
+
+@asynchronous
+async def test_stopping_tells_those_who_wait_why(tiny_path: Path) -> None:
+    async with supervised(tiny_path) as house:
+        request = asyncio.create_task(until_it_fails(house.supervisor.client, ask(ENDLESS)))
+        await asyncio.sleep(0)  # it has asked
+        await house.supervisor.stop(ShuttingDown("going"))
+        with pytest.raises(ShuttingDown):
+            await request
+        assert house.events == []
+
+
+class Stub(EngineClient):
+    """No process; starts or fails to."""
+
+    def __init__(self, starts: bool) -> None:
+        super().__init__()
+        self._starts = starts
+
+    async def start(self) -> Ready:
+        if not self._starts:
+            raise EngineDied("no")
+        self._words = 1
+        return Ready(0, metal=False, recommended_bytes=None)
+
+    async def stop(self, error: ServerError | None = None) -> None:
+        self._death = self._death or EngineDied("stopped")
+
+
+async def pauses_of(
+    engines: list[Stub], lives: list[float], monkeypatch: pytest.MonkeyPatch
+) -> list[float]:
+    """The pauses before each start but the first; those that start live so long."""
+    pauses: list[float] = []
+    now, out_of_engines = 0.0, asyncio.Event()
+    ahead, living = iter(engines), iter(lives)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == len(engines):
+            out_of_engines.set()
+            await asyncio.Event().wait()
+
+    def dies() -> None:
+        nonlocal now
+        now += next(living)
+        assert watched._client
+        watched._client.lost.set()
+
+    fake = SimpleNamespace(**vars(asyncio))
+    fake.sleep, fake.get_running_loop = sleep, lambda: SimpleNamespace(time=lambda: now)
+    monkeypatch.setattr(supervisor, "asyncio", fake)
+
+    def soon() -> None:
+        asyncio.get_running_loop().call_soon(dies)
+
+    watched = Supervisor(lambda: next(ahead), on_started=soon)
+    await watched.start()
+    soon()
+    await out_of_engines.wait()
+    assert watched.restarts == len(engines) - 1
+    await watched.stop()
+    return pauses
+
+
+@asynchronous
+async def test_the_pauses_grow_while_it_can_not_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 1.0)
+    engines = [Stub(True), *(Stub(False) for _ in range(6))]
+    assert await pauses_of(engines, [FOR_EVER], monkeypatch) == [1, 2, 4, 8, 16, 30, 30]
+
+
+@asynchronous
+async def test_an_engine_that_lived_long_is_replaced_without_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 1.0)
+    engines = [Stub(True) for _ in range(5)]
+    lives = [FOR_EVER, 1.0, 1.0, FOR_EVER, 1.0]
+    assert await pauses_of(engines, lives, monkeypatch) == [1, 2, 4, 1, 2]
