@@ -2,7 +2,8 @@
 
 ServerError
 ├── BadRequest                400  the request can't be honoured as written
-│   └── ContextTooLong        400  the prompt does not fit the model's context
+│   ├── ContextTooLong        400  the prompt does not fit the model's context
+│   └── NotEnoughMemory       400  the model, or so many tokens of it, can never fit
 ├── Unauthorized              401  no key, or an unknown one
 ├── Forbidden                 403  a Host or Origin that may not use this server
 ├── NotFound                  404  no such route
@@ -54,6 +55,10 @@ class BadRequest(ServerError):
 
 class ContextTooLong(BadRequest):
     code = "context_length_exceeded"
+
+
+class NotEnoughMemory(BadRequest):
+    code = "not_enough_memory"
 
 
 class Unauthorized(ServerError):

@@ -25,7 +25,6 @@ class Started:
 
     model: str
     prompt_tokens: int
-    cached_tokens: int
     ignored: tuple[str, ...] = ()
     """Parameters that were set but that this model has no use for."""
 
@@ -49,6 +48,8 @@ class Finished:
     index: int
     reason: FinishReason
     completion_tokens: int
+    cached_tokens: int
+    """Of the prompt, found in the prompt cache."""
 
 
 Event = Started | TextDelta | ReasoningDelta | Finished

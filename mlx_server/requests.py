@@ -5,6 +5,9 @@ from typing import TypedDict
 
 from mlx_server.messages import Conversation
 
+Prompt = Conversation | str | tuple[int, ...]
+"""A conversation is rendered by the family, text tokenised as it is, token ids taken."""
+
 
 class SamplingChoices(TypedDict, total=False):
     """The sampling parameters that somebody set; the rest come from further down (see resolve)."""
@@ -44,8 +47,7 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     model: str
-    prompts: tuple[Conversation | str | tuple[int, ...], ...]
-    """A conversation is rendered by the family, text tokenised as it is, token ids taken."""
+    prompts: tuple[Prompt, ...]
     n: int = 1
     """Answers per prompt; answer j of prompt i has index i * n + j in the events."""
     max_tokens: int | None = None

@@ -16,7 +16,7 @@ FAMILIES: tuple[ModelFamily, ...] = (SMOLLM2, PLAIN)
 def family_of(checkpoint: Checkpoint, named: str | None = None) -> ModelFamily:
     """named: `family:` in models.yaml, which settles it."""
     if named is not None:
-        return _named(named)
+        return family_named(named)
     found = next((family for family in FAMILIES if family.recognises(checkpoint)), None)
     if found is None:
         log.info(
@@ -26,7 +26,7 @@ def family_of(checkpoint: Checkpoint, named: str | None = None) -> ModelFamily:
     return found or PLAIN
 
 
-def _named(name: str) -> ModelFamily:
+def family_named(name: str) -> ModelFamily:
     for family in FAMILIES:
         if family.name == name:
             return family

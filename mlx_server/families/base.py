@@ -51,6 +51,8 @@ class ModelFamily:
     """Texts that the chat template must contain, where the model type alone does not tell."""
     stop_tokens: tuple[str, ...] = ()
     """Beside those that the checkpoint names itself; by spelling, absent ones are passed over."""
+    special_tokens: tuple[str, ...] = ()
+    """Of the family's vocabularies, for models that are replayed without one."""
     roles: tuple[tuple[str, str], ...] = (("developer", "system"),)
     """Roles that the templates of this family know by another name."""
 

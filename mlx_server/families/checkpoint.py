@@ -29,6 +29,7 @@ SENSIBLE: dict[str, Callable[[float], bool]] = {
 @dataclass(frozen=True)
 class Checkpoint:
     path: Path
+    config: dict[str, Any]
     model_type: str
     context_length: int
     tokenizer: Tokenizer
@@ -52,6 +53,7 @@ def read_checkpoint(path: Path, chat_template: str | None = None) -> Checkpoint:
     model_type = config.get("model_type")
     return Checkpoint(
         path=path,
+        config=config,
         model_type=model_type if isinstance(model_type, str) else "",
         context_length=_context_length(config),
         tokenizer=tokenizer,

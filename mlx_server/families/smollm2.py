@@ -9,4 +9,5 @@ SMOLLM2 = ModelFamily(
     model_types=("llama",),
     template_marks=("<|im_start|>", "SmolLM"),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
+    special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
 )

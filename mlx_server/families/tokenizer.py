@@ -26,15 +26,22 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Special tokens spelled in the text become special tokens: for text that a template or
         the owner wrote. Rendering keeps everybody else's text apart (families/base.py)."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # in a batch of one, since `encode` keeps all other threads waiting
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
         return ids
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: a text has at least its length by this of them."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
     def encode_as_spelled(self, text: str) -> list[int]:
         """Control tokens only where they are spelled exactly.
 
         A normalizer makes them of other characters as well: those are then taken one by one.
         """
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         control = self.control_tokens
         made = [
             (a, b)
@@ -56,6 +63,10 @@ class Tokenizer:
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def raw(self, ids: list[int]) -> str:
+        """Special tokens included: what a replay model plays."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def id_of(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)

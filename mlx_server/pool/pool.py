@@ -1,119 +1,204 @@
-"""Which models are in memory, who uses them, and how many answers may wait."""
+"""Which models are in memory, who uses them, and how many answers may wait.
+
+`Policy` decides; here its decisions are carried out, by the engine that the supervisor keeps.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Literal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.errors import BadRequest, ModelNotFound, Overloaded, ServerError, ShuttingDown
-from mlx_server.families import family_of
-from mlx_server.families.base import ModelFamily
-from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.pool.sources import resolve
-from mlx_server.requests import SamplingChoices
+from mlx_server.engine.messages import Stepped
+from mlx_server.engine.supervisor import Supervisor
+from mlx_server.errors import (
+    BadRequest,
+    EngineDied,
+    ModelNotFound,
+    NotEnoughMemory,
+    Overloaded,
+    ServerError,
+    ShuttingDown,
+    Unavailable,
+)
+from mlx_server.pool import policy
+from mlx_server.pool.memory import machine_budget
+from mlx_server.pool.policy import Facts, Policy
+from mlx_server.pool.prepare import ModelSpec, Prepared, prepare
 
 log = logging.getLogger("mlx_server.pool")
 
-State = Literal["unloaded", "loading", "ready", "failed"]
 OnProgress = Callable[[str, str, int, int], None]
 """(model, what is being done, how much is done, of how much)."""
 
+T = TypeVar("T")
+
+STOP_SECONDS = 1.0
+"""For a download to notice that the server stops."""
+
+CACHE_SHARE = 0.2
+"""Of the machine's budget, what the prompt cache may grow to while nobody else wants it."""
+
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """One entry of models.yaml."""
-
-    id: str
-    source: str
-    aliases: tuple[str, ...] = ()
-    family: str | None = None
-    chat_template: str | None = None
-    context_length: int | None = None
-    max_tokens: int | None = None
-    choices: SamplingChoices = field(default_factory=SamplingChoices)
-    preload: bool = False
+class Limits:
+    concurrency: int = 16
+    """Rows of one model that are decoded together."""
+    queue: int = 64
+    """Answers that may wait beside those."""
+    wait_seconds: float = 300.0
+    """For memory that others hold."""
+    budget: int | None = None
+    """Bytes for weights and caches; None: what suits the machine."""
 
 
 @dataclass(frozen=True)
 class Model:
     """A loaded model, as much of it as the server process needs."""
 
-    id: str
-    spec: ModelSpec
-    checkpoint: Checkpoint
-    family: ModelFamily
+    prepared: Prepared
     vocabulary: int
     """Width of the output head: every token id below it can be generated or biased."""
     nbytes: int
 
-    @property
-    def context_length(self) -> int:
-        return self.spec.context_length or self.checkpoint.context_length
+
+@dataclass(frozen=True)
+class Progress:
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A model as its owner sees it."""
+
+    spec: ModelSpec
+    family: str | None
+    """None until its files have been looked at."""
+    state: str
+    leases: int
+    nbytes: int
+    last_used: float | None
+    """Unix time."""
+    progress: Progress | None
+    error: str | None
+
+
+@dataclass
+class _Entry:
+    """What the pool keeps of one model."""
+
+    spec: ModelSpec
+    preparing: asyncio.Task[Prepared] | None = None
+    prepared: Prepared | None = None
+    model: Model | None = None
+    failure: ServerError | None = None
+    """Of the last attempt."""
+    progress: Progress | None = None
+
+
+@dataclass
+class _Waiter:
+    """Somebody who asked for a lease. One that was cancelled takes no notice any more."""
+
+    entry: _Entry
+    model: asyncio.Future[Model]
+
+    def grant(self) -> None:
+        assert self.entry.model is not None
+        if not self.model.done():
+            self.model.set_result(self.entry.model)
+
+    def refuse(self, error: ServerError) -> None:
+        if not self.model.done():
+            self.model.set_exception(error)
 
 
 class Pool:
-    """One engine process and the listed models, each loaded once, when first needed."""
-
     def __init__(
         self,
         specs: Iterable[ModelSpec],
-        *,
-        concurrency: int = 16,
-        queue: int = 64,
+        limits: Limits | None = None,
         on_progress: OnProgress = lambda *progress: None,
     ) -> None:
-        self.specs = {spec.id: spec for spec in specs}
-        self.concurrency = concurrency
-        self.engine = EngineClient(concurrency=concurrency)
+        self._entries = {spec.id: _Entry(spec) for spec in specs}
+        self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
+        self._limits = limits or Limits()
+        self._most_rows = self._limits.concurrency + self._limits.queue
+        self._on_progress = on_progress
+        self._upcast = False
+        self._tickets = count()
+        self._waiting: dict[policy.Ticket, _Waiter] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._work: set[asyncio.Task[None]] = set()
+        self._policy = self._policy_for(0)
+        self._closed: ServerError | None = None
+        self._threads: set[asyncio.Future[Any]] = set()
         self.rows = 0
         """Answers being generated or waiting for it."""
-        self._most_rows = concurrency + queue
-        self._on_progress = on_progress
-        self._names = {n: s.id for s in self.specs.values() for n in (s.id, *s.aliases)}
-        self._loads: dict[str, asyncio.Task[Model]] = {}
+        self.on_step: Callable[[Stepped], None] = lambda step: None
+        self.make_engine: Callable[..., EngineClient] = EngineClient
+        self.supervisor = Supervisor(self._spawn, self._engine_lost, self._preload)
 
-    async def start(self) -> None:
-        await self.engine.start()
-        for spec in self.specs.values():
-            if spec.preload:
-                self._loading(spec)
+    @property
+    def engine(self) -> EngineClient:
+        return self.supervisor.client
 
-    async def stop(self, error: ServerError | None = None) -> None:
-        for load in self._loads.values():
-            load.cancel()
-        await asyncio.gather(*self._loads.values(), return_exceptions=True)
-        await self.engine.stop(error)
-
-    def spec(self, name: str) -> ModelSpec:
-        """By id or alias."""
-        if name not in self._names:
-            listed = ", ".join(self.specs) or "none"
-            raise ModelNotFound(
-                f"The model {name[:100]!r} is not served here. Served: {listed}. "
-                "List it in models.yaml, or name it to `mlx-server serve`.",
-                param="model",
-            )
-        return self.specs[self._names[name]]
-
-    def state(self, model: str) -> State:
-        load = self._loads.get(model)
-        if load is None:
-            return "unloaded"
-        if not load.done():
-            return "loading"
-        return "failed" if load.cancelled() or load.exception() else "ready"
+    @property
+    def specs(self) -> list[ModelSpec]:
+        return [entry.spec for entry in self._entries.values()]
 
     @property
     def loaded(self) -> list[Model]:
-        return [load.result() for id, load in self._loads.items() if self.state(id) == "ready"]
+        return [entry.model for entry in self._entries.values() if entry.model]
 
-    @asynccontextmanager
-    async def acquire(self, name: str, rows: int = 1) -> AsyncIterator[Model]:
-        """A lease on the model, and a place for `rows` answers, until the block is left."""
-        spec = self.spec(name)
+    async def start(self) -> None:
+        ready = await self.supervisor.start()
+        self._upcast = not ready.metal
+        self._policy = self._policy_for(machine_budget(ready.recommended_bytes))
+        self._preload()
+
+    async def stop(self, error: ServerError | None = None) -> None:
+        """Whoever waits, and whoever comes later, gets `error`."""
+        self._closed = error or ShuttingDown("The server is shutting down.")
+        if self._timer:
+            self._timer.cancel()
+        for waiter in self._waiting.values():
+            waiter.refuse(copy(self._closed))
+        await _cancelled(e.preparing for e in self._entries.values() if e.preparing)
+        if self._threads:
+            await asyncio.wait(self._threads, timeout=STOP_SECONDS)
+        await self.supervisor.stop(error)
+        await _cancelled(self._work)
+
+    def spec(self, name: str) -> ModelSpec:
+        """By id or alias."""
+        return self._entry(name).spec
+
+    def views(self) -> list[View]:
+        now = time.time() - _now()
+        views = self._policy.views()
+        return [self._view(entry, views[id], now) for id, entry in self._entries.items()]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: the budget, and what is counted against it."""
+        return {
+            "budget": self._policy.budget,
+            "used": self._policy.used,
+            "kv_reserved": self._policy.kv_reserved,
+            "prompt_cache": self._policy.cache,
+        }
+
+    @contextmanager
+    def place(self, rows: int) -> Iterator[None]:
+        """Room for so many answers, or an error at once."""
         if rows > self._most_rows:
             raise BadRequest(
                 f"One request may ask for at most {self._most_rows} answers here, not {rows}: "
@@ -123,45 +208,243 @@ class Pool:
             raise Overloaded(f"The queue is full: {self.rows} answers are under way or waiting.")
         self.rows += rows
         try:
-            yield await self._ready(spec)
+            yield
         finally:
             self.rows -= rows
 
-    async def _ready(self, spec: ModelSpec) -> Model:
-        load = self._loading(spec)
-        try:
-            return await asyncio.shield(load)
-        except asyncio.CancelledError:
-            if load.cancelled():  # by `stop`, not because this one waits no more
-                raise ShuttingDown("The server is shutting down.") from None
-            raise
-
-    def _loading(self, spec: ModelSpec) -> asyncio.Task[Model]:
-        if self.state(spec.id) in ("unloaded", "failed"):
-            load = self._loads[spec.id] = asyncio.create_task(self._load(spec))
+    async def prepared(self, name: str) -> Prepared:
+        """The model's files, fetched and read once however many ask."""
+        entry = self._entry(name)
+        self._check_open()
+        if entry.preparing is None:
+            entry.preparing = asyncio.create_task(self._prepare(entry))
             # a preload that fails has been logged, and may have nobody waiting for it
-            load.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return self._loads[spec.id]
+            entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(entry.preparing)
 
-    async def _load(self, spec: ModelSpec) -> Model:
+    @asynccontextmanager
+    async def lease(self, prepared: Prepared, kv_bytes: int) -> AsyncIterator[Model]:
+        """The model, loaded, with so much memory beside it, until the block is left."""
+        self._check_open()
+        _ = self.engine  # raises while there is none, which nobody could tell of a load
+        ticket = next(self._tickets)
+        waiter = _Waiter(self._entries[prepared.id], asyncio.get_running_loop().create_future())
+        self._waiting[ticket] = waiter
         try:
-            return await self._loaded(spec)
-        except ServerError as error:
-            log.error("%s: %s", spec.id, error.message)
-            raise
-        except Exception:
-            log.exception("%s did not load", spec.id)
-            raise
+            self._do(self._policy.request(ticket, prepared.id, kv_bytes, _now()))
+            yield await waiter.model
+        finally:
+            self._waiting.pop(ticket, None)
+            self._do(self._policy.cancel(ticket, _now()))
+            self._do(self._policy.release(ticket, _now()))
 
-    async def _loaded(self, spec: ModelSpec) -> Model:
-        def progress(what: str, done: int, total: int) -> None:
-            self._on_progress(spec.id, what, done, total)
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Like to_thread, but `stop` can wait for what goes on after its task was cancelled."""
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+        self._threads.add(running)
+        running.add_done_callback(self._threads.discard)
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(running)
 
-        path = await asyncio.to_thread(resolve, spec.source, progress)
-        checkpoint = await asyncio.to_thread(read_checkpoint, path, spec.chat_template)
-        family = family_of(checkpoint, spec.family)
-        loaded = await self.engine.load(
-            spec.id, str(path), lambda done, total: progress("loading", done, total)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise copy(self._closed)
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._names:
+            listed = ", ".join(self._entries) or "none"
+            raise ModelNotFound(
+                f"The model {name[:100]!r} is not served here. Served: {listed}. "
+                "List it in models.yaml, or name it to `mlx-server serve`.",
+                param="model",
+            )
+        return self._entries[self._names[name]]
+
+    def _policy_for(self, machine: int) -> Policy:
+        return Policy(
+            {e.spec.id: Facts(0, e.spec.pinned, e.spec.ttl) for e in self._entries.values()},
+            budget=self._limits.budget or machine,
+            max_waiting=self._most_rows,
+            wait_seconds=self._limits.wait_seconds,
         )
-        log.info("%s is ready: family %s, %d MB", spec.id, family.name, loaded.nbytes >> 20)
-        return Model(spec.id, spec, checkpoint, family, loaded.vocabulary, loaded.nbytes)
+
+    def _spawn(self) -> EngineClient:
+        cache_bytes = int(CACHE_SHARE * (self._limits.budget or machine_budget(None)))
+        client = self.make_engine(concurrency=self._limits.concurrency, cache_bytes=cache_bytes)
+        client.on_step = self._stepped
+        return client
+
+    def _stepped(self, step: Stepped) -> None:
+        self._do(self._policy.cache_bytes(step.cache_bytes))
+        self.on_step(step)
+
+    def _engine_lost(self) -> None:
+        for task in self._work:  # a load may have ended, and not have been taken note of yet
+            task.cancel()
+        for entry in self._entries.values():
+            entry.model = entry.progress = None
+        for ticket, waiter in self._waiting.items():
+            self._policy.cancel(ticket, _now())
+            waiter.refuse(EngineDied("The engine process was lost. Send the request again."))
+        self._do(self._policy.engine_lost(_now()))
+
+    def _preload(self) -> None:
+        for entry in self._entries.values():
+            if entry.spec.preload:
+                self._begin(self._preload_one(entry))
+
+    async def _preload_one(self, entry: _Entry) -> None:
+        with suppress(ServerError):  # it has been logged
+            await self.prepared(entry.spec.id)
+            self._do(self._policy.preload(entry.spec.id, _now()))
+
+    async def _prepare(self, entry: _Entry) -> Prepared:
+        report = self._reporter(entry)
+        entry.failure = None
+        try:
+            prepared = await self._in_thread(
+                partial(prepare, entry.spec, report, upcast=self._upcast)
+            )
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
+        except Exception as error:
+            entry.preparing = None  # the next one to ask tries again
+            failure = self._failed(entry, error)
+            raise failure from None
+        entry.prepared, entry.progress = prepared, None
+        self._policy.estimate(entry.spec.id, prepared.weights)
+        return prepared
+
+    def _failed(self, entry: _Entry, error: Exception) -> ServerError:
+        """Notes it down; returns what is told of it."""
+        if isinstance(error, ServerError):
+            log.error("%s: %s", entry.spec.id, error.message)
+        else:
+            log.error("%s can't be used", entry.spec.id, exc_info=error)
+            error = ServerError(
+                f"{entry.spec.id} can't be used: an error that the server did not expect. Its log "
+                "tells more."
+            )
+        entry.failure, entry.progress = copy(error), None
+        return error
+
+    def _do(self, actions: policy.Actions) -> None:
+        if self._closed:
+            return
+        for action in actions:
+            match action:
+                case policy.Load(model):
+                    self._begin(self._load(self._entries[model]))
+                case policy.Unload(model):
+                    self._begin(self._unload(self._entries[model]))
+                case policy.ShrinkCache(to_bytes):
+                    with suppress(EngineDied):
+                        self.engine.shrink_cache(to_bytes)
+                case policy.Grant(ticket):
+                    self._waiting.pop(ticket).grant()
+                case policy.Refuse(ticket, reason):
+                    self._waiting.pop(ticket).refuse(self._refusal(reason))
+        self._set_timer()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _load(self, entry: _Entry) -> None:
+        prepared = entry.prepared
+        assert prepared is not None
+        report = self._reporter(entry)
+        entry.failure = None
+        try:
+            loaded = await self.engine.load(
+                prepared.id,
+                str(prepared.path),
+                lambda done, total: report("loading", done, total),
+            )
+        except Unavailable:
+            return  # the engine is gone; `_engine_lost` sees to it, if this is not the end
+        except Exception as error:
+            self._failed(entry, error)
+            self._do(self._policy.load_failed(prepared.id, _now()))
+            return
+        log.info(
+            "%s is ready: family %s, %d MB",
+            prepared.id,
+            prepared.family.name,
+            loaded.nbytes / 1e6,
+        )
+        entry.model = Model(prepared, loaded.vocabulary, loaded.nbytes)
+        entry.progress = None
+        self._do(self._policy.loaded(prepared.id, loaded.nbytes, _now()))
+
+    async def _unload(self, entry: _Entry) -> None:
+        entry.model = None
+        with suppress(Unavailable):
+            await self.engine.unload(entry.spec.id)
+            log.info("%s was unloaded", entry.spec.id)
+            self._do(self._policy.unloaded(entry.spec.id, _now()))
+
+    def _refusal(self, reason: policy.Reason) -> ServerError:
+        match reason:
+            case policy.NeverFits(needed, available):
+                return NotEnoughMemory(
+                    f"This needs {_size(needed)}, and at most {_size(available)} can be had: ask "
+                    "for fewer tokens, serve a smaller model, or raise `memory_budget` under "
+                    "`server` in models.yaml."
+                )
+            case policy.QueueFull(waiting):
+                return Overloaded(f"{waiting} requests wait for memory already.")
+            case policy.WaitedTooLong(seconds):
+                return Overloaded(f"No memory became free in {seconds:.0f} seconds.")
+            case policy.LoadFailed(model):
+                failure = self._entries[model].failure
+                assert failure is not None
+                return copy(failure)
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        at = self._policy.next_deadline()
+        loop = asyncio.get_running_loop()
+        self._timer = None if at is None else loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._do(self._policy.tick(_now()))
+
+    def _reporter(self, entry: _Entry) -> Callable[[str, int, int], None]:
+        def report(what: str, done: int, total: int) -> None:
+            self._check_open()  # which ends a download with the server
+            entry.progress = Progress(what, done, total)
+            self._on_progress(entry.spec.id, what, done, total)
+
+        return report
+
+    def _view(self, entry: _Entry, view: policy.View, offset: float) -> View:
+        prepared = entry.prepared
+        return View(
+            spec=entry.spec,
+            family=prepared.family.name if prepared else None,
+            state="preparing" if entry.preparing and not prepared else view.state,
+            leases=view.leases,
+            nbytes=view.nbytes,
+            last_used=None if view.last_used is None else view.last_used + offset,
+            progress=entry.progress,
+            error=entry.failure.message if entry.failure else None,
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

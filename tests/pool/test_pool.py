@@ -1,148 +1,371 @@
-"""Loading once, waiting, refusing. The engine here is a few lines that load what they are told."""
+"""Loading once, waiting, evicting, refusing. The engine process here is a few lines."""
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from mlx_server.engine.client import EngineClient, OnLoading
-from mlx_server.engine.messages import Loaded
+from mlx_server.engine import supervisor
+from mlx_server.engine.client import EngineClient
+from mlx_server.engine.messages import (
+    Command,
+    Load,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Ready,
+    Report,
+    ShrinkCache,
+    Stepped,
+    Unload,
+    Unloaded,
+)
 from mlx_server.errors import (
     BadRequest,
+    EngineDied,
     ModelNotFound,
     ModelUnusable,
+    NotEnoughMemory,
     Overloaded,
     ServerError,
-    SettingsError,
     ShuttingDown,
 )
 from mlx_server.families.plain import PLAIN
-from mlx_server.pool.pool import Model, ModelSpec, OnProgress, Pool
+from mlx_server.pool import prepare as preparing
+from mlx_server.pool.pool import Limits, Model, OnProgress, Pool, View
+from mlx_server.pool.prepare import ModelSpec
 from tests.families import byte_level, write_checkpoint
 
+WEIGHTS = 60
+"""Bytes of every model, but of the one that is called huge."""
 
-class Engine:
-    """Loads when `open` is set; raises `failures` one by one before that."""
+ONE = Limits(budget=100)
+"""Room for one model, and a little beside it."""
+
+TWO = Limits(budget=200)
+
+
+class Machine:
+    """What engine processes do, and what was asked of them; keeps its replies back if told to."""
 
     def __init__(self) -> None:
-        self.loads: list[str] = []
-        self.asked = asyncio.Event()
-        self.open = asyncio.Event()
-        self.failures: list[Exception] = []
+        self.engines: list[EngineClient] = []
+        self.log: list[str] = []
+        self.memory: dict[str, int] = {}
+        self.most = 0
+        self.broken: set[str] = set()
+        """Models that do not load."""
+        self.silent = False
+        self._kept: list[tuple[Engine, Report]] = []
+        self._news = asyncio.Event()
+
+    def engine(self, **limits: int) -> EngineClient:
+        self.memory.clear()
+        self.engines.append(Engine(self))
+        return self.engines[-1]
+
+    def kill(self) -> None:
+        self.engines[-1]._die(EngineDied("The engine process died."))
+
+    def take(self, engine: "Engine", command: Command) -> None:
+        match command:
+            case Load(model):
+                self.log.append(f"load {model}")
+                self.memory[model] = WEIGHTS
+                self.most = max(self.most, sum(self.memory.values()))
+                self._reply(engine, self._loaded(model))
+            case Unload(model):
+                self.log.append(f"unload {model}")
+                self._reply(engine, Unloaded(model))
+            case ShrinkCache(max_bytes):
+                self.log.append(f"shrink to {max_bytes}")
+        self._news.set()
+
+    async def asked(self, command: str, times: int = 1) -> None:
+        while self.log.count(command) < times:
+            self._news.clear()
+            await self._news.wait()
+
+    def speak(self) -> None:
+        self.silent = False
+        kept, self._kept = self._kept, []
+        for engine, report in kept:
+            self._reply(engine, report)
+
+    def _loaded(self, model: str) -> Report:
+        if model in self.broken:
+            return LoadFailed(model, "no room")
+        return Loaded(model, vocabulary=500, nbytes=WEIGHTS)
+
+    def _reply(self, engine: "Engine", report: Report) -> None:
+        if self.silent:
+            self._kept.append((engine, report))
+        elif engine.alive:
+            asyncio.get_running_loop().call_soon(self._say, engine, report)
+
+    def _say(self, engine: "Engine", report: Report) -> None:
+        if engine.alive:
+            if isinstance(report, Unloaded | LoadFailed):
+                del self.memory[report.model]
+            engine._take(report)
+
+
+class Engine(EngineClient):
+    """The real client, without a process and a socket."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
         self.ended_with: list[ServerError | None] = []
 
-    async def start(self) -> None: ...
+    async def start(self) -> Ready:
+        self._words = 1
+        return Ready(1, metal=False, recommended_bytes=None)
 
     async def stop(self, error: ServerError | None = None) -> None:
         self.ended_with.append(error)
+        await super().stop(error)
 
-    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
-        self.loads.append(model)
-        self.asked.set()
-        await self.open.wait()
-        if self.failures:
-            raise self.failures.pop(0)
-        progress(5, 10)
-        return Loaded(model, vocabulary=500, nbytes=3 << 20)
+    def _send(self, command: Command) -> None:
+        if self._death:
+            raise self._death
+        self._machine.take(self, command)
+
+
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        preparing, "weights_bytes", lambda path, upcast: 500 if path.name == "huge" else WEIGHTS
+    )
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = write_checkpoint(
-        tmp_path_factory.mktemp("model"),
-        byte_level(),
-        config={"model_type": "tiny", "max_position_embeddings": 100},
-    )
-    (path / "model.safetensors").touch()
-    return path
+    root = tmp_path_factory.mktemp("models")
+    for name in ("m", "huge"):
+        path = write_checkpoint(
+            root / name,
+            byte_level(),
+            config={"model_type": "tiny", "max_position_embeddings": 100},
+        )
+        (path / "model.safetensors").touch()
+    return root
 
 
 @pytest.fixture
-def spec(folder: Path) -> ModelSpec:
-    return ModelSpec("m", str(folder), aliases=("gpt-4", "default"))
+def a(folder: Path) -> ModelSpec:
+    return ModelSpec("a", str(folder / "m"), aliases=("gpt-4", "default"))
 
 
-def pooled(
+@pytest.fixture
+def b(folder: Path) -> ModelSpec:
+    return ModelSpec("b", str(folder / "m"))
+
+
+@pytest.fixture
+def huge(folder: Path) -> ModelSpec:
+    return ModelSpec("huge", str(folder / "huge"))
+
+
+@asynccontextmanager
+async def running(
     *specs: ModelSpec,
-    concurrency: int = 16,
-    queue: int = 64,
+    limits: Limits = TWO,
     on_progress: OnProgress = lambda *progress: None,
-) -> tuple[Pool, Engine]:
-    pool = Pool(specs, concurrency=concurrency, queue=queue, on_progress=on_progress)
-    engine = Engine()
-    pool.engine = cast(EngineClient, engine)
-    return pool, engine
+    silent: bool = False,
+) -> AsyncIterator[tuple[Pool, Machine]]:
+    """A pool that has started; afterwards nothing of it may be left, and nothing unheard."""
+    pool, machine = Pool(specs, limits, on_progress), Machine()
+    pool.make_engine = machine.engine
+    machine.silent = silent
+    unheard: list[dict[str, Any]] = []
+    loop, before = asyncio.get_running_loop(), asyncio.all_tasks()
+    loop.set_exception_handler(lambda loop, context: unheard.append(context))
+    await pool.start()
+    try:
+        yield pool, machine
+    finally:
+        await pool.stop()
+    await asyncio.wait([*(asyncio.all_tasks() - before), asyncio.ensure_future(asyncio.sleep(0))])
+    assert_idle(pool)
+    assert pool._timer is None or pool._timer.cancelled()
+    gc.collect()
+    assert unheard == []
 
 
-async def held(pool: Pool, name: str = "m", rows: int = 1) -> Model:
-    async with pool.acquire(name, rows) as model:
-        return model
+def assert_idle(pool: Pool) -> None:
+    assert (pool.rows, pool.memory()["kv_reserved"]) == (0, 0)
+    assert [view.leases for view in pool.views()] == [0] * len(pool.specs)
+    assert (pool._policy.waiting, pool._waiting) == ((), {})
 
 
-async def fails_inside(pool: Pool) -> None:
-    async with pool.acquire("m", 2):
-        assert pool.rows == 2
-        raise ZeroDivisionError
+async def held(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> Model:
+    with pool.place(rows):
+        prepared = await pool.prepared(name)
+        async with pool.lease(prepared, kv_bytes) as model:
+            return model
+
+
+def asking(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> asyncio.Task[Model]:
+    return asyncio.create_task(held(pool, name, kv_bytes, rows))
+
+
+class Holding:
+    """A lease that is held until it is let go."""
+
+    def __init__(self, pool: Pool, name: str = "a", kv_bytes: int = 0) -> None:
+        self._ask = (pool, name, kv_bytes)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Holding":
+        pool, name, kv_bytes = self._ask
+        self._stack.enter_context(pool.place(1))
+        prepared = await pool.prepared(name)
+        self.model = await self._stack.enter_async_context(pool.lease(prepared, kv_bytes))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def let_go(self) -> None:
+        await self._stack.aclose()
+
+
+def view(pool: Pool, name: str = "a") -> View:
+    return next(view for view in pool.views() if view.spec.id == name)
+
+
+def state(pool: Pool, name: str = "a") -> str:
+    return view(pool, name).state
+
+
+async def results(*tasks: Awaitable[Model]) -> list[Model | BaseException]:
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def turns(count: int = 20) -> None:
+    """As many turns of the loop as anything that is due could want."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Of what a thread does; the whole test has its time limit."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+async def waiting(pool: Pool, count: int) -> None:
+    await until(lambda: len(pool._policy.waiting) >= count)
+
+
+async def cancelled(task: asyncio.Task[Model]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
-def test_a_model_is_loaded_once_for_all_who_want_it(spec: ModelSpec) -> None:
+def advance(seconds: float) -> None:
+    """The loop's clock goes on by so much at once."""
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    loop.time = lambda: time() + seconds  # type: ignore[method-assign]
+
+
+# Loading
+
+
+def test_a_model_is_loaded_once_for_all_who_want_it(a: ModelSpec) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec)
-        assert pool.state("m") == "unloaded"
-        waiting = [asyncio.create_task(held(pool)) for _ in range(20)]
-        await engine.asked.wait()
-        assert (pool.state("m"), pool.rows, pool.loaded) == ("loading", 20, [])
-        engine.open.set()
-        models = await asyncio.gather(*waiting)
-        models.append(await held(pool, "gpt-4"))
-        assert engine.loads == ["m"]
-        assert all(model is models[0] for model in models)
-        assert (pool.state("m"), pool.rows, pool.loaded) == ("ready", 0, [models[0]])
+        async with running(a, silent=True) as (pool, machine):
+            assert state(pool) == "unloaded"
+            tasks = [asking(pool) for _ in range(20)]
+            await waiting(pool, 20)
+            assert (state(pool), pool.rows, pool.loaded) == ("loading", 20, [])
+            machine.speak()
+            models = await asyncio.gather(*tasks)
+            models.append(await held(pool, "gpt-4"))
+            assert machine.log == ["load a"]
+            assert all(model is models[0] for model in models)
+            assert (state(pool), pool.loaded) == ("ready", [models[0]])
+            assert_idle(pool)
 
     run(test)
 
 
-def test_a_model_is_what_its_files_and_its_owner_say(spec: ModelSpec) -> None:
+def test_its_files_are_read_once_for_all_who_want_it(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    prepare = preparing.prepare
+
+    def counted(spec: ModelSpec, *rest: Any, **more: Any) -> Any:
+        reads.append(spec.id)
+        return prepare(spec, *rest, **more)
+
+    monkeypatch.setattr("mlx_server.pool.pool.prepare", counted)
+
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            first, *others = await asyncio.gather(*(pool.prepared("a") for _ in range(20)))
+            assert all(other is first for other in others)
+            assert await pool.prepared("default") is first
+            assert reads == ["a"]
+
+    run(test)
+
+
+def test_a_model_is_what_its_files_and_its_owner_say(a: ModelSpec) -> None:
     async def test() -> None:
         owned = replace(
-            spec, id="o", aliases=(), family="smollm2", chat_template="mine", context_length=50
+            a, id="o", aliases=(), family="smollm2", chat_template="mine", context_length=50
         )
-        pool, engine = pooled(spec, owned)
-        engine.open.set()
-        plain, mine = await held(pool, "m"), await held(pool, "o")
-        assert (plain.id, plain.spec, plain.vocabulary, plain.nbytes) == ("m", spec, 500, 3 << 20)
-        assert (plain.family, plain.context_length) == (PLAIN, 100)
-        assert plain.checkpoint.template is None
-        assert (mine.family.name, mine.context_length) == ("smollm2", 50)
-        assert mine.checkpoint.template
-        assert mine.checkpoint.template.source == "mine"
-        assert engine.loads == ["m", "o"]
+        async with running(a, owned) as (pool, machine):
+            plain, mine = await held(pool, "a"), await held(pool, "o")
+            assert (plain.vocabulary, plain.nbytes) == (500, WEIGHTS)
+            assert (plain.prepared.id, plain.prepared.spec) == ("a", a)
+            assert (plain.prepared.family, plain.prepared.context_length) == (PLAIN, 100)
+            assert plain.prepared.checkpoint.template is None
+            assert (mine.prepared.family.name, mine.prepared.context_length) == ("smollm2", 50)
+            assert mine.prepared.checkpoint.template
+            assert mine.prepared.checkpoint.template.source == "mine"
+            assert machine.log == ["load a", "load o"]
 
     run(test)
 
 
-def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(spec: ModelSpec) -> None:
+def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(a: ModelSpec) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec)
-        engine.failures.append(ModelUnusable("No room."))
-        waiting = [asyncio.create_task(held(pool)) for _ in range(5)]
-        await engine.asked.wait()
-        engine.open.set()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [str(result) for result in results] == ["No room."] * 5
-        assert all(isinstance(result, ModelUnusable) for result in results)
-        assert (pool.state("m"), pool.rows, pool.loaded) == ("failed", 0, [])
-        assert (await held(pool)).id == "m"
-        assert engine.loads == ["m", "m"]
+        async with running(a, silent=True) as (pool, machine):
+            machine.broken = {"a"}
+            tasks = [asking(pool) for _ in range(5)]
+            await waiting(pool, 5)
+            machine.speak()
+            errors = await results(*tasks)
+            assert all(isinstance(error, ModelUnusable) for error in errors)
+            assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no room"}
+            assert len({id(error) for error in errors}) == 5, "each has a traceback of its own"
+            assert (state(pool), pool.loaded) == ("unloaded", [])
+            assert view(pool).error == "Model 'a' can't be loaded: no room"
+            assert_idle(pool)
+            machine.broken, machine.silent = set(), True
+            task = asking(pool)
+            await machine.asked("load a", times=2)
+            assert (state(pool), view(pool).error) == ("loading", None)
+            machine.speak()
+            assert (await task).prepared.id == "a"
+            assert machine.log == ["load a", "load a"]
 
     run(test)
 
@@ -150,58 +373,105 @@ def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(spec: ModelSpec) 
 def test_files_that_are_repaired_are_read_again(tmp_path: Path) -> None:
     async def test() -> None:
         write_checkpoint(tmp_path, byte_level())
-        pool, engine = pooled(ModelSpec("m", str(tmp_path)))
-        engine.open.set()
-        with pytest.raises(ModelUnusable, match="safetensors"):
-            await held(pool)
-        (tmp_path / "model.safetensors").touch()
-        assert (await held(pool)).id == "m"
+        async with running(ModelSpec("a", str(tmp_path))) as (pool, _):
+            with pytest.raises(ModelUnusable, match="safetensors"):
+                await held(pool)
+            assert "safetensors" in (view(pool).error or "")
+            assert (state(pool), view(pool).progress) == ("unloaded", None)
+            (tmp_path / "model.safetensors").touch()
+            assert (await held(pool)).prepared.id == "a"
+            assert view(pool).error is None
 
     run(test)
 
 
-def test_an_unknown_family_is_told_before_anything_is_loaded(spec: ModelSpec) -> None:
+def test_an_unknown_family_is_told_before_anything_is_loaded(a: ModelSpec) -> None:
     async def test() -> None:
-        pool, engine = pooled(replace(spec, family="llama"))
-        with pytest.raises(SettingsError, match="Known families"):
-            await held(pool)
-        assert engine.loads == []
+        async with running(replace(a, family="llama")) as (pool, machine):
+            with pytest.raises(ServerError, match="Known families"):
+                await held(pool)
+            assert machine.log == []
 
     run(test)
 
 
-def test_whoever_stops_waiting_does_not_stop_the_load(spec: ModelSpec) -> None:
+def test_what_nobody_expected_of_the_files_is_an_error_and_no_end(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec)
-        impatient, patient = (asyncio.create_task(held(pool)) for _ in range(2))
-        await engine.asked.wait()
-        impatient.cancel()
-        await asyncio.wait([impatient])
-        assert impatient.cancelled()
-        assert (pool.state("m"), pool.rows) == ("loading", 1)
-        engine.open.set()
-        assert (await patient).id == "m"
-        assert engine.loads == ["m"]
+        async with running(a) as (pool, _):
+            with monkeypatch.context() as patched:
+                patched.setattr("mlx_server.pool.pool.prepare", broken)
+                errors = await results(*(asking(pool) for _ in range(3)))
+            assert {type(error) for error in errors} == {ServerError}
+            assert not any("secret" in str(error) for error in errors)
+            await held(pool)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    run(test)
+    assert "ZeroDivisionError: secret" in caplog.text
+
+
+def test_a_load_that_fails_in_no_known_way_leaves_nobody_waiting(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: Any) -> Loaded:
+        raise ZeroDivisionError("secret")
+
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            with monkeypatch.context() as patched:
+                patched.setattr(EngineClient, "load", broken)
+                with pytest.raises(ServerError, match="log"):
+                    await held(pool)
+            await held(pool)
+
+    run(test)
+    assert "ZeroDivisionError: secret" in caplog.text
+
+
+def test_progress_is_told_by_model(a: ModelSpec) -> None:
+    async def test() -> None:
+        seen: list[tuple[str, str, int, int]] = []
+        async with running(a, on_progress=lambda *progress: seen.append(progress), silent=True) as (
+            pool,
+            machine,
+        ):
+            task = asking(pool)
+            await machine.asked("load a")
+            machine.engines[-1]._take(Loading("a", 5, 10))
+            assert seen == [("a", "loading", 5, 10)]
+            progress = view(pool).progress
+            assert progress
+            assert (progress.what, progress.done, progress.total) == ("loading", 5, 10)
+            machine.speak()
+            await task
+            assert view(pool).progress is None
 
     run(test)
 
 
-@pytest.mark.parametrize("name", ["m", "gpt-4", "default"])
-def test_a_model_has_several_names(spec: ModelSpec, name: str) -> None:
-    pool = Pool([spec, replace(spec, id="n", aliases=("other",))])
-    assert pool.spec(name) is spec
+# Names and places
+
+
+@pytest.mark.parametrize("name", ["a", "gpt-4", "default"])
+def test_a_model_has_several_names(a: ModelSpec, name: str) -> None:
+    pool = Pool([a, replace(a, id="n", aliases=("other",))])
+    assert pool.spec(name) is a
     assert pool.spec("other").id == "n"
 
 
-@pytest.mark.parametrize("name", ["", "M", "gpt", "m ", "x" * 10_000])
-def test_an_unknown_model_is_told_what_there_is(spec: ModelSpec, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "A", "gpt", "a ", "x" * 10_000])
+def test_an_unknown_model_is_told_what_there_is(a: ModelSpec, b: ModelSpec, name: str) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec, replace(spec, id="n", aliases=()))
-        with pytest.raises(ModelNotFound, match=r"Served: m, n\.") as caught:
-            await held(pool, name)
-        assert caught.value.param == "model"
-        assert len(caught.value.message) < 400
-        assert (engine.loads, pool.rows) == ([], 0)
+        async with running(a, b) as (pool, machine):
+            with pytest.raises(ModelNotFound, match=r"Served: a, b\.") as caught:
+                await held(pool, name)
+            assert caught.value.param == "model"
+            assert len(caught.value.message) < 400
+            assert machine.log == []
 
     run(test)
 
@@ -211,122 +481,666 @@ def test_where_nothing_is_served_that_is_said() -> None:
         Pool([]).spec("m")
 
 
-def test_a_full_queue_refuses_and_a_place_that_is_left_is_taken(spec: ModelSpec) -> None:
+def test_a_full_queue_refuses_and_a_place_that_is_left_is_taken(a: ModelSpec) -> None:
+    pool = Pool([a], Limits(concurrency=2, queue=3))
+    with pool.place(1), pool.place(3):
+        assert pool.rows == 4
+        with pytest.raises(Overloaded, match="4 answers") as caught, pool.place(2):
+            pass
+        assert "Retry-After" in caught.value.headers
+        assert pool.rows == 4
+        with pool.place(1):
+            assert pool.rows == 5
+    assert pool.rows == 0
+    with pool.place(5):
+        assert pool.rows == 5
+
+
+def test_more_rows_than_can_ever_fit_are_no_matter_of_waiting(a: ModelSpec) -> None:
+    pool = Pool([a], Limits(concurrency=2, queue=3))
+    with pytest.raises(BadRequest, match="at most 5 answers here, not 6"), pool.place(6):
+        pass
+    assert pool.rows == 0
+
+
+def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None:
+    async def fails_inside(pool: Pool) -> None:
+        with pool.place(2):
+            async with pool.lease(await pool.prepared("a"), 7):
+                assert pool.rows == 2
+                assert (view(pool).leases, pool.memory()["kv_reserved"]) == (1, 7)
+                raise ZeroDivisionError
+
     async def test() -> None:
-        pool, engine = pooled(spec, concurrency=2, queue=3)
-        engine.open.set()
-        async with AsyncExitStack() as stack:
-            for rows in (1, 3):
-                await stack.enter_async_context(pool.acquire("m", rows))
-            assert pool.rows == 4
-            with pytest.raises(Overloaded, match="4 answers"):
-                await held(pool, rows=2)
-            assert pool.rows == 4
-            await held(pool, rows=1)
-        assert pool.rows == 0
-        await held(pool, rows=5)
+        async with running(a) as (pool, _):
+            with pytest.raises(ZeroDivisionError):
+                await fails_inside(pool)
+            assert_idle(pool)
 
     run(test)
 
 
-def test_more_rows_than_can_ever_fit_are_no_matter_of_waiting(spec: ModelSpec) -> None:
+# Sharing the memory
+
+
+def test_two_models_in_room_for_one_take_turns(a: ModelSpec, b: ModelSpec) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec, concurrency=2, queue=3)
-        with pytest.raises(BadRequest, match="at most 5 answers here, not 6"):
-            await held(pool, rows=6)
-        assert (engine.loads, pool.rows) == ([], 0)
+        async with running(a, b, limits=ONE) as (pool, machine):
+            for name in "abab":
+                assert (await held(pool, name, kv_bytes=40)).prepared.id == name
+            assert machine.log == [
+                "load a",
+                *("unload a", "load b"),
+                *("unload b", "load a"),
+                *("unload a", "load b"),
+            ]
+            assert machine.most == WEIGHTS
+            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
+            assert [model.prepared.id for model in pool.loaded] == ["b"]
 
     run(test)
 
 
-def test_places_are_given_back_whatever_happens(spec: ModelSpec) -> None:
+def test_a_crowd_for_two_models_in_room_for_one_is_served(a: ModelSpec, b: ModelSpec) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec)
-        engine.failures.append(ModelUnusable("No room."))
-        waiting = asyncio.create_task(held(pool, rows=7))
-        await engine.asked.wait()
-        assert pool.rows == 7
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert pool.rows == 0
-
-        engine.open.set()
-        with pytest.raises(ModelUnusable):
-            await held(pool, rows=3)
-        assert pool.rows == 0
-
-        with pytest.raises(ZeroDivisionError):
-            await fails_inside(pool)
-        assert pool.rows == 0
+        async with running(a, b, limits=ONE) as (pool, machine):
+            names = ["a", "b"] * 15
+            models = await asyncio.gather(*(held(pool, name, kv_bytes=20) for name in names))
+            assert [model.prepared.id for model in models] == names
+            assert machine.most == WEIGHTS
 
     run(test)
 
 
-def test_stopping_ends_loads_with_a_word_to_all_who_wait(spec: ModelSpec) -> None:
+def test_the_next_is_not_loaded_before_the_memory_is_back(a: ModelSpec, b: ModelSpec) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec)
-        waiting = [asyncio.create_task(held(pool)) for _ in range(3)]
-        await engine.asked.wait()
-        error = ShuttingDown("The server is shutting down.")
-        await pool.stop(error)
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(result) for result in results] == [ShuttingDown] * 3
-        assert engine.ended_with == [error]
-        assert (pool.rows, pool.loaded) == (0, [])
+        async with running(a, b, limits=ONE) as (pool, machine):
+            await held(pool, "a")
+            machine.silent = True
+            task = asking(pool, "b")
+            await machine.asked("unload a")
+            await turns()
+            assert "load b" not in machine.log
+            assert (state(pool, "a"), state(pool, "b")) == ("unloading", "unloaded")
+            machine.speak()
+            await task
 
     run(test)
 
 
-def test_stopping_twice_is_stopping(spec: ModelSpec) -> None:
+def test_a_model_in_use_is_not_evicted_and_who_waits_gets_his_turn(
+    a: ModelSpec, b: ModelSpec
+) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec)
-        engine.open.set()
-        await held(pool)
-        await pool.stop()
-        await pool.stop()
-        assert engine.ended_with == [None, None]
+        async with running(a, b, limits=ONE) as (pool, machine), Holding(pool, "a") as holding:
+            task = asking(pool, "b")
+            await waiting(pool, 1)
+            await turns()
+            assert machine.log == ["load a"]
+            assert state(pool, "a") == "ready"
+            await holding.let_go()
+            assert (await task).prepared.id == "b"
+            assert machine.log == ["load a", "unload a", "load b"]
 
     run(test)
 
 
-def test_preloading_begins_at_the_start_and_only_where_asked_for(spec: ModelSpec) -> None:
+def test_a_pinned_model_stays(a: ModelSpec, b: ModelSpec) -> None:
     async def test() -> None:
-        pool, engine = pooled(spec, replace(spec, id="p", aliases=(), preload=True))
-        await pool.start()
-        await engine.asked.wait()
-        assert (pool.state("p"), pool.state("m")) == ("loading", "unloaded")
-        engine.open.set()
-        assert (await held(pool, "p")).id == "p"
-        assert engine.loads == ["p"]
+        pinned = replace(a, pinned=True)
+        async with running(pinned, b, limits=ONE) as (pool, machine):
+            await held(pool, "a")
+            with pytest.raises(NotEnoughMemory):
+                await held(pool, "b")
+            assert (machine.log, state(pool, "a")) == (["load a"], "ready")
+
+    run(test)
+
+
+def test_what_never_fits_is_told_at_once_with_both_sizes(a: ModelSpec, huge: ModelSpec) -> None:
+    async def test() -> None:
+        limits = Limits(budget=2_000_000_000)
+        async with running(a, huge, limits=limits) as (pool, machine), Holding(pool, "a"):
+            with pytest.raises(NotEnoughMemory, match=r"3\.0 GB.* 2\.0 GB") as caught:
+                await held(pool, "a", kv_bytes=3_000_000_000)
+            assert caught.value.status == 400
+            assert machine.log == ["load a"]
+        async with running(huge, limits=Limits(budget=300)) as (pool, machine):
+            with pytest.raises(NotEnoughMemory, match=r"MB.* MB"):
+                await held(pool, "huge")
+            assert (machine.log, state(pool, "huge")) == ([], "unloaded")
+
+    run(test)
+
+
+def test_waiting_for_memory_is_bounded(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        limits = replace(ONE, wait_seconds=10)
+        async with running(a, b, limits=limits) as (pool, machine):
+            async with Holding(pool, "a"):
+                task = asking(pool, "b")
+                await waiting(pool, 1)
+                advance(5)
+                await turns()
+                assert not task.done()
+                advance(6)
+                with pytest.raises(Overloaded, match=r"1[1-9] seconds") as caught:
+                    await task
+                assert "Retry-After" in caught.value.headers
+                assert machine.log == ["load a"]
+            await held(pool, "b")
+
+    run(test)
+
+
+def test_the_kv_cache_of_running_answers_counts(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, _), Holding(pool, "a", kv_bytes=30) as holding:
+            task = asking(pool, "a", kv_bytes=30)
+            await waiting(pool, 1)
+            await turns()
+            assert not task.done()
+            await holding.let_go()
+            await task
+
+    run(test)
+
+
+def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b) as (pool, machine):
+            await held(pool, "a")
+            seen: list[Stepped] = []
+            pool.on_step = seen.append
+            stepped = Stepped("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._take(stepped)
+            assert seen == [stepped]
+            assert pool.memory() == {
+                "budget": 200,
+                "used": 190,
+                "kv_reserved": 0,
+                "prompt_cache": 130,
+            }
+            await held(pool, "b")
+            assert machine.log == ["load a", "shrink to 80", "load b"]
+            assert (state(pool, "a"), pool.memory()["prompt_cache"]) == ("ready", 80)
+
+    run(test)
+
+
+def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async def test() -> None:
+        async with running(replace(a, ttl=5), b) as (pool, machine):
+            await held(pool, "a")
+            await held(pool, "b")
+            async with Holding(pool, "a"):
+                advance(6)
+                await turns()
+                assert state(pool, "a") == "ready"
+            advance(4)
+            await turns()
+            assert state(pool, "a") == "ready"
+            advance(2)
+            await machine.asked("unload a")
+            await turns()
+            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
+            await held(pool, "a")
+            assert machine.log == ["load a", "load b", "unload a", "load a"]
+
+    run(test)
+
+
+# Leaving
+
+
+def test_whoever_stops_waiting_does_not_stop_the_load(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            impatient, patient = asking(pool), asking(pool)
+            await waiting(pool, 2)
+            await cancelled(impatient)
+            assert (state(pool), pool.rows) == ("loading", 1)
+            machine.speak()
+            assert (await patient).prepared.id == "a"
+            assert machine.log == ["load a"]
+
+    run(test)
+
+
+def test_whoever_leaves_while_it_loads_leaves_nothing_behind(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            task = asking(pool, kv_bytes=9, rows=7)
+            await machine.asked("load a")
+            assert pool.rows == 7
+            await cancelled(task)
+            assert_idle(pool)
+            machine.speak()
+            await held(pool)
+            assert machine.log == ["load a"]
+
+    run(test)
+
+
+def test_whoever_leaves_the_line_lets_the_next_go(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, _), Holding(pool, "a", kv_bytes=20):
+            first = asking(pool, "b")
+            await waiting(pool, 1)
+            behind = asking(pool, "a", kv_bytes=20)
+            await waiting(pool, 2)
+            await turns()
+            assert not behind.done()
+            await cancelled(first)
+            await behind
+
+    run(test)
+
+
+def test_whoever_leaves_while_the_files_are_read_leaves_nothing_behind(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            impatient, patient = asking(pool), asking(pool)
+            await turns(3)
+            assert (state(pool), pool.rows) == ("preparing", 2)
+            await cancelled(impatient)
+            assert pool.rows == 1
+            await patient
+
+    run(test)
+
+
+def test_a_lease_granted_to_somebody_who_was_cancelled_is_given_back(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    """Between the moment that a task is cancelled and the one in which it learns of it."""
+
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, _), Holding(pool, "a", 30) as holding:
+            task = asking(pool, "a", kv_bytes=30)
+            await waiting(pool, 1)
+            task.cancel()
+            await holding.let_go()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            assert_idle(pool)
+            await held(pool, "b")
+
+    run(test)
+
+
+def test_a_cancelled_task_that_was_just_granted_its_lease_gives_it_back(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, _), Holding(pool, "a", 30) as holding:
+            task = asking(pool, "a", kv_bytes=30)
+            await waiting(pool, 1)
+            await holding.let_go()
+            assert view(pool).leases == 1, "granted"
+            await cancelled(task)
+            assert_idle(pool)
+
+    run(test)
+
+
+# The engine is lost
+
+
+async def started_again(pool: Pool, machine: Machine, times: int = 1) -> None:
+    await until(lambda: len(machine.engines) > times and pool.supervisor.alive)
+
+
+def test_a_lost_engine_is_replaced_and_models_load_on_demand(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b) as (pool, machine):
+            await held(pool, "a")
+            await held(pool, "b")
+            machine.kill()
+            assert not pool.supervisor.alive
+            await started_again(pool, machine)
+            assert (state(pool, "a"), state(pool, "b"), pool.loaded) == ("unloaded",) * 2 + ([],)
+            await held(pool, "a")
+            assert machine.log == ["load a", "load b", "load a"]
+            assert pool.supervisor.restarts == 1
+
+    run(test)
+
+
+def test_those_who_wait_for_a_load_are_told_that_the_engine_is_lost(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            tasks = [asking(pool, kv_bytes=5) for _ in range(3)]
+            await waiting(pool, 3)
+            await machine.asked("load a")
+            machine.kill()
+            errors = await results(*tasks)
+            assert {type(error) for error in errors} == {EngineDied}
+            assert_idle(pool)
+            await started_again(pool, machine)
+            machine.speak()
+            await held(pool)
+            assert machine.log == ["load a", "load a"]
+
+    run(test)
+
+
+def test_those_who_wait_for_memory_are_told_that_the_engine_is_lost(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, machine):
+            async with Holding(pool, "a", kv_bytes=5):
+                tasks = [asking(pool, "b"), asking(pool, "a", kv_bytes=40)]
+                await waiting(pool, 2)
+                machine.kill()
+                errors = await results(*tasks)
+                assert {type(error) for error in errors} == {EngineDied}
+                # the lease is void, and giving it back changes nothing
+                assert (view(pool).leases, pool.memory()["used"]) == (0, 0)
+                await started_again(pool, machine)
+                await held(pool, "b")
+            assert [view.leases for view in pool.views()] == [0, 0]
+
+    run(test)
+
+
+def test_an_engine_lost_while_it_unloads(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, machine):
+            await held(pool, "a")
+            machine.silent = True
+            task = asking(pool, "b")
+            await machine.asked("unload a")
+            machine.kill()
+            with pytest.raises(EngineDied):
+                await task
+            await started_again(pool, machine)
+            machine.speak()
+            await held(pool, "a")
+            assert machine.log == ["load a", "unload a", "load a"]
+
+    run(test)
+
+
+def test_an_engine_lost_just_after_it_said_that_it_has_loaded(a: ModelSpec) -> None:
+    """The load ended well, and the pool has not heard of it when it hears of the loss."""
+
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            task = asking(pool)
+            await machine.asked("load a")
+            machine.engines[-1]._take(Loaded("a", 500, WEIGHTS))
+            machine.kill()
+            with pytest.raises(EngineDied):
+                await task
+            assert (state(pool), pool.loaded) == ("unloaded", [])
+            await started_again(pool, machine)
+            machine.silent = False
+            await held(pool)
+            assert machine.log == ["load a", "load a"]
+
+    run(test)
+
+
+def test_an_engine_lost_just_after_a_lease_was_granted(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, machine), Holding(pool, "a", 30) as holding:
+            prepared = await pool.prepared("a")
+            reached = asyncio.Event()
+
+            async def generating() -> None:
+                async with pool.lease(prepared, 30):
+                    reached.set()
+                    _ = pool.engine  # as whoever has a lease does next
+
+            task = asyncio.create_task(generating())
+            await waiting(pool, 1)
+            machine.kill()
+            await holding.let_go()
+            with pytest.raises(EngineDied):
+                await task
+
+    run(test)
+
+
+def test_without_an_engine_the_answer_is_an_error_and_not_a_wait(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 3600.0)
+
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            await pool.prepared("a")
+            machine.kill()
+            for _ in range(3):
+                with pytest.raises(EngineDied) as caught:
+                    await held(pool)
+                assert "Retry-After" in caught.value.headers
+                await turns()
+            assert (machine.log, state(pool)) == ([], "unloaded")
+
+    run(test)
+
+
+def test_preloads_load_again(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(replace(a, preload=True), b) as (pool, machine):
+            await held(pool, "b")
+            await machine.asked("load a")
+            machine.kill()
+            await machine.asked("load a", times=2)
+            await held(pool, "a")
+            assert machine.log.count("load a") == 2
+            assert (state(pool, "a"), state(pool, "b")) == ("ready", "unloaded")
+
+    run(test)
+
+
+def test_engines_lost_again_and_again_are_replaced(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(replace(a, preload=True)) as (pool, machine):
+            for times in range(1, 6):
+                await machine.asked("load a", times)
+                await turns(times)  # at different moments of the load
+                machine.kill()
+                await started_again(pool, machine, times)
+            await held(pool)
+            assert machine.log == ["load a"] * 6
+
+    run(test)
+
+
+# Preloading
+
+
+def test_preloading_begins_at_the_start_and_only_where_asked_for(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async def test() -> None:
+        async with running(a, replace(b, preload=True), silent=True) as (pool, machine):
+            await machine.asked("load b")
+            assert (state(pool, "b"), state(pool, "a")) == ("loading", "unloaded")
+            machine.speak()
+            assert (await held(pool, "b")).prepared.id == "b"
+            assert machine.log == ["load b"]
 
     run(test)
 
 
 @pytest.mark.parametrize("error", [ModelUnusable("No room."), OSError("No room.")])
 def test_a_preload_that_fails_is_logged(
-    spec: ModelSpec, caplog: pytest.LogCaptureFixture, error: Exception
+    a: ModelSpec,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise error
+
+    async def test() -> None:
+        monkeypatch.setattr("mlx_server.pool.pool.prepare", broken)
+        async with running(replace(a, preload=True)) as (pool, machine):
+            await until(lambda: view(pool).error is not None)
+            monkeypatch.undo()
+            assert (machine.log, state(pool)) == ([], "unloaded")
+
+    run(test)
+    assert "No room." in caplog.text
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_preload_that_does_not_load_is_logged_and_tried_again_on_demand(
+    a: ModelSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        pool, engine = pooled(replace(spec, preload=True))
-        engine.failures.append(error)
-        await pool.start()
-        await engine.asked.wait()
-        joined = asyncio.create_task(held(pool))
-        engine.open.set()
-        await asyncio.wait([joined])
-        assert (pool.state("m"), engine.loads) == ("failed", ["m"])
+        async with running(replace(a, preload=True), silent=True) as (pool, machine):
+            machine.broken = {"a"}
+            await machine.asked("load a")
+            machine.speak()
+            await until(lambda: view(pool).error is not None)
+            machine.broken = set()
+            await held(pool)
 
     with caplog.at_level(logging.ERROR):
         run(test)
-    assert "No room." in caplog.text
+    assert "Model 'a' can't be loaded: no room" in caplog.text
 
 
-def test_progress_is_told_by_model(spec: ModelSpec) -> None:
+# Stopping
+
+
+def test_stopping_ends_loads_with_a_word_to_all_who_wait(a: ModelSpec) -> None:
     async def test() -> None:
-        seen: list[tuple[str, str, int, int]] = []
-        pool, engine = pooled(spec, on_progress=lambda *progress: seen.append(progress))
-        engine.open.set()
-        await held(pool)
-        assert seen == [("m", "loading", 5, 10)]
+        async with running(a, silent=True) as (pool, machine):
+            tasks = [asking(pool) for _ in range(3)]
+            await waiting(pool, 3)
+            error = ShuttingDown("Closing for today.")
+            await pool.stop(error)
+            told = await results(*tasks)
+            assert [str(each) for each in told] == ["Closing for today."] * 3
+            assert [type(each) for each in told] == [ShuttingDown] * 3
+            engine = machine.engines[-1]
+            assert isinstance(engine, Engine)
+            assert engine.ended_with == [error]
+            assert pool.loaded == []
+
+    run(test)
+
+
+def test_stopping_tells_those_who_wait_for_memory(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(replace(a, ttl=5), b, limits=ONE) as (pool, machine):
+            async with Holding(pool, "a"):
+                task = asking(pool, "b")
+                await waiting(pool, 1)
+                await pool.stop()
+                with pytest.raises(ShuttingDown):
+                    await task
+            # nothing is begun when the last lease ends
+            assert machine.log == ["load a"]
+            assert pool._timer
+            assert pool._timer.cancelled()
+
+    run(test)
+
+
+def test_stopping_tells_those_who_wait_for_the_files(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            tasks = [asking(pool) for _ in range(3)]
+            await turns(3)
+            assert state(pool) == "preparing"
+            await pool.stop()
+            assert [type(each) for each in await results(*tasks)] == [ShuttingDown] * 3
+            assert machine.log == []
+
+    run(test)
+
+
+def test_stopping_while_it_unloads(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, machine):
+            await held(pool, "a")
+            machine.silent = True
+            task = asking(pool, "b")
+            await machine.asked("unload a")
+            await pool.stop()
+            with pytest.raises(ShuttingDown):
+                await task
+
+    run(test)
+
+
+def test_stopping_while_a_preload_is_under_way(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(replace(a, preload=True), silent=True) as (pool, machine):
+            await machine.asked("load a")
+            await pool.stop()
+            assert pool.loaded == []
+
+    run(test)
+
+
+def test_stopping_while_there_is_no_engine(a: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 3600.0)
+
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            machine.kill()
+            await turns()
+            await pool.stop()
+            assert len(machine.engines) == 1
+
+    run(test)
+
+
+def test_a_pool_that_was_stopped_takes_nobody(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            prepared = (await held(pool)).prepared
+            await pool.stop()
+            with pytest.raises(ShuttingDown):
+                await pool.prepared("a")
+            with pytest.raises(ShuttingDown):
+                async with pool.lease(prepared, 0):
+                    pass
+            assert machine.log == ["load a"]
+
+    run(test)
+
+
+def test_stopping_twice_is_stopping(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            await held(pool)
+            await pool.stop()
+            await pool.stop()
+            engine = machine.engines[-1]
+            assert isinstance(engine, Engine)
+            assert engine.ended_with == [None, None]
+
+    run(test)
+
+
+# What the owner sees
+
+
+def test_a_view_says_what_is_known(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            unseen = view(pool)
+            assert (unseen.family, unseen.nbytes, unseen.last_used) == (None, 0, None)
+            await pool.prepared("a")
+            assert (view(pool).family, view(pool).nbytes) == ("plain", WEIGHTS)
+            async with Holding(pool, "a"):
+                assert (view(pool).leases, state(pool)) == (1, "ready")
+            first = view(pool).last_used
+            assert first
+            advance(10)
+            await held(pool)
+            assert view(pool).last_used == pytest.approx(first, abs=5), "the clock of the wall"
 
     run(test)

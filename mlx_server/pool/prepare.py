@@ -1,0 +1,98 @@
+"""Everything about a model that is known before its weights are in memory."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.families import family_named, family_of
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.pool.cache import Progress, cache_dir
+from mlx_server.pool.memory import KvCost, kv_bytes_per_token, weights_bytes
+from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from mlx_server.pool.sources import resolve
+from mlx_server.pool.transcript import Transcript, read_transcript
+from mlx_server.requests import SamplingChoices
+
+REPLAY = "replay:"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One entry of models.yaml."""
+
+    id: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    family: str | None = None
+    chat_template: str | None = None
+    tokenizer: str | None = None
+    """Of a replay model: a folder with a tokenizer.json."""
+    context_length: int | None = None
+    max_tokens: int | None = None
+    choices: SamplingChoices = field(default_factory=SamplingChoices)
+    preload: bool = False
+    pinned: bool = False
+    ttl: float | None = None
+    """Seconds without a request after which it is unloaded."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    spec: ModelSpec
+    path: Path
+    checkpoint: Checkpoint
+    family: ModelFamily
+    weights: int
+    """Bytes, estimated."""
+    kv: KvCost
+    transcript: Transcript | None = None
+    """Of a replay model: what it plays."""
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def context_length(self) -> int:
+        return self.spec.context_length or self.checkpoint.context_length
+
+
+def prepare(spec: ModelSpec, progress: Progress, *, upcast: bool) -> Prepared:
+    """Fetches what is missing, so it may block for long. upcast: see `weights_bytes`."""
+    if spec.source.startswith(REPLAY):
+        return _replay(spec)
+    path = resolve(spec.source, progress)
+    checkpoint = read_checkpoint(path, spec.chat_template)
+    return Prepared(
+        spec=spec,
+        path=path,
+        checkpoint=checkpoint,
+        family=family_of(checkpoint, spec.family),
+        weights=weights_bytes(path, upcast),
+        kv=kv_bytes_per_token(checkpoint.config, 4 if upcast else 2),
+    )
+
+
+def _replay(spec: ModelSpec) -> Prepared:
+    if spec.family is None:
+        raise SettingsError(f"{spec.id}: a replay model needs a `family:` in models.yaml.")
+    family = family_named(spec.family)
+    tokenizer = Path(spec.tokenizer) if spec.tokenizer else None
+    path = replay_checkpoint(cache_dir() / "replay", family, tokenizer)
+    checkpoint = read_checkpoint(path, spec.chat_template)
+    if not family.stops(checkpoint):
+        raise ModelUnusable(
+            f"Nothing tells which token of {spec.tokenizer} ends an answer of {spec.id}: name one "
+            "as `eos_token` in its tokenizer_config.json."
+        )
+    transcript = Path(spec.source.removeprefix(REPLAY))
+    return Prepared(
+        spec=spec,
+        path=path,
+        checkpoint=checkpoint,
+        family=family,
+        weights=0,
+        kv=KvCost(per_token=0),
+        transcript=read_transcript(transcript, checkpoint.config["vocab_size"]),
+    )
