@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mlx_server.engine.client import Answers, Item
-from mlx_server.engine.messages import Admitted, Generate, Logprobs, Scored, Token
+from mlx_server.engine.messages import Admitted, Generate, Logprobs, Prefilled, Scored, Token
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.events import Event, Finished, FinishReason, Started, TextDelta, TokenLogprob
 from mlx_server.families.base import Rendered
@@ -13,31 +13,42 @@ from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Conversation
 from mlx_server.parsers.stops import StopStrings
 from mlx_server.pool.pool import Model, Pool
-from mlx_server.requests import GenerateRequest, SamplingChoices, SamplingParams
+from mlx_server.pool.prepare import Prepared
+from mlx_server.pool.transcript import Entry
+from mlx_server.requests import GenerateRequest, Prompt, SamplingChoices, SamplingParams
+
+LONGEST_ANSWER = 16_384
+"""Tokens of an answer to which nobody set a limit; memory is set aside for all of them."""
 
 
 async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     """Raises what is wrong with the request before `Started`; closing it frees its rows."""
-    async with pool.acquire(request.model, len(request.prompts) * request.n) as model:
-        prompts = await asyncio.to_thread(_rendered, model, request)
-        rows = list(_rows(model, request, prompts))
-        async with pool.engine.generate(rows) as feed:
-            items = await _until_admitted(feed, len(rows))
-            yield _started(model, prompts)
-            answers = {row.row: Answer(model, i, row, request) for i, row in enumerate(rows)}
-            for answer in answers.values():
-                for event in answer.begin():
-                    yield event
-            while True:
-                for item in items:
-                    answer = answers[item.row]
-                    for event in answer.feed(item):
+    with pool.place(len(request.prompts) * request.n):
+        prepared = await pool.prepared(request.model)
+        planned = await asyncio.to_thread(plan, prepared, request)
+        async with pool.lease(prepared, planned.kv_bytes) as model:
+            _check_ids(model, request)
+            engine = pool.engine
+            async with engine.generate(planned.rows) as feed:
+                items = await _until_admitted(feed, len(planned.rows))
+                yield Started(prepared.id, planned.prompt_tokens, planned.ignored)
+                answers = {
+                    row.row: Answer(prepared, index, row, request)
+                    for index, row in enumerate(planned.rows)
+                }
+                for answer in answers.values():
+                    for event in answer.begin():
                         yield event
-                    if answer.finished:
-                        pool.engine.cancel([item.row])
-                if all(answer.finished for answer in answers.values()):
-                    return
-                items = await feed.take()
+                while True:
+                    for item in items:
+                        answer = answers[item.row]
+                        for event in answer.feed(item):
+                            yield event
+                        if answer.finished:
+                            engine.cancel([item.row])
+                    if all(answer.finished for answer in answers.values()):
+                        return
+                    items = await feed.take()
 
 
 async def _until_admitted(feed: Answers, rows: int) -> list[Item]:
@@ -51,16 +62,18 @@ async def _until_admitted(feed: Answers, rows: int) -> list[Item]:
 class Answer:
     """One answer: the engine's items in, events out."""
 
-    def __init__(self, model: Model, index: int, row: Generate, request: GenerateRequest) -> None:
+    def __init__(
+        self, prepared: Prepared, index: int, row: Generate, request: GenerateRequest
+    ) -> None:
         self.finished = False
         self._index = index
         self._row = row
         self._echo = request.echo
-        self._tokenizer = model.checkpoint.tokenizer
+        self._tokenizer = prepared.checkpoint.tokenizer
         self._text = self._tokenizer.detokenizer()
-        self._parser = model.family.make_parser(index)
+        self._parser = prepared.family.make_parser(index)
         self._stops = StopStrings(request.stop)
-        self._tokens = 0
+        self._tokens = self._cached = 0
         self._logprobs: list[TokenLogprob] = []
 
     def begin(self) -> Iterator[Event]:
@@ -73,6 +86,8 @@ class Answer:
         match item:
             case Token():
                 yield from self._token(item)
+            case Prefilled(_, cached):
+                self._cached = cached
             case Scored(_, logprobs):
                 yield from self._scored(logprobs)
 
@@ -117,90 +132,129 @@ class Answer:
 
     def _finished(self, reason: FinishReason) -> Finished:
         self.finished = True
-        return Finished(self._index, reason, self._tokens)
+        return Finished(self._index, reason, self._tokens, self._cached)
 
 
-def _rendered(model: Model, request: GenerateRequest) -> list[Rendered]:
+@dataclass(frozen=True)
+class Plan:
+    rows: list[Generate]
+    prompt_tokens: int
+    kv_bytes: int
+    ignored: tuple[str, ...]
+
+
+def plan(prepared: Prepared, request: GenerateRequest) -> Plan:
     """Runs in a thread: rendering and tokenising a long prompt takes a while."""
-    prompts = [_tokens(model, prompt) for prompt in request.prompts]
-    for asked, prompt in zip(request.prompts, prompts, strict=True):
-        param = "messages" if isinstance(asked, Conversation) else "prompt"
-        if not prompt.tokens:
-            raise BadRequest("The prompt is empty.", param=param)
-        if len(prompt.tokens) >= model.context_length:
-            raise ContextTooLong(
-                f"The prompt has {len(prompt.tokens)} tokens; the context of {model.id} holds "
-                f"{model.context_length}, the answer included. Shorten the prompt.",
-                param=param,
-            )
-    return prompts
+    prompts = [_rendered(prepared, prompt) for prompt in request.prompts]
+    rows = [
+        _row(prepared, request, asked, rendered.tokens, choice)
+        for asked, rendered in zip(request.prompts, prompts, strict=True)
+        for choice in range(request.n)
+    ]
+    return Plan(
+        rows=rows,
+        prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
+        kv_bytes=sum(prepared.kv.for_tokens(len(r.prompt) + r.max_tokens) for r in rows),
+        ignored=tuple(dict.fromkeys(name for rendered in prompts for name in rendered.ignored)),
+    )
 
 
-def _tokens(model: Model, prompt: Conversation | str | tuple[int, ...]) -> Rendered:
+def _rendered(prepared: Prepared, prompt: Prompt) -> Rendered:
+    param = "messages" if isinstance(prompt, Conversation) else "prompt"
+    # What is far too long is refused before a minute is spent on counting it.
+    _check_length(prepared, _characters(prompt) // prepared.checkpoint.tokenizer.longest, param)
+    rendered = _tokens(prepared, prompt)
+    if not rendered.tokens:
+        raise BadRequest("The prompt is empty.", param=param)
+    _check_length(prepared, len(rendered.tokens), param)
+    return rendered
+
+
+def _check_length(prepared: Prepared, tokens: int, param: str) -> None:
+    if tokens >= prepared.context_length:
+        raise ContextTooLong(
+            f"The prompt has {tokens} tokens or more; the context of {prepared.id} holds "
+            f"{prepared.context_length}, the answer included. Shorten the prompt.",
+            param=param,
+        )
+
+
+def _characters(prompt: Prompt) -> int:
+    match prompt:
+        case Conversation(messages):
+            return sum(len(message.content) for message in messages)
+        case str():
+            return len(prompt)
+    return 0
+
+
+def _tokens(prepared: Prepared, prompt: Prompt) -> Rendered:
     match prompt:
         case Conversation():
-            return model.family.render(model.checkpoint, prompt)
+            return prepared.family.render(prepared.checkpoint, prompt)
         case str():
-            return Rendered(model.checkpoint.tokenizer.encode(prompt, add_special_tokens=True))
+            return Rendered(prepared.checkpoint.tokenizer.encode(prompt, add_special_tokens=True))
         case ids:
-            if outside := [token for token in ids if not 0 <= token < model.vocabulary]:
-                raise BadRequest(
-                    f"Token id {outside[0]} is outside the vocabulary: {model.id} knows the ids "
-                    f"from 0 to {model.vocabulary - 1}.",
-                    param="prompt",
-                )
             return Rendered(list(ids))
 
 
-def _rows(model: Model, request: GenerateRequest, prompts: list[Rendered]) -> Iterator[Generate]:
-    sampling = _sampling(model, request)
-    stops = sorted(model.family.stops(model.checkpoint))
-    asked = model.spec.max_tokens if request.max_tokens is None else request.max_tokens
-    score = request.echo and (request.logprobs is not None or asked == 0)
-    for prompt in prompts:
-        room = model.context_length - len(prompt.tokens)
-        for choice in range(request.n):
-            # Each of n answers to one seed draws on its own.
-            seed = None if sampling.seed is None else sampling.seed + choice
-            yield Generate(
-                row=0,
-                model=model.id,
-                prompt=prompt.tokens,
-                max_tokens=room if asked is None else min(asked, room),
-                stop_tokens=stops,
-                sampling=replace(sampling, seed=seed),
-                score=score,
-            )
+def _row(
+    prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int], choice: int
+) -> Generate:
+    room = prepared.context_length - len(prompt)
+    wanted = prepared.spec.max_tokens if request.max_tokens is None else request.max_tokens
+    row = Generate(
+        row=0,
+        model=prepared.id,
+        prompt=prompt,
+        max_tokens=min(LONGEST_ANSWER if wanted is None else wanted, room),
+        stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
+        sampling=_sampling(prepared, request, choice),
+        score=request.echo and (request.logprobs is not None or request.max_tokens == 0),
+    )
+    if prepared.transcript:
+        _replay(prepared, row, prepared.transcript.pick(asked))
+    return row
 
 
-def _sampling(model: Model, request: GenerateRequest) -> SamplingParams:
+def _sampling(prepared: Prepared, request: GenerateRequest, choice: int) -> SamplingParams:
     """The request's choices, else the owner's, else the publisher's, else OpenAI's."""
-    if outside := [token for token in request.logit_bias if not 0 <= token < model.vocabulary]:
-        raise BadRequest(
-            f"`logit_bias` names token {outside[0]}; {model.id} knows the ids from 0 to "
-            f"{model.vocabulary - 1}.",
-            param="logit_bias",
-        )
     choices: SamplingChoices = {
-        **model.checkpoint.sampling,
-        **model.spec.choices,
+        **prepared.checkpoint.sampling,
+        **prepared.spec.choices,
         **request.choices,
     }
     return SamplingParams(
         **choices,
         logit_bias=request.logit_bias,
-        seed=request.seed,
+        # Each of n answers to one seed draws on its own.
+        seed=None if request.seed is None else request.seed + choice,
         logprobs=request.logprobs,
     )
 
 
-def _started(model: Model, prompts: list[Rendered]) -> Started:
-    return Started(
-        model=model.id,
-        prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
-        cached_tokens=0,
-        ignored=tuple(dict.fromkeys(name for prompt in prompts for name in prompt.ignored)),
-    )
+def _replay(prepared: Prepared, row: Generate, entry: Entry) -> None:
+    """The row plays a recorded answer instead of one of its own."""
+    tokenizer = prepared.checkpoint.tokenizer
+    row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
+    row.delay = entry.delay_ms / 1000
+    output = entry.tokens(tokenizer)
+    row.script = [*output, row.stop_tokens[0]]
+    if entry.finish == "length" and output:
+        row.max_tokens = min(row.max_tokens, len(output))
+
+
+def _check_ids(model: Model, request: GenerateRequest) -> None:
+    """Only the loaded model tells how many there are."""
+    prompts = [prompt for prompt in request.prompts if isinstance(prompt, tuple)]
+    for param, ids in [("logit_bias", request.logit_bias), *(("prompt", ids) for ids in prompts)]:
+        for token in ids:
+            if not 0 <= token < model.vocabulary:
+                raise BadRequest(
+                    f"`{param}` names token {token}; {model.prepared.id} knows the ids from 0 to "
+                    f"{model.vocabulary - 1}.",
+                    param=param,
+                )
 
 
 def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLogprob:

@@ -1,16 +1,27 @@
 """The spine over an engine that says what the test wrote down."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
-from mlx_server.engine.client import EngineClient, Item, OnLoading
-from mlx_server.engine.messages import Admitted, Generate, Loaded, Logprobs, Scored, Stop, Token
+from mlx_server.engine.client import Answers, EngineClient, Item, OnLoading
+from mlx_server.engine.messages import (
+    Admitted,
+    Generate,
+    Loaded,
+    Logprobs,
+    Prefilled,
+    Ready,
+    Scored,
+    Stop,
+    Token,
+)
 from mlx_server.errors import (
     BadRequest,
     ContextTooLong,
@@ -20,42 +31,60 @@ from mlx_server.errors import (
     ServerError,
 )
 from mlx_server.events import Event, Finished, Started, TextDelta
+from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.families.tokenizer import Tokenizer
-from mlx_server.generate import generate
+from mlx_server.generate import LONGEST_ANSWER, generate
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.pool.pool import ModelSpec, Pool
+from mlx_server.pool import prepare as preparing
+from mlx_server.pool.memory import KvCost
+from mlx_server.pool.pool import Limits, Pool
+from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.replay_checkpoint import replay_checkpoint
 from mlx_server.requests import GenerateRequest, SamplingParams
 from tests.families import byte_level, write_checkpoint
 
 CONTEXT = 60
 VOCABULARY = 500
+KV_BYTES = 1000
+"""Of a token."""
 FIRST = 40
 """The engine's number of a request's first row."""
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
 
 Batch = list[Item] | ServerError
+T = TypeVar("T")
 
 
-class Engine:
+class Engine(EngineClient):
     """Says one batch after the other, and keeps what it is asked."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
+        super().__init__()
         self.rows: list[Generate] = []
         self.cancelled: list[int] = []
         self.done = False
         self._batches = list(batches)
 
+    @property
+    def alive(self) -> bool:
+        return True
+
+    async def start(self) -> Ready:
+        return Ready(0, metal=False, recommended_bytes=None)
+
+    async def stop(self, error: ServerError | None = None) -> None: ...
+
     async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
         return Loaded(model, VOCABULARY, 0)
 
     @asynccontextmanager
-    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator["Engine"]:
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
         for number, row in enumerate(rows, start=FIRST):
             row.row = number
         self.rows = list(rows)
         try:
-            yield self
+            yield cast(Answers, self)
         finally:
             self.done = True
             self.cancel([row.row for row in rows])
@@ -97,10 +126,33 @@ def spec(folder: Path) -> ModelSpec:
 ASKED = GenerateRequest("m", ("Hello",))
 
 
+@pytest.fixture(autouse=True)
+def weightless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of these models hold no weights to be measured."""
+    monkeypatch.setattr(preparing, "weights_bytes", lambda path, upcast: 0)
+    monkeypatch.setattr(preparing, "kv_bytes_per_token", lambda config, size: KvCost(KV_BYTES))
+
+
 def pooled(spec: ModelSpec, *batches: Batch) -> tuple[Pool, Engine]:
     pool, engine = Pool([spec]), Engine(batches)
-    pool.engine = cast(EngineClient, engine)
+    pool.make_engine = lambda **limits: engine
     return pool, engine
+
+
+def run(pool: Pool, test: Coroutine[Any, Any, T]) -> T:
+    """Nothing may be left of it: no answer, no lease, no reserved memory."""
+
+    async def started() -> T:
+        await pool.start()
+        try:
+            return await asyncio.wait_for(test, 20)
+        finally:
+            assert pool.rows == 0
+            assert pool.memory()["kv_reserved"] == 0
+            assert [view.leases for view in pool.views()] == [0]
+            await pool.stop()
+
+    return asyncio.run(started())
 
 
 def answered(
@@ -111,7 +163,7 @@ def answered(
     async def gathered() -> list[Event]:
         return [event async for event in generate(request, pool)]
 
-    events = asyncio.run(gathered())
+    events = run(pool, gathered())
     assert engine.done
     assert pool.rows == 0
     assert not engine._batches, "not all was taken"
@@ -127,7 +179,7 @@ def refused(spec: ModelSpec, request: GenerateRequest) -> ServerError:
             await anext(events)
 
     with pytest.raises(ServerError) as caught:
-        asyncio.run(first())
+        run(pool, first())
     assert engine.rows == []
     assert pool.rows == 0
     return caught.value
@@ -142,7 +194,7 @@ def rows_of(spec: ModelSpec, request: GenerateRequest) -> list[Generate]:
             await anext(events)
 
     with pytest.raises(GenerationFailed):
-        asyncio.run(first())
+        run(pool, first())
     return engine.rows
 
 
@@ -156,7 +208,7 @@ def said(ids: list[int], row: int = 0, finish: Stop | None = None, **more: Any) 
 
 
 def admitted(*rows: int) -> list[Item]:
-    return [Admitted(FIRST + row, 0) for row in rows or (0,)]
+    return [Admitted(FIRST + row) for row in rows or (0,)]
 
 
 def text_of(events: list[Event], index: int = 0) -> str:
@@ -178,8 +230,8 @@ def test_an_answer_begins_with_started_and_ends_with_finished(
         spec, ASKED, admitted(), said(hello[:2]), said(hello[2:]), said(END, finish="stop")
     )
     prompt = tokenizer.encode("Hello")
-    assert events[0] == Started("m", len(prompt), 0, ())
-    assert events[-1] == Finished(0, "stop", len(hello) + 1)
+    assert events[0] == Started("m", len(prompt))
+    assert events[-1] == Finished(0, "stop", len(hello) + 1, 0)
     assert all(isinstance(event, TextDelta) for event in events[1:-1])
     assert text_of(events) == "Good day."
     row = engine.rows[0]
@@ -221,7 +273,7 @@ def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
     prompts = [tokenizer.encode(f"<|im_start|>{word}") for word in ("Hi", "Ho")]
     assert [row.prompt for row in engine.rows] == prompts
     ignored = ("chat_template_kwargs.x", "tools", "chat_template_kwargs.y")
-    assert events[0] == Started("m", sum(map(len, prompts)), 0, ignored)
+    assert events[0] == Started("m", sum(map(len, prompts)), ignored)
 
 
 def test_a_stop_string_across_tokens_ends_the_row_at_once(
@@ -241,9 +293,9 @@ def test_a_stop_string_across_tokens_ends_the_row_at_once(
                 assert not engine.done
         return events
 
-    events = asyncio.run(test())
+    events = run(pool, test())
     assert text_of(events) == "yes"
-    assert finished(events) == [Finished(0, "stop", len(tokenizer.encode("yes</b>")))]
+    assert finished(events) == [Finished(0, "stop", len(tokenizer.encode("yes</b>")), 0)]
     assert engine.cancelled == [FIRST]
 
 
@@ -266,7 +318,7 @@ def test_a_row_that_met_its_stop_string_is_cancelled_while_others_go_on(
             cancelled.append(list(engine.cancelled))
         return events
 
-    events = asyncio.run(test())
+    events = run(pool, test())
     assert (text_of(events, 0), text_of(events, 1)) == ("a", "no stop")
     assert [event.index for event in finished(events)] == [0, 1]
     assert cancelled[-1] == [FIRST]
@@ -280,7 +332,7 @@ def test_what_a_stop_string_might_have_been_is_told_at_the_end(
         spec, replace(ASKED, stop=("</b>",)), admitted(), said(ids, finish="length")
     )
     assert text_of(events) == "yes</"
-    assert finished(events) == [Finished(0, "length", len(ids))]
+    assert finished(events) == [Finished(0, "length", len(ids), 0)]
 
 
 def test_answers_of_several_prompts_are_told_apart(spec: ModelSpec, tokenizer: Tokenizer) -> None:
@@ -398,7 +450,7 @@ def test_an_echo_with_logprobs_scores_the_prompt(spec: ModelSpec, tokenizer: Tok
     assert "".join(entry.token for entry in echo.logprobs) == "Hello"
     assert isinstance(answer, TextDelta)
     assert (answer.text, len(answer.logprobs)) == ("!", 1)
-    assert end == Finished(0, "length", 1)
+    assert end == Finished(0, "length", 1, 0)
 
 
 def test_scoring_alone_makes_no_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> None:
@@ -410,7 +462,7 @@ def test_scoring_alone_makes_no_tokens(spec: ModelSpec, tokenizer: Tokenizer) ->
     )
     assert (engine.rows[0].score, engine.rows[0].max_tokens) == (True, 0)
     assert text_of(events) == "a"
-    assert events[-1] == Finished(0, "length", 0)
+    assert events[-1] == Finished(0, "length", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +524,7 @@ def test_an_empty_prompt_is_refused(spec: ModelSpec, prompt: Any, param: str) ->
 def test_a_token_id_outside_the_vocabulary_is_refused(spec: ModelSpec, token: int) -> None:
     error = refused(spec, replace(ASKED, prompts=((1, token),)))
     assert isinstance(error, BadRequest)
-    assert f"Token id {token} " in error.message
+    assert f"token {token};" in error.message
     assert f"to {VOCABULARY - 1}." in error.message
     assert error.param == "prompt"
 
@@ -495,8 +547,8 @@ def test_ids_up_to_the_width_of_the_head_are_known(spec: ModelSpec) -> None:
 
 def test_an_unknown_model_and_a_full_queue_are_told_first(spec: ModelSpec) -> None:
     assert isinstance(refused(spec, replace(ASKED, model="n")), ModelNotFound)
-    pool = Pool([spec], concurrency=1, queue=0)
-    pool.engine = cast(EngineClient, Engine([admitted()]))
+    pool, engine = Pool([spec], Limits(concurrency=1, queue=0)), Engine([admitted()])
+    pool.make_engine = lambda **limits: engine
 
     async def test() -> None:
         async with aclosing(generate(ASKED, pool)) as first:
@@ -504,7 +556,7 @@ def test_an_unknown_model_and_a_full_queue_are_told_first(spec: ModelSpec) -> No
             with pytest.raises(Overloaded):
                 await anext(generate(ASKED, pool))
 
-    asyncio.run(test())
+    run(pool, test())
 
 
 def test_the_request_chooses_before_the_owner_before_the_publisher(spec: ModelSpec) -> None:
@@ -560,7 +612,7 @@ def test_a_row_that_fails_ends_the_request_and_frees_the_others(
             events.append(event)
 
     with pytest.raises(GenerationFailed):
-        asyncio.run(test())
+        run(pool, test())
     assert text_of(events, 1) == "so far"
     assert finished(events) == []
     assert engine.cancelled == [FIRST, FIRST + 1, FIRST + 2]
@@ -574,7 +626,7 @@ def test_a_row_that_fails_before_it_is_taken_fails_before_started(spec: ModelSpe
         await anext(generate(replace(ASKED, n=2), pool))
 
     with pytest.raises(GenerationFailed):
-        asyncio.run(test())
+        run(pool, test())
     assert engine.cancelled == [FIRST, FIRST + 1]
 
 
@@ -591,7 +643,7 @@ def test_closing_early_frees_every_row(spec: ModelSpec, tokenizer: Tokenizer, ta
         assert engine.cancelled == [FIRST, FIRST + 1]
         assert pool.rows == 0
 
-    asyncio.run(test())
+    run(pool, test())
 
 
 def test_a_client_that_goes_while_it_waits_frees_every_row(spec: ModelSpec) -> None:
@@ -612,4 +664,143 @@ def test_a_client_that_goes_while_it_waits_frees_every_row(spec: ModelSpec) -> N
         assert asking.cancelled()
         assert (engine.cancelled, pool.rows) == ([FIRST], 0)
 
-    asyncio.run(test())
+    run(pool, test())
+
+
+def test_memory_is_set_aside_for_every_token_there_may_be(spec: ModelSpec) -> None:
+    request = replace(ASKED, prompts=((1,) * 10, (1,) * 20), n=2, max_tokens=7)
+    pool, _ = pooled(spec, admitted(0, 1, 2, 3), GenerationFailed("enough"))
+
+    async def test() -> None:
+        async with aclosing(generate(request, pool)) as events:
+            await anext(events)
+            each = [KvCost(KV_BYTES).for_tokens(tokens) for tokens in (10 + 7, 20 + 7)]
+            assert pool.memory()["kv_reserved"] == 2 * sum(each) > 0
+
+    run(pool, test())
+
+
+def test_an_answer_without_end_is_not_given_the_whole_memory(spec: ModelSpec) -> None:
+    request = replace(ASKED, prompts=((1,) * 10,))
+    assert rows_of(replace(spec, context_length=100_000), request)[0].max_tokens == LONGEST_ANSWER
+    asked = replace(request, max_tokens=LONGEST_ANSWER + 5)
+    [row] = rows_of(replace(spec, context_length=100_000), asked)
+    assert row.max_tokens == LONGEST_ANSWER + 5
+
+
+def test_what_was_cached_of_the_prompt_is_told_at_the_end(
+    spec: ModelSpec, tokenizer: Tokenizer
+) -> None:
+    events, _ = answered(
+        spec,
+        replace(ASKED, n=2),
+        [*admitted(0, 1), Prefilled(FIRST, 3)],
+        [*said(tokenizer.encode("a"), 0, "length"), Prefilled(FIRST + 1, 4)],
+        said(END, 1, "stop"),
+    )
+    assert [(event.index, event.cached_tokens) for event in finished(events)] == [(0, 3), (1, 4)]
+
+
+# Replay models
+
+
+@pytest.fixture
+def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelSpec]:
+    """A replay model with these entries."""
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path))
+
+    def made(*entries: Mapping[str, Any], family: str = "smollm2") -> ModelSpec:
+        path = tmp_path / "said.jsonl"
+        path.write_text("\n".join(map(json.dumps, entries)), "utf-8")
+        return ModelSpec("m", f"replay:{path}", family=family)
+
+    return made
+
+
+Replayed = Callable[..., ModelSpec]
+
+
+@pytest.fixture
+def bytes_of_smollm2(tmp_path: Path) -> Tokenizer:
+    return Tokenizer(replay_checkpoint(tmp_path / "own", SMOLLM2, None) / "tokenizer.json")
+
+
+def test_a_replayed_row_has_its_script_and_a_stop_token(
+    replayed: Replayed, bytes_of_smollm2: Tokenizer
+) -> None:
+    output = "<|im_start|>Hi 🙂"
+    [row] = rows_of(replayed({"output": output, "delay_ms": 250}), ASKED)
+    assert row.script
+    *script, stop = row.script
+    assert script == bytes_of_smollm2.encode(output)
+    assert stop in row.stop_tokens
+    stops = {bytes_of_smollm2.id_of(token) for token in ("<|im_end|>", "<|endoftext|>")}
+    assert set(row.stop_tokens) == stops
+    assert (row.delay, row.max_tokens) == (0.25, LONGEST_ANSWER)
+
+
+def test_a_family_without_a_stop_token_of_its_own_ends_too(replayed: Replayed) -> None:
+    [row] = rows_of(replayed({"output": "Hi"}, family="plain"), ASKED)
+    assert row.script
+    assert len(row.script) == 3
+    assert row.script[-1:] == row.stop_tokens
+
+
+@pytest.mark.parametrize(("asked", "granted"), [(None, 5), (100, 5), (5, 5), (3, 3)])
+def test_an_output_that_was_cut_is_cut_there(
+    replayed: Replayed, asked: int | None, granted: int
+) -> None:
+    entry = {"output": "Hello", "finish": "length"}
+    [row] = rows_of(replayed(entry), replace(ASKED, max_tokens=asked))
+    assert row.max_tokens == granted
+
+
+def test_an_output_of_token_ids_is_played_as_it_is(replayed: Replayed) -> None:
+    [row] = rows_of(replayed({"output_token_ids": [7, 258, 7]}), ASKED)
+    assert row.script == [7, 258, 7, row.stop_tokens[0]]
+
+
+def test_an_empty_output_is_an_end(replayed: Replayed) -> None:
+    [row] = rows_of(replayed({"output": ""}), ASKED)
+    assert row.script == row.stop_tokens[:1]
+    assert row.max_tokens > 0
+
+
+def test_the_generation_prompt_is_a_part_of_the_prompt(
+    replayed: Replayed, bytes_of_smollm2: Tokenizer
+) -> None:
+    spec = replayed({"output": "x", "generation_prompt": "<|im_start|>ab"}, {"output": "y"})
+    request = replace(ASKED, n=2)
+    own = bytes_of_smollm2.encode("Hello")
+    longer = [*own, *bytes_of_smollm2.encode("<|im_start|>ab")]
+    assert [row.prompt for row in rows_of(spec, request)] == [longer, own]
+    events, _ = answered(
+        spec, request, [*admitted(0, 1), *said([256], 0, "stop"), *said([256], 1, "stop")]
+    )
+    assert events[0] == Started("m", len(longer)), "as it would be of a real model"
+
+
+def test_n_answers_and_several_prompts_take_the_next_entries(
+    replayed: Replayed, bytes_of_smollm2: Tokenizer
+) -> None:
+    spec = replayed(*({"output": word} for word in "abc"), {"match": "two", "output": "z"})
+    rows = rows_of(spec, replace(ASKED, prompts=("one", "two", "three"), n=2))
+    said = [bytes_of_smollm2.decode(row.script or []) for row in rows]
+    assert said == ["a", "b", "z", "z", "c", "a"]
+
+
+def test_a_conversation_is_matched_by_its_last_user_text(
+    replayed: Replayed, bytes_of_smollm2: Tokenizer
+) -> None:
+    spec = replayed({"match": "regex:^B", "output": "yes"})
+    messages = (Message("user", "A"), Message("assistant", "?"), Message("user", "B"))
+    [row] = rows_of(spec, replace(ASKED, prompts=(Conversation(messages),)))
+    assert bytes_of_smollm2.decode(row.script or []) == "yes"
+    error = refused(spec, replace(ASKED, prompts=(Conversation(messages[:1]),)))
+    assert isinstance(error, BadRequest)
+    assert error.param == "messages"
+
+
+def test_a_real_model_has_no_script(spec: ModelSpec) -> None:
+    [row] = rows_of(spec, ASKED)
+    assert (row.script, row.delay) == (None, 0.0)
