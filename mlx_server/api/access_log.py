@@ -18,18 +18,21 @@ class AccessLog:
             return
         began = time.perf_counter()
         status = 0
-        gone = False
+        gone = complete = False
 
         async def heard() -> Message:
             nonlocal gone
             message = await receive()
-            gone = gone or message["type"] == "http.disconnect"
+            # with an answer that is complete, every client leaves
+            gone = gone or (message["type"] == "http.disconnect" and not complete)
             return message
 
         async def noted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif message["type"] == "http.response.body":
+                complete = not message.get("more_body", False)
             await send(message)
 
         try:

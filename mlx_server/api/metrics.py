@@ -75,13 +75,13 @@ class Metrics:
                         case Started():
                             model = event.model
                             self.prompt_tokens.labels(model).inc(event.prompt_tokens)
-                            self.cached_tokens.labels(model).inc(event.cached_tokens)
                         case TextDelta(index) | ReasoningDelta(index):
                             now = time.perf_counter()
                             self._piece(model, now, last.get(index), began)
                             last[index] = now
                         case Finished():
                             self.completion_tokens.labels(model).inc(event.completion_tokens)
+                            self.cached_tokens.labels(model).inc(event.cached_tokens)
                     yield event
             outcome = "completed"
         except Exception:
@@ -101,7 +101,7 @@ class Metrics:
             self.batch.set(0)
             self.queue.set(0)
         for model in self._pool.loaded:
-            self.model_bytes.labels(model.id).set(model.nbytes)
+            self.model_bytes.labels(model.prepared.id).set(model.nbytes)
         return exposition(self.registry)
 
 

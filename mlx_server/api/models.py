@@ -5,7 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.answering import json_response
-from mlx_server.pool.pool import ModelSpec, Pool
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import ModelSpec
 
 router = APIRouter()
 
@@ -13,7 +14,7 @@ router = APIRouter()
 @router.get("/v1/models")
 async def models(http: Request) -> Response:
     pool: Pool = http.app.state.pool
-    return json_response({"object": "list", "data": [_model(http, s) for s in pool.specs.values()]})
+    return json_response({"object": "list", "data": [_model(http, s) for s in pool.specs]})
 
 
 @router.get("/v1/models/{name:path}")

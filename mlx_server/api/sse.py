@@ -70,8 +70,7 @@ class EventStream(Response):
                 "The answer broke off: an error on our side.", code="internal_error"
             )
             await self._write(send, event(broken.body()))
-        await send({"type": "http.response.body", "body": DONE, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:
         self._last_write = asyncio.get_running_loop().time()

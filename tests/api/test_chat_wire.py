@@ -485,7 +485,7 @@ def test_a_mistake_of_ours_is_told_without_its_details(
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("mlx_server.api.chat_completions.output.ChatOutput._fold", broken)
+    monkeypatch.setattr("mlx_server.api.tally.Tally.add", broken)
     response = post(client, stream=stream)
     found = wire.error_of(events(response)[-1]) if stream else error(response, status=500)
     assert found["code"] == "internal_error"
@@ -554,12 +554,13 @@ class Stage:
 
     async def _play(self, clients: tuple[Leaver, ...]) -> None:
         app = wire.app(self.model, self.engine)
-        for client in clients:
-            called = app(client.scope, client.receive, client.send)
-            await asyncio.wait_for(called, 2 * wire.PATIENCE_SECONDS)
-            assert not self.engine.gave_up
-            self.free.append(not self.engine.running)
-            self.engine.took.clear()
+        async with app.router.lifespan_context(app):
+            for client in clients:
+                called = app(client.scope, client.receive, client.send)
+                await asyncio.wait_for(called, 2 * wire.PATIENCE_SECONDS)
+                assert not self.engine.gave_up
+                self.free.append(not self.engine.running)
+                self.engine.took.clear()
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -20,6 +20,7 @@ KEYED = {
     ("GET", "/openapi.json"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
+    ("GET", "/v1/pool"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
 }
@@ -193,7 +194,7 @@ def test_metrics_count_requests(client: TestClient) -> None:
 
 def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
     app = wire.app(tiny_path, ScriptedEngine())
-    app.state.metrics.on_step(Stepped([Token(1, 5)], waiting=3, active_bytes=7))
+    app.state.metrics.on_step(Stepped("tiny", [Token(1, 5)], 3, active_bytes=7, cache_bytes=0))
     with TestClient(app, base_url="http://localhost") as client:
         app.state.pool.rows = 4
         busy = client.get("/metrics").text

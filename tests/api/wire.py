@@ -59,7 +59,7 @@ class ScriptedEngine(EngineClient):
         return True
 
     async def start(self) -> Ready:
-        return Ready(0, "none")
+        return Ready(0, metal=False, recommended_bytes=None)
 
     async def stop(self, error: ServerError | None = None) -> None:
         assert not self.running
@@ -74,13 +74,13 @@ class ScriptedEngine(EngineClient):
         for row in rows:
             row.row = len(self.taken)
             self.taken.append(row)
-            answers.put(Admitted(row.row, cached_tokens=0))
+            answers.put(Admitted(row.row))
             for item in [] if self.silent else self._said(row):
                 answers.put(item)
         if self.failure:
             answers.fail(self.failure)
         elif self.silent:
-            asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._give_up, answers)
+            asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._run_out, answers)
         numbers = {row.row for row in rows}
         self.running |= numbers
         self.took.set()
@@ -89,7 +89,7 @@ class ScriptedEngine(EngineClient):
         finally:
             self.running -= numbers
 
-    def _give_up(self, answers: Answers) -> None:
+    def _run_out(self, answers: Answers) -> None:
         self.gave_up = True
         answers.fail(EngineDied("Nobody left, nothing came."))
 
@@ -127,7 +127,7 @@ def app(model: Path, engine: ScriptedEngine, **server: Any) -> FastAPI:
         server=ServerSettings(**server), models={MODEL: ModelSettings(source=str(model))}
     )
     made = create_app(settings)
-    made.state.pool.engine = engine
+    made.state.pool.make_engine = lambda **limits: engine
     return made
 
 

@@ -17,7 +17,8 @@ async def completions(http: Request) -> Response:
     request = to_request(body)
     output = CompletionOutput(
         model=body.model,
-        answers=len(request.prompts) * request.n,
+        prompts=len(request.prompts),
+        n=request.n,
         logprobs=request.logprobs is not None,
         include_usage=body.include_usage,
     )

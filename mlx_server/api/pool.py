@@ -1,0 +1,39 @@
+"""`GET /v1/pool`: what is in memory, for the owner."""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from mlx_server.api.answering import json_response
+from mlx_server.pool.pool import Pool, View
+
+router = APIRouter()
+
+
+@router.get("/v1/pool")
+async def pool(http: Request) -> Response:
+    found: Pool = http.app.state.pool
+    body = {
+        "object": "pool",
+        "memory": found.memory(),
+        "models": [_model(view) for view in found.views()],
+    }
+    return json_response(body)
+
+
+def _model(view: View) -> dict[str, Any]:
+    return {
+        "id": view.spec.id,
+        "aliases": view.spec.aliases,
+        "family": view.family,
+        "source": view.spec.source,
+        "state": view.state,
+        "leases": view.leases,
+        "bytes": view.nbytes,
+        "last_used": view.last_used,
+        "pinned": view.spec.pinned,
+        "ttl": view.spec.ttl,
+        "progress": asdict(view.progress) if view.progress else None,
+        "error": view.error,
+    }

@@ -1,0 +1,54 @@
+"""What every endpoint gathers from the events: the answers, and what they used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_server.events import Event, Finished, ReasoningDelta, Started, TextDelta, TokenLogprob
+
+
+@dataclass
+class Answer:
+    """One answer, as far as it has come."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    tokens: int = 0
+    cached: int = 0
+
+
+class Tally:
+    def __init__(self, *, model: str, prompts: int, n: int) -> None:
+        self.model = model
+        self.answers: Sequence[Answer] = [Answer() for _ in range(prompts * n)]
+        self._n = n
+        self._prompt_tokens = 0
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.model = event.model
+                self._prompt_tokens = event.prompt_tokens
+            case TextDelta(index, text, logprobs):
+                self.answers[index].texts.append(text)
+                self.answers[index].logprobs.extend(logprobs)
+            case ReasoningDelta(index, text):
+                self.answers[index].reasoning.append(text)
+            case Finished(index):
+                answer = self.answers[index]
+                answer.finish_reason = event.reason
+                answer.tokens = event.completion_tokens
+                answer.cached = event.cached_tokens
+
+    def usage(self) -> dict[str, Any]:
+        """A prompt counts once, however many answers it has; so does what was cached of it."""
+        completion = sum(answer.tokens for answer in self.answers)
+        cached = sum(answer.cached for answer in self.answers[:: self._n])
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

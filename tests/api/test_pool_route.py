@@ -1,0 +1,160 @@
+"""`GET /v1/pool`: what the owner sees of the models and of the memory."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.app import create_app
+from mlx_server.engine.client import OnLoading
+from mlx_server.engine.messages import Loaded
+from mlx_server.errors import ModelUnusable
+from mlx_server.settings import ModelSettings, ServerSettings, Settings
+from tests.api import wire
+from tests.api.wire import Json, ScriptedEngine
+
+BUDGET = 1_000_000_000
+
+
+def client(engine: ScriptedEngine, models: dict[str, Json], **server: Any) -> TestClient:
+    settings = Settings(
+        server=ServerSettings(memory_budget=BUDGET, **server),
+        models={id: ModelSettings(**model) for id, model in models.items()},
+    )
+    app = create_app(settings)
+    app.state.pool.make_engine = lambda **limits: engine
+    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+
+
+def pool(client: TestClient) -> Json:
+    return wire.ok(client.get("/v1/pool"))
+
+
+def model(client: TestClient, place: int = 0) -> Json:
+    found: Json = pool(client)["models"][place]
+    return found
+
+
+def complete(client: TestClient, model: str = "a") -> Any:
+    return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 3})
+
+
+def test_before_and_after_the_first_request(tiny_path: Path) -> None:
+    owned = {"source": str(tiny_path), "aliases": ("x",), "pinned": True, "ttl": 60.0}
+    with client(ScriptedEngine(), {"a": owned, "b": {"source": str(tiny_path)}}) as found:
+        before = pool(found)
+        unseen = {
+            "id": "a",
+            "aliases": ["x"],
+            "family": None,
+            "source": str(tiny_path),
+            "state": "unloaded",
+            "leases": 0,
+            "bytes": 0,
+            "last_used": None,
+            "pinned": True,
+            "ttl": 60.0,
+            "progress": None,
+            "error": None,
+        }
+        other = {**unseen, "id": "b", "aliases": [], "pinned": False, "ttl": None}
+        memory = {"budget": BUDGET, "used": 0, "kv_reserved": 0, "prompt_cache": 0}
+        assert before == {"object": "pool", "memory": memory, "models": [unseen, other]}
+
+        wire.ok(complete(found))
+        used = model(found)
+        assert (used["state"], used["family"], used["leases"]) == ("ready", "plain", 0)
+        assert abs(used["last_used"] - time.time()) < 60, "Unix time"
+        assert pool(found)["models"][1] == other
+
+
+class Slow(ScriptedEngine):
+    """Says how far the load is, and goes no further."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure_of_load: Exception | None = None
+
+    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
+        if self.failure_of_load:
+            raise self.failure_of_load
+        progress(3, 4)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_load_that_is_under_way(tiny_path: Path) -> None:
+    models = {"a": {"source": str(tiny_path), "preload": True}}
+    with client(Slow(), models) as found:
+        while (loading := model(found))["progress"] is None:
+            pass
+        assert loading["state"] == "loading"
+        assert loading["progress"] == {"what": "loading", "done": 3, "total": 4}
+        assert loading["bytes"] > 0, "known before it is loaded"
+        assert pool(found)["memory"]["used"] == loading["bytes"]
+
+
+def test_a_load_that_failed(tiny_path: Path) -> None:
+    engine = Slow()
+    engine.failure_of_load = ModelUnusable("Its layers are of no kind known here.")
+    with client(engine, {"a": {"source": str(tiny_path)}}) as found:
+        message = wire.error(complete(found), status=500)["message"]
+        failed = model(found)
+        assert failed["error"] == message == "Its layers are of no kind known here."
+        assert (failed["state"], failed["progress"]) == ("unloaded", None)
+        assert pool(found)["memory"]["used"] == 0
+
+
+def test_a_mistake_of_ours_is_told_without_its_details(tiny_path: Path) -> None:
+    engine = Slow()
+    engine.failure_of_load = ZeroDivisionError(f"secret {tiny_path}")
+    with client(engine, {"a": {"source": str(tiny_path)}}) as found:
+        wire.error(complete(found), status=500)
+        assert "log" in model(found)["error"]
+        assert "secret" not in model(found)["error"]
+
+
+def test_files_that_fail_are_named_as_the_owner_named_them(tmp_path: Path) -> None:
+    """The one path of this machine in what is told is the owner's own source."""
+    folder = tmp_path / "gone"
+    with client(ScriptedEngine(), {"a": {"source": str(folder)}}) as found:
+        wire.error(complete(found), status=500)
+        error = model(found)["error"]
+        assert "There is no folder" in error
+        assert str(tmp_path) not in error.replace(str(folder), "")
+
+
+def test_leases_are_counted_while_an_answer_runs(tiny_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.silent = True
+
+    async def test() -> None:
+        app = wire.app(tiny_path, engine)
+        async with app.router.lifespan_context(app):
+            pool = app.state.pool
+            prepared = await pool.prepared(wire.MODEL)
+            async with pool.lease(prepared, 100):
+                [seen] = pool.views()
+                assert (seen.leases, pool.memory()["kv_reserved"]) == (1, 100)
+            [seen] = pool.views()
+            assert (seen.leases, pool.memory()["kv_reserved"]) == (0, 0)
+
+    asyncio.run(test())
+
+
+def test_it_needs_a_key_where_there_are_keys(tiny_path: Path) -> None:
+    models = {"a": {"source": str(tiny_path)}}
+    with client(ScriptedEngine(), models, api_keys=(wire.key("k"),)) as found:
+        refused = wire.error(found.get("/v1/pool"), status=401)
+        assert str(tiny_path) not in refused["message"]
+        authorised = found.get("/v1/pool", headers={"authorization": "Bearer k"})
+        assert wire.ok(authorised)["object"] == "pool"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_it_is_only_looked_at(tiny_path: Path, method: str) -> None:
+    with client(ScriptedEngine(), {"a": {"source": str(tiny_path)}}) as found:
+        wire.error(found.request(method, "/v1/pool"), status=405)
