@@ -16,28 +16,31 @@ from starlette.middleware import Middleware
 
 from mlx_server import __version__, logs
 from mlx_server.api import errors, health, metrics, models
+from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
 from mlx_server.api.answering import json_response
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.gate import Gate, authorise
 from mlx_server.errors import ShuttingDown
-from mlx_server.pool.pool import ModelSpec, OnProgress, Pool
+from mlx_server.pool.pool import Limits, OnProgress, Pool
+from mlx_server.pool.prepare import ModelSpec
 from mlx_server.progress import progress_display
 from mlx_server.requests import SamplingChoices
-from mlx_server.settings import ModelSettings, Settings
+from mlx_server.settings import ModelSettings, Settings, load_settings
 
 MAX_HEAD_BYTES = 64 << 10
 
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
     server = settings.server
-    pool = Pool(
-        [_spec(id, model) for id, model in settings.models.items()],
+    limits = Limits(
         concurrency=server.concurrency,
         queue=server.queue,
-        on_progress=on_progress,
+        wait_seconds=server.wait_seconds,
+        budget=server.memory_budget,
     )
+    pool = Pool([_spec(id, model) for id, model in settings.models.items()], limits, on_progress)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -67,13 +70,13 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.pool = pool
     app.state.metrics = metrics.Metrics(pool)
     app.state.started = int(time.time())
-    pool.engine.on_step = app.state.metrics.on_step
+    pool.on_step = app.state.metrics.on_step
     errors.install(app)
 
     keyed = APIRouter(
         dependencies=[Depends(authorise([key.get_secret_value() for key in server.api_keys]))]
     )
-    for router in (chat_completions, completions, models, metrics):
+    for router in (chat_completions, completions, models, metrics, pool_api):
         keyed.include_router(router.router)
     keyed.add_api_route("/openapi.json", _openapi, include_in_schema=False)
     app.include_router(keyed)
@@ -136,6 +139,16 @@ class Server(uvicorn.Server):
         await self._pool.stop(ShuttingDown("The server is shutting down."))
 
 
+def spec_named(config: Path | None, name: str) -> ModelSpec:
+    """A model of models.yaml by id or alias, else a folder or a hub id."""
+    listed = {id: _spec(id, model) for id, model in load_settings(config).models.items()}
+    for spec in listed.values():
+        if name in (spec.id, *spec.aliases):
+            return spec
+    ((id, model),) = load_settings(None, models=[name], environ={}).models.items()
+    return _spec(id, model)
+
+
 def _spec(id: str, model: ModelSettings) -> ModelSpec:
     defaults = model.defaults.model_dump(exclude_none=True)
     max_tokens = defaults.pop("max_tokens", None)
@@ -149,6 +162,9 @@ def _spec(id: str, model: ModelSettings) -> ModelSpec:
         max_tokens=max_tokens,
         choices=cast(SamplingChoices, defaults),
         preload=model.preload,
+        pinned=model.pinned,
+        ttl=model.ttl,
+        tokenizer=str(model.tokenizer) if model.tokenizer else None,
     )
 
 

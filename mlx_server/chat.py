@@ -175,9 +175,14 @@ def connected(
             yield client, model_id
         return
     if at_home:
-        key = key or os.environ.get("MLX_SERVER_API_KEYS", "").split(",")[0].strip()
+        key = key or key_at_home()
     with client_of(url or DEFAULT_URL, key) as client:
         yield client, model or _first(served_models(client))
+
+
+def key_at_home() -> str:
+    """The key of a server that shares our environment."""
+    return os.environ.get("MLX_SERVER_API_KEYS", "").split(",")[0].strip()
 
 
 def _to_serve(model: str | None) -> tuple[list[str], str]:

@@ -191,6 +191,28 @@ def doctor(
 
 
 @app.command()
+def models(
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="[the first of MLX_SERVER_API_KEYS]")
+    ] = None,
+) -> None:
+    """Show the models of a running server: what is loaded, who uses it, what it takes.
+
+    \b
+    mlx-server models
+    mlx-server models --url http://studio.local:8000 --api-key KEY
+    """
+    from rich.console import Console
+
+    from mlx_server.chat import client_of, key_at_home
+    from mlx_server.pool_table import pool_of, show
+
+    with client_of(url, api_key or key_at_home()) as client:
+        show(pool_of(client), Console())
+
+
+@app.command()
 def bench(
     url: Annotated[str, typer.Argument(metavar="URL", help="Of any server of the OpenAI API.")],
     model: Annotated[
@@ -235,6 +257,54 @@ def bench(
     results = measure(target, clients, lengths, max_tokens, requests, shared_prefix=shared_prefix)
     if not report(results, Console()):
         raise typer.Exit(1)
+
+
+replay = typer.Typer(help="Recorded answers, for tests without weights.", no_args_is_help=True)
+app.add_typer(replay, name="replay")
+
+
+@replay.command()
+def record(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An id of models.yaml, a folder or a hub id.")
+    ],
+    requests: Annotated[
+        Path, typer.Option(metavar="FILE", help="YAML list or JSON Lines of texts or requests.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The transcript [standard output].")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
+    ] = None,
+) -> None:
+    """Have a real model answer requests, and write what it said as a transcript.
+
+    \b
+    mlx-server replay record smollm2-135m --requests questions.yaml --output answers.yaml
+
+    A request is a text, or a body as /v1/chat/completions takes it. The transcript is then served
+    with `source: replay:answers.yaml` and the model's `family:` in models.yaml.
+    """
+    import yaml
+
+    from mlx_server.app import spec_named
+    from mlx_server.record import read_requests
+    from mlx_server.record import record as recorded
+
+    spec = spec_named(config, model)
+    entries = recorded(
+        spec,
+        read_requests(requests, spec.id),
+        lambda entry: print(
+            f"{entry['match'][:40]!r}: {len(entry['output'])} characters", file=sys.stderr
+        ),
+    )
+    text = yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=100)
+    if output:
+        output.write_text(text, "utf-8")
+    else:
+        print(text, end="")
 
 
 def main() -> None:

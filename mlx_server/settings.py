@@ -33,6 +33,8 @@ ENVIRONMENT = {
 }
 """Fields of `ServerSettings` and the variables that set them; MLX_SERVER_CONFIG names the file."""
 
+REPLAY = "replay:"
+
 Data = Mapping[str, object]
 
 
@@ -55,11 +57,31 @@ def _absolute(path: str, info: ValidationInfo | None) -> str:
 
 def _located(source: str, info: ValidationInfo | None) -> str:
     """A path becomes absolute; `demo:...` and what can only be an id of the hub stay as written."""
+    if source.startswith(REPLAY):
+        return REPLAY + _absolute(source.removeprefix(REPLAY), info)
     if re.match(r"[a-z]\w*:", source):
         return source
     path = _absolute(source, info)
     is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", source) and not os.path.exists(path)
     return source if is_hub_id else path
+
+
+def _bytes(size: object) -> object:
+    """`12GB` as well as a number of bytes."""
+    if not isinstance(size, str):
+        return size
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?) ?(MB|GB)", size):
+        return int(float(found[1]) * {"MB": 10**6, "GB": 10**9}[found[2]])
+    raise ValueError("should be a size such as 12GB or 800MB")
+
+
+def _tokenizer(path: object, info: ValidationInfo) -> object:
+    if not isinstance(path, str):
+        return path
+    found = Path(_absolute(path, info))
+    if os.path.isfile(found / "tokenizer.json"):
+        return found
+    raise ValueError(f"no tokenizer.json in {found}")
 
 
 def _template(path: object, info: ValidationInfo) -> object:
@@ -73,6 +95,7 @@ def _template(path: object, info: ValidationInfo) -> object:
 
 Name = Annotated[str, AfterValidator(_printable)]
 Source = Annotated[str, Field(min_length=1), AfterValidator(_located)]
+Bytes = Annotated[int, Field(gt=0), BeforeValidator(_bytes)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
 
 
@@ -103,6 +126,10 @@ class ServerSettings(_Frozen):
     """Serve other machines without a key."""
     drain_seconds: float = Field(default=10.0, ge=0)
     max_body_bytes: int = Field(default=16 << 20, gt=0)
+    memory_budget: Bytes | None = None
+    """For weights and caches; None: what suits the machine."""
+    wait_seconds: float = Field(default=300.0, gt=0)
+    """How long a request may wait for memory that others hold."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -121,12 +148,18 @@ class SamplingDefaults(_Frozen):
 
 class ModelSettings(_Frozen):
     source: Source
-    """An absolute path, an id of the hub or `demo:smollm2`."""
+    """An absolute path, an id of the hub, `demo:smollm2` or `replay:` and an absolute path."""
     family: Name | None = None
     chat_template: Annotated[Path | None, BeforeValidator(_template)] = None
     aliases: tuple[Name, ...] = ()
     context_length: int | None = Field(default=None, gt=0)
+    tokenizer: Annotated[Path | None, BeforeValidator(_tokenizer)] = None
+    """Of a replay model: a folder with a tokenizer.json."""
     preload: bool = False
+    pinned: bool = False
+    """Never unloaded to make room."""
+    ttl: float | None = Field(default=None, gt=0)
+    """Seconds without a request after which it is unloaded."""
     defaults: SamplingDefaults = SamplingDefaults()
 
 

@@ -340,6 +340,42 @@ def test_keys_are_not_in_pydantics_own_errors() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written_as", "nbytes"),
+    [("12GB", 12 * 10**9), ("800 MB", 8 * 10**8), ("1.5GB", 15 * 10**8), ("4096", 4096)],
+)
+def test_a_memory_budget_is_a_size(written_as: str, nbytes: int) -> None:
+    written(f"server: {{memory_budget: {written_as}}}\n" + MINIMAL)
+    assert load().server.memory_budget == nbytes
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "'12'", "lots", "12 TB", "1.5", "0GB", "true", "-1GB"])
+def test_other_memory_budgets_are_told(size: str) -> None:
+    found = problem(f"server: {{memory_budget: {size}}}\n" + MINIMAL)
+    assert (found.line, "memory_budget" in str(found)) == (1, True)
+
+
+@pytest.mark.parametrize("key", ["wait_seconds: 0", "wait_seconds: -1", "wait_seconds: .inf"])
+def test_waiting_is_bounded(key: str) -> None:
+    assert "wait_seconds" in str(problem(f"server: {{{key}}}\n" + MINIMAL))
+
+
+@pytest.mark.parametrize("key", ["ttl: 0", "ttl: -5", "ttl: soon", "pinned: 1", "preload: 2"])
+def test_how_long_a_model_stays_is_checked(key: str) -> None:
+    found = problem(f"models: {{m: {{source: org/name, {key}}}}}")
+    assert key.partition(":")[0] in str(found)
+
+
+def test_a_replay_model_has_its_files_beside_models_yaml(folder: Path) -> None:
+    written("models: {m: {source: 'replay:here.jsonl', tokenizer: ./none}}")
+    assert "no tokenizer.json in" in str(check_file(folder / "models.yaml")[0])
+    written("models: {m: {source: 'replay:here.jsonl', tokenizer: 5}}")
+    assert "tokenizer" in str(check_file(folder / "models.yaml")[0])
+    written("models: {m: {source: 'replay:here.jsonl', family: plain}}")
+    assert load().models["m"].source == f"replay:{folder / 'here.jsonl'}"
+    assert load().models["m"].tokenizer is None
+
+
+@pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "192.168.1.2", "studio.local", "127.0.0.1.nip.io"]
 )
 def test_other_machines_need_a_key_or_the_owners_word(host: str) -> None:
@@ -362,10 +398,15 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     assert load().models["smollm2-135m"].source == "demo:smollm2"
 
     written("", "qwen3.jinja")
+    (folder / "models" / "qwen3").mkdir(parents=True)
+    written("", "models/qwen3/tokenizer.json")
     shown = re.sub(r"^( *)# ( *[\w-]+:)", r"\1\2", text, flags=re.MULTILINE)
     assert told(shown) == []
     settings = load()
-    qwen = settings.models["qwen3"]
+    qwen, fake = settings.models["qwen3"], settings.models["fake"]
     assert settings.server.model_fields_set == set(type(settings.server).model_fields)
-    assert qwen.model_fields_set | {"preload"} == set(type(qwen).model_fields)
+    shown_keys = qwen.model_fields_set | fake.model_fields_set | {"preload"}
+    assert shown_keys == set(type(qwen).model_fields)
+    assert fake.source == f"replay:{folder / 'answers.yaml'}"
+    assert fake.tokenizer == folder / "models" / "qwen3"
     assert qwen.defaults.model_fields_set == set(type(qwen.defaults).model_fields)

@@ -1,0 +1,93 @@
+"""`mlx-server models`: what a running server has in memory, as a table."""
+
+import time
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlx_server.errors import ServerError
+
+COLUMNS = ("id", "family", "source", "state", "leases", "memory", "last used")
+
+PIPE_WIDTH = 10_000
+"""Of lines that a program reads: none of them is cut."""
+
+
+def pool_of(client: httpx.Client) -> dict[str, Any]:
+    """The server's /v1/pool."""
+    try:
+        response = client.get("/v1/pool")
+    except httpx.TransportError as error:
+        raise ServerError(
+            f"No server answers at {client.base_url}: {error}. Start one with `mlx-server serve`."
+        ) from None
+    if not response.is_success:
+        raise ServerError(f"{client.base_url} says {response.status_code}: {_message(response)}")
+    try:
+        found: dict[str, Any] = response.json()
+        if found["object"] == "pool":
+            return found
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ServerError(f"What answers at {client.base_url} is no mlx-server. Check --url.")
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        return response.text[:200]
+
+
+def show(pool: dict[str, Any], console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=column != "source", overflow="fold")
+    for model in pool["models"]:
+        table.add_row(*map(_text, _cells(model)))
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    console.print(table)
+    for model in pool["models"]:
+        if model["error"]:
+            console.print(_text(f"{model['id']} failed: {model['error']}"), soft_wrap=True)
+    used, budget, cache = (_size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
+    console.print(
+        Text(f"{used} of {budget} in use, {cache} of it by the prompt cache"), soft_wrap=True
+    )
+
+
+def _text(text: str) -> Text:
+    """As it is: no markup, and nothing that a terminal would obey."""
+    return Text("".join(c if c.isprintable() else " " for c in text))
+
+
+def _cells(model: dict[str, Any]) -> list[str]:
+    progress = model["progress"]
+    percent = f" {100 * progress['done'] // progress['total']} %" if progress else ""
+    return [
+        model["id"],
+        model["family"] or "-",
+        model["source"],
+        "failed" if model["error"] else model["state"] + percent,
+        str(model["leases"]),
+        _size(model["bytes"]),
+        _ago(model["last_used"]),
+    ]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
+
+
+def _ago(moment: float | None) -> str:
+    if moment is None:
+        return "-"
+    seconds = max(0.0, time.time() - moment)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
