@@ -1,0 +1,246 @@
+"""Two models in room for one, a stream beside a load, and engines that die: from outside."""
+
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from mlx_server.pool.memory import weights_bytes
+from tests.live.server import LiveServer, eventually, serving
+from tests.tiny import tiny_llama
+
+PIECE_BYTES = 64 << 20
+"""Of the weights, what the engine loads between two steps."""
+
+NO_END = {"0": -100, "2": -100}
+"""A bias with which neither of the tiny models' end tokens can come."""
+
+
+def asked(client: OpenAI, model: str, **more: Any) -> Any:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
+    return client.chat.completions.create(**{**body, **more})
+
+
+def pool_of(server: LiveServer) -> dict[str, Any]:
+    with server.http() as http:
+        found: dict[str, Any] = http.get("/v1/pool").json()
+        return found
+
+
+def model_of(server: LiveServer, id: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(m for m in pool_of(server)["models"] if m["id"] == id)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Their weights are large beside the KV cache of a short answer."""
+    root = tmp_path_factory.mktemp("pair")
+    return {id: tiny_llama(root / id, seed=seed, hidden=256) for seed, id in enumerate(("a", "b"))}
+
+
+def config(models: dict[str, Path], budget: float) -> dict[str, Any]:
+    """budget: in weights of one of the models."""
+    (nbytes,) = {weights_bytes(path, upcast=True) for path in models.values()}
+    return {
+        "server": {"memory_budget": int(budget * nbytes)},
+        "models": {id: {"source": str(path)} for id, path in models.items()},
+    }
+
+
+class Watch:
+    """Looks at the server again and again while its block runs."""
+
+    def __init__(self, server: LiveServer, look: Callable[[httpx.Client], None]) -> None:
+        self._server, self._look = server, look
+        self._ended = False
+        self._threads = ThreadPoolExecutor(1)
+        self.looks = 0
+
+    def _run(self) -> None:
+        with self._server.http() as http:
+            while not self._ended:
+                self._look(http)
+                self.looks += 1
+
+    def __enter__(self) -> "Watch":
+        self._watching: Future[None] = self._threads.submit(self._run)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._threads.shutdown()
+        self._watching.result()
+
+
+def test_two_models_in_room_for_one_take_turns(tmp_path: Path, pair: dict[str, Path]) -> None:
+    def look(http: httpx.Client) -> None:
+        pool = http.get("/v1/pool").json()
+        states = {model["id"]: model["state"] for model in pool["models"]}
+        assert sum(state in ("loading", "ready", "unloading") for state in states.values()) <= 1
+        assert pool["memory"]["used"] <= pool["memory"]["budget"]
+
+    with serving(tmp_path, config(pair, 1.7)) as server, server.openai() as client:
+        with Watch(server, look) as watch:
+            told: dict[str, set[str]] = {"a": set(), "b": set()}
+            for id in "ababab":
+                told[id].add(asked(client, id).choices[0].message.content)
+                assert model_of(server, id)["state"] == "ready"
+            assert [len(texts) for texts in told.values()] == [1, 1], "the same each time"
+            assert told["a"] != told["b"]
+            with ThreadPoolExecutor(6) as threads:
+                crowd = [threads.submit(asked, client, id) for id in "abbaab"]
+                assert "".join(each.result().model for each in crowd) == "abbaab"
+        assert watch.looks > 10
+        assert pool_of(server)["memory"]["kv_reserved"] == 0
+        assert " ERROR " not in server.log
+
+
+def test_a_model_in_use_is_not_evicted(tmp_path: Path, pair: dict[str, Path]) -> None:
+    endless = {"stream": True, "max_tokens": 400, "logit_bias": NO_END}
+    with (
+        serving(tmp_path, config(pair, 1.7)) as server,
+        server.openai() as client,
+        closing(asked(client, "a", **endless)) as stream,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        chunks = iter(stream)
+        next(chunks)
+        other = threads.submit(asked, client, "b")
+        last = list(chunks)[-1]
+        assert last.choices[0].finish_reason == "length", "it was answered to its end"
+        assert other.result().model == "b"
+
+
+def test_what_never_fits_is_refused_at_once(tmp_path: Path, pair: dict[str, Path]) -> None:
+    with serving(tmp_path, config(pair, 0.9)) as server, server.openai() as client:
+        with pytest.raises(openai.BadRequestError, match=r"MB.* MB") as caught:
+            asked(client, "a")
+        assert caught.value.code == "not_enough_memory"
+
+
+def test_a_stream_goes_on_while_another_model_loads(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path
+) -> None:
+    """Every step of the one tells how much memory is in use: also how much of the other is loaded.
+
+    So what is seen between nothing and all of it was told by steps between two pieces.
+    """
+    large = tiny_llama(tmp_path_factory.mktemp("large"), hidden=1024, layers=6)
+    pieces = weights_bytes(large, upcast=True) // PIECE_BYTES
+    seen: set[int] = set()
+
+    def look(http: httpx.Client) -> None:
+        found = re.search(
+            r"^mlx_server_active_bytes (\S+)$", http.get("/metrics").text, re.MULTILINE
+        )
+        assert found
+        seen.add(round(float(found[1]) / PIECE_BYTES))
+
+    models = {"small": {"source": str(tiny_path)}, "large": {"source": str(large)}}
+    endless = {"stream": True, "max_tokens": 1900, "logit_bias": NO_END}
+    with (
+        serving(tmp_path, {"models": models}) as server,
+        server.openai() as client,
+        closing(asked(client, "small", **endless)) as stream,
+        ThreadPoolExecutor(1) as threads,
+        Watch(server, look),
+    ):
+        loading = threads.submit(asked, client, "large")
+        for _ in stream:
+            if loading.done():
+                break
+        assert loading.result().model == "large"
+    assert pieces >= 3
+    assert seen & set(range(1, pieces)), seen
+
+
+# Engines that are lost
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A model that answers for ever, and one that answers at once."""
+    folder = tmp_path_factory.mktemp("replayed")
+    slow = {"output": "word " * 1000, "delay_ms": 20}
+    (folder / "slow.jsonl").write_text(json.dumps(slow))
+    (folder / "quick.jsonl").write_text(json.dumps({"output": "Hello."}))
+    return {
+        id: {"source": f"replay:{folder / id}.jsonl", "family": "plain"} for id in ("slow", "quick")
+    }
+
+
+@contextmanager
+def answering(http: httpx.Client) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun to speak."""
+    body = {"model": "slow", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = response.iter_lines()
+        while '"content":"w"' not in next(lines):
+            pass
+        yield lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_is_lost_in_mid_stream(
+    tmp_path: Path, replayed: dict[str, Any], number: signal.Signals
+) -> None:
+    with (
+        serving(tmp_path, {"models": replayed}) as server,
+        server.openai() as client,
+        server.http() as http,
+    ):
+        engine = server.engine
+        with (
+            ThreadPoolExecutor(1) as threads,
+            answering(http) as lines,
+            watching_health(server) as health,
+        ):
+            waiting = threads.submit(asked, client, "slow", max_tokens=2000)
+            eventually(lambda: server.gauge("mlx_server_batch_size") == 2, "both are answered")
+            engine.send_signal(number)
+            *_, last, done = [line for line in lines if line]
+            error = json.loads(last.removeprefix("data: "))["error"]
+            assert (error["type"], error["code"]) == ("server_error", "engine_died")
+            assert done == "data: [DONE]"
+            with pytest.raises(openai.InternalServerError) as caught:
+                waiting.result()
+            assert (caught.value.status_code, caught.value.code) == (503, "engine_died")
+            assert "retry-after" in caught.value.response.headers
+        assert health == [200, 503, 200]
+        assert not engine.is_running()
+        assert server.engine.pid != engine.pid
+        found = asked(client, "quick", max_tokens=20)
+        assert found.choices[0].message.content == "Hello."
+        with answering(http):
+            assert model_of(server, "slow")["leases"] == 1
+        eventually(lambda: pool_of(server)["memory"]["kv_reserved"] == 0, "all is given back")
+        eventually(lambda: model_of(server, "slow")["leases"] == 0, "the lease is given back")
+        assert "Traceback" not in server.log
+
+
+@contextmanager
+def watching_health(server: LiveServer) -> Iterator[list[int]]:
+    """What /health says, each answer once, from now on until all is well again."""
+    with server.http() as http, ThreadPoolExecutor(1) as threads:
+        seen = [http.get("/health").status_code]
+
+        def look() -> bool:
+            status = http.get("/health").status_code
+            if seen[-1] != status:
+                seen.append(status)
+            return len(seen) > 1 and status == 200
+
+        watching = threads.submit(eventually, look, "it serves again", seconds=30)
+        yield seen
+        watching.result()

@@ -1,0 +1,261 @@
+"""Replay models of two families, behind a real server, as OpenAI's own client sees them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.live.server import LiveServer, eventually, serving
+
+CHAT, PLAIN = "fake-smollm2", "fake-plain"
+FAMILIES = {CHAT: "smollm2", PLAIN: "plain"}
+LONG = "No end. " * 400
+POEM = "Grüezi, 世界! 🙂 1. <b>Un</b> 2. Deux\n\n3. Trois."
+"""A character of several tokens, lines, and text that looks like markup."""
+
+ENTRIES: list[dict[str, Any]] = [
+    {"match": "poem", "output": POEM},
+    {"match": "regex:^long", "output": LONG},
+    {"match": "slow", "output": LONG, "delay_ms": 20},
+    {"match": "cut", "output": "It was cut he", "finish": "length"},
+    {"match": "nothing", "output": ""},
+    {"match": "ids", "output_token_ids": [72, 73]},
+    {"match": "primed", "output": "four", "generation_prompt": "<thinking>" * 3},
+    {"match": "special", "output": "before<|im_end|>never"},
+    {"output": "one"},
+    {"output": "two"},
+    {"output": "three"},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("replay")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
+        (folder / "said.jsonl").write_text(lines, "utf-8")
+        models = {
+            id: {"source": "replay:said.jsonl", "family": family} for id, family in FAMILIES.items()
+        }
+        with serving(folder, {"models": models}) as server:
+            yield server
+            assert "Traceback" not in server.log
+            assert " ERROR " not in server.log
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[OpenAI]:
+    with server.openai() as client:
+        yield client
+
+
+BOTH = pytest.mark.parametrize("model", FAMILIES)
+
+
+def asked(client: OpenAI, model: str, text: str, **more: Any) -> Any:
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(
+        **{"model": model, "messages": messages, "temperature": 0, **more}
+    )
+
+
+def said(completion: Any) -> list[tuple[str, str]]:
+    return [(choice.message.content, choice.finish_reason) for choice in completion.choices]
+
+
+def said_streaming(chunks: Any, n: int = 1) -> list[tuple[str, str]]:
+    texts, ends = [""] * n, [""] * n
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    return list(zip(texts, ends, strict=True))
+
+
+def assert_next(client: OpenAI, model: str, word: str) -> None:
+    """Uses up entries up to this one, so that a test knows where it begins."""
+    for _ in range(3):
+        if said(asked(client, model, "?")) == [(word, "stop")]:
+            return
+    raise AssertionError(f"{word!r} never comes")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("poem", (POEM, "stop")),
+        ("longer", (LONG, "stop")),
+        ("cut", ("It was cut he", "length")),
+        ("nothing", ("", "stop")),
+        ("primed", ("four", "stop")),
+    ],
+)
+def test_streaming_equals_not_streaming(
+    client: OpenAI, model: str, text: str, told: tuple[str, str]
+) -> None:
+    whole = asked(client, model, text)
+    *chunks, last = asked(client, model, text, stream=True, stream_options={"include_usage": True})
+    assert said(whole) == said_streaming(chunks) == [told]
+    assert (whole.model, last.model) == (model, model)
+    tokens = len(told[0].encode()) + (told[1] == "stop")
+    assert whole.usage.completion_tokens == last.usage.completion_tokens == tokens
+    assert whole.usage.prompt_tokens == last.usage.prompt_tokens > len(text)
+
+
+@BOTH
+def test_the_sdks_own_accumulator_likes_the_stream(client: OpenAI, model: str) -> None:
+    messages: Any = [{"role": "user", "content": "poem"}]
+    with client.chat.completions.stream(model=model, messages=messages) as stream:
+        found = stream.get_final_completion()
+    assert said(found) == [(POEM, "stop")]
+
+
+@BOTH
+@pytest.mark.parametrize("temperature", [0, 1, 2])
+def test_the_script_is_said_at_any_temperature(
+    client: OpenAI, model: str, temperature: float
+) -> None:
+    assert said(asked(client, model, "poem", temperature=temperature)) == [(POEM, "stop")]
+
+
+@BOTH
+def test_a_generation_prompt_counts_as_a_part_of_the_prompt(client: OpenAI, model: str) -> None:
+    primed, bare = (asked(client, model, text) for text in ("primed", "nothin"))
+    assert primed.usage.prompt_tokens == bare.usage.prompt_tokens + 30
+
+
+@BOTH
+def test_entries_without_a_match_come_in_order_round_and_round(client: OpenAI, model: str) -> None:
+    assert_next(client, model, "three")
+    words = [said(asked(client, model, "poem" if i == 2 else "?"))[0][0] for i in range(6)]
+    assert words == ["one", "two", POEM, "three", "one", "two"]
+
+
+def test_models_that_share_a_file_take_turns_of_their_own(client: OpenAI) -> None:
+    assert_next(client, CHAT, "three")
+    assert_next(client, PLAIN, "three")
+    words = [said(asked(client, model, "?"))[0][0] for model in (CHAT, PLAIN, CHAT, PLAIN)]
+    assert words == ["one", "one", "two", "two"]
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [True, False])
+def test_n_answers_take_the_next_entries(client: OpenAI, model: str, stream: bool) -> None:
+    assert_next(client, model, "three")
+    found = asked(client, model, "?", n=4, stream=stream)
+    told = said_streaming(found, 4) if stream else said(found)
+    assert told == [(word, "stop") for word in ("one", "two", "three", "one")]
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [("\n\n", POEM[: POEM.index("\n")]), (["</b>", "zz"], POEM[: POEM.index("</b>")])],
+)
+def test_stop_strings(
+    client: OpenAI, model: str, stop: str | list[str], told: str, stream: bool
+) -> None:
+    found = asked(client, model, "poem", stop=stop, stream=stream)
+    assert (said_streaming(found) if stream else said(found)) == [(told, "stop")]
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [True, False])
+def test_max_tokens_cuts_a_character_in_two(client: OpenAI, model: str, stream: bool) -> None:
+    found = asked(client, model, "poem", max_tokens=3, stream=stream)
+    assert (said_streaming(found) if stream else said(found)) == [("Gr�", "length")]
+
+
+@BOTH
+def test_logprobs_are_those_of_the_script(client: OpenAI, model: str) -> None:
+    whole = asked(client, model, "poem", logprobs=True, top_logprobs=2)
+    entries = whole.choices[0].logprobs.content
+    assert bytes(byte for entry in entries for byte in entry.bytes) == POEM.encode()
+    assert all(entry.logprob == pytest.approx(0, abs=1e-6) for entry in entries)
+    assert all(entry.top_logprobs[0].bytes == entry.bytes for entry in entries)
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    chunks = asked(client, model, "poem", logprobs=True, top_logprobs=2, stream=True)
+    streamed = [
+        entry
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.logprobs
+        for entry in choice.logprobs.content
+    ]
+    assert streamed == entries
+
+
+@BOTH
+def test_a_bias_acts_on_the_script(client: OpenAI, model: str) -> None:
+    """It runs through the real sampler."""
+    banned = {str(id): -100 for id in range(256)}  # whatever is text
+    assert said(asked(client, model, "poem", logit_bias=banned, max_tokens=50)) == [("", "stop")]
+
+
+def test_a_special_token_in_the_output_is_one_token(client: OpenAI) -> None:
+    assert said(asked(client, CHAT, "special")) == [("before", "stop")]
+    # which to the other family is text like any other
+    assert said(asked(client, PLAIN, "special")) == [("before<|im_end|>never", "stop")]
+
+
+@BOTH
+def test_token_ids_are_said_as_they_are(client: OpenAI, model: str) -> None:
+    found = asked(client, model, "ids")
+    assert found.usage.completion_tokens == 3
+    assert said(found)[0][1] == "stop"
+
+
+@BOTH
+def test_text_is_completed_too(client: OpenAI, model: str) -> None:
+    found = client.completions.create(model=model, prompt=["poem", "cut"], max_tokens=100)
+    assert [(c.text, c.finish_reason) for c in found.choices] == [
+        (POEM, "stop"),
+        ("It was cut he", "length"),
+    ]
+
+
+@BOTH
+def test_a_client_that_leaves_frees_its_row(server: LiveServer, client: OpenAI, model: str) -> None:
+    with closing(asked(client, model, "slow", stream=True)) as stream:
+        next(iter(stream))
+        eventually(lambda: server.gauge("mlx_server_batch_size") == 1, "it is answered")
+    eventually(server.idle, "its row is free")
+    leases = {found["id"]: found["leases"] for found in models_of(server)}
+    assert leases == {CHAT: 0, PLAIN: 0}
+
+
+def models_of(server: LiveServer) -> list[Mapping[str, Any]]:
+    with server.http() as http:
+        found: list[Mapping[str, Any]] = http.get("/v1/pool").json()["models"]
+        return found
+
+
+@BOTH
+def test_answers_together_are_those_alone(client: OpenAI, model: str) -> None:
+    texts = ("poem", "longest", "cut", "nothing")
+    streams = [asked(client, model, text, stream=True) for text in texts]
+    told = [said_streaming(stream)[0] for stream in streams]
+    assert told == [(POEM, "stop"), (LONG, "stop"), ("It was cut he", "length"), ("", "stop")]
+
+
+def test_a_transcript_that_is_wrong_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("- output: fine\n- outptu: x\n")
+    (tmp_path / "good.yaml").write_text("- output: fine\n")
+    models = {
+        name: {"source": f"replay:{name}.yaml", "family": "plain"} for name in ("bad", "good")
+    }
+    with serving(tmp_path, {"models": models}) as server, server.openai() as client:
+        with pytest.raises(openai.InternalServerError, match="entry 2") as caught:
+            asked(client, "bad", "Hi")
+        assert caught.value.code == "model_unusable"
+        assert said(asked(client, "good", "Hi")) == [("fine", "stop")]
+        (tmp_path / "bad.yaml").write_text("- output: repaired\n")
+        assert said(asked(client, "bad", "Hi")) == [("repaired", "stop")]
