@@ -487,6 +487,6 @@ def test_an_own_server_ends_with_a_killed_chat(folder: Path) -> None:
         assert child.stdout
         url = child.stdout.readline().strip()
         child.send_signal(signal.SIGHUP)
-        assert child.wait(10) == 128 + signal.SIGHUP
+        assert child.wait(40) == 128 + signal.SIGHUP
     with pytest.raises(Unavailable), client_of(url, None) as client:
         chatting.served_models(client)
