@@ -1,12 +1,55 @@
 """What an endpoint asks of `generate`, in no endpoint's own terms."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, Literal, TypedDict
 
 from mlx_server.messages import Conversation
 
 Prompt = Conversation | str | tuple[int, ...]
 """A conversation is rendered by the family, text tokenised as it is, token ids taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat:
+    """JSON that follows a schema; without one, any object."""
+
+    schema: Mapping[str, Any] | bool = field(default_factory=lambda: {"type": "object"})
+    strict: bool = True
+    """If not, what no grammar can say is left out, told of, and checked afterwards."""
+    name: str | None = None
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A grammar that the client wrote, in Lark or GBNF."""
+
+    source: str
+
+
+Format = JsonFormat | Regex | Choice | Written
+"""What the text of an answer has to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One tool, which has to be called."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | Named
 
 
 class SamplingChoices(TypedDict, total=False):
@@ -61,6 +104,14 @@ class GenerateRequest:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
+    format: Format | None = None
+    format_param: str = "response_format"
+    """What the client called it, for errors."""
+    tool_choice: ToolChoice = "auto"
+    thinking_budget: int | None = None
+    """Tokens of reasoning after which the answer itself begins; 0: no reasoning."""
+    max_response_tokens: int | None = None
+    """Of the answer, its reasoning aside."""
     parallel_calls: bool = True
     """Whether an answer may call several tools; if not, it ends with the first call."""
     echo: bool = False

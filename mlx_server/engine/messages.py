@@ -17,6 +17,22 @@ Stop = Literal["stop", "length"]
 class Load(msgspec.Struct, tag=True):
     model: str
     path: str
+    stop_tokens: list[int] = []
+    """A grammar that has come to its end allows these."""
+
+
+class Thinking(msgspec.Struct):
+    """How long a row may reason. Marks are text in which each control token is written as the
+    byte 255 and its id in brackets, so that no text spells one."""
+
+    budget: int
+    """Tokens between the marks."""
+    inside: bool
+    """Whether it begins in reasoning."""
+    opens: list[bytes]
+    closes: list[bytes]
+    end: list[int]
+    """What is put behind the last token of the budget, and leads on to the answer."""
 
 
 class Generate(msgspec.Struct, tag=True):
@@ -35,6 +51,9 @@ class Generate(msgspec.Struct, tag=True):
     """Report the log probabilities of the prompt's own tokens first."""
     adapter: str | None = None
     adapter_scale: float = 1.0
+    grammar: str | None = None
+    """In Lark, for llguidance: of the whole answer, reasoning and calls included."""
+    thinking: Thinking | None = None
 
 
 class Cancel(msgspec.Struct, tag=True):
@@ -173,6 +192,13 @@ class RowFailed(msgspec.Struct, tag=True):
     message: str
 
 
+class RowRefused(msgspec.Struct, tag=True):
+    """Its grammar can't be used. Comes in place of `Admitted`."""
+
+    row: int
+    message: str
+
+
 Report = (
     Ready
     | Beat
@@ -188,6 +214,7 @@ Report = (
     | Scored
     | Stepped
     | RowFailed
+    | RowRefused
 )
 
 _HEADER = struct.Struct("<I")

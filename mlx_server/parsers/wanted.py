@@ -1,0 +1,16 @@
+"""What an answer has to be, for the family that writes a grammar of it."""
+
+from dataclasses import dataclass
+
+from mlx_server.parsers.reading import Reading
+from mlx_server.requests import Format, ToolChoice
+
+
+@dataclass(frozen=True)
+class Wanted:
+    reading: Reading
+    choice: ToolChoice = "auto"
+    format: Format | None = None
+    """Of the answer's text; calls are free of it."""
+    thinks: bool = False
+    """Whether the model may open reasoning by itself: its template or vocabulary knows how."""
