@@ -11,12 +11,14 @@ from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
 from mlx_server.lora.reader import (
     PICKLES,
     AdapterSpec,
+    Stamp,
     is_inside,
     names_in,
     read_adapter,
+    stamp_of,
 )
 
-__all__ = ["AdapterSpec", "Catalog", "Place", "read_adapter", "scan"]
+__all__ = ["AdapterSpec", "Catalog", "Place", "read_adapter", "scan", "stamp_of"]
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,127}", re.ASCII)
 """No colon, which parts a model from its adapter in `model:adapter`; nothing that is a path."""
@@ -42,7 +44,7 @@ class Catalog:
         self._base = base
         self._listed = dict(listed or {})
         self._folder = folder
-        self._known: dict[tuple[str, Place], tuple[_Stamp, AdapterSpec | AdapterInvalid]] = {}
+        self._known: dict[tuple[str, Place], tuple[Stamp, AdapterSpec | AdapterInvalid]] = {}
 
     def places(self) -> dict[str, Place]:
         """By name; one that is listed wins over a folder of its name."""
@@ -69,7 +71,7 @@ class Catalog:
 
     def add(self, name: str, place: Place) -> AdapterSpec:
         """While the server runs. Raises AdapterInvalid, and then nothing is added."""
-        stamp, found = _stamp(place.path), self._read_anew(name, place)
+        stamp, found = stamp_of(place.path), self._read_anew(name, place)
         if isinstance(found, AdapterInvalid):
             raise found
         self._listed[name] = place
@@ -81,7 +83,7 @@ class Catalog:
         self._known.pop((name, self._listed.pop(name)), None)
 
     def _read(self, name: str, place: Place) -> AdapterSpec | AdapterInvalid:
-        key, stamp = (name, place), _stamp(place.path)
+        key, stamp = (name, place), stamp_of(place.path)
         if (known := self._known.get(key)) is None or known[0] != stamp:
             known = self._known[key] = stamp, self._read_anew(name, place)
         return known[1]
@@ -97,22 +99,6 @@ class Catalog:
         except AdapterInvalid as error:
             return error
         return replace(spec, name=name)
-
-
-_Stamp = tuple[tuple[int, int, int] | None, ...]
-
-
-def _stamp(folder: Path) -> _Stamp:
-    """Changes when a file is replaced or written to."""
-    return tuple(_stamp_of(folder / name) for name in (CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS))
-
-
-def _stamp_of(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def scan(folder: Path | None) -> dict[str, Path]:

@@ -49,6 +49,22 @@ TENSORS = {
 PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 
 
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamp_of(folder: Path) -> Stamp:
+    """Changes when a file is replaced or written to."""
+    return tuple(_stamp_of(folder / name) for name in (CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS))
+
+
+def _stamp_of(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 @dataclass(frozen=True)
 class AdapterSpec:
     """An adapter that was found sound, without its weights in memory."""
@@ -65,6 +81,8 @@ class AdapterSpec:
     base: str | None
     """The model that its config says it was trained on."""
     format: Format
+    stamp: Stamp = (None, None, None)
+    """Of its files, from before they were read."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,7 @@ def read_adapter(
     complete: a layer that is not in `base_shapes` is not in the model. Otherwise the engine, which
     knows how the layers of a checkpoint are named in the end, has the last word.
     """
+    stamp = stamp_of(folder)
     config_file = _file(folder, CONFIG)
     if config_file is None:
         raise invalid(folder, f"has no {CONFIG}. Copy the one that was saved beside the weights")
@@ -113,6 +132,7 @@ def read_adapter(
         kind=config.kind,
         base=config.base,
         format=config.format,
+        stamp=stamp,
     )
 
 

@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.errors import AdapterNotFound, Unavailable
-from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
+from mlx_server.errors import AdapterInvalid, AdapterNotFound, Unavailable
+from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, stamp_of
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -151,6 +151,11 @@ class Adapters:
 
     async def _load(self, model: str, spec: AdapterSpec) -> int:
         loaded = await self._engine().load_adapter(model, spec.digest, str(spec.path))
+        if stamp_of(spec.path) != spec.stamp:
+            await self._unload(model, spec.digest)
+            raise AdapterInvalid(
+                f"The files of adapter {spec.name!r} changed while it was being loaded. Ask again."
+            )
         log.info("%s has adapter %s (%s)", model, spec.name, spec.digest[:8])
         return loaded.nbytes
 

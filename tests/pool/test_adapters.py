@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, EngineDied
 from mlx_server.lora import catalog as catalog_module
-from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
+from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, stamp_of
 from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
@@ -140,6 +141,28 @@ def test_a_failed_load_is_told_to_all_and_tried_again_by_the_next() -> None:
         desk.engine.failure = None
         await desk.used(A)
         assert desk.engine.log == ["load m a"] * 2
+
+    run(test)
+
+
+def test_what_changes_while_it_loads_is_not_served_under_the_digest_of_what_was_there(
+    tmp_path: Path,
+) -> None:
+    weights = tmp_path / "adapters.safetensors"
+    weights.write_bytes(b"old")
+    spec = replace(A.spec, path=tmp_path, stamp=stamp_of(tmp_path))
+
+    async def test(desk: Desk) -> None:
+        desk.engine.speaks.clear()
+        asking = desk.using(Adapter(spec))
+        await turns()
+        weights.write_bytes(b"newer")
+        desk.engine.speaks.set()
+        with pytest.raises(AdapterInvalid, match="changed while"):
+            await asking
+        assert (desk.engine.log, desk.names) == (["load m a", "unload m a"], [])
+        await desk.used(Adapter(replace(spec, digest="new", stamp=stamp_of(tmp_path))))
+        assert desk.names == ["a"]
 
     run(test)
 
