@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
+from mlx_server.contract import reading_of
 from mlx_server.engine.client import Item
 from mlx_server.engine.messages import Generate, Logprobs, Prefilled, Scored, Token
 from mlx_server.events import (
@@ -12,20 +13,18 @@ from mlx_server.events import (
     Finished,
     FinishReason,
     ReasoningDelta,
+    Repaired,
     TextDelta,
     TokenLogprob,
     ToolCallFinished,
 )
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Conversation
-from mlx_server.parsers.reading import Parser, Reading
+from mlx_server.parsers.reading import Parser, Place, Reading
 from mlx_server.parsers.stops import StopStrings
 from mlx_server.parsers.text import TextParser
 from mlx_server.pool.prepare import Prepared
-from mlx_server.requests import GenerateRequest
-
-PROMPT_END = 64
-"""Tokens of a prompt's end that a parser sees as text."""
+from mlx_server.requests import GenerateRequest, Named
 
 
 class Answer:
@@ -38,9 +37,12 @@ class Answer:
         self._prepared = prepared
         self._index = index
         self._row = row
+        self._request = request
         self._next: Generate | None = None
         self._echo = request.echo
-        self._parallel = request.parallel_calls
+        self._parallel = request.parallel_calls and not isinstance(request.tool_choice, Named)
+        self._room = request.max_response_tokens
+        """Tokens that the answer itself may still have."""
         self._tokenizer = prepared.checkpoint.tokenizer
         self._text = self._tokenizer.detokenizer()
         self._parser = _parser(prepared, index, row, request)
@@ -84,18 +86,28 @@ class Answer:
             return
         self._ids.append(token.id)
         place = self._parser.place
-        self._reasoning += place == "reasoning"
         if token.logprobs and place != "reasoning":  # what begins as a call may turn out to be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
         yield from self._passed(self._parser.feed(token.id, self._text.feed(token.id)))
+        self._reasoning += place == self._parser.place == "reasoning"  # marks are none of it
         if self._parser.place != place and self._parser.place != "call":
             self._logprobs = []  # of a mark
+        self._answered(place)
         if self._stops.matched:
             yield self._finished("stop")
         elif self._calls and not self._parallel:
             yield self._finished("tool_calls")
-        elif token.finish:
-            yield from self._finish(token.finish)
+        elif token.finish or self._room == 0:
+            yield from self._finish(token.finish or "length")
+
+    def _answered(self, place: Place) -> None:
+        """place: where the last token was thought to belong."""
+        if self._room is None:
+            return
+        if self._parser.place == "reasoning" and not self._said:  # all of it was a mark
+            self._room = self._request.max_response_tokens
+        elif place != "reasoning":
+            self._room -= 1
 
     def next_row(self) -> Generate | None:
         """A row that this answer goes on with."""
@@ -105,7 +117,7 @@ class Answer:
     def _is_only_reasoning(self) -> bool:
         """A model that stops there has forgotten to answer."""
         return (
-            self._parser.place == "reasoning"
+            self._parser.awaits_answer
             and bool(self._prepared.family.bridge)
             and self._prepared.spec.lead_on
             and not (self._said or self._led_on)
@@ -132,6 +144,8 @@ class Answer:
             max_tokens=self._left(bridge),
             script=row.script and (row.script[said + 1 :] or row.script[-1:]),
             score=False,
+            grammar=None,
+            thinking=None,
         )
 
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
@@ -148,6 +162,10 @@ class Answer:
         for event in events:
             if self._calls and not self._parallel:
                 return
+            if isinstance(event, Repaired):  # tells of others, and ends nothing
+                if not self._stops.matched:
+                    yield event
+                continue
             self._said = self._said or not isinstance(event, ReasoningDelta)
             if isinstance(event, TextDelta):
                 logprobs, self._logprobs = tuple(self._logprobs), []
@@ -175,14 +193,9 @@ def _parser(prepared: Prepared, index: int, row: Generate, request: GenerateRequ
     asked = request.prompts[index // request.n]
     if not isinstance(asked, Conversation):  # text is completed by text
         return TextParser(Reading(index))
-    tokenizer = prepared.checkpoint.tokenizer
-    reading = Reading(
-        index=index,
-        tools=asked.tools,
-        prompt=tuple(row.prompt),
-        ends_with=tokenizer.raw(row.prompt[-PROMPT_END:]),
-        control=tokenizer.control_tokens,
-    )
+    reading = reading_of(prepared, asked, row.prompt, index)
+    if request.tool_choice == "none":  # what looks like a call is none
+        reading = replace(reading, tools=())
     return prepared.family.make_parser(reading)
 
 

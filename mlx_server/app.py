@@ -22,10 +22,12 @@ from mlx_server.api.answering import json_response
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.gate import Gate, authorise
+from mlx_server.api.native import router as native
 from mlx_server.errors import ShuttingDown
 from mlx_server.pool.pool import Limits, OnProgress, Pool
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.progress import progress_display
+from mlx_server.repair.allowed import Repair
 from mlx_server.requests import SamplingChoices
 from mlx_server.settings import ModelSettings, ServerSettings, Settings, load_settings
 
@@ -77,7 +79,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     keyed = APIRouter(
         dependencies=[Depends(authorise([key.get_secret_value() for key in server.api_keys]))]
     )
-    for router in (chat_completions, completions, models, metrics, pool_api):
+    for router in (chat_completions, completions, native, models, metrics, pool_api):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)
@@ -173,6 +175,8 @@ def _spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> Mo
         choices=cast(SamplingChoices, defaults),
         template_kwargs=model.template_kwargs,
         lead_on=model.lead_on,
+        constrain_calls=model.constrain_calls,
+        repair=Repair(**model.repair.model_dump(by_alias=True)),
         preload=model.preload,
         pinned=model.pinned,
         ttl=model.ttl,

@@ -4,7 +4,8 @@ ServerError
 ├── BadRequest                400  the request can't be honoured as written
 │   ├── ContextTooLong        400  the prompt does not fit the model's context
 │   ├── NotEnoughMemory       400  the model, or so many tokens of it, can never fit
-│   └── AdapterInvalid        400  the adapter is damaged, not supported or of another model
+│   ├── AdapterInvalid        400  the adapter is damaged, not supported or of another model
+│   └── InvalidGrammar        400  a schema, pattern or grammar that can't be used
 ├── Unauthorized              401  no key, or an unknown one
 ├── Forbidden                 403  a Host or Origin that may not use this server
 ├── NotFound                  404  no such route
@@ -16,6 +17,7 @@ ServerError
 ├── Unavailable               503  can't be served now; trying again may help
 │   ├── Overloaded            503  the queue is full
 │   ├── EngineDied            503  the engine process is gone
+│   ├── StoreUnavailable      503  stored responses can't be read or written now
 │   └── ShuttingDown          503  the server is stopping
 ├── GenerationFailed          500  the engine could not go on with this one answer
 ├── ModelUnusable             500  the model's files are missing, damaged or not supported
@@ -65,6 +67,10 @@ class NotEnoughMemory(BadRequest):
 
 class AdapterInvalid(BadRequest):
     code = "adapter_invalid"
+
+
+class InvalidGrammar(BadRequest):
+    code = "invalid_json_schema"
 
 
 class Unauthorized(ServerError):
@@ -124,6 +130,10 @@ class Overloaded(Unavailable):
 
 class EngineDied(Unavailable):
     code = "engine_died"
+
+
+class StoreUnavailable(Unavailable):
+    code = "store_unavailable"
 
 
 class ShuttingDown(Unavailable):

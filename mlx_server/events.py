@@ -3,8 +3,9 @@
 Order: one `Started`, then per answer (`index`) its deltas and one `Finished`; answers interleave.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -29,6 +30,8 @@ class Started:
     """Parameters that were set but that this model has no use for."""
     fingerprint: str | None = None
     """Of the adapter's weights."""
+    unenforced: tuple[str, ...] = ()
+    """What the client's schema asks for and no grammar holds, as paths in the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,104 @@ class ToolCallFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedTool:
+    name: str
+    description: str | None = None
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    """Of its arguments."""
+    annotations: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsListed:
+    """What an MCP server offers to this request. They come right behind `Started`."""
+
+    index: int
+    server: str
+    tools: tuple[ListedTool, ...] = ()
+    error: str | None = None
+    """Why there are none; beside tools, which others were left out and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpCallStarted:
+    """As `ToolCallStarted`, of a tool that an MCP server has and that is run here."""
+
+    index: int
+    call: int
+    """Counted with the calls of function tools, over all rounds."""
+    id: str
+    server: str
+    name: str
+    """As the server calls it."""
+    approval: str | None = None
+    """The id of the approval request that was granted."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpCallDelta:
+    index: int
+    call: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class McpCallMade:
+    """Its arguments are whole, and it is going to be run; without one it was cut off."""
+
+    index: int
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class McpCallFinished:
+    """Calls of one turn run together, so these come in any order."""
+
+    index: int
+    call: int
+    output: str | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequested:
+    """A call that is not run before somebody has agreed to it, in another request."""
+
+    index: int
+    call: int
+    id: str
+    server: str
+    name: str
+    arguments: str
+
+
+Mended = Literal[
+    "name",  # of a tool: another spelling of it
+    "json",  # a slip in it
+    "type",  # of an argument
+    "reasoning",  # the answer, or a call, stood in it; or it stood among something else
+    "unmarked",  # without the marks that should stand around it
+    "stutter",  # a call that was made twice
+    "fences",  # or prose around JSON
+    "schema",  # JSON that did not conform to it, so that the model was asked again
+    "tools",  # none was called although one had to be, so that the model was asked again
+    "cut",  # JSON that a limit cut short, continued
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The model wrote something else than what is told of it. It comes before the event that ends
+    what it is about: `ToolCallFinished`, or `Finished`."""
+
+    index: int
+    what: Mended
+    where: str
+    """As "tool_calls[0].function.arguments.city", "content" or "reasoning_content"; calls by their
+    `call`. Never anything that the model wrote."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     index: int
     reason: FinishReason
@@ -80,6 +181,8 @@ class Finished:
     """Of the prompt, found in the prompt cache."""
     reasoning_tokens: int = 0
     """Of the completion tokens."""
+    further_prompt_tokens: int = 0
+    """Of the rounds behind the first, whose prompt `Started` tells of."""
     led_on: bool = False
     """It stopped after nothing but reasoning, and was led on to an answer."""
 
@@ -91,5 +194,12 @@ Event = (
     | ToolCallStarted
     | ToolCallDelta
     | ToolCallFinished
+    | ToolsListed
+    | McpCallStarted
+    | McpCallDelta
+    | McpCallMade
+    | McpCallFinished
+    | ApprovalRequested
+    | Repaired
     | Finished
 )

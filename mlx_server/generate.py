@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 
-from mlx_server.answer import Answer
-from mlx_server.engine.client import Answers, Item
+from mlx_server.contract import is_forced
+from mlx_server.course import Course
+from mlx_server.engine.client import Answers, EngineClient, Item
 from mlx_server.engine.messages import Admitted
-from mlx_server.errors import BadRequest
+from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.events import Event, Started
 from mlx_server.plan import Plan, plan
 from mlx_server.pool.adapters import Adapter
@@ -22,32 +24,48 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         prepared = await pool.prepared(name)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await asyncio.to_thread(plan, prepared, request, adapter)
-        async with pool.lease(prepared, planned.kv_bytes, adapter) as model:
+        async with pool.lease(prepared, planned.kv_bytes, adapter) as model, AsyncExitStack() as on:
             _check_ids(model, request)
             engine = pool.engine
-            async with engine.generate(planned.rows) as feed:
-                items = await _until_admitted(feed, len(planned.rows))
-                yield _started(prepared, planned, adapter)
-                answers = {
-                    row.row: Answer(prepared, index, row, request)
-                    for index, row in enumerate(planned.rows)
-                }
-                for answer in answers.values():
-                    for event in answer.begin():
+            feed, items = await _admitted(engine, on, planned, request)
+            yield _started(prepared, planned, adapter)
+            courses = {
+                row.row: Course(prepared, index, row, request, unchecked=bool(planned.unenforced))
+                for index, row in enumerate(planned.rows)
+            }
+            for course in courses.values():
+                for event in course.begin():
+                    yield event
+            while True:
+                for item in items:
+                    course = courses[item.row]
+                    async for event in course.feed(item):
                         yield event
-                while True:
-                    for item in items:
-                        answer = answers[item.row]
-                        for event in answer.feed(item):
-                            yield event
-                        if answer.finished:
-                            engine.cancel([item.row])
-                        elif more := answer.next_row():
-                            engine.add(more, feed)
-                            answers[more.row] = answer
-                    if all(answer.finished for answer in answers.values()):
-                        return
-                    items = await feed.take()
+                    if course.finished:
+                        engine.cancel([item.row])
+                    elif more := course.next_row():
+                        engine.add(more, feed)
+                        courses[more.row] = course
+                if all(course.finished for course in courses.values()):
+                    return
+                items = await feed.take()
+
+
+async def _admitted(
+    engine: EngineClient, on: AsyncExitStack, planned: Plan, request: GenerateRequest
+) -> tuple[Answers, list[Item]]:
+    """Waits until the engine has taken every row; and what else came by then."""
+    while True:
+        feed = await on.enter_async_context(engine.generate(planned.rows))
+        try:
+            return feed, await _until_admitted(feed, len(planned.rows))
+        except InvalidGrammar as error:
+            if is_forced(request):
+                error.param = request.format_param if request.format else "tools"
+                raise
+            await on.aclose()
+        for row in planned.rows:  # nobody asked for more than what the model does by itself
+            row.grammar = None
 
 
 async def _adapter(
@@ -66,7 +84,7 @@ async def _adapter(
 def _started(prepared: Prepared, planned: Plan, adapter: Adapter | None) -> Started:
     model = f"{prepared.id}:{adapter.spec.name}" if adapter else prepared.id
     fingerprint = adapter.spec.digest[:16] if adapter else None
-    return Started(model, planned.prompt_tokens, planned.ignored, fingerprint)
+    return Started(model, planned.prompt_tokens, planned.ignored, fingerprint, planned.unenforced)
 
 
 async def _until_admitted(feed: Answers, rows: int) -> list[Item]:

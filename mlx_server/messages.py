@@ -13,6 +13,8 @@ class ToolCall:
     name: str
     arguments: str
     """JSON text, as the client or the model wrote it."""
+    server: str | None = None
+    """The label of the MCP server whose tool this is; `name` is what that server calls it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass, replace
 
+from mlx_server.contract import constrain
 from mlx_server.engine.messages import Generate
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.families.base import Rendered
+from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.prepare import Prepared
 from mlx_server.pool.transcript import Entry
 from mlx_server.requests import GenerateRequest, Prompt, SamplingChoices, SamplingParams
+
+CORRECTION = 1024
+"""Tokens that a model may be told of what was wrong with its answer."""
 
 LONGEST_ANSWER = 16_384
 """Tokens of an answer to which nobody set a limit; memory is set aside for all of them."""
@@ -21,28 +26,64 @@ class Plan:
     prompt_tokens: int
     kv_bytes: int
     ignored: tuple[str, ...]
+    unenforced: tuple[str, ...]
+    """What was asked of the answers and no grammar holds."""
 
 
 def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None = None) -> Plan:
     """Runs in a thread: rendering and tokenising a long prompt takes a while."""
+    if request.format:
+        check(request.format, request.format_param)
     prompts = [_rendered(prepared, prompt) for prompt in request.prompts]
-    rows = [
-        _row(prepared, request, asked, rendered.tokens, choice)
-        for asked, rendered in zip(request.prompts, prompts, strict=True)
-        for choice in range(request.n)
-    ]
+    asked = zip(request.prompts, prompts, strict=True)
+    rows = [row for prompt, r in asked for row in _rows(prepared, request, prompt, r.tokens)]
     if adapter:
         for row in rows:
             row.adapter, row.adapter_scale = adapter.spec.digest, request.adapter_scale
-    # what may lead the answers on is no more tokens than it has letters
-    is_chat = any(isinstance(prompt, Conversation) for prompt in request.prompts)
-    spare = len(prepared.family.bridge) if is_chat else 0
+    lacking = unenforced(request.format) if request.format else ()
+    if request.tool_choice != "auto" and any(row.grammar is None for row in rows):
+        lacking = (*lacking, "tool_choice")
+    ignored = dict.fromkeys(name for rendered in prompts for name in rendered.ignored)
+    if request.thinking_budget is not None:  # the engine keeps it, whatever the template reads
+        ignored.pop("chat_template_kwargs.thinking_budget", None)
     return Plan(
         rows=rows,
         prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
-        kv_bytes=sum(prepared.kv.for_tokens(len(r.prompt) + r.max_tokens + spare) for r in rows),
-        ignored=tuple(dict.fromkeys(name for rendered in prompts for name in rendered.ignored)),
+        kv_bytes=sum(prepared.kv.for_tokens(_longest(prepared, request, row)) for row in rows),
+        ignored=tuple(ignored),
+        unenforced=lacking,
     )
+
+
+def made_again(
+    prepared: Prepared, request: GenerateRequest, conversation: Conversation, first: Generate
+) -> Generate | None:
+    """The row of an answer that was not what was asked for; None where there is no room for it."""
+    prompt = _tokens(prepared, conversation).tokens
+    room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
+    if room <= 0:
+        return None
+    (row,) = _rows(prepared, replace(request, n=1), conversation, prompt)
+    row.max_tokens = min(first.max_tokens, room)
+    row.adapter, row.adapter_scale = first.adapter, first.adapter_scale
+    return row
+
+
+def _longest(prepared: Prepared, request: GenerateRequest, row: Generate) -> int:
+    """Tokens that it may come to hold, with what may be put behind its own."""
+    once = len(row.prompt) + row.max_tokens
+    if not any(isinstance(prompt, Conversation) for prompt in request.prompts):
+        return once
+    again = row.max_tokens + CORRECTION if is_made_again(prepared, request) else 0
+    # what may lead an answer on is no more tokens than it has letters
+    return once + again + len(prepared.family.bridge)
+
+
+def is_made_again(prepared: Prepared, request: GenerateRequest) -> bool:
+    """Whether an answer may be, if it is not what was asked for."""
+    repair = prepared.spec.repair
+    held_back = request.whole or repair.streaming == "accumulate"
+    return bool(held_back and repair.retries and request.format and unenforced(request.format))
 
 
 def _rendered(prepared: Prepared, prompt: Prompt) -> Rendered:
@@ -93,6 +134,18 @@ def _chat(prepared: Prepared, asked: Conversation) -> Rendered:
     rendered = prepared.family.render(prepared.checkpoint, everything)
     ignored = (name for name in rendered.ignored if name.rpartition(".")[2] not in owners)
     return replace(rendered, ignored=tuple(ignored))
+
+
+def _rows(
+    prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int]
+) -> list[Generate]:
+    rows = [_row(prepared, request, asked, prompt, choice) for choice in range(request.n)]
+    for row in rows:
+        if row is rows[0] or row.prompt != rows[0].prompt:
+            constrain(prepared, request, asked, row)
+        else:
+            row.grammar, row.thinking = rows[0].grammar, rows[0].thinking
+    return rows
 
 
 def _row(

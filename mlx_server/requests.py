@@ -112,7 +112,78 @@ class GenerateRequest:
     """Tokens of reasoning after which the answer itself begins; 0: no reasoning."""
     max_response_tokens: int | None = None
     """Of the answer, its reasoning aside."""
+    whole: bool = False
+    """Nobody sees an answer before it has come to its end, so that it can still be mended."""
     parallel_calls: bool = True
     """Whether an answer may call several tools; if not, it ends with the first call."""
     echo: bool = False
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFilter:
+    """Some of a server's tools; everything that is set has to hold."""
+
+    names: frozenset[str] | None = None
+    read_only: bool | None = None
+    """Whether the server says that a tool changes nothing."""
+
+    def holds(self, name: str, *, read_only: bool) -> bool:
+        named = self.names is None or name in self.names
+        return named and self.read_only in (None, read_only)
+
+
+ALL_TOOLS, NO_TOOLS = ToolFilter(), ToolFilter(names=frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """One that a request names: by URL, or a connector of models.yaml."""
+
+    label: str
+    url: str | None = None
+    connector: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    authorization: str | None = None
+    """A bearer token."""
+    allowed: ToolFilter = ALL_TOOLS
+    always_approve: ToolFilter = ALL_TOOLS
+    """Tools that are never run before somebody has agreed; it wins over"""
+    never_approve: ToolFilter = NO_TOOLS
+    """... those that are run at once. Tools in neither need approval."""
+    listed: bool = False
+    """The client has its list from an earlier response: no `ToolsListed` of it, if all went well."""
+    param: str = "tools"
+    """What the client called it, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """Somebody's answer to an `ApprovalRequested`, whose other fields it repeats."""
+
+    id: str
+    server: str
+    name: str
+    arguments: str
+    approve: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class McpChoice:
+    """One tool of a server, or any of them, which has to be called."""
+
+    server: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class McpTools:
+    """What a request asks of MCP servers."""
+
+    servers: tuple[McpServer, ...] = ()
+    approvals: tuple[Approval, ...] = ()
+    """Those not acted upon yet; they concern calls behind the end of the conversation."""
+    choice: McpChoice | None = None
+    """Wins over the request's `tool_choice`."""
+    max_calls: int | None = None

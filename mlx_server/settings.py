@@ -185,6 +185,17 @@ class AdapterSettings(_Frozen):
     """Served if its shapes fit, whatever model its config names."""
 
 
+class RepairSettings(_Frozen):
+    """See mlx_server.repair.allowed.Repair, which has the same fields."""
+
+    names: bool = True
+    json_: bool = Field(default=True, alias="json")  # pydantic has a `json` of its own
+    coerce: bool = True
+    promote_reasoning: bool = True
+    retries: int = Field(default=1, ge=0, le=4)
+    streaming: Literal["live", "accumulate"] = "live"
+
+
 class ModelSettings(_Frozen):
     source: Source
     """An absolute path, an id of the hub, `demo:smollm2` or `replay:` and an absolute path."""
@@ -198,6 +209,9 @@ class ModelSettings(_Frozen):
     """For chat_template_kwargs that a request does not set."""
     lead_on: bool = True
     """Whether an answer that stops after nothing but reasoning is led on to its text."""
+    constrain_calls: bool = True
+    """Whether calls that a model begins by itself follow their tool's schema."""
+    repair: RepairSettings = RepairSettings()
     preload: bool = False
     pinned: bool = False
     """Never unloaded to make room."""
@@ -240,8 +254,8 @@ _WORDS = {
     "tuple_type": "should be a list",
 }
 
-# By depth: `server`, `server.port`, `models.ID.source`, `models.ID.defaults.top_p`,
-# `models.ID.adapters.NAME.path`.
+# By depth: `server`, `server.port`, `models.ID.source`, `models.ID.defaults.top_p` and
+# `models.ID.repair.json`, `models.ID.adapters.NAME.path`.
 _SCHEMAS = (Settings, ServerSettings, ModelSettings, SamplingDefaults, AdapterSettings)
 
 
@@ -265,7 +279,8 @@ def _in_words(error: ErrorDetails) -> str:
 
 
 def _unknown_key(loc: Loc) -> str:
-    known = list(_SCHEMAS[len(loc) - 1].model_fields)
+    schema = RepairSettings if loc[2:3] == ("repair",) else _SCHEMAS[len(loc) - 1]
+    known = [field.alias or name for name, field in schema.model_fields.items()]
     nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
     if nearest:
         return f"unknown key: did you mean `{nearest[0]}`?"

@@ -76,7 +76,9 @@ class Engine(EngineClient):
 
     async def stop(self, error: ServerError | None = None) -> None: ...
 
-    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
+    async def load(
+        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+    ) -> Loaded:
         return Loaded(model, VOCABULARY, 0)
 
     @asynccontextmanager

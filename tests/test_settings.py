@@ -153,6 +153,21 @@ def test_settings_are_frozen() -> None:
             5,
             "models.a.defaults.temprature: unknown key: did you mean `temperature`?",
         ),
+        (
+            "models:\n  a:\n    source: x/y\n    repair:\n      jsn: true\n",
+            5,
+            "models.a.repair.jsn: unknown key: did you mean `json`?",
+        ),
+        (
+            "models:\n  a:\n    source: x/y\n    repair: {streaming: late}\n",
+            4,
+            "models.a.repair.streaming: should be 'live' or 'accumulate'",
+        ),
+        (
+            "models:\n  a:\n    source: x/y\n    repair: {retries: 99}\n",
+            4,
+            "models.a.repair.retries: should be less than or equal to 4",
+        ),
         ("nonsense: 1\n", 1, "nonsense: unknown key: known here are server, models"),
         ("server:\n\n  port: '1'\n", 3, "server.port: should be a valid integer"),
         ("server:\n  port: true\n", 2, "server.port: should be a valid integer"),

@@ -18,10 +18,14 @@ from mlx_server.pool.pool import Pool
 from mlx_server.requests import GenerateRequest
 
 
-class Output(Protocol):
-    """What an endpoint makes of events."""
+class Gathering(Protocol):
+    """What an endpoint makes of events: one body,"""
 
     def gather(self, events: AsyncIterator[Event]) -> Awaitable[Mapping[str, Any]]: ...
+
+
+class Output(Gathering, Protocol):
+    """... or the chunks of a stream."""
 
     def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Mapping[str, Any]]: ...
 
@@ -29,18 +33,34 @@ class Output(Protocol):
 async def answer(
     http: Request, request: GenerateRequest, output: Output, *, stream: bool, ignored: list[str]
 ) -> Response:
+    if not stream:
+        return await answer_whole(http, request, output, ignored=ignored)
+    events, started = await _begun(http, request)
+    chunks = output.chunks(_Resumed(started, events))
+    return EventStream(chunks, _headers(started, ignored), source=events)
+
+
+async def answer_whole(
+    http: Request, request: GenerateRequest, output: Gathering, *, ignored: list[str]
+) -> Response:
+    events, started = await _begun(http, request)
+    async with aclosing(events):
+        body = await while_connected(http, _gathered(output, _Resumed(started, events)))
+    return json_response(body, _headers(started, ignored))
+
+
+async def _begun(http: Request, request: GenerateRequest) -> tuple[AsyncGenerator[Event], Started]:
     """Nothing is sent before the engine has taken the request, so that errors keep their status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
     events = metrics.observed(generate(request, pool))
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
-    headers = ignored_header([*ignored, *started.ignored])
-    if stream:
-        return EventStream(output.chunks(_Resumed(started, events)), headers, source=events)
-    async with aclosing(events):
-        body = await while_connected(http, _gathered(output, _Resumed(started, events)))
-    return json_response(body, headers)
+    return events, started
+
+
+def _headers(started: Started, ignored: list[str]) -> dict[str, str]:
+    return ignored_header([*ignored, *started.ignored])
 
 
 def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
@@ -49,7 +69,7 @@ def json_response(body: object, headers: Mapping[str, str] | None = None) -> Res
     )
 
 
-async def _gathered(output: Output, events: AsyncIterator[Event]) -> Mapping[str, Any]:
+async def _gathered(output: Gathering, events: AsyncIterator[Event]) -> Mapping[str, Any]:
     return await output.gather(events)
 
 

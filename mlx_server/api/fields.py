@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from mlx_server.errors import BadRequest
+from mlx_server.families.effort import EFFORTS
 from mlx_server.requests import SamplingChoices
 
 MAX_ANSWERS = 16
@@ -25,6 +26,20 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 StopStrings = Annotated[Items[StopString], Field(max_length=64)]
+
+ThinkingTokens = Annotated[int, Field(ge=0, lt=2**53)]
+ResponseTokens = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+def _known_effort(effort: str) -> str:
+    if effort not in EFFORTS:
+        raise ValueError(f"it should be one of {', '.join(EFFORTS)}")
+    return effort
+
+
+Effort = Annotated[
+    str, Field(json_schema_extra={"enum": list(EFFORTS)}), AfterValidator(_known_effort)
+]
 
 CHOICES = tuple(SamplingChoices.__annotations__)
 
@@ -42,8 +57,8 @@ class StreamOptions(WireModel):
     include_usage: bool | None = None
 
 
-class GenerationBody(WireModel):
-    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+class SamplingBody(WireModel):
+    """What every endpoint takes that generates text."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "service_tier", "store"}
@@ -55,14 +70,10 @@ class GenerationBody(WireModel):
     }
     """Refused by name unless null, with the reason."""
 
-    model: Annotated[str, Field(min_length=1)]
     adapter: Annotated[str, Field(min_length=1)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
     """mlx-lm's name for it."""
     adapter_scale: Annotated[float, Field(ge=0, le=MAX_ADAPTER_SCALE)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     stop: StopString | StopStrings | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=4096, fail_fast=True)] | None = None
@@ -100,10 +111,6 @@ class GenerationBody(WireModel):
             "adapter_scale": 1.0 if self.adapter_scale is None else self.adapter_scale,
         }
 
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
     def ignored(self) -> list[str]:
         """Names that this server does not know; refuses those that it knows it can't honour."""
         given = self.model_extra or {}
@@ -112,6 +119,19 @@ class GenerationBody(WireModel):
                 raise BadRequest(f"`{name}` can't be used: {reason}.", param=name)
         known = self.ACCEPTED | self.UNSUPPORTED.keys()
         return [name for name, value in given.items() if name not in known and value is not None]
+
+
+class GenerationBody(SamplingBody):
+    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:

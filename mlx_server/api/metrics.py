@@ -13,6 +13,7 @@ from mlx_server.events import (
     Event,
     Finished,
     ReasoningDelta,
+    Repaired,
     Started,
     TextDelta,
     ToolCallDelta,
@@ -53,6 +54,12 @@ class Metrics:
             "mlx_server_led_on",
             "Answers that stopped after nothing but reasoning, and were led on.",
             by_model,
+            registry=registry,
+        )
+        self.repairs = Counter(
+            "mlx_server_repairs",
+            "Slips of a model that were mended.",
+            ("model", "what"),
             registry=registry,
         )
         self.first_token = Histogram(
@@ -101,6 +108,8 @@ class Metrics:
                             now = time.perf_counter()
                             self._piece(model, now, last.get(index), began)
                             last[index] = now
+                        case Repaired(_, what):
+                            self.repairs.labels(model, what).inc()
                         case Finished():
                             self.completion_tokens.labels(model).inc(event.completion_tokens)
                             self.cached_tokens.labels(model).inc(event.cached_tokens)

@@ -8,6 +8,7 @@ from mlx_server.events import (
     Event,
     Finished,
     ReasoningDelta,
+    Repaired,
     Started,
     TextDelta,
     TokenLogprob,
@@ -27,6 +28,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     """Those that are whole."""
+    repairs: list[Repaired] = field(default_factory=list)
     finish_reason: str | None = None
     tokens: int = 0
     cached: int = 0
@@ -52,6 +54,7 @@ class Tally:
         self.answers: Sequence[Answer] = [Answer() for _ in range(prompts * n)]
         self._n = n
         self._prompt_tokens = 0
+        self._unenforced: Sequence[str] = ()
 
     def add(self, event: Event) -> None:
         match event:
@@ -59,6 +62,7 @@ class Tally:
                 self.model = event.model
                 self.fingerprint = event.fingerprint
                 self._prompt_tokens = event.prompt_tokens
+                self._unenforced = event.unenforced
             case TextDelta(index, text, logprobs):
                 self.answers[index].texts.append(text)
                 self.answers[index].logprobs.extend(logprobs)
@@ -66,6 +70,8 @@ class Tally:
                 self.answers[index].reasoning.append(text)
             case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
                 self.answers[index].add_call(event)
+            case Repaired(index):
+                self.answers[index].repairs.append(event)
             case Finished(index):
                 answer = self.answers[index]
                 answer.finish_reason = event.reason
@@ -85,3 +91,14 @@ class Tally:
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
+
+    def remarks(self, *answers: Answer) -> dict[str, Any]:
+        """What OpenAI's bodies have no place for, if there is anything to say of these answers."""
+        repairs = [
+            {"index": repair.index, "what": repair.what, "where": repair.where}
+            for answer in answers
+            for repair in answer.repairs
+        ]
+        if not repairs and not self._unenforced:
+            return {}
+        return {"mlx_server": {"repairs": repairs, "unenforced": list(self._unenforced)}}

@@ -24,7 +24,8 @@ from mlx_lm.generate import (
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 
-from mlx_server.engine.messages import Generate, Logprobs, Prefilled, Token
+from mlx_server.engine.guide import Guide, masks
+from mlx_server.engine.messages import Generate, Logprobs, Prefilled, RowFailed, Token
 from mlx_server.engine.pace import Cycle, Pace
 from mlx_server.engine.prompt_cache import PromptCache, cache_key
 from mlx_server.engine.replay import ReplayModel, follow
@@ -60,7 +61,10 @@ class Decode(GenerationBatch):
         sampler, rows = self._for_rows()
         with using(rows):
             logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
-        sampled = sampler(logits, inputs)
+        if sampler.guided:
+            sampled = sampler(logits, inputs, self._masks(sampler, logits, inputs))
+        else:
+            sampled = sampler(logits, inputs)
         self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
         mx.async_eval(*sampled.pending)
 
@@ -69,6 +73,18 @@ class Decode(GenerationBatch):
         for tokens, token in zip(self.tokens, ids, strict=True):
             tokens.append(token)
         return ids, [entry.read() if entry else None for entry in logprobs]
+
+    def _masks(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> mx.array | None:
+        """Made while the logits are computed."""
+        mx.async_eval(logits)
+        ids = cast(list[int], inputs.tolist())
+        rows = [(self.samplers[i], ids[i]) for i in sampler.guided]
+        found = masks(
+            [row.guide for row, _ in rows if row.guide],
+            [id if row.drawn else None for row, id in rows],
+            logits.shape[-1],
+        )
+        return None if found is None else mx.array(found)
 
     def _for_rows(self) -> tuple[Sampler, Rows]:
         """What was made for a step serves the next one if its rows are the same."""
@@ -141,6 +157,8 @@ class Done:
 
     tokens: list[Token] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
+    failed: list[RowFailed] = field(default_factory=list)
+    """Rows that have left the batch."""
 
 
 class Batch:
@@ -198,11 +216,14 @@ class Batch:
         """By time.perf_counter(); later than now while a replay model keeps its delay."""
         return self._began + max((row.delay for row in self._decode.samplers), default=0.0)
 
-    def add(self, asked: Generate, cache: list[Any] | None = None) -> None:
+    def add(
+        self, asked: Generate, cache: list[Any] | None = None, guide: Guide | None = None
+    ) -> None:
         """cache: of the whole prompt but its last token, if that has been computed."""
         row = Row(asked.row, asked.prompt, asked.sampling, self.vocabulary)
         row.delay = asked.delay
         row.use = use(asked)
+        row.guide = guide
         stops = _stop_sequences(tuple(asked.stop_tokens))
         self._waiting.append(
             Waiting(row, asked.prompt, asked.max_tokens, stops, asked.script, cache)
@@ -228,9 +249,7 @@ class Batch:
         done = Done()
         if not self._room:
             self._began = began
-            rows = {row.number: row for row in self._decode.samplers}
-            done.tokens = [self._token(rows, response) for response in self._decode.next()]
-            self.warm = self.warm or bool(done.tokens)
+            self._decode_step(done)
             self._cycle = Cycle(len(self._decode), self._joining)
             self._room = self._pace.tokens(self._cycle) if self.waiting else 0
         if not done.tokens:
@@ -239,7 +258,23 @@ class Batch:
         self._cycle.seconds += time.perf_counter() - began
         if not self._room:
             self._pace.learn(self._cycle)
+        self._drop_failed(self._decode.samplers, done)
         return done
+
+    def _decode_step(self, done: Done) -> None:
+        rows = {row.number: row for row in self._decode.samplers}
+        responses = self._decode.next()
+        done.tokens = [self._token(rows, response) for response in responses]
+        self.warm = self.warm or bool(done.tokens)
+        self._drop_failed(list(rows.values()), done)
+
+    def _drop_failed(self, rows: list[Row], done: Done) -> None:
+        for row in [row for row in rows if row.guide and row.guide.failure]:
+            assert row.guide
+            assert row.guide.failure
+            self.cancel(row.number)
+            done.tokens = [token for token in done.tokens if token.row != row.number]
+            done.failed.append(RowFailed(row.number, row.guide.failure))
 
     @property
     def _joining(self) -> int:

@@ -30,6 +30,7 @@ from mlx_server.engine.messages import (
     Ready,
     Report,
     RowFailed,
+    RowRefused,
     Scored,
     ShrinkCache,
     Stepped,
@@ -42,6 +43,7 @@ from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
     GenerationFailed,
+    InvalidGrammar,
     ModelUnusable,
     ServerError,
 )
@@ -172,8 +174,10 @@ class EngineClient:
         if self._reading:
             await self._reading
 
-    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
-        self._send(Load(model, path))
+    async def load(
+        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+    ) -> Loaded:
+        self._send(Load(model, path, list(stop_tokens)))
         loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         # the caller may be gone when it fails
         loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -293,6 +297,9 @@ class EngineClient:
             case RowFailed(row, message):
                 if answers := self._rows.pop(row, None):
                     answers.fail(GenerationFailed(f"The answer could not be generated: {message}"))
+            case RowRefused(row, message):
+                if answers := self._rows.pop(row, None):
+                    answers.fail(InvalidGrammar(f"The answer can't be constrained so: {message}"))
             case Loading(model, done, total):
                 self._loads[model][1](done, total)
             case Loaded(model):

@@ -25,14 +25,16 @@ class Thinking(msgspec.Struct):
     """How long a row may reason. Marks are text in which each control token is written as the
     byte 255 and its id in brackets, so that no text spells one."""
 
-    budget: int
-    """Tokens between the marks."""
+    budget: int | None
+    """Tokens between the marks; None: any number."""
     inside: bool
     """Whether it begins in reasoning."""
     opens: list[bytes]
     closes: list[bytes]
     end: list[int]
     """What is put behind the last token of the budget, and leads on to the answer."""
+    answer: int | None = None
+    """Tokens that will be taken behind the reasoning: where a grammar has to have ended."""
 
 
 class Generate(msgspec.Struct, tag=True):

@@ -14,6 +14,7 @@ from hashlib import blake2b
 import mlx.core as mx
 import numpy as np
 
+from mlx_server.engine.guide import Guide
 from mlx_server.engine.messages import Logprobs
 from mlx_server.lora.slots import BASE, Use
 from mlx_server.requests import SamplingParams
@@ -29,6 +30,10 @@ LEAST_MASS = 1e-6
 LEAST_NOISE = -4.0
 """Below what the smallest uniform but zero gives."""
 
+FURTHEST = 1e30
+"""Biases and penalties push no allowed token further than this, where it is still told from a
+masked one, however cold it is drawn."""
+
 
 class Row:
     """One sequence being generated: what it asked for, and what sampling keeps for it."""
@@ -40,6 +45,7 @@ class Row:
         self.sampling = sampling
         self.delay = 0.0
         self.use: Use = BASE
+        self.guide: Guide | None = None
         self.drawn = 0
         self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
         if self.penalised:
@@ -77,14 +83,25 @@ class Sampler:
         self.rows = list(rows)
         self._biases = _Biases(rows)
         self._penalties = _Penalties(rows)
+        self._masks = _Masks(rows)
         self._draws = _Draws(rows)
         self._reports = _Reports(rows)
 
-    def __call__(self, logits: mx.array, inputs: mx.array) -> Sampled:
-        """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow."""
+    @property
+    def guided(self) -> list[int]:
+        """Places of the rows that have a guide."""
+        return self._masks.at
+
+    def __call__(
+        self, logits: mx.array, inputs: mx.array, masks: mx.array | None = None
+    ) -> Sampled:
+        """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow; masks: of the
+        guided rows (see guide.py)."""
         raw = logits.astype(mx.float32)
         logits = self._biases(raw)
         logits = self._penalties(logits, inputs)
+        if masks is not None:
+            logits = self._masks(logits, masks)
         tokens = self._draws(logits)
         reported = self._reports(raw, tokens)
         for row in self.rows:
@@ -145,6 +162,26 @@ class _Penalties:
 
     def state(self) -> list[mx.array]:
         return [row.counts for row in self.rows]
+
+
+class _Masks:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.at = [i for i, row in enumerate(rows) if row.guide]
+        self.all = len(self.at) == len(rows)
+
+    def __call__(self, logits: mx.array, words: mx.array) -> mx.array:
+        if self.all:
+            return masked(logits, words)
+        at = mx.array(self.at)
+        return _replaced(logits, at, masked(logits[at], words))
+
+
+@mx.compile
+def masked(logits: mx.array, words: mx.array) -> mx.array:
+    """logits: [rows, vocabulary]; words: [rows, ceil(vocabulary / 32)]."""
+    bits = (words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    allowed = bits.reshape(len(words), -1)[:, : logits.shape[-1]]
+    return mx.where(allowed, mx.clip(logits, -FURTHEST, FURTHEST), NOTHING)
 
 
 class _Draws:

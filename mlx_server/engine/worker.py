@@ -21,6 +21,8 @@ import mlx.nn as nn
 
 from mlx_server.engine import weights
 from mlx_server.engine.batch import Batch, use
+from mlx_server.engine.grammar import Refused
+from mlx_server.engine.guide import Guide, Guides
 from mlx_server.engine.messages import (
     AdapterFailed,
     AdapterLoaded,
@@ -36,9 +38,11 @@ from mlx_server.engine.messages import (
     Loading,
     Report,
     RowFailed,
+    RowRefused,
     Scored,
     ShrinkCache,
     Stepped,
+    Thinking,
     Token,
     Unload,
     UnloadAdapter,
@@ -57,13 +61,25 @@ ADAPTER_GONE = "its adapter was unloaded"
 
 LARGEST_SCALE = 4.0
 
+LONGEST_GRAMMAR = 4 << 20
+MOST_MARKS = 64
+LONGEST_MARK = 256
+"""Bytes; and tokens, of what ends reasoning."""
+
 Progress = Generator[tuple[int, int], None, nn.Module]
 
 
 class Engine:
     """Every step goes to one model: of those that have rows, the one that had the least time."""
 
-    def __init__(self, *, concurrency: int = 16, cache_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        concurrency: int = 16,
+        cache_bytes: int = 0,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """wake: called in other threads when `step` has something to do before `pause` is over."""
         self._concurrency = concurrency
         self._cache = PromptCache(cache_bytes)
         self._loads: dict[str, Progress] = {}
@@ -74,15 +90,20 @@ class Engine:
         neither makes up for it nor waits for the others to do so."""
         self._served = 0.0
         """The most that a model had when it was served."""
-        self._scorings: dict[int, tuple[Generate, Scoring]] = {}
+        self._guides = Guides(wake)
+        self._unguided: dict[int, Generate] = {}
+        """Rows that wait for their guide."""
+        self._scorings: dict[int, tuple[Generate, Guide | None, Scoring]] = {}
 
     @property
     def pause(self) -> float | None:
         """Seconds until there is something to do; None: until there is a command."""
         if self._loads or self._scorings:
             return 0.0
-        due = [batch.ready_at for batch in self._batches.values() if batch]
-        return max(0.0, min(due) - time.perf_counter()) if due else None
+        now = time.perf_counter()
+        due = [batch.ready_at - now for batch in self._batches.values() if batch]
+        due += [self._guides.pause] if self._unguided else []
+        return max(0.0, min(due)) if due else None
 
     @property
     def warm(self) -> bool:
@@ -95,8 +116,9 @@ class Engine:
 
     def handle(self, command: Command) -> list[Report]:
         match command:
-            case Load(model, path):
+            case Load(model, path, stop_tokens):
                 self._loads[model] = weights.load(Path(path))
+                self._guides.learn(model, Path(path), stop_tokens)
             case Unload(model):
                 return self._unload(model)
             case LoadAdapter():
@@ -114,7 +136,9 @@ class Engine:
     def step(self) -> list[Report]:
         """A piece of every load, one of the first scoring, and a step of one model."""
         reports = [self._load(model) for model in list(self._loads)]
-        for row, (command, _) in list(self._scorings.items())[:1]:
+        for row, command in list(self._unguided.items()):
+            reports += self._alone(row, partial(self._guide, command))
+        for row, (command, *_) in list(self._scorings.items())[:1]:
             reports += self._alone(row, partial(self._score, row))
             if row not in self._scorings:  # no other step may say that it waits no more
                 reports.append(self._stepped(command.model, []))
@@ -141,17 +165,22 @@ class Engine:
             return [*failed, self._stepped(model, [])]
         finally:
             self._seconds[model] += time.perf_counter() - began
-        return [*done.prefilled, self._stepped(model, done.tokens)]
+        return [*done.prefilled, *done.failed, self._stepped(model, done.tokens)]
 
     def _stepped(self, model: str, tokens: list[Token]) -> Stepped:
-        waiting = len(self._scorings) + sum(batch.waiting for batch in self._batches.values())
+        waiting = len(self._unguided) + len(self._scorings)
+        waiting += sum(batch.waiting for batch in self._batches.values())
         return Stepped(model, tokens, waiting, mx.get_active_memory(), self._cache.nbytes)
 
     def _alone(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
         """What goes wrong with one row ends that row and no other."""
         try:
             return work()
+        except Refused as refusal:
+            self._unguided.pop(row, None)
+            return [RowRefused(row, str(refusal))]
         except Exception as error:
+            self._unguided.pop(row, None)
             self._scorings.pop(row, None)
             log.exception("row %d failed", row)
             return [RowFailed(row, _said(error))]
@@ -161,22 +190,36 @@ class Engine:
         _check(command, batch)
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
+        if command.grammar is None and command.thinking is None:
+            return self._admit(command, None)
+        self._unguided[command.row] = command
+        return self._guide(command)
+
+    def _guide(self, command: Generate) -> list[Report]:
+        guide = self._guides.guide(command)
+        if guide is None:
+            return []
+        del self._unguided[command.row]
+        return self._admit(command, guide)
+
+    def _admit(self, command: Generate, guide: Guide | None) -> list[Report]:
         if command.score:
             top = command.sampling.logprobs or 0
-            scoring = score(batch.model, command.prompt, top, use(command))
-            self._scorings[command.row] = command, scoring
+            network = self._batches[command.model].model
+            scoring = score(network, command.prompt, top, use(command))
+            self._scorings[command.row] = command, guide, scoring
         else:
-            self._add(command)
+            self._add(command, guide)
         return [Admitted(command.row)]
 
-    def _add(self, command: Generate, cache: list[Any] | None = None) -> None:
+    def _add(self, command: Generate, guide: Guide | None, cache: list[Any] | None = None) -> None:
         batch = self._batches[command.model]
         if not batch:
             self._seconds[command.model] = max(self._seconds[command.model], self._served)
-        batch.add(command, cache)
+        batch.add(command, cache, guide)
 
     def _score(self, row: int) -> list[Report]:
-        command, scoring = self._scorings[row]
+        command, guide, scoring = self._scorings[row]
         try:
             next(scoring)
             return []
@@ -184,16 +227,17 @@ class Engine:
             del self._scorings[row]
             logprobs, cache = end.value
         if command.max_tokens:
-            self._add(command, cache)
+            self._add(command, guide, cache)
         return [Scored(row, logprobs)]
 
     def _cancel(self, rows: list[int]) -> list[Report]:
         for row in rows:
+            self._unguided.pop(row, None)
             self._scorings.pop(row, None)
             for batch in self._batches.values():
                 batch.cancel(row)
         # With no row left there is no step to say that none waits.
-        left = self._scorings or any(self._batches.values())
+        left = self._unguided or self._scorings or any(self._batches.values())
         return [] if left else [self._stepped(model, []) for model in self._batches]
 
     def _load(self, model: str) -> Report:
@@ -201,6 +245,7 @@ class Engine:
             return self._load_piece(model)
         except Exception as error:
             self._loads.pop(model, None)
+            self._guides.forget(model)
             log.exception("%s did not load", model)
             return LoadFailed(model, _said(error))
 
@@ -227,9 +272,11 @@ class Engine:
         batch = self._batches.pop(model, None)
         self._adapters.pop(model, None)
         self._seconds.pop(model, None)
-        lost = [command.row for command, _ in self._scorings.values() if command.model == model]
+        self._guides.forget(model)
+        lost = [command.row for command in self._not_in_batches(model)]
         for row in lost:
-            del self._scorings[row]
+            self._unguided.pop(row, None)
+            self._scorings.pop(row, None)
         lost += batch.rows if batch else []
         del batch
         _give_back_memory()
@@ -260,9 +307,12 @@ class Engine:
         return [*reports, AdapterUnloaded(model, adapter)]
 
     def _rows_with(self, model: str, adapter: str) -> list[int]:
-        scored = [command for command, _ in self._scorings.values() if command.model == model]
-        lost = [command.row for command in scored if command.adapter == adapter]
+        lost = [c.row for c in self._not_in_batches(model) if c.adapter == adapter]
         return lost + self._batches[model].rows_with(adapter)
+
+    def _not_in_batches(self, model: str) -> list[Generate]:
+        scored = [command for command, *_ in self._scorings.values()]
+        return [c for c in [*self._unguided.values(), *scored] if c.model == model]
 
 
 def _check(command: Generate, batch: Batch) -> None:
@@ -279,11 +329,25 @@ def _check(command: Generate, batch: Batch) -> None:
         raise ValueError("the delay is out of range")
     # MLX checks no index: an id past the end reads, or overwrites, what lies there.
     ids = [*command.prompt, *command.sampling.logit_bias]
+    if command.thinking:
+        _check_thinking(command.thinking)
+        ids += command.thinking.end
+    if len(command.grammar or "") > LONGEST_GRAMMAR:
+        raise ValueError("the grammar is too long")
     for id in (min(ids), max(ids)):
         if not 0 <= id < batch.vocabulary:
             raise ValueError(f"token id {id} is outside the vocabulary of {batch.vocabulary}")
     if not _in_range(command.sampling):
         raise ValueError("a sampling parameter is out of range")
+
+
+def _check_thinking(thinking: Thinking) -> None:
+    marks = [*thinking.opens, *thinking.closes]
+    limits = (thinking.budget or 0, thinking.answer or 0)
+    if min(limits) < 0 or not 0 < len(thinking.end) <= LONGEST_MARK:
+        raise ValueError("reasoning can't be ended like that")
+    if len(marks) > MOST_MARKS or not all(0 < len(mark) <= LONGEST_MARK for mark in marks):
+        raise ValueError("the marks of reasoning are empty, too long or too many")
 
 
 def _in_range(s: SamplingParams) -> bool:

@@ -1,6 +1,6 @@
 """What differs by model family, and what most of them share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tokenizers
@@ -9,19 +9,41 @@ from mlx_server.families.checkpoint import Checkpoint
 from mlx_server.families.conversation import CallId
 from mlx_server.families.prompt import Rendered, Wording, as_given, prompt_of
 from mlx_server.families.written import WriteCalls, in_hermes_tags
-from mlx_server.messages import Conversation
+from mlx_server.messages import Conversation, Tool
+from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup_grammar import markup_grammar
 from mlx_server.parsers.reading import Parser, Reading
+from mlx_server.parsers.wanted import Wanted
 
-__all__ = ["ModelFamily", "Rendered"]
+__all__ = ["ModelFamily", "Own", "Rendered"]
 
 
 Renderer = Callable[[Checkpoint, Conversation], Rendered]
 
 
+TEXT = Layout(reasoning=())
+
+Marks = tuple[tuple[str, ...], tuple[str, ...]]
+"""Those that open something, and those that close it."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """How answers are read and constrained that no layout of marks can tell of."""
+
+    parser: Callable[[Reading], Parser]
+    grammar: Callable[[Wanted], str | None] = lambda wanted: None
+    thinking_marks: Marks = ((), ())
+    end_of_reasoning: Callable[[Wanted], str] = lambda wanted: ""
+    """What leads from it to what is wanted."""
+
+
 @dataclass(frozen=True)
 class ModelFamily:
     name: str
-    make_parser: Callable[[Reading], Parser]
+    layout: Layout | Callable[[Sequence[Tool]], Layout] = TEXT
+    """What answers are made of, for some families only with the tools in view."""
+    own: Own | None = None
     model_types: tuple[str, ...] = ()
     """Left out where the template's marks tell, whatever the type."""
     template_marks: tuple[str, ...] = ()
@@ -60,6 +82,40 @@ class ModelFamily:
     def stops(self, checkpoint: Checkpoint) -> frozenset[int]:
         own = (checkpoint.tokenizer.id_of(token) for token in self.stop_tokens)
         return checkpoint.end_tokens | {token for token in own if token is not None}
+
+    def layout_with(self, tools: Sequence[Tool] = ()) -> Layout:
+        return self.layout if isinstance(self.layout, Layout) else self.layout(tools)
+
+    def make_parser(self, reading: Reading) -> Parser:
+        if self.own:
+            return self.own.parser(reading)
+        return MarkupParser(self.layout_with(reading.tools), reading)
+
+    def grammar(self, wanted: Wanted) -> str | None:
+        """Of a whole answer, in Lark; None if it may be anything."""
+        if self.own:
+            return self.own.grammar(wanted)
+        return markup_grammar(self.layout_with(wanted.reading.tools), wanted)
+
+    def thinking_marks(self) -> Marks:
+        """Reasoning stands between any of the first and any of the others."""
+        if self.own:
+            return self.own.thinking_marks
+        layout = self.layout_with()
+        return layout.opens_reasoning, layout.ends_of_reasoning
+
+    def end_of_reasoning(self, wanted: Wanted) -> str:
+        """What leads from reasoning to what is wanted; empty where nothing ends it."""
+        return self.own.end_of_reasoning(wanted) if self.own else self.bridge
+
+    def thinks(self, checkpoint: Checkpoint) -> bool:
+        """Whether the model may have been taught to: its vocabulary or its template knows how."""
+        opens, _ = self.thinking_marks()
+        control = checkpoint.tokenizer.control_tokens.values()
+        return any(
+            mark.strip() in checkpoint.template_source or any(token in mark for token in control)
+            for mark in opens
+        )
 
     def render(self, checkpoint: Checkpoint, conversation: Conversation) -> Rendered:
         if self.renderer:

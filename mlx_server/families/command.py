@@ -1,20 +1,24 @@
 """Cohere's Command R7B and A: every part of an answer stands between marks of its own."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
+from mlx_server.tool_parsers.json_calls import COLON, GAP, Form
 from mlx_server.tool_parsers.marked_json import marked_json
 
 THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
-ACTION = marked_json("<|START_ACTION|>", "<|END_ACTION|>")
+FORM = Form(
+    name="tool_name",
+    arguments="parameters",
+    before=rf'("tool_call_id"{COLON}"[0-9]{{1,4}}",{GAP})?',
+)
+ACTION = marked_json("<|START_ACTION|>", "<|END_ACTION|>", FORM)
 RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
 LAYOUT = Layout(reasoning=(THINKING,), notations=(ACTION,), dropped=RESPONSE)
 
 COMMAND = ModelFamily(
     name="command",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="<|END_THINKING|><|START_RESPONSE|>",
     model_types=("cohere", "cohere2", "cohere2_moe", "cohere2_vision"),
     stop_tokens=("<|END_OF_TURN_TOKEN|>",),

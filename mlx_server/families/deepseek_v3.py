@@ -1,9 +1,7 @@
 """DeepSeek V2.5, V3, R1 and V3.1, V3.2-Exp, and what R1 was distilled into: calls in sections."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.deepseek import DEEPSEEK, WITHOUT_SECTION
 
 LAYOUT = Layout(notations=(DEEPSEEK, WITHOUT_SECTION), calls_end_reasoning=True)
@@ -19,7 +17,7 @@ TURNS = (
 
 DEEPSEEK_V3 = ModelFamily(
     name="deepseek_v3",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     template_marks=("<｜tool▁calls▁begin｜>",),
     stop_tokens=("<｜end▁of▁sentence｜>",),

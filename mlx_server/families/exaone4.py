@@ -1,16 +1,14 @@
 """EXAONE 4: roles in `[|...|]`, `<think>`, calls as Hermes writes them."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.hermes import HERMES
 
 LAYOUT = Layout(notations=(HERMES,))
 
 EXAONE4 = ModelFamily(
     name="exaone4",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     model_types=("exaone4",),
     stop_tokens=("[|endofturn|]",),

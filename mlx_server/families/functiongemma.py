@@ -1,16 +1,14 @@
 """FunctionGemma: a Gemma 3 to its config.json; its template has the marks of calls."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.gemma import FUNCTION_GEMMA as NOTATION
 
 LAYOUT = Layout(reasoning=(), notations=(NOTATION,), trims=False)
 
 FUNCTION_GEMMA = ModelFamily(
     name="functiongemma",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     model_types=("gemma3", "gemma3_text"),
     template_marks=NOTATION.opens,
     stop_tokens=("<end_of_turn>", "<start_function_response>", "<eos>"),

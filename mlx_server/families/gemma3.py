@@ -1,11 +1,9 @@
 """Gemma up to 3n: text for an answer. Its templates have no place for tools."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.text import TextParser
 
 GEMMA3 = ModelFamily(
     name="gemma3",
-    make_parser=TextParser,
     model_types=("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n"),
     stop_tokens=("<end_of_turn>", "<eos>"),
     special_tokens=("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),

@@ -1,9 +1,7 @@
 """Gemma 4: reasoning in a channel of its own, calls with bare keys and marked strings."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.gemma import GEMMA4 as NOTATION
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
@@ -16,7 +14,7 @@ LAYOUT = Layout(
 
 GEMMA4 = ModelFamily(
     name="gemma4",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge=f"\n{CHANNEL_END}",
     model_types=("gemma4", "gemma4_text", "gemma4_unified"),
     stop_tokens=("<turn|>", "<|tool_response>", "<eos>"),

@@ -1,10 +1,10 @@
 """GLM-4.5 and later, and the GLM-4 before them that has no marks for calls."""
 
-from functools import partial
+from collections.abc import Sequence
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
-from mlx_server.parsers.reading import Parser, Reading
+from mlx_server.messages import Tool
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers import glm4
 from mlx_server.tool_parsers.glm import GLM
 
@@ -14,9 +14,8 @@ TURN = "<|assistant|>"
 LAYOUT = Layout(notations=(GLM,), dropped=(TURN,), calls_end_reasoning=True)
 
 
-def _without_marks(reading: Reading) -> Parser:
-    layout = Layout(notations=glm4.notations(reading.tools), dropped=(TURN,))
-    return MarkupParser(layout, reading)
+def _without_marks(tools: Sequence[Tool]) -> Layout:
+    return Layout(notations=glm4.notations(tools), dropped=(TURN,))
 
 
 STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")
@@ -24,7 +23,7 @@ TURNS = (*STOPS, "[gMASK]", "<sop>", "<|system|>", TURN)
 
 GLM4_5 = ModelFamily(
     name="glm4_5",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="</think>",
     model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe"),
     stop_tokens=STOPS,
@@ -45,7 +44,7 @@ GLM4_5 = ModelFamily(
 
 GLM4 = ModelFamily(
     name="glm4",
-    make_parser=_without_marks,
+    layout=_without_marks,
     shapes=("<think>…</think>", "name ⏎ {…}"),
     model_types=("chatglm", "glm", "glm4"),
     stop_tokens=STOPS,

@@ -1,10 +1,14 @@
 """gpt-oss: Harmony, written and read by openai-harmony."""
 
 from mlx_server.families import harmony_prompt
-from mlx_server.families.base import ModelFamily
+from mlx_server.families.base import ModelFamily, Own
 from mlx_server.families.harmony_vocabulary import SPECIAL, encoding, real_tokenizer
 from mlx_server.parsers.harmony import HarmonyParser
+from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING, end_of_reasoning, grammar
 from mlx_server.parsers.reading import Reading
+
+MARKS = ((REASONING,), ("<|end|>", "<|start|>"))
+"""Of reasoning; some begin the next message without ending it."""
 
 
 def _parser(reading: Reading) -> HarmonyParser:
@@ -13,12 +17,12 @@ def _parser(reading: Reading) -> HarmonyParser:
 
 GPT_OSS = ModelFamily(
     name="gpt_oss",
-    make_parser=_parser,
+    own=Own(_parser, grammar, MARKS, end_of_reasoning),
     shapes=("analysis", "commentary to=functions.…"),
     renderer=harmony_prompt.render,
     model_types=("gpt_oss",),
     stop_tokens=("<|return|>", "<|call|>", "<|endoftext|>"),
     special_tokens=SPECIAL,
     real_tokenizer=real_tokenizer,
-    bridge="<|end|><|start|>assistant<|channel|>final<|message|>",
+    bridge=NEXT + FINAL,
 )

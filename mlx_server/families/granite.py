@@ -1,10 +1,8 @@
 """Granite 3 and 4: a JSON array behind `<|tool_call|>`, or calls as Hermes writes them."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.written import as_json_array
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.hermes import HERMES
 from mlx_server.tool_parsers.marked_json import marked_json
 
@@ -14,7 +12,7 @@ LAYOUT = Layout(
 
 GRANITE = ModelFamily(
     name="granite",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     write_calls=as_json_array("<|tool_call|>"),
     model_types=("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"),

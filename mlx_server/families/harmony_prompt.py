@@ -31,7 +31,7 @@ from mlx_server.families.harmony_schema import readable
 from mlx_server.families.harmony_vocabulary import check, encoding, splitter
 from mlx_server.families.prompt import Rendered
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.parsers.harmony import BROWSER, FUNCTIONS, PYTHON, is_built_in
+from mlx_server.parsers.harmony import BROWSER, FUNCTIONS, PYTHON, header_name, is_built_in
 
 EFFORTS = {
     "none": ReasoningEffort.LOW,
@@ -229,7 +229,7 @@ def _message(
 
 
 def _name(name: str) -> str:
-    return re.sub(r"[\s<|>]+", "_", _endless_refused(name, "messages"))
+    return header_name(_endless_refused(name, "messages"))
 
 
 def _text(text: str) -> list[Content]:

@@ -17,7 +17,8 @@ from openai_harmony import HarmonyEncoding, HarmonyEncodingName, load_harmony_en
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.families.tokenizer import Tokenizer, byte_letters
+from mlx_server.families.tokenizer import Tokenizer
+from mlx_server.vocabulary import byte_letters
 
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 FILE = "o200k_base.tiktoken"

@@ -1,16 +1,14 @@
 """Fine-tunes of general models that write calls as Hermes does; their templates show it."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.hermes import HERMES as NOTATION
 
 LAYOUT = Layout(notations=(NOTATION,))
 
 HERMES = ModelFamily(
     name="hermes",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     model_types=("llama", "mistral", "mixtral", "gemma", "gemma2", "phi3"),
     template_marks=NOTATION.opens,

@@ -1,11 +1,11 @@
 """Kimi K2, K2 Thinking, K2.5 and K2.6: calls in a section, `<think>` in those that think."""
 
 import re
-from functools import partial
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, Layout, MarkupParser
+from mlx_server.parsers.markup import THINK, Layout
 from mlx_server.tool_parsers.kimi_k2 import KIMI_K2 as NOTATION
+from mlx_server.tool_parsers.kimi_k2 import WITHOUT_SECTION
 
 ID = re.compile(r"functions\.[^\s:]+:\d+")
 
@@ -16,11 +16,11 @@ def numbered(id: str, name: str, number: int) -> str:
 
 
 # the template writes reasoning, text and calls with nothing between them
-LAYOUT = Layout(notations=(NOTATION,), trims=False, calls_end_reasoning=True)
+LAYOUT = Layout(notations=(NOTATION, WITHOUT_SECTION), trims=False, calls_end_reasoning=True)
 
 KIMI_K2 = ModelFamily(
     name="kimi_k2",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge=THINK[1],
     call_id=numbered,
     model_types=("kimi_k2", "kimi_k25", "kimi_linear"),
@@ -34,7 +34,8 @@ KIMI_K2 = ModelFamily(
         "<|im_system|>",
         "<|im_middle|>",
         *NOTATION.opens,
-        *NOTATION.inner,
+        *WITHOUT_SECTION.opens,
+        "<|tool_call_argument_begin|>",
         *NOTATION.closes,
         *THINK,
     ),

@@ -1,9 +1,7 @@
 """Kimi K3: an answer is elements, `think`, then `response`, then `tools`."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.kimi_k3 import CLOSE, OPEN, SEPARATOR, beginning, end
 from mlx_server.tool_parsers.kimi_k3 import KIMI_K3 as NOTATION
 
@@ -18,7 +16,7 @@ LAYOUT = Layout(
 
 KIMI_K3 = ModelFamily(
     name="kimi_k3",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge=end("think") + beginning("response"),
     model_types=("kimi_k3",),
     stop_tokens=("<|end_of_msg|>", "[EOS]"),

@@ -1,9 +1,7 @@
 """Llama 3 to 3.3: headers, and calls in whichever of Meta's forms the prompt led to."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.llama import BARE, FUNCTION, TAGGED
 from mlx_server.tool_parsers.pythonic import PYTHONIC
 
@@ -11,7 +9,7 @@ LAYOUT = Layout(notations=(BARE, PYTHONIC, TAGGED, FUNCTION), trims_text=False)
 
 LLAMA3 = ModelFamily(
     name="llama3",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     model_types=("llama", "mllama"),
     stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),

@@ -1,9 +1,7 @@
 """Llama 4: headers; calls as Python, between marks or bare, or as JSON."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.llama import BARE
 from mlx_server.tool_parsers.pythonic import PYTHONIC, marked_python
 
@@ -12,7 +10,7 @@ LAYOUT = Layout(notations=(BARE, PYTHONIC, MARKED), trims_text=False)
 
 LLAMA4 = ModelFamily(
     name="llama4",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     model_types=("llama4", "llama4_text"),
     stop_tokens=("<|eot|>", "<|eom|>", "<|end_of_text|>"),

@@ -1,16 +1,14 @@
 """MiniMax-M2: turns between `]~b]` and `[e~[`, `<think>`, calls as `<invoke>`."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.minimax_m2 import MINIMAX_M2 as CALLS
 
 LAYOUT = Layout(notations=(CALLS,), calls_end_reasoning=True)
 
 MINIMAX_M2 = ModelFamily(
     name="minimax_m2",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     model_types=("minimax", "minimax_m2"),
     stop_tokens=("[e~[",),

@@ -1,11 +1,10 @@
 """Mistral, Mixtral, Ministral, Magistral, Devstral: `[INST]`, `[THINK]`, `[TOOL_CALLS]`."""
 
 import re
-from functools import partial
 from hashlib import sha256
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, Layout, MarkupParser
+from mlx_server.parsers.markup import THINK, Layout
 from mlx_server.tool_parsers.mistral import MISTRAL as NOTATION
 from mlx_server.tool_parsers.mistral import new_id
 
@@ -22,7 +21,7 @@ LAYOUT = Layout(reasoning=(("[THINK]", "[/THINK]"), THINK), notations=(NOTATION,
 
 MISTRAL = ModelFamily(
     name="mistral",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     call_id=nine_characters,
     bridge="[/THINK]",
     model_types=("mistral", "mistral3", "mistral4", "ministral3", "mixtral", "pixtral"),

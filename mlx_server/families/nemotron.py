@@ -1,9 +1,7 @@
 """NVIDIA's Nemotrons: `<think>`, and JSON calls in `<TOOLCALL>`; Nemotron 3 as Qwen3-Coder."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.marked_json import marked_json
 from mlx_server.tool_parsers.qwen3_coder import QWEN3_CODER, WITHOUT_BLOCK
 
@@ -11,7 +9,7 @@ TOOLCALL = marked_json("<TOOLCALL>", "</TOOLCALL>")
 
 NEMOTRON = ModelFamily(
     name="nemotron",
-    make_parser=partial(MarkupParser, Layout(notations=(TOOLCALL,))),
+    layout=Layout(notations=(TOOLCALL,)),
     bridge="\n</think>\n\n",
     template_marks=TOOLCALL.opens,  # the types are Llama's and Nemotron-H's
     stop_tokens=("<|eot_id|>", "<SPECIAL_12>"),
@@ -31,7 +29,7 @@ LAYOUT_3 = Layout(notations=(QWEN3_CODER, WITHOUT_BLOCK), calls_end_reasoning=Tr
 
 NEMOTRON3 = ModelFamily(
     name="nemotron3",
-    make_parser=partial(MarkupParser, LAYOUT_3),
+    layout=LAYOUT_3,
     bridge="\n</think>\n\n",
     model_types=("nemotron_h",),
     template_marks=("<function=",),

@@ -1,10 +1,8 @@
 """Phi 3 and 4: JSON between `<|tool_call|>` and `<|/tool_call|>`, or behind `functools`."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.written import as_json_array
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.marked_json import marked_json
 
 TAGGED = marked_json("<|tool_call|>", "<|/tool_call|>")
@@ -14,7 +12,7 @@ LAYOUT = Layout(notations=(TAGGED, FUNCTOOLS))
 
 PHI4 = ModelFamily(
     name="phi4",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     write_calls=as_json_array("<|tool_call|>", "<|/tool_call|>"),
     model_types=("phi3", "phi3small", "phimoe", "phi4mm"),

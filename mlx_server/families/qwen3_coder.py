@@ -1,10 +1,8 @@
 """Qwen3-Coder, and any Qwen3 whose template shows its notation: calls with XML-like parameters."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.qwen3 import QWEN3
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.qwen3_coder import QWEN3_CODER as CALLS
 from mlx_server.tool_parsers.qwen3_coder import WITHOUT_BLOCK
 
@@ -12,7 +10,7 @@ LAYOUT = Layout(notations=(CALLS, WITHOUT_BLOCK), calls_end_reasoning=True)
 
 QWEN3_CODER = ModelFamily(
     name="qwen3_coder",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge=QWEN3.bridge,
     model_types=("qwen3", "qwen3_moe", "qwen3_next"),
     template_marks=("<function=",),

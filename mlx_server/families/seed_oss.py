@@ -1,9 +1,7 @@
 """Seed-OSS: everything in `seed:` marks; it reflects on its thinking budget in others."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.seed_oss import SEED_OSS as CALLS
 
 OPEN, CLOSE = "<seed:think>", "</seed:think>"
@@ -18,7 +16,7 @@ LAYOUT = Layout(
 
 SEED_OSS = ModelFamily(
     name="seed_oss",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge=CLOSE,
     model_types=("seed_oss",),
     stop_tokens=("<seed:eos>",),

@@ -1,16 +1,14 @@
 """SmolLM2: ChatML; the largest writes calls as Hermes does. A Llama to its config.json."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.hermes import HERMES
 
 LAYOUT = Layout(reasoning=(), notations=(HERMES,), trims=False)
 
 SMOLLM2 = ModelFamily(
     name="smollm2",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     model_types=("llama",),
     template_marks=("<|im_start|>", "SmolLM"),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),

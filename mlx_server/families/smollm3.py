@@ -1,16 +1,14 @@
 """SmolLM3: ChatML, `<think>`, calls as Hermes writes them."""
 
-from functools import partial
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers.hermes import HERMES
 
 LAYOUT = Layout(notations=(HERMES,))
 
 SMOLLM3 = ModelFamily(
     name="smollm3",
-    make_parser=partial(MarkupParser, LAYOUT),
+    layout=LAYOUT,
     bridge="\n</think>\n\n",
     model_types=("smollm3",),
     stop_tokens=("<|im_end|>", "<|end_of_text|>"),

@@ -42,7 +42,7 @@ def show(console: Console) -> None:
 
 
 def _row(family: ModelFamily) -> Row:
-    layout = _layout(family)
+    layout = Layout(reasoning=()) if family.own else family.layout_with()
     reasoning = [_between(opening, closing) for opening, closing in layout.reasoning]
     calls = [shape for notation in layout.notations for shape in _shapes(notation)]
     told = [[shape] if shape else [] for shape in family.shapes]
@@ -53,12 +53,6 @@ def _row(family: ModelFamily) -> Row:
         reasoning or told[0],
         calls or told[1],
     )
-
-
-def _layout(family: ModelFamily) -> Layout:
-    """What the family's parser is made of; an empty one, if it is no parser of markup."""
-    given = getattr(family.make_parser, "args", ())
-    return next((part for part in given if isinstance(part, Layout)), Layout(reasoning=()))
 
 
 def _shapes(notation: Notation) -> list[str]:

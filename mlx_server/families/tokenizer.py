@@ -3,13 +3,14 @@
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import tokenizers
 
 from mlx_server.errors import ModelUnusable
+from mlx_server.vocabulary import byte_letters, is_control
 
 
 class Tokenizer:
@@ -121,7 +122,7 @@ class Tokenizer:
         return {
             id: token.content
             for id, token in added.items()
-            if token.content and (token.special or _looks_like_markup(token.content))
+            if is_control(token.content, token.special)
         }
 
     @cached_property
@@ -141,6 +142,16 @@ class Tokenizer:
         """Beginning and end of every control token that the text spells."""
         for match in self.control.finditer(text) if self.control else ():
             yield match.span(1)
+
+    def marked(self, text: str) -> bytes:
+        """The text with every control token that it spells as the byte 255 and its id."""
+        ids = {spelling: id for id, spelling in self.control_tokens.items()}
+        parts, at = [], 0
+        for start, end in self.spelled(text):
+            if start >= at:
+                parts += [text[at:start].encode(), b"\xff[%d]" % ids[text[start:end]]]
+                at = end
+        return b"".join([*parts, text[at:].encode()])
 
     def risky(self, text: str) -> set[int]:
         """Places behind characters with which the text could be a part of a control token."""
@@ -187,16 +198,3 @@ class Detokenizer:
 def _letters(text: str) -> str:
     """The letters and digits that are left however a template edits the text around them."""
     return re.sub(r"[\W_]+", "", text.casefold())
-
-
-def _looks_like_markup(token: str) -> bool:
-    return len(token) > 2 and token[0] in "<[" and token[-1] in ">]"
-
-
-@lru_cache(maxsize=1)
-def byte_letters() -> dict[str, int]:
-    """GPT-2's spelling of bytes as printable characters."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    spelled = {chr(byte): byte for byte in printable}
-    return spelled | {chr(256 + i): byte for i, byte in enumerate(others)}

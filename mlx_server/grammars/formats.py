@@ -1,8 +1,77 @@
 """The formats that a client may ask for, as rules of a grammar."""
 
-from mlx_server.grammars.lark import Lark
-from mlx_server.requests import Format
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars import patterns, schema, written
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
+
+MOST_OPTIONS = 10_000
+LARGEST_OPTIONS = 256 * 1024
 
 
 def rule_of(wanted: Format, lark: Lark) -> str:
-    raise NotImplementedError
+    """The rule of a text that is this and nothing around it."""
+    match wanted:
+        case JsonFormat(schema=found, strict=strict):
+            return lark.json(found, lenient=not strict)
+        case Regex(pattern):
+            return lark.terminal(patterns.terminal_of(patterns.unanchored(pattern)))
+        case Choice(options):
+            return lark.terminal(" | ".join(map(quoted, dict.fromkeys(options))))
+        case Written(source):
+            return lark.rule(written.body_of(source))
+
+
+def check(wanted: Format, param: str) -> None:
+    """Raises InvalidGrammar for what can't be used, before anything is compiled."""
+    try:
+        match wanted:
+            case JsonFormat(schema=found, strict=strict):
+                schema.check(found, strict=strict)
+            case Regex(pattern):
+                _check_pattern(pattern)
+            case Choice(options):
+                _check_options(options)
+            case Written(source):
+                _check_text(source)
+                written.body_of(source)
+    except InvalidGrammar as error:
+        error.param = param
+        raise
+
+
+def unenforced(wanted: Format) -> tuple[str, ...]:
+    """`keyword at #/path` for all that the grammar leaves out (see schema.py)."""
+    if isinstance(wanted, JsonFormat) and not wanted.strict:
+        return schema.unenforced(wanted.schema)
+    return ()
+
+
+def _check_pattern(pattern: str) -> None:
+    _check_text(pattern)
+    if why := patterns.unsupported(pattern):
+        raise InvalidGrammar(f"The pattern has {why}, which a grammar can't say. Leave it out.")
+    if why := patterns.excess(pattern):
+        raise InvalidGrammar(f"The pattern {why}. Use a shorter one.")
+
+
+def _check_options(options: tuple[str, ...]) -> None:
+    if not options or "" in options:
+        raise InvalidGrammar("The choice is empty, or one of its options is. Name some text.")
+    if len(options) > MOST_OPTIONS:
+        raise InvalidGrammar(f"The choice has {len(options)} options, more than {MOST_OPTIONS}.")
+    text = "".join(options)
+    _check_text(text)
+    if len(text) > LARGEST_OPTIONS:
+        raise InvalidGrammar(
+            f"The options have {len(text)} characters, more than {LARGEST_OPTIONS}."
+        )
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidGrammar(
+            "A text has half of a surrogate pair in it. Send whole ones."
+        ) from None

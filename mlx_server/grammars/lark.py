@@ -6,14 +6,20 @@ Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from mlx_server.grammars.enforced import plain
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Text that a grammar forces would be tokenised, and could become a control token."""
 
 SPACE = r"\x20|\n[\x20\x09]{0,40}"
 """Between the parts of JSON. Bounded, or a small model writes blanks until its limit."""
+
+JSON = {"whitespace_pattern": SPACE, "json_allowed_escapes": 'nrbtf\\"', "coerce_one_of": True}
+"""Without \\u: a name that `properties` lists could be spelled so, and escape its schema.
+`oneOf` is read as `anyOf` because those that may overlap don't come here (see enforced.py)."""
 
 
 class Lark:
@@ -34,9 +40,11 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
         """JSON that follows a schema (see schema.py for those that can be used)."""
-        ours = {"whitespace_pattern": SPACE, "lenient": lenient, "coerce_one_of": lenient}
-        told = schema if isinstance(schema, bool) else {**schema, "x-guidance": ours}
-        return self.rule(f"%json {json.dumps(told)}")
+        told = plain(schema, lenient=lenient)
+        if told is False:
+            return self.rule("%json false")
+        members = told if isinstance(told, dict) else {}
+        return self.rule(f"%json {json.dumps({**members, 'x-guidance': JSON})}")
 
     def text(self, literal: str) -> str:
         """Exactly this; control tokens that it spells are meant as such."""
@@ -47,20 +55,46 @@ class Lark:
         parts.append(quoted(literal[at:]))
         return " ".join(part for part in parts if part) or '""'
 
-    def up_to(self, mark: str) -> str:
-        """Any text, and the first of these marks behind it."""
-        if mark in self._ids:
-            return self.rule(f"{self.anything()} {self.text(mark)}")
-        return self._named("r", f"{self.anything()} {quoted(mark)}", attributes="[lazy]")
+    def up_to(self, mark: str, text: str = "") -> str:
+        """Any text, and the first of these marks behind it. text: a terminal that it has to be."""
+        text = text or self.anything()
+        control = self._marks.search(mark)
+        if not control:
+            return self._named("r", f"{text} {quoted(mark)}", attributes="[lazy]")
+        before, rest = mark[: control.start()], mark[control.start() :]
+        whole = self.terminal(f"{text} {quoted(before)}") if before else text
+        return self.rule(f"{whole} {self.text(rest)}")
+
+    def recursive(self, body: Callable[[str], str]) -> str:
+        """A rule that uses itself: its body is made with its name."""
+        name = f"r{len(self._names)}"
+        self._names[name] = name  # nobody else's
+        written = body(name)
+        del self._names[name]
+        while written in self._names:  # another rule's body, yet a rule of its own
+            written = f"({written})"
+        self._names[written] = name
+        return name
+
+    def later(self) -> str:
+        """A rule that others may use before it is defined."""
+        name = f"r{len(self._names)}"
+        self._names[name] = name  # nobody else's
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        body = f"({body})" if body in self._names else body
+        self._names = {body if text == name else text: own for text, own in self._names.items()}
 
     def anything(self, *but: str) -> str:
         """Any text in which none of these marks stands, and no control token."""
         whole = self.terminal("/(?s:.*)/")
-        told = [quoted(mark) for mark in but if mark not in self._ids]
-        found = [self.terminal(f"{whole} {mark} {whole}") for mark in told]
-        return (
-            self.terminal(" & ".join([whole, *(f"~{name}" for name in found)])) if found else whole
-        )
+        marks = [quoted(mark) for mark in but if mark not in self._ids]
+        if not marks:
+            return whole
+        # one expression for all of them: the lexer multiplies those that are apart
+        found = self.terminal(f"{whole} ({' | '.join(marks)}) {whole}")
+        return self.terminal(f"{whole} & ~{found}")
 
     def source(self, start: str) -> str:
         lines = [OPTIONS, f"start: {start}"]
@@ -76,4 +110,9 @@ class Lark:
 
 
 def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
+
+
+def literally(text: str) -> str:
+    """A regular expression of exactly this, for between slashes."""
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda sign: "\\" + sign[0], text)

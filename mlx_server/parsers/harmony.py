@@ -22,10 +22,10 @@ from openai_harmony import (
     ToolNamespaceConfig,
 )
 
-from mlx_server.events import Event, ReasoningDelta, TextDelta
+from mlx_server.events import Event, Mended, ReasoningDelta, Repaired, TextDelta
 from mlx_server.messages import Tool
 from mlx_server.parsers.reading import Place, Reading
-from mlx_server.repair.jsonish import loads
+from mlx_server.repair.json_text import around, json_text, parsed
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
 from mlx_server.tool_parsers.calls import Calls
@@ -40,6 +40,8 @@ FIRST_CONTROL = 199_998
 
 LONGEST_HEADER = 128
 """Tokens; a model that writes more has forgotten that there are headers."""
+
+THINK, THINK_END = "<think>", "</think>"
 
 FUNCTIONS = "functions."
 PYTHON, BROWSER = "python", "browser"
@@ -58,6 +60,11 @@ def is_built_in(tool: Tool) -> bool:
     """`python` and `browser` by their bare names are the tools that the model was trained with;
     a tool with parameters of its own is somebody's function."""
     return tool.name in (PYTHON, BROWSER) and not tool.parameters.get("properties")
+
+
+def header_name(name: str) -> str:
+    """A name without what could end it in a header."""
+    return re.sub(r"[\s<|>]+", "_", name)
 
 
 def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
@@ -83,20 +90,30 @@ class Header:
     recipient: str | None = None
     rest: str = ""
     """What is no part of a header, yet stands there."""
+    broken: bool = False
+
+    def misplaced(self) -> tuple[Mended, ...]:
+        """What is odd about a function's call behind it."""
+        in_reasoning: tuple[Mended, ...] = ("reasoning",) if self.channel == "analysis" else ()
+        return (*in_reasoning, "unmarked") if self.broken else in_reasoning
 
 
 class HarmonyParser:
     def __init__(self, encoding: HarmonyEncoding, reading: Reading) -> None:
-        # A header belongs to what came before it; the first one to nothing that anybody counts.
         self.place: Place = "call"
+        """Headers too: nobody counts or sees them."""
+        self.awaits_answer = False
         self._encoding = encoding
         self._ids = control_ids(encoding)
         self._names = {id: name for name, id in self._ids.items()}
         self._index = reading.index
         self._events: list[Event] = []
+        self._repairs: set[Repaired] = set()
+        self._prose = Source()
+        self._prose_steps = self._read_prose()
         tools = callable_tools(reading.tools)
         self._python = any(is_built_in(tool) and tool.name == PYTHON for tool in tools)
-        self._calls = Calls(reading.index, tools, self._emit)
+        self._calls = Calls(reading.index, tools, self._emit, allowed=reading.repair)
         self._header: list[int] = []
         self._role: Role | None = Role.ASSISTANT
         """Of the next message, where no header will say it."""
@@ -115,6 +132,8 @@ class HarmonyParser:
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         self._end(cut=cut)
+        self._prose.close(cut=cut)
+        next(self._prose_steps, None)
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -162,6 +181,7 @@ class HarmonyParser:
     def _open(self, parser: StreamableParser, header: Header) -> None:
         self._header, self._role = [], Role.ASSISTANT
         self.place, sink = self._sink(header)
+        self.awaits_answer = self.place == "reasoning"
         self._message = Message(parser, sink)
         if header.rest:
             sink.into(header.rest)
@@ -171,13 +191,13 @@ class HarmonyParser:
             header = self._taken_apart()
             # the last word of a header that was cut off may be half of anything
             if header.rest and not (cut and len(header.rest.split()) < 2):
-                _, sink = self._sink(Header(header.channel))
+                _, sink = self._sink(Header(header.channel, broken=True))
                 sink.into(header.rest)
         self._header, self._role = [], Role.ASSISTANT
         if message := self._message:
             self._message = None
             message.end(cut=cut)
-            self.place = "reasoning" if self.place == "reasoning" else "call"
+            self.place = "call"
 
     def _taken_apart(self) -> Header:
         sections: list[tuple[str, list[int]]] = [(START, [])]
@@ -196,12 +216,16 @@ class HarmonyParser:
             channel = next(filter(None, named), channel)
             recipient = recipient or to
             rest.append(text[found.end() :])
-        return Header(channel, recipient, "".join(rest))
+        # OpenAI's parser knows no content type without a recipient; the model does
+        whole = [mark for mark, _ in sections] == [START, CHANNEL, CONSTRAIN] and not any(rest)
+        return Header(channel, recipient, "".join(rest), broken=not whole)
 
     def _sink(self, header: Header) -> "tuple[Place, Sink]":
         """Where the content of a message goes. Recipients that are no tools mean nothing."""
         name = header.recipient or ""
         if self._calls.knows(name):
+            # those that the model was trained with belong to its reasoning
+            self._calls.misplaced = () if BUILT_IN.fullmatch(name) else header.misplaced()
             source = Source()
             return "call", CallSink(source, self._read(source, name))
         if BUILT_IN.fullmatch(name):
@@ -209,7 +233,11 @@ class HarmonyParser:
             log.info("the model called %s, which was not offered", name[:60])
             return "reasoning", Sink(lambda piece: None)
         if header.channel == "analysis" and not name.startswith(FUNCTIONS):
+            if header.broken:
+                self._mended("unmarked", "reasoning_content")
             return "reasoning", Sink(self._reason)
+        if header.broken:
+            self._mended("unmarked", "content")
         return "text", Sink(self._text)
 
     def _read(self, source: Source, name: str) -> Steps[None]:
@@ -231,19 +259,44 @@ class HarmonyParser:
             return
         text = "".join(pieces)
         with suppress(Malformed):
-            arguments = loads(text)
-            if isinstance(arguments, dict):
-                self._calls.repaired([(name, arguments)])
-                return
+            if found := json_text(text):
+                arguments = parsed(found[0])
+                if isinstance(arguments, dict):
+                    self._calls.repaired([(name, arguments)], found[1] or ("json",))
+                    self._reason(around(text))  # thinking: nothing else has a place there
+                    return
         self._text(text)
 
     def _text(self, piece: str) -> None:
+        self._prose.feed(piece)
+        next(self._prose_steps, None)
+
+    def _read_prose(self) -> Steps[None]:
+        """Text, that may begin with thinking as other families mark it."""
+        space = yield from self._prose.space()
+        if (yield from self._prose.accept(THINK)):
+            self._mended("reasoning", "content")
+            self.place = "reasoning"
+            yield from self._prose.up_to(THINK_END, into=self._reason)
+            self.place = "text"
+            yield from self._prose.space()
+        else:
+            self._say(space)
+        yield from self._prose.up_to(into=self._say)
+
+    def _say(self, piece: str) -> None:
         if piece:
             self._emit(TextDelta(self._index, piece))
 
     def _reason(self, piece: str) -> None:
         if piece:
             self._emit(ReasoningDelta(self._index, piece))
+
+    def _mended(self, what: Mended, where: str) -> None:
+        repair = Repaired(self._index, what, where)
+        if repair not in self._repairs:
+            self._repairs.add(repair)
+            self._emit(repair)
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)

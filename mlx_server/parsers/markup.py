@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mlx_server.events import Event, ReasoningDelta, TextDelta, ToolCallFinished
+from mlx_server.events import Event, Mended, ReasoningDelta, TextDelta, ToolCallFinished
 from mlx_server.parsers.reading import Place, Reading
 from mlx_server.parsers.space import Space
 from mlx_server.repair.malformed import Malformed
@@ -39,6 +39,26 @@ class Layout:
     new_id: Callable[[], str] = new_id
     """Makes the ids of calls, where the model gave none."""
 
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The marks that open calls."""
+        return tuple(mark for notation in self.notations for mark in notation.opens)
+
+    @property
+    def opens_reasoning(self) -> tuple[str, ...]:
+        return tuple(opening for opening, _ in self.reasoning)
+
+    @property
+    def ends_of_reasoning(self) -> tuple[str, ...]:
+        closes = dict.fromkeys(closing for _, closing in self.reasoning)
+        calls = self.calls if closes and self.calls_end_reasoning else ()
+        return (*closes, *self.ends_reasoning, *calls)
+
+    def inside(self, ends_with: str) -> str | None:
+        """The closing mark of the reasoning that a prompt ends in, if it ends in one."""
+        end = ends_with.rstrip()
+        return next((c for o, c in self.reasoning if end.endswith(o.rstrip())), None)
+
 
 class MarkupParser:
     def __init__(self, layout: Layout, reading: Reading) -> None:
@@ -59,11 +79,16 @@ class MarkupParser:
         self._control = reading.control
         self._source = Source(frozenset(self._tokens.values()))
         self._events: list[Event] = []
-        self._calls = Calls(reading.index, reading.tools, self._emit, layout.new_id)
+        self._calls = Calls(reading.index, reading.tools, self._emit, layout.new_id, reading.repair)
         self._space = Space(trims=layout.trims and layout.trims_text)
         self._strays: tuple[str, ...] = ()
         """Closing marks that are text, as the opening one before them was."""
         self._steps = self._answer()
+        next(self._steps, None)  # a prompt may have begun reasoning
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.place == "reasoning"
 
     def feed(self, token: int, text: str) -> list[Event]:
         if token in self._tokens:
@@ -85,10 +110,8 @@ class MarkupParser:
         return events
 
     def _answer(self) -> Steps[None]:
-        for opening, closing in self._layout.reasoning:
-            if self._ends_with.rstrip().endswith(opening.rstrip()):
-                yield from self._reasoning(closing)
-                break
+        if closing := self._layout.inside(self._ends_with):
+            yield from self._reasoning(closing)
         if self._ends_with.endswith(self._marks):
             self._space.behind_mark()
         yield from self._unmarked_call()
@@ -124,7 +147,7 @@ class MarkupParser:
                 self._space.behind_mark()
                 return
             finished = self._calls.finished
-            yield from self._call(self._by_mark[mark], space.mark() + mark, reason)
+            yield from self._call(self._by_mark[mark], space.mark() + mark, reason, "reasoning")
             if self._calls.finished > finished:
                 return
             self.place = "reasoning"  # it was about a call, and none
@@ -142,10 +165,13 @@ class MarkupParser:
             else:
                 self._text(space)
 
-    def _call(self, notation: Notation, already: str, into: Into) -> Steps[None]:
+    def _call(
+        self, notation: Notation, already: str, into: Into, *misplaced: Mended
+    ) -> Steps[None]:
         """already: what was read of it, and before it. It goes on `into` if it is no call."""
         following = ""
         while already:
+            self._calls.misplaced = (*notation.mends, *misplaced)
             self.place = "call"
             self._source.keep(already)
             try:
@@ -166,7 +192,8 @@ class MarkupParser:
         broken = self._source.kept()
         end = following = ""
         is_call = bool(notation.opens) or self._calls.begun
-        if notation.repair and "{" in broken and is_call:
+        thinks = yield from self._source.comes(*self._closing)
+        if notation.repair and ("{" in broken or thinks) and is_call:
             rest: list[str] = []
             # what has no mark to close it goes on to the next call, or for all of the answer
             ends = notation.closes or tuple(self._by_mark)
@@ -176,13 +203,26 @@ class MarkupParser:
             with suppress(Malformed):
                 if end or not (notation.closes or self._source.cut):
                     inside = broken.removeprefix(already) if notation.opens else broken
-                    self._calls.repaired(notation.repair(inside))
+                    thought, inside = self._thought(inside)
+                    what: tuple[Mended, ...] = ("reasoning",) if thought else ("json",)
+                    self._calls.repaired(notation.repair(inside), what)
+                    if thought:
+                        self._emit(ReasoningDelta(self._index, thought))
                     self._space.behind_mark()
                     return following
         self._strays = () if end else notation.closes
         if end or not (is_call and self._source.ended and self._source.cut):
             into(broken if following else broken + end)
         return following
+
+    def _thought(self, inside: str) -> tuple[str, str]:
+        """The reasoning that a call begins with where none belongs, and the rest of it."""
+        text = inside.strip()
+        for opening, closing in self._layout.reasoning:
+            thought, closed, rest = text.removeprefix(opening).partition(closing)
+            if text.startswith(opening) and closed:
+                return thought.strip(), rest
+        return "", inside
 
     def _text(self, piece: str) -> None:
         self._emit_text(self._space.passed(piece))

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from mlx_server.events import Event
 from mlx_server.messages import Tool
+from mlx_server.repair.allowed import EVERYTHING, Repair
 
 Place = Literal["text", "reasoning", "call"]
 
@@ -22,6 +23,7 @@ class Reading:
     """The end of the prompt as text, control tokens included: some leave the model in a block."""
     control: Mapping[int, str] = field(default_factory=dict)
     """The control tokens of the vocabulary, and how they are spelled."""
+    repair: Repair = EVERYTHING
 
 
 class Parser(Protocol):
@@ -30,6 +32,10 @@ class Parser(Protocol):
     @property
     def place(self) -> Place:
         """Where the next token will belong, as far as is known."""
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether an answer that ended here would be nothing but reasoning."""
 
     def feed(self, token: int, text: str) -> list[Event]:
         """text: what the token adds; empty for control tokens and unfinished characters."""

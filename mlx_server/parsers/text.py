@@ -6,6 +6,7 @@ from mlx_server.parsers.reading import Place, Reading
 
 class TextParser:
     place: Place = "text"
+    awaits_answer = False
 
     def __init__(self, reading: Reading) -> None:
         self._index = reading.index

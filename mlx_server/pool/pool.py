@@ -450,6 +450,7 @@ class Pool:
                 prepared.id,
                 str(prepared.path),
                 lambda done, total: report("loading", done, total),
+                sorted(prepared.family.stops(prepared.checkpoint)),
             )
         except Unavailable:
             return  # the engine is gone; `_engine_lost` sees to it, if this is not the end

@@ -17,6 +17,7 @@ from mlx_server.pool.memory import KvCost, kv_bytes_per_token, weights_bytes
 from mlx_server.pool.replay_checkpoint import replay_checkpoint
 from mlx_server.pool.sources import adapter_on_disk, on_disk, resolve, resolve_adapter
 from mlx_server.pool.transcript import Transcript, read_transcript
+from mlx_server.repair.allowed import EVERYTHING, Repair
 from mlx_server.requests import SamplingChoices
 
 log = logging.getLogger("mlx_server.pool")
@@ -52,6 +53,9 @@ class ModelSpec:
     """For names of the chat template that a request does not set."""
     lead_on: bool = True
     """Whether an answer that stops after nothing but reasoning is led on to its text."""
+    constrain_calls: bool = True
+    """Whether calls that a model begins by itself follow their tool's schema."""
+    repair: Repair = EVERYTHING
     preload: bool = False
     pinned: bool = False
     ttl: float | None = None

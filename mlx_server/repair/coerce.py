@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]
 
 def takes_text(schema: Schema, key: str) -> bool:
     """Whether any text is right for this parameter as it stands. schema: of all arguments."""
-    return _types(_property(schema, key, schema), schema) == {"string"}
+    return types_of(_property(schema, key, schema), schema) == {"string"}
 
 
 def coerced(value: Any, schema: Schema, key: str) -> Any:
@@ -29,7 +29,7 @@ def coerced(value: Any, schema: Schema, key: str) -> Any:
 def read_as(text: str, schema: Schema, key: str) -> Any:
     """The value of parameter `key` from a notation that has no types: JSON where the schema asks
     for something else than text, or for nothing at all."""
-    types = _types(_property(schema, key, schema), schema)
+    types = types_of(_property(schema, key, schema), schema)
     if types == {"string"}:
         return text
     value = text if text.strip() == "None" else _parsed(text)
@@ -39,7 +39,7 @@ def read_as(text: str, schema: Schema, key: str) -> Any:
 
 
 def _coerced(value: Any, wanted: Schema, root: Schema, depth: int) -> Any:
-    types = _types(wanted, root)
+    types = types_of(wanted, root)
     if _type(value) not in types:
         value = _converted(value, types)
     return _inside(value, wanted, root, depth - 1) if depth else value
@@ -125,14 +125,14 @@ def _parts(schema: Schema, root: Schema) -> list[Schema]:
     found: dict[int, Schema] = {}
     left = [schema]
     while left and len(found) < WIDEST:
-        part = _resolved(left.pop(), root)
+        part = resolved(left.pop(), root)
         if id(part) not in found:
             found[id(part)] = part
             left += [o for key in ("allOf", "oneOf", "anyOf") for o in _listed(part, key)]
     return list(found.values())
 
 
-def _types(
+def types_of(
     schema: Schema,
     root: Schema,
     depth: int = DEEPEST,
@@ -140,7 +140,7 @@ def _types(
 ) -> frozenset[str]:
     """What the schema allows, by the JSON types' names; everything if it does not say."""
     known = {} if known is None else known
-    schema = _resolved(schema, root)
+    schema = resolved(schema, root)
     if not depth or len(known) > WIDEST:
         return EVERYTHING
     if id(schema) not in known:
@@ -160,9 +160,9 @@ def _said(
     yield (types | {"integer"} if "number" in types else types) or EVERYTHING
     for key in ("anyOf", "oneOf"):
         if options := _listed(schema, key):
-            yield frozenset().union(*(_types(o, root, depth, known) for o in options))
+            yield frozenset().union(*(types_of(o, root, depth, known) for o in options))
     for part in _listed(schema, "allOf"):
-        yield _types(part, root, depth, known)
+        yield types_of(part, root, depth, known)
     values = schema.get("enum")
     if isinstance(values, list) and values:
         yield frozenset(map(_type, values))
@@ -176,7 +176,7 @@ def _listed(schema: Schema, key: str) -> list[Schema]:
     return [option if isinstance(option, Mapping) else {} for option in listed]
 
 
-def _resolved(schema: Schema, root: Schema) -> Schema:
+def resolved(schema: Schema, root: Schema) -> Schema:
     for _ in range(DEEPEST):
         reference = schema.get("$ref")
         if not isinstance(reference, str):

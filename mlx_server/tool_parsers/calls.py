@@ -1,7 +1,8 @@
 """The calls of one answer, on their way from a notation to events.
 
 A notation says what it finds: a call begins, a parameter has this value, this is a piece of its
-text. What comes out is the arguments' JSON text, in pieces, as early as it is certain.
+text. What comes out is the arguments' JSON text, in pieces, as early as it is certain. What had to
+be mended of a call is told when it ends: of one that never does nothing was.
 """
 
 import json
@@ -9,12 +10,26 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import (
+    Event,
+    Mended,
+    Repaired,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from mlx_server.messages import Tool
+from mlx_server.repair.allowed import EVERYTHING, Repair
 from mlx_server.repair.coerce import coerced, read_as, takes_text
+from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import tool_named
 from mlx_server.tool_parsers.echo import Echo
+
+NAMESPACE = "functions."
+"""Models are taught to write a tool's name with it, some more than others."""
+
+ARGUMENTS = ".function.arguments"
 
 
 def new_id() -> str:
@@ -28,7 +43,11 @@ class Calls:
         tools: Sequence[Tool],
         emit: Callable[[Event], None],
         make_id: Callable[[], str] = new_id,
+        allowed: Repair = EVERYTHING,
     ) -> None:
+        self.allowed = allowed
+        self.misplaced: tuple[Mended, ...] = ()
+        """What is odd about the place where the next calls stand."""
         self._index = index
         self._tools = {tool.name: tool for tool in tools}
         self._emit = emit
@@ -43,42 +62,83 @@ class Calls:
         self.finished = 0
 
     def knows(self, name: str) -> bool:
-        return tool_named(name, self._tools) is not None
+        return self._meant(name) is not None
 
     def start(self, name: str, id: str | None = None) -> "Call":
         """id: the model's own, if its notation has ids. An unknown name is Malformed: text."""
-        known = tool_named(name, self._tools)
-        if known is None:
-            raise Malformed(f"there is no tool {name!r}")
+        tool = self._tool(name)
         unique = id if id and id not in self._ids else self._make_id()
         self._ids.add(unique)
-        call = self._current = Call(self, self._tools[known], self._index, self._started)
+        call = self._current = Call(self, tool, self._index, self._started)
         self._started += 1
-        self.emit(ToolCallStarted(self._index, call.number, unique, known))
+        for what in self.misplaced:
+            call.mended(what)
+        if name.removeprefix(NAMESPACE) != tool.name != name:
+            call.mended("name", ".function.name")
+        self.emit(ToolCallStarted(self._index, call.number, unique, tool.name))
         return call
+
+    def whole(self, name: str, arguments: object, id: str | None = None) -> None:
+        """A call whose arguments came at once; some models write them as text again."""
+        found, slips = self._object(arguments)
+        call = self.start(name, id)
+        if slips:
+            call.mended("json", ARGUMENTS)
+        call.finish_with(found)
+
+    def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
+        """And whether there were slips in it."""
+        found, slips = arguments, False
+        if isinstance(arguments, str):
+            try:
+                found = json.loads(arguments)
+            except (ValueError, RecursionError):
+                slips = True
+                if not self.allowed.json:
+                    raise Malformed("no JSON") from None
+                found = loads(arguments)
+        if not isinstance(found, Mapping):
+            raise Malformed("arguments should be an object")
+        return found, slips
+
+    def _tool(self, name: str) -> Tool:
+        meant = self._meant(name)
+        if meant is None:
+            raise Malformed(f"there is no tool {name!r}")
+        return self._tools[meant]
+
+    def _meant(self, name: str) -> str | None:
+        for exact in (name, name.removeprefix(NAMESPACE)):
+            if exact in self._tools:
+                return exact
+        return tool_named(name, self._tools) if self.allowed.names else None
 
     def start_unless_repeated(self, name: str) -> "Call":
         """As `start`, for models that stutter: the call before, made again, is not told of."""
-        if self._before and tool_named(name, self._tools) == self._before.name:
+        if self._before and self._meant(name) == self._before.name:
             self._echo = Echo(self._before.arguments, self._emit)
         return self.start(name)
 
-    def repaired(self, found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    def repaired(
+        self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[Mended] = ("json",)
+    ) -> None:
         """Calls that could not be read as they were written. The first may have been begun.
-        All of them or none."""
+        All of them or none. what: is told of each."""
         begun = self._current
-        names = [tool_named(name, self._tools) for name, _ in found]
-        if not found or None in names or (begun and names[0] != begun.name):
-            raise Malformed("not the calls that were begun, or none of a known tool")
+        tools = [self._tool(name) for name, _ in found]
         wholes = [
-            whole_arguments(arguments, self._tools[name].parameters)
-            for name, (_, arguments) in zip(names, found, strict=True)
-            if name
+            _json(fitted(arguments, tool.parameters, self.allowed))
+            for tool, (_, arguments) in zip(tools, found, strict=True)
         ]
-        if begun:
-            begun.finish_as(wholes[0])
-        for name, whole in list(zip(names, wholes, strict=True))[1 if begun else 0 :]:
-            self.start(name or "").finish_as(whole)
+        if not (self.allowed.json and found):
+            raise Malformed("nothing that may be repaired")
+        if begun and not (tools[0].name == begun.name and wholes[0].startswith(begun.arguments)):
+            raise Malformed("not the calls that were begun")
+        for name, arguments in found:
+            call, begun = begun or self.start(name), None
+            for mended in what:
+                call.mended(mended, ARGUMENTS)
+            call.finish_with(arguments)
 
     @property
     def begun(self) -> bool:
@@ -96,14 +156,17 @@ class Calls:
             self.finished += 1
             self._before, self._current = self._current, None
             emit(event)
-            self._end_echo()
+            if self._end_echo():
+                self._emit(Repaired(self._index, "stutter", f"tool_calls[{self._started - 1}]"))
         else:
             emit(event)
 
-    def _end_echo(self) -> None:
-        if self._echo and self._echo.silent:
-            self._started -= 1
-        self._echo = None
+    def _end_echo(self) -> bool:
+        """Whether nothing was told of the call."""
+        echo, self._echo = self._echo, None
+        silent = echo is not None and echo.silent
+        self._started -= silent
+        return silent
 
 
 class Call:
@@ -117,6 +180,8 @@ class Call:
         self._index = index
         self._written: list[str] = []
         self._keys: set[str] = set()
+        self._repairs: dict[Repaired, None] = {}
+        """Each once, in their order."""
         self._open = False
         """Inside the string of a parameter that streams."""
 
@@ -129,15 +194,35 @@ class Call:
         """Whether text for this parameter is certain to stay the text it is."""
         return key not in self._keys and takes_text(self._schema, key)
 
+    def mended(self, what: Mended, part: str = "") -> None:
+        """part: of the call, as a path behind it."""
+        self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
+
     def value(self, key: str, value: Any) -> None:
         """A parameter that is complete. Of a key given twice, the first counts."""
-        if key not in self._keys:
-            value = coerced(value, self._schema, key)
-            self._write(self._label(key) + _json(value))
+        self._put(key, self._fitted(key, value))
 
     def untyped(self, key: str, text: str) -> None:
         """As `value`, from a notation that writes every value as bare text."""
-        self.value(key, read_as(text, self._schema, key))
+        self._put(key, read_as(text, self._schema, key))
+
+    def _put(self, key: str, value: Any) -> None:
+        if key in self._keys:
+            self.mended("json", self._path(key))
+        else:
+            self._write(self._label(key) + _json(value))
+
+    def _fitted(self, key: str, value: Any) -> Any:
+        (found,) = fitted({key: value}, self._schema, self._calls.allowed).values()
+        if _json(found) != _json(value):
+            self.mended("type", self._path(key))
+        return found
+
+    def _path(self, key: str) -> str:
+        """A key that the model made up is nothing to be told."""
+        properties = self._schema.get("properties")
+        known = isinstance(properties, Mapping) and key in properties
+        return f"{ARGUMENTS}.{key}" if known else ARGUMENTS
 
     def text(self, key: str, piece: str) -> None:
         """A piece of a parameter's text; `end_text` follows the last."""
@@ -154,18 +239,19 @@ class Call:
 
     def finish(self) -> None:
         self._write("}" if self._written else "{}")
-        self._calls.emit(ToolCallFinished(self._index, self.number))
+        self._end()
 
     def finish_with(self, arguments: Mapping[str, Any]) -> None:
-        """All arguments at once."""
-        self.finish_as(whole_arguments(arguments, self._schema))
-
-    def finish_as(self, whole: str) -> None:
-        """whole: their JSON text, of which the beginning may have been written."""
-        begun = "".join(self._written)
-        if not whole.startswith(begun):
+        """All arguments at once, of which the beginning may have been written."""
+        whole = _json({key: self._fitted(key, value) for key, value in arguments.items()})
+        if not whole.startswith(self.arguments):
             raise Malformed("the arguments are not those that were begun")
-        self._write(whole[len(begun) :])
+        self._write(whole[len(self.arguments) :])
+        self._end()
+
+    def _end(self) -> None:
+        for repair in self._repairs:
+            self._calls.emit(repair)
         self._calls.emit(ToolCallFinished(self._index, self.number))
 
     def _label(self, key: str) -> str:
@@ -178,9 +264,13 @@ class Call:
             self._calls.emit(ToolCallDelta(self._index, self.number, piece))
 
 
-def whole_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """Their JSON text, as `Call` would have written it key by key."""
-    return _json({key: coerced(value, schema, key) for key, value in arguments.items()})
+def fitted(
+    arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: Repair
+) -> dict[str, Any]:
+    """In the types that the schema asks for, as far as that is allowed."""
+    if not allowed.coerce:
+        return dict(arguments)
+    return {key: coerced(value, schema, key) for key, value in arguments.items()}
 
 
 def _json(value: Any) -> str:

@@ -6,11 +6,15 @@ import re
 from functools import partial
 from typing import Any
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.grammars.schema import arguments
+from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.notation import Block, Notation, parsed
+from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Source, Steps
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -79,14 +83,36 @@ def _written(first: str, rest: str) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
+def _call_of(lark: Lark, tool: Tool) -> str:
+    """Until R1 in a fence, then without."""
+    if set(tool.name) & set("<>\n{"):
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    name, separator = quoted(tool.name), lark.text(SEPARATOR)
+    made = arguments(tool.parameters, lark, strict=tool.strict)
+    plain = f"{name} {separator} {made}"
+    fenced = f'"function" {separator} {name} "\\n```json\\n" {made} "\\n```"'
+    return f'({plain} | {fenced}) {lark.text(CALL_END)} "\\n"?'
+
+
 MARKS = (SEPARATOR, CALL, CALL_END)
 
 DEEPSEEK = Notation(
-    _section, opens=(SECTION,), closes=(SECTION_END,), inner=MARKS, repair=_repaired
+    _section,
+    opens=(SECTION,),
+    closes=(SECTION_END,),
+    inner=MARKS,
+    repair=_repaired,
+    blocks=(Block(_call_of, before=CALL, between=CALL, after=SECTION_END, space=""),),
 )
 
 WITHOUT_SECTION = Notation(
-    _calls, opens=(CALL,), closes=(SECTION_END,), inner=MARKS, repair=_repaired
+    _calls,
+    opens=(CALL,),
+    closes=(SECTION_END,),
+    inner=MARKS,
+    repair=_repaired,
+    mends=("unmarked",),
+    blocks=(Block(_call_of, space=""),),
 )
 
 parse_tool_call = partial(parsed, DEEPSEEK)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.notation import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block
+from mlx_server.tool_parsers.tags import Tags, block, block_of
 
 DSML = "｜DSML｜"
 
@@ -23,12 +23,15 @@ def _notation(name: str, gap: str = "") -> Notation:
         parameter=f"<{mark}parameter name=",
         parameter_end=f"</{mark}parameter>",
         block_end=f"</{mark}{name}>",
+        quote='"',
+        says_types=True,
     )
     return Notation(
         partial(block, tags=tags),
         opens=(f"<{mark}{name}>",),
         closes=(tags.block_end,),
         inner=(DSML,),
+        blocks=(block_of(tags),),
     )
 
 

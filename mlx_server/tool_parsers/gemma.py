@@ -7,12 +7,18 @@ Strings stand as they are between two marks, and everything else is bare: keys, 
 import re
 from functools import partial
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.messages import Tool
 from mlx_server.repair.coerce import read_as
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.literals import Literals, Spelling
+from mlx_server.tool_parsers.notation import Block, Notation, parsed
+from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.value_schema import Member, Value, arguments_of
 
 NAME = re.compile(r"[^\s{}<>]+")
 KEY = re.compile(r'[^:{}\[\],"<>]+')
@@ -124,9 +130,47 @@ def _bare(source: Source) -> Steps[str]:
     return WORDS.get(word, word)
 
 
+def _call_of(spelling: Spelling, lark: Lark, tool: Tool) -> str:
+    if not NAME.fullmatch(tool.name):
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    inside = Literals(lark, spelling).members(arguments_of(tool))
+    return lark.rule(f"{quoted('call:' + tool.name + '{')} {inside} {quoted('}')}")
+
+
+def _spelling(quote: str) -> Spelling:
+    def string(lark: Lark, value: Value) -> str:
+        text = lark.terminal(f"{text_of(value, lark)} & {lark.anything(quote)}")
+        return f"{lark.text(quote)} {lark.up_to(quote, text)}"
+
+    def text(lark: Lark, text: str) -> str | None:
+        if quote in text and lark.text(quote) == quoted(quote):
+            return None
+        return f"{lark.text(quote)} {quoted(text)} {lark.text(quote)}"
+
+    def key(lark: Lark, name: str) -> str | None:
+        if KEY.fullmatch(name) and name == name.strip():
+            return quoted(name)
+        return text(lark, name)
+
+    return Spelling(
+        string=string,
+        text=text,
+        key=key,
+        any_key=lambda lark: lark.terminal(r"/[A-Za-z0-9_]+/"),
+        words={True: ("true",), False: ("false",), None: ("null",)},
+        ordered=_sorted,
+    )
+
+
+def _sorted(found: list[Member]) -> list[Member]:
+    """As the templates show objects."""
+    return sorted(found, key=lambda member: member.key.lower())
+
+
 def _notation(opens: str, closes: str, quote: str) -> Notation:
     read = partial(_read, closes, quote)
-    return Notation(read, opens=(opens,), closes=(closes,), inner=(quote,))
+    block = Block(partial(_call_of, _spelling(quote)), after=closes)
+    return Notation(read, opens=(opens,), closes=(closes,), inner=(quote,), blocks=(block,))
 
 
 GEMMA4 = _notation("<|tool_call>", "<tool_call|>", '<|"|>')

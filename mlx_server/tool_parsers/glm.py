@@ -8,10 +8,15 @@ import re
 from collections.abc import Callable
 from functools import partial
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.bare_text import bare_value
 from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.notation import Block, Notation, parsed
+from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.value_schema import Member, arguments_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -84,6 +89,27 @@ def _value(source: Source, into: Callable[[str], None]) -> Steps[str]:
     raise Malformed("a value without an end")
 
 
-GLM = Notation(_read, opens=(OPEN,), closes=(CLOSE,), inner=(KEY, KEY_END, VALUE, VALUE_END))
+def _call_of(lark: Lark, tool: Tool) -> str:
+    if not NAME.fullmatch(tool.name) or tool.name != tool.name.strip():
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    space = lark.terminal(r"/\n[\x20\n]?/")  # others would be the name's
+
+    def written(member: Member) -> str | None:
+        key = member.key
+        if key != key.strip() or "\n" in key or KEY_END in key:
+            return None
+        name = f"{lark.text(KEY)} {quoted(key)} {lark.text(KEY_END)} {space}? {lark.text(VALUE)}"
+        return f"{space}? {name} {bare_value(member.value, lark, VALUE_END, CLOSE, KEY_END)}"
+
+    return lark.rule(f"{quoted(tool.name)} {one_by_one(arguments_of(tool), written)}")
+
+
+GLM = Notation(
+    _read,
+    opens=(OPEN,),
+    closes=(CLOSE,),
+    inner=(KEY, KEY_END, VALUE, VALUE_END),
+    blocks=(Block(_call_of, after=CLOSE, space=r"\n?"),),
+)
 
 parse_tool_call = partial(parsed, GLM)

@@ -4,18 +4,40 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from mlx_server.grammars.lark import Lark, literally
+from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import json_values
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.notation import Notation, Unmarked, parsed
 from mlx_server.tool_parsers.source import Source, Steps
 
 
 def notations(tools: Sequence[Tool]) -> tuple[Notation, ...]:
     """One for each tool, as nothing but its name tells a call from text."""
     return tuple(
-        Notation(partial(_arguments, name=tool.name), begins=(f"{tool.name}\n",)) for tool in tools
+        Notation(
+            partial(_arguments, name=tool.name),
+            begins=(f"{tool.name}\n",),
+            blocks=(BARE,),
+        )
+        for tool in tools
     )
+
+
+def _call_of(lark: Lark, tool: Tool) -> str:
+    return f"{lark.terminal(f'/{_head(tool)}/')} {_rest(lark, tool)}"
+
+
+def _head(tool: Tool) -> str:
+    return literally(tool.name) + r"\n"
+
+
+def _rest(lark: Lark, tool: Tool) -> str:
+    return arguments(tool.parameters, lark, strict=tool.strict)
+
+
+BARE = Unmarked(call=_call_of, head=_head, rest=_rest)
 
 
 def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:

@@ -1,7 +1,12 @@
 """A call as one JSON object: `{"name": "f", "arguments": {...}}`, with its variations."""
 
+import json
+from dataclasses import dataclass
 from typing import Any
 
+from mlx_server.grammars.lark import SPACE, Lark, literally
+from mlx_server.grammars.schema import arguments
+from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
@@ -12,6 +17,10 @@ NAMES = ("name", "function_name", "tool_name")
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 FRAMES = ("type", "id", "index", "function", "tool_call_id")
 """What else may stand in such an object."""
+
+GAP = f"({SPACE})?"
+CLOSING = rf"/{GAP}\}}/"
+COLON = f"{GAP}:{GAP}"
 
 
 def call_object(source: Source, calls: Calls) -> Steps[None]:
@@ -36,7 +45,7 @@ def _call_object(
             if not calls.knows(name):
                 raise Malformed(f"there is no tool {name!r}")
         elif key in ARGUMENTS:
-            held = as_object((yield from json_values.value(source)))
+            held = yield from json_values.value(source)
         elif key in frame and not (framed or name) and (yield from source.accept("{")):
             framed = True
             yield from _call_object(source, calls, id, frame=())
@@ -51,9 +60,34 @@ def _call_object(
     if call:
         call.finish()
     elif name and held is not None:
-        calls.start(name, id).finish_with(held)
+        calls.whole(name, held, id)
     elif not framed:
         raise Malformed("a call needs a name and arguments")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How models write such an object, for a grammar: regular expressions, all of them."""
+
+    name: str = "name"
+    arguments: str = "arguments"
+    before: str = ""
+    """What else it begins with."""
+    between: str = ""
+    """What else stands between name and arguments."""
+
+    def call(self, lark: Lark, tool: Tool) -> str:
+        return f"{lark.terminal(f'/{self.head(tool)}/')} {self.rest(lark, tool)}"
+
+    def head(self, tool: Tool) -> str:
+        """Up to the tool's name."""
+        name = literally(json.dumps(tool.name, ensure_ascii=False))
+        return rf'\{{{GAP}{self.before}"{self.name}"{COLON}{name}'
+
+    def rest(self, lark: Lark, tool: Tool) -> str:
+        key = lark.terminal(rf'/{GAP},{GAP}{self.between}"{self.arguments}"{COLON}/')
+        made = arguments(tool.parameters, lark, strict=tool.strict)
+        return f"{key} {made} {lark.terminal(CLOSING)}"
 
 
 def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:

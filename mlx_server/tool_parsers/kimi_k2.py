@@ -7,11 +7,14 @@ its id, which is the model's own.
 from functools import partial
 from typing import Any
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.grammars.schema import arguments
+from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.source import Source, Steps
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -65,12 +68,30 @@ def _repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(_name(before.rpartition(CALL)[2].strip()), found)]
 
 
+def _call_of(lark: Lark, tool: Tool) -> str:
+    id = f"{quoted('functions.' + tool.name + ':')} {lark.terminal('/[0-9]{1,4}/')}"
+    made = arguments(tool.parameters, lark, strict=tool.strict)
+    return f"{id} {lark.text(ARGUMENTS)} {made} {lark.text(CALL_END)}"
+
+
+MARKS = (ARGUMENTS, CALL, CALL_END)
+
 KIMI_K2 = Notation(
     _read,
-    opens=(SECTION, CALL),
+    opens=(SECTION,),
     closes=(CALL_END, SECTION_END),
-    inner=(ARGUMENTS,),
+    inner=MARKS,
     repair=_repaired,
+    blocks=(Block(_call_of, before=CALL, between=CALL, after=SECTION_END),),
+)
+
+WITHOUT_SECTION = Notation(
+    _read,
+    opens=(CALL,),
+    closes=(CALL_END, SECTION_END),
+    inner=MARKS,
+    repair=_repaired,
+    blocks=(Block(_call_of),),
 )
 
 parse_tool_call = partial(parsed, KIMI_K2)

@@ -6,14 +6,20 @@ A call's arguments are elements too, each with its type, or one element with all
 import re
 from functools import partial
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers.bare_text import marked_text
 from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.notation import Block, Notation, parsed
+from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.value_schema import Member, arguments_of
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 
+QUOTE = '"'
 ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -90,6 +96,44 @@ def _unescaped(value: str) -> str:
     return value.replace("&quot;", '"').replace("&amp;", "&")
 
 
-KIMI_K3 = Notation(_read, opens=(TOOLS,), closes=(TOOLS_END,))
+def _call_of(lark: Lark, tool: Tool) -> str:
+    if not _is_writable(tool.name):
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    number = lark.terminal("/[1-9][0-9]{0,2}/")
+    named = quoted(f'call tool="{_escaped(tool.name)}" index="')
+    head = f"{lark.text(OPEN)} {named} {number} {quoted(QUOTE)} {lark.text(SEPARATOR)}"
+
+    def written(member: Member) -> str | None:
+        if not _is_writable(member.key):
+            return None
+        options = []
+        for type in sorted(member.value.types):
+            said = "number" if type == "integer" else type
+            named = quoted(f'argument key="{_escaped(member.key)}" type="{said}"')
+            if type == "string":
+                value = marked_text(member.value, lark, end("argument"))
+            else:
+                value = f"{member.value.as_json(lark, type)} {lark.text(end('argument'))}"
+            options.append(f"{lark.text(OPEN)} {named} {lark.text(SEPARATOR)} {value}")
+        return lark.rule(" | ".join(options))
+
+    arguments = one_by_one(arguments_of(tool), written)
+    return lark.rule(f"{head} {arguments} {lark.text(end('call'))}")
+
+
+def _is_writable(name: str) -> bool:
+    return not any(mark in name for mark in (OPEN, CLOSE, SEPARATOR))
+
+
+def _escaped(name: str) -> str:
+    return name.replace("&", "&amp;").replace('"', "&quot;")
+
+
+KIMI_K3 = Notation(
+    _read,
+    opens=(TOOLS,),
+    closes=(TOOLS_END,),
+    blocks=(Block(_call_of, between="", after=TOOLS_END),),
+)
 
 parse_tool_call = partial(parsed, KIMI_K3)

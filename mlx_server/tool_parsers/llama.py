@@ -2,11 +2,15 @@
 
 from functools import partial
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.grammars.schema import arguments
+from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values, marked_json, pythonic
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.json_calls import repaired
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.json_calls import COLON, GAP, Form, repaired
+from mlx_server.tool_parsers.notation import Block, Notation, parsed
+from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Source, Steps
 
 
@@ -34,8 +38,32 @@ def _function(source: Source, calls: Calls) -> Steps[None]:
         raise Malformed("more than a call between the marks")
 
 
-BARE = Notation(marked_json.objects, begins=("{",), repair=repaired)
-TAGGED = Notation(_tagged, opens=("<|python_tag|>",), repair=repaired)
-FUNCTION = Notation(_function, opens=("<function=",), closes=("</function>",))
+def _function_call(lark: Lark, tool: Tool) -> str:
+    if not pythonic.NAME.fullmatch(tool.name):
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    made = arguments(tool.parameters, lark, strict=tool.strict)
+    return f"{quoted(tool.name + '>')} {made} {quoted('</function>')}"
+
+
+FORM = Form(arguments="(parameters|arguments)", before=rf'("type"{COLON}"function",{GAP})?')
+
+BARE = Notation(
+    marked_json.objects,
+    begins=("{",),
+    repair=repaired,
+    blocks=(marked_json.bare_block(FORM),),
+)
+TAGGED = Notation(
+    _tagged,
+    opens=("<|python_tag|>",),
+    repair=repaired,
+    blocks=(Block(FORM.call, between=";", read_on=marked_json.READ_ON),),
+)
+FUNCTION = Notation(
+    _function,
+    opens=("<function=",),
+    closes=("</function>",),
+    blocks=(Block(_function_call, space=""),),
+)
 
 parse_tool_call = partial(parsed, TAGGED)

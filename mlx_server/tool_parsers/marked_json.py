@@ -4,15 +4,43 @@ from functools import partial
 
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.json_calls import call_object, repaired
-from mlx_server.tool_parsers.notation import Notation
+from mlx_server.tool_parsers.json_calls import GAP, Form, call_object, repaired
+from mlx_server.tool_parsers.notation import Block, Notation, Unmarked
 from mlx_server.tool_parsers.source import Source, Steps
 
+FORM = Form()
 
-def marked_json(opens: str, closes: str = "") -> Notation:
+READ_ON = r"\s*[,;{]"
+"""What is taken for the next object."""
+
+
+def marked_json(opens: str, closes: str = "", form: Form = FORM) -> Notation:
     """closes: left out where the end of the JSON is the end of the block."""
     marks = (closes,) if closes else ()
-    return Notation(partial(_block, marks), opens=(opens,), closes=marks, repair=repaired)
+    blocks = [array_block(form, closes, before="" if opens.endswith("[") else "[")]
+    if closes:
+        blocks.insert(0, Block(form.call, between="", after=closes))
+    read = partial(_block, marks)
+    return Notation(read, (opens,), marks, repair=repaired, blocks=tuple(blocks))
+
+
+def array_block(form: Form, closes: str = "", before: str = "[") -> Block:
+    return Block(form.call, before, between=",", after=("]", closes), may_be_empty=True)
+
+
+def bare_block(form: Form) -> Unmarked:
+    """After no mark, and with none behind it."""
+    return Unmarked(call=form.call, between=";", read_on=READ_ON, head=form.head, rest=form.rest)
+
+
+def bare_array(form: Form) -> Unmarked:
+    return Unmarked(
+        call=form.call,
+        between=",",
+        after="]",
+        head=lambda tool: rf"\[{GAP}{form.head(tool)}",
+        rest=form.rest,
+    )
 
 
 def _block(closes: tuple[str, ...], source: Source, calls: Calls) -> Steps[None]:

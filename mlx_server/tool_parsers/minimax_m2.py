@@ -3,7 +3,7 @@
 from functools import partial
 
 from mlx_server.tool_parsers.notation import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block
+from mlx_server.tool_parsers.tags import Tags, block, block_of
 
 TAGS = Tags(
     function="<invoke name=",
@@ -11,10 +11,14 @@ TAGS = Tags(
     parameter="<parameter name=",
     parameter_end="</parameter>",
     block_end="</minimax:tool_call>",
+    quote='"',
 )
 
 MINIMAX_M2 = Notation(
-    partial(block, tags=TAGS), opens=("<minimax:tool_call>",), closes=(TAGS.block_end,)
+    partial(block, tags=TAGS),
+    opens=("<minimax:tool_call>",),
+    closes=(TAGS.block_end,),
+    blocks=(block_of(TAGS),),
 )
 
 parse_tool_call = partial(parsed, MINIMAX_M2)

@@ -6,11 +6,15 @@ import string
 from functools import partial
 from typing import Any
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.grammars.schema import arguments
+from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.tool_parsers import json_values, marked_json, pythonic
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.json_calls import as_object, repaired
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.json_calls import COLON, GAP, Form, as_object, repaired
+from mlx_server.tool_parsers.notation import Block, Notation, parsed
+from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Source, Steps
 
 OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -55,6 +59,22 @@ def _repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(name, as_object(loads(brace + rest)))]
 
 
-MISTRAL = Notation(_read, opens=(OPEN,), inner=(ID, ARGUMENTS), repair=_repaired)
+def _named_call(lark: Lark, tool: Tool) -> str:
+    if not pythonic.NAME.fullmatch(tool.name):
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    id = f"({lark.text(ID)} {lark.terminal('/[a-zA-Z0-9]{9}/')})?"
+    made = arguments(tool.parameters, lark, strict=tool.strict)
+    return f"{quoted(tool.name)} {id} ({lark.text(ARGUMENTS)})? {made}"
+
+
+FORM = Form(between=rf'("id"{COLON}"[a-zA-Z0-9]{{9}}",{GAP})?')
+
+MISTRAL = Notation(
+    _read,
+    opens=(OPEN,),
+    inner=(ID, ARGUMENTS),
+    repair=_repaired,
+    blocks=(Block(_named_call), marked_json.array_block(FORM)),
+)
 
 parse_tool_call = partial(parsed, MISTRAL)

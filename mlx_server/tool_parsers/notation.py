@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import Event, Mended, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.grammars.lark import SPACE, Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import Calls
@@ -19,6 +20,42 @@ Repair = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
+class Block:
+    """What is written behind the opening mark, for a grammar: `before`, a call, as many times
+    `between` and a call, `after`. Texts are as the model writes them, marks included.
+    """
+
+    call: Callable[[Lark, Tool], str]
+    """One call of this tool, its arguments as its schema wants them: symbols of a rule."""
+    before: str = ""
+    between: str | None = None
+    """Two calls; None: a block has one."""
+    after: str | tuple[str, ...] = ""
+    """The closing mark, above all."""
+    may_be_empty: bool = False
+    """Whether models write one without a call, to call nothing."""
+    read_on: str = ""
+    """What must not follow where nothing tells that a block is over, or `read` would go on with
+    it: a regular expression."""
+    space: str = rf"({SPACE})?"
+    """What may stand beside these texts and calls, as a regular expression: less than `read`
+    passes over, or a small model idles in it; "" where it passes over nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmarked(Block):
+    """A block of a notation without marks (see `Notation.begins`). Nothing can be both the
+    beginning of a call and text, so it has to be told how far text goes that is none yet.
+    """
+
+    head: Callable[[Tool], str]
+    """How a block begins whose first call is of this tool, with what is in `begins`, up to where
+    it can't be text any more: a regular expression."""
+    rest: Callable[[Lark, Tool], str]
+    """What is left of that call then."""
+
+
+@dataclass(frozen=True)
 class Notation:
     read: Read
     opens: tuple[str, ...] = ()
@@ -29,6 +66,10 @@ class Notation:
     """Where there is no mark: what the text of an answer then begins with, and is read."""
     repair: Repair | None = None
     """For a block that was closed and could not be read."""
+    mends: tuple[Mended, ...] = ()
+    """What is told of calls that are written so: the model was taught another way."""
+    blocks: tuple[Block, ...] = ()
+    """The ways to write it that models were trained for; none, if no grammar can express it."""
 
 
 def parsed(notation: Notation, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:

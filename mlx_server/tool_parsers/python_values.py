@@ -4,9 +4,12 @@ import json
 import re
 from typing import Any
 
+from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers.literals import Spelling
 from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.value_schema import Value
 
 QUOTES = ('"""', "'''", '"', "'")
 PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
@@ -134,3 +137,38 @@ def _scalar(source: Source) -> Steps[Any]:
         except ValueError:
             continue
     raise Malformed("no Python value")
+
+
+ESCAPED = (
+    r"\\(?:[\x22'\\\/abfnrtv0]|x[0-9a-fA-F]{2}"
+    r"|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
+)
+"""In a grammar, all but halves of surrogate pairs."""
+
+
+def _string_of(lark: Lark, value: Value) -> str | None:
+    if "pattern" in value.schema:
+        return None
+    least, most = value.schema.get("minLength", 0), value.schema.get("maxLength", "")
+    times = f"{{{least},{most}}}" if least or most != "" else "*"
+    return lark.rule(
+        " | ".join(
+            lark.terminal(f"/{quote}(?:[^{quote}\\\\]|{ESCAPED}){times}{quote}/")
+            for quote in (r"\x22", "'")
+        )
+    )
+
+
+def _text_of(lark: Lark, text: str) -> str:
+    whole = json.dumps(text, ensure_ascii=False)
+    plain = text.isprintable() and not set(text) & set("'\"\\")
+    return lark.rule(" | ".join(map(quoted, [whole, *([f"'{text}'"] if plain else [])])))
+
+
+SPELLING = Spelling(
+    string=_string_of,
+    text=_text_of,
+    key=_text_of,
+    any_key=lambda lark: _string_of(lark, Value({}, {})) or "",
+    words={True: ("True", "true"), False: ("False", "false"), None: ("None", "null")},
+)

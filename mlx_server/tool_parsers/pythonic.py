@@ -3,18 +3,54 @@
 import re
 from functools import partial
 
+from mlx_server.grammars.lark import Lark, literally, quoted
+from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import marked_json, python_values
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.literals import Literals
+from mlx_server.tool_parsers.notation import Block, Notation, Unmarked, parsed
+from mlx_server.tool_parsers.parameters import Unwritable, between_commas
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.value_schema import Member, arguments_of
 
 NAME = re.compile(r"[\w.\-]+")
 KEY = re.compile(r"\w+")
 
 
-def marked_python(opens: str, closes: str) -> Notation:
-    return Notation(partial(_block, closes), opens=(opens,), closes=(closes,))
+def marked_python(opens: str, closes: str, *, by_line: bool = False) -> Notation:
+    """by_line: calls stand on lines of their own, rather than in a list."""
+    block = (
+        Block(call_of, between="\n", after=closes, space="")
+        if by_line
+        else Block(
+            call_of, before="[", between=", ", after="]" + closes, may_be_empty=True, space=""
+        )
+    )
+    return Notation(partial(_block, closes), opens=(opens,), closes=(closes,), blocks=(block,))
+
+
+def call_of(lark: Lark, tool: Tool) -> str:
+    return lark.rule(f"{lark.terminal(f'/{_head(tool)}/')} {_arguments(lark, tool)}")
+
+
+def _head(tool: Tool) -> str:
+    if not NAME.fullmatch(tool.name):
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    return literally(tool.name + "(")
+
+
+def _arguments(lark: Lark, tool: Tool) -> str:
+    """And the bracket behind them."""
+    literals = Literals(lark, python_values.SPELLING)
+
+    def written(member: Member) -> str | None:
+        if not KEY.fullmatch(member.key):
+            return None
+        return f"{quoted(member.key + '=')} {literals.value(member.value)}"
+
+    comma = lark.terminal(r"/,\x20?/")
+    return f"{between_commas(arguments_of(tool), written, lark, comma)} {quoted(')')}"
 
 
 def call(source: Source, calls: Calls) -> Steps[None]:
@@ -81,6 +117,19 @@ def _block(closes: str, source: Source, calls: Calls) -> Steps[None]:
             yield from call(source, calls)
 
 
-PYTHONIC = Notation(bare_list, begins=("[",))
+PYTHONIC = Notation(
+    bare_list,
+    begins=("[",),
+    blocks=(
+        Unmarked(
+            call_of,
+            between=", ",
+            after="]",
+            space="",
+            head=lambda tool: r"\[" + _head(tool),
+            rest=_arguments,
+        ),
+    ),
+)
 
 parse_tool_call = partial(parsed, marked_python("<|tool_call_start|>", "<|tool_call_end|>"))

@@ -14,7 +14,7 @@ Models at times leave out the opening `<tool_call>`.
 from functools import partial
 
 from mlx_server.tool_parsers.notation import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block, functions
+from mlx_server.tool_parsers.tags import Tags, block, block_of, function_of, functions
 
 TAGS = Tags(
     function="<function=",
@@ -25,10 +25,19 @@ TAGS = Tags(
     margin="\n",
 )
 
-QWEN3_CODER = Notation(partial(block, tags=TAGS), opens=("<tool_call>",), closes=(TAGS.block_end,))
+QWEN3_CODER = Notation(
+    partial(block, tags=TAGS),
+    opens=("<tool_call>",),
+    closes=(TAGS.block_end,),
+    blocks=(block_of(TAGS),),
+)
 
 WITHOUT_BLOCK = Notation(
-    partial(functions, tags=TAGS), opens=(TAGS.function,), closes=(TAGS.block_end,)
+    partial(functions, tags=TAGS),
+    opens=(TAGS.function,),
+    closes=(TAGS.block_end,),
+    mends=("unmarked",),
+    blocks=(function_of(TAGS),),
 )
 
 parse_tool_call = partial(parsed, QWEN3_CODER)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from mlx_server.tool_parsers.notation import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block
+from mlx_server.tool_parsers.tags import Tags, block, block_of
 
 TAGS = Tags(
     function="<function=",
@@ -14,7 +14,10 @@ TAGS = Tags(
 )
 
 SEED_OSS = Notation(
-    partial(block, tags=TAGS), opens=("<seed:tool_call>",), closes=(TAGS.block_end,)
+    partial(block, tags=TAGS),
+    opens=("<seed:tool_call>",),
+    closes=(TAGS.block_end,),
+    blocks=(block_of(TAGS),),
 )
 
 parse_tool_call = partial(parsed, SEED_OSS)

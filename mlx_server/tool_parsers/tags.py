@@ -9,9 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.bare_text import bare_value, marked_text
 from mlx_server.tool_parsers.calls import Call, Calls
+from mlx_server.tool_parsers.notation import Block
+from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.value_schema import Member, Value, arguments_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,10 @@ class Tags:
     block_end: str
     margin: str = ""
     """Stands between a value and its tags and is no part of it."""
+    quote: str = ""
+    """Of names."""
+    says_types: bool = False
+    """Whether a parameter's tag says if it is text, or JSON."""
 
     @property
     def in_values(self) -> tuple[str, ...]:
@@ -32,6 +42,63 @@ class Tags:
         anywhere = (self.parameter_end, self.function_end)
         of_lines = ("\n" + self.parameter, "\n" + self.function)
         return (*anywhere, *(self.margin + tag for tag in anywhere), *of_lines)
+
+
+def block_of(tags: Tags) -> Block:
+    return Block(lambda lark, tool: _call_of(lark, tool, tags), between="", after=tags.block_end)
+
+
+def function_of(tags: Tags) -> Block:
+    """Behind the mark that opens one."""
+    return Block(lambda lark, tool: _rest_of(lark, tool, tags), space="")
+
+
+def _call_of(lark: Lark, tool: Tool, tags: Tags) -> str:
+    return f"{lark.text(tags.function)} {_rest_of(lark, tool, tags)}"
+
+
+def _rest_of(lark: Lark, tool: Tool, tags: Tags) -> str:
+    if not _is_writable(tool.name, tags):
+        raise Unwritable(f"the name of the tool {tool.name!r}")
+    space = lark.terminal(r"/[\x20\n]{1,2}/")
+    head = f"{_named(tool.name, tags)} {quoted('>')} {space}?"
+
+    def written(member: Member) -> str | None:
+        if not _is_writable(member.key, tags):
+            return None
+        name = f"{lark.text(tags.parameter)} {_named(member.key, tags)}"
+        return f"{name} {_value_of(member.value, lark, tags)} {space}?"
+
+    arguments = one_by_one(arguments_of(tool), written)
+    return lark.rule(f"{head} {arguments} {lark.text(tags.function_end)}")
+
+
+def _value_of(value: Value, lark: Lark, tags: Tags) -> str:
+    """And what is left of the tag before it."""
+    end = tags.margin + tags.parameter_end
+    other = (tags.parameter_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
+    if not tags.says_types:
+        return f"{quoted('>' + tags.margin)} {bare_value(value, lark, end, *other)}"
+    text, json = quoted(' string="true">'), quoted(' string="false">')
+    options = []
+    if "string" in value.types:
+        options.append(f"{text} {marked_text(value, lark, end, *other)}")
+    if types := value.types - {"string"}:
+        options.append(f"{json} {value.as_json(lark, *types)} {lark.text(end)}")
+    return lark.rule(" | ".join(options))
+
+
+def _named(name: str, tags: Tags) -> str:
+    return quoted(f"{tags.quote}{name}{tags.quote}")
+
+
+def _is_writable(name: str, tags: Tags) -> bool:
+    """Whether `_head` reads it."""
+    if not name or set(name) & {">", "\n"}:
+        return False
+    if tags.quote:
+        return tags.quote not in name
+    return name == name.strip() and name[0] not in "\"'" and name[-1] != "/"
 
 
 def block(source: Source, calls: Calls, tags: Tags) -> Steps[None]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-OURS = {"reasoning", "reasoning_content"}
+OURS = {"reasoning", "reasoning_content", "mlx_server"}
 """What we send beside OpenAI's own fields, and where clients look for it: in messages and deltas
-(DeepSeek's name for it, and vLLM's)."""
+(DeepSeek's name for it, and vLLM's), and on top of all, our own remarks."""
 
 
 def assert_strict(kind: type[BaseModel], body: Any) -> None:

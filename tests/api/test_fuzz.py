@@ -17,12 +17,14 @@ from starlette.testclient import TestClient
 
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.api.fields import GenerationBody
+from mlx_server.api.fields import SamplingBody
+from mlx_server.api.native.protocol import NativeBody
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+NATIVE = "/generate"
 
 VALID: dict[str, Json] = {
     CHAT: {
@@ -47,6 +49,14 @@ VALID: dict[str, Json] = {
         "max_tokens": 10,
         "seed": 1,
         "chat_template_kwargs": {"a": 1},
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"properties": {"a": {"type": "string"}}}},
+        },
+        "reasoning_effort": "low",
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "max_response_tokens": 5,
     },
     COMPLETIONS: {
         "model": wire.MODEL,
@@ -58,9 +68,26 @@ VALID: dict[str, Json] = {
         "logit_bias": {"5": -100},
         "max_tokens": 10,
         "temperature": 0.5,
+        "structured_outputs": {"choice": ["x", "yz"]},
+    },
+    NATIVE: {
+        "messages": [{"role": "user", "content": "hi"}],
+        "two_pass": False,
+        "think_tag": "think",
+        "max_thinking_tokens": 5,
+        "max_response_tokens": 5,
+        "tools": [{"name": "f", "parameters": {"type": "object"}}],
+        "tool_choice": "none",
+        "tool_parser": "hermes",
+        "stop": ["x"],
+        "seed": 1,
     },
 }
-BODIES: dict[str, type[GenerationBody]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
+BODIES: dict[str, type[SamplingBody]] = {
+    CHAT: ChatBody,
+    COMPLETIONS: CompletionBody,
+    NATIVE: NativeBody,
+}
 
 WORDS = ["user", "tool", "text", "function", "role", "\r\n", "\0", "<|im_end|>"]
 TEXTS = st.text(max_size=20) | st.sampled_from(WORDS)
@@ -135,7 +162,7 @@ def judge(path: str, response: httpx2.Response, engine: ScriptedEngine) -> None:
     elif response.headers["content-type"] == "application/json":
         body = wire.as_json(response)
         assert body["usage"]
-        assert all(choice["finish_reason"] for choice in body["choices"])
+        assert all(answer["finish_reason"] for answer in body.get("choices", [body]))
     else:
         assert wire.events(response)
 
@@ -170,13 +197,20 @@ def test_completion_bodies(client: TestClient, engine: ScriptedEngine, body: Any
 
 
 @many
+@given(body=bodies(NATIVE))
+def test_native_bodies(client: TestClient, engine: ScriptedEngine, body: Any) -> None:
+    judge(NATIVE, post(client, NATIVE, json.dumps(body).encode()), engine)
+
+
+@many
 @given(content=damaged(CHAT))
 def test_damaged_bodies(client: TestClient, engine: ScriptedEngine, content: bytes) -> None:
     judge(CHAT, post(client, CHAT, content), engine)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def documented(tiny_path: Path) -> OpenApiSchema:
+    """Of an app of the test's own: schemathesis stops it after each."""
     app = wire.app(tiny_path, ScriptedEngine(), allowed_hosts=("testserver",))
     return openapi.from_asgi("/openapi.json", app)
 

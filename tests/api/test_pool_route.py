@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ class Slow(ScriptedEngine):
         super().__init__()
         self.failure_of_load: Exception | None = None
 
-    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
+    async def load(
+        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+    ) -> Loaded:
         if self.failure_of_load:
             raise self.failure_of_load
         progress(3, 4)

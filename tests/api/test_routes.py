@@ -23,6 +23,7 @@ KEYED = {
     ("GET", "/v1/pool"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/generate"),
 }
 KEY = "one key"
 LIMIT = 2000
@@ -139,7 +140,7 @@ def test_methods_that_a_route_does_not_take(client: TestClient, method: str, pat
     assert response.headers["allow"] in {"GET", "POST"}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 @pytest.mark.parametrize(
     "headers",
     [
@@ -159,7 +160,7 @@ def test_bodies_that_are_not_plain_json(
     assert error(response, status=415)["code"] == "unsupported_media_type"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 def test_bodies_that_are_too_large(client: TestClient, path: str) -> None:
     def pieces() -> Iterator[bytes]:  # without a Content-Length
         for _ in range(3):

@@ -64,7 +64,9 @@ class ScriptedEngine(EngineClient):
     async def stop(self, error: ServerError | None = None) -> None:
         assert not self.running
 
-    async def load(self, model: str, path: str, progress: OnLoading) -> Loaded:
+    async def load(
+        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+    ) -> Loaded:
         self._tokens = Tokenizer(Path(path) / "tokenizer.json").encode(TEXT)
         return Loaded(model, VOCABULARY, 0)
 

@@ -35,10 +35,16 @@ from mlx_server.engine.messages import (
     Token,
     Unloaded,
 )
-from mlx_server.errors import EngineDied, GenerationFailed, ModelUnusable, ShuttingDown
+from mlx_server.errors import (
+    EngineDied,
+    GenerationFailed,
+    InvalidGrammar,
+    ModelUnusable,
+    ShuttingDown,
+)
 from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import Ask, a_prompt, alone, ids
-from tests.tiny import tiny_llama
+from tests.tiny import IM_END, tiny_llama
 
 P = ParamSpec("P")
 
@@ -186,6 +192,26 @@ async def test_a_row_that_fails_fails_its_request_alone(tiny_path: Path) -> None
         assert len((await bystander)[0]) == 40
         assert engine.alive
         assert not engine._rows
+
+
+@asynchronous
+async def test_a_grammar_that_can_t_be_used_fails_its_request_alone(tiny_path: Path) -> None:
+    async with running() as engine:
+        await engine.load("tiny", str(tiny_path), ignored, stop_tokens=[IM_END])
+        good = ask(30, grammar="start: /[a-z]+/\n")
+        told, refused = await asyncio.gather(
+            answered(engine, good),
+            answered(engine, ask(grammar="start: foo\n")),
+            return_exceptions=True,
+        )
+        assert isinstance(refused, InvalidGrammar)
+        assert refused.code == "invalid_json_schema"
+        assert "foo" in refused.message
+        assert not isinstance(told, BaseException)
+        assert len(told[0]) == 30
+        # idle by now, it sleeps until the grammar is there, which takes no command to be told
+        (alone,) = await answered(engine, ask(3, grammar="start: /[0-9]+/\n"))
+        assert len(alone) == 3
 
 
 @asynchronous

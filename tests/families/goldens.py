@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ import yaml
 from mlx_server.events import (
     Event,
     ReasoningDelta,
+    Repaired,
     TextDelta,
     ToolCallDelta,
     ToolCallFinished,
@@ -33,6 +34,7 @@ from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Tool
 from mlx_server.parsers.reading import Parser, Place, Reading
 from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from mlx_server.repair.allowed import EVERYTHING, Repair
 from tests.families.prompts import golden_prompts
 
 FOLDER = Path(__file__).parent / "golden"
@@ -57,6 +59,8 @@ class Reads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     calls: list[GoldenCall] = msgspec.field(default_factory=list)
     unfinished: list[str] = msgspec.field(default_factory=list)
     """Names of calls that were begun and never finished."""
+    repairs: list[str] = msgspec.field(default_factory=list)
+    """What was mended, and where."""
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,6 +131,7 @@ class Player:
 
     family: ModelFamily
     case: Golden
+    repair: Repair = EVERYTHING
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -149,7 +154,7 @@ class Player:
 
     def ended_after(self, tokens: int) -> list[Event]:
         """An answer that came to its limit there."""
-        short = Player(self.family, msgspec.structs.replace(self.case, cut=True))
+        short = replace(self, case=msgspec.structs.replace(self.case, cut=True))
         return short._heard(self.tokenizer.encode(self.case.output)[:tokens])
 
     def cut(self, size: int) -> list[Event]:
@@ -199,7 +204,7 @@ class Player:
     def _parser(self, control: dict[int, str]) -> Parser:
         end = self.case.prompt_end
         prompt = tuple(self.tokenizer.encode(end))
-        return self.family.make_parser(Reading(0, tools(), prompt, end, control))
+        return self.family.make_parser(Reading(0, tools(), prompt, end, control, self.repair))
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:
@@ -239,6 +244,7 @@ def folded(events: Sequence[Event]) -> Reads:
         text="".join(e.text for e in events if isinstance(e, TextDelta)),
         calls=[GoldenCall(names[n], _object(arguments[n]), ids[n]) for n in sorted(finished)],
         unfinished=[name for number, name in names.items() if number not in finished],
+        repairs=[f"{e.what} {e.where}" for e in events if isinstance(e, Repaired)],
     )
 
 

@@ -4,7 +4,6 @@ import io
 import logging
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,14 @@ from rich.console import Console
 
 from mlx_server.errors import SettingsError
 from mlx_server.families import FAMILIES, family_of
-from mlx_server.families.base import ModelFamily
+from mlx_server.families.base import ModelFamily, Own
 from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families.llama3 import LLAMA3
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.families.table import markdown, rows, show
 from mlx_server.families.template import ChatTemplate
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import Layout
 from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.marked_json import marked_json
 from tests.families import byte_level, checkpoint
@@ -81,7 +80,7 @@ MARKS, ABSENT = ("{{", "messages"), ("{{", "absent")
 def test_what_is_asked_for_must_be_there_and_then_counts(
     unknown: Checkpoint, types: tuple[str, ...], marks: tuple[str, ...], evidence: int
 ) -> None:
-    family = ModelFamily("f", TextParser, model_types=types, template_marks=marks)
+    family = ModelFamily("f", model_types=types, template_marks=marks)
     assert family.evidence(unknown) == evidence
 
 
@@ -138,11 +137,10 @@ def test_every_family_has_a_line_in_the_table() -> None:
 
 def test_a_line_of_the_table() -> None:
     layout = Layout((("<a|>\n", "<b>"),), (marked_json("<c>", "</c>"), marked_json("<d>")))
-    make_parser = partial(MarkupParser, layout)
-    family = ModelFamily("x", make_parser, model_types=("t",), template_marks=("m",))
+    family = ModelFamily("x", layout, model_types=("t",), template_marks=("m",))
     assert rows([family]) == [("x", ["t"], ["m"], ["<a|>…<b>"], ["<c>…</c>", "<d>…"])]
-    own = ModelFamily("y", TextParser, shapes=("r", "c"))
-    assert rows([own, ModelFamily("z", TextParser)]) == [
+    own = ModelFamily("y", own=Own(TextParser), shapes=("r", "c"))
+    assert rows([own, ModelFamily("z")]) == [
         ("y", [], [], ["r"], ["c"]),
         ("z", [], [], [], []),
     ]

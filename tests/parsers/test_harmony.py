@@ -130,7 +130,8 @@ def test_a_call_is_finished_by_the_end_of_its_message(end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["[1]", '"x"', "null", '{"text": "x"} and more', '{"text": "x"', '{"text": x', "{"]
+    "arguments",
+    ["[1]", '"x"', "null", '{"text": "x"} {"text": "y"}', '{"text": "x"', '{"text": x', "{"],
 )
 def test_arguments_that_are_none_are_text(arguments: str) -> None:
     *begun, last = heard(CALL + arguments + "<|call|>")
@@ -180,7 +181,7 @@ def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:
         ("", "call"),
         ("<|channel|>analysis", "call"),
         ("<|channel|>analysis<|message|>", "reasoning"),
-        ("<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>", "reasoning"),
+        ("<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>", "call"),
         ("<|channel|>final<|message|>x", "text"),
         ("<|channel|>final<|message|>x<|end|><|start|>", "call"),
         ("<|channel|>commentary<|message|>x", "text"),
@@ -200,9 +201,13 @@ def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
     output = "<|channel|>analysis<|message|>I know." + end + GPT_OSS.bridge
     assert heard(output + "Four.") == [["reasoning", "I know."], ["text", "Four."]]
     reading = parser()
-    for token in ids(output):
+    for token in ids("<|channel|>analysis<|message|>I know." + end):
+        reading.feed(token, "")
+    assert reading.awaits_answer
+    for token in ids(GPT_OSS.bridge):
         reading.feed(token, "")
     assert reading.place == "text"
+    assert not reading.awaits_answer
 
 
 # Characters in several tokens, and none at all

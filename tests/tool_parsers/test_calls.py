@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import (
+    Event,
+    Repaired,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import Calls, new_id
@@ -48,6 +54,7 @@ def test_a_call_is_told_from_its_start_to_its_end(heard: Heard) -> None:
     assert heard.events == [
         ToolCallStarted(3, 0, "x1", "write"),
         *(ToolCallDelta(3, 0, a) for a in ('{"text": "', "a", "\\n", '"', ', "count": 5', "}")),
+        Repaired(3, "type", "tool_calls[0].function.arguments.count"),
         ToolCallFinished(3, 0),
     ]
     assert heard.calls.finished == 1

@@ -33,8 +33,8 @@ class ChatOutput:
         async for event in events:
             self._tally.add(event)
         choices = [self._choice(i, answer) for i, answer in enumerate(self._tally.answers)]
-        usage = self._tally.usage()
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage}
+        usage, remarks = self._tally.usage(), self._tally.remarks(*self._tally.answers)
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage, **remarks}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
@@ -54,7 +54,8 @@ class ChatOutput:
                     piece = {"index": call, "function": {"arguments": arguments}}
                     yield self._chunk(index, {"tool_calls": [piece]})
                 case Finished(index, reason):
-                    yield self._chunk(index, {}, finish_reason=reason)
+                    remarks = self._tally.remarks(self._tally.answers[index])
+                    yield {**self._chunk(index, {}, finish_reason=reason), **remarks}
         if self._include_usage:
             usage = self._tally.usage()
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage}

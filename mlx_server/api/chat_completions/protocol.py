@@ -5,7 +5,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody, Items, WireModel
+from mlx_server.api.fields import (
+    MAX_TOP_LOGPROBS,
+    Effort,
+    GenerationBody,
+    Items,
+    ResponseTokens,
+    ThinkingTokens,
+    WireModel,
+)
+from mlx_server.api.formats import ConstrainedBody
 
 
 class TextPart(WireModel):
@@ -62,11 +71,39 @@ class ToolParam(WireModel):
     function: FunctionParam
 
 
-class ResponseFormat(WireModel):
-    type: str
+class FunctionName(WireModel):
+    name: Annotated[str, Field(min_length=1)]
 
 
-class ChatBody(GenerationBody):
+class FunctionChoice(WireModel):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(WireModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[Items[FunctionChoice], Field(min_length=1, max_length=128)]
+
+
+class AllowedToolsChoice(WireModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoiceParam = (
+    Literal["none", "auto", "required"]
+    | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")]
+)
+
+
+class ThinkingParam(WireModel):
+    """Anthropic's, which others have taken over."""
+
+    type: Literal["enabled", "disabled"]
+    budget_tokens: ThinkingTokens | None = None
+
+
+class ChatBody(ConstrainedBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
         "functions": "send `tools` instead",
@@ -83,9 +120,11 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     modalities: Items[str] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
+    thinking: ThinkingParam | None = None
+    thinking_budget: ThinkingTokens | None = None
+    max_response_tokens: ResponseTokens | None = None
     chat_template_kwargs: dict[str, Any] | None = None

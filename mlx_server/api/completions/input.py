@@ -17,6 +17,8 @@ def to_request(body: CompletionBody) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         **body.adapted(),
+        **body.constrained(),
+        whole=not body.stream,
         prompts=_prompts(body.prompt),
         n=n,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,

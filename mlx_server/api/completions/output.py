@@ -30,7 +30,8 @@ class CompletionOutput:
             self._choice(i, "".join(answer.texts), answer.logprobs, answer.finish_reason)
             for i, answer in enumerate(self._tally.answers)
         ]
-        return {**self._head(), "choices": choices, "usage": self._tally.usage()}
+        usage, remarks = self._tally.usage(), self._tally.remarks(*self._tally.answers)
+        return {**self._head(), "choices": choices, "usage": usage, **remarks}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
@@ -39,7 +40,8 @@ class CompletionOutput:
                 case TextDelta(index, text, logprobs):
                     yield self._chunk(self._choice(index, text, logprobs, None))
                 case Finished(index, reason):
-                    yield self._chunk(self._choice(index, "", (), reason))
+                    remarks = self._tally.remarks(self._tally.answers[index])
+                    yield {**self._chunk(self._choice(index, "", (), reason)), **remarks}
         if self._include_usage:
             yield {**self._head(), "choices": [], "usage": self._tally.usage()}
 

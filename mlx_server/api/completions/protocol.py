@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody, Items
+from mlx_server.api.formats import ConstrainedBody
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[Items[TokenId], Field(min_length=1)]
@@ -13,7 +14,7 @@ Texts = Annotated[Items[str], Field(min_length=1, max_length=128)]
 TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=128)]
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(ConstrainedBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
         "suffix": "text can't be inserted before a suffix",

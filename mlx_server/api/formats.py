@@ -1,0 +1,150 @@
+"""What an answer's text has to be, on the wire: as OpenAI names it, and as vLLM does."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import Field
+
+from mlx_server.api import strict_json
+from mlx_server.api.fields import GenerationBody, Items, WireModel
+from mlx_server.errors import BadRequest
+from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
+
+MAX_SCHEMA_TEXT = 256 << 10
+
+
+class TextFormat(WireModel):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(WireModel):
+    type: Literal["json_object"]
+
+
+class JsonSchemaParam(WireModel):
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(WireModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaParam
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+Schema = dict[str, Any] | Annotated[str, Field(max_length=MAX_SCHEMA_TEXT)]
+"""vLLM takes its text too."""
+
+Pattern = Annotated[str, Field(min_length=1)]
+Options = Annotated[Items[str], Field(min_length=1)]
+
+
+class StructuredOutputs(WireModel):
+    """vLLM's; what else it has there tells its backends how to go about it."""
+
+    json_: Annotated[Schema | None, Field(alias="json")] = None
+    regex: Pattern | None = None
+    choice: Options | None = None
+    grammar: Pattern | None = None
+    json_object: bool | None = None
+    structural_tag: None = None
+    """Known, and refused by name."""
+
+
+class Constrained(TypedDict):
+    format: Format | None
+    format_param: str
+
+
+class ConstrainedBody(GenerationBody):
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Options | None = None
+    guided_grammar: Pattern | None = None
+
+    def constrained(self) -> Constrained:
+        """The one format that was asked for, and what the client called it."""
+        found = [*self._of_response_format(), *self._of_structured_outputs(), *self._guided()]
+        if len(found) > 1:
+            one, other = found[0]["format_param"], found[1]["format_param"]
+            raise BadRequest(
+                f"`{one}` and `{other}` both say what the answer has to be: send one of them.",
+                param=other,
+            )
+        return found[0] if found else {"format": None, "format_param": "response_format"}
+
+    def ignored(self) -> list[str]:
+        inside = (self.structured_outputs and self.structured_outputs.model_extra) or {}
+        unknown = [f"structured_outputs.{k}" for k, value in inside.items() if value is not None]
+        return [*super().ignored(), *unknown]
+
+    def _of_response_format(self) -> Iterator[Constrained]:
+        match self.response_format:
+            case JsonObjectFormat():
+                yield {"format": JsonFormat(), "format_param": "response_format"}
+            case JsonSchemaFormat(json_schema=asked):
+                json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
+                yield {"format": json, "format_param": "response_format.json_schema.schema"}
+
+    def _of_structured_outputs(self) -> Iterator[Constrained]:
+        asked = self.structured_outputs
+        if asked is None:
+            return
+        found = list(
+            _formats("structured_outputs.", asked.json_, asked.regex, asked.choice, asked.grammar)
+        )
+        if asked.json_object:
+            found.append({"format": JsonFormat(), "format_param": "structured_outputs.json_object"})
+        if not found:
+            raise BadRequest(
+                "`structured_outputs` needs one of `json`, `regex`, `choice`, `grammar` and "
+                "`json_object`.",
+                param="structured_outputs",
+            )
+        yield from found
+
+    def _guided(self) -> Iterator[Constrained]:
+        yield from _formats(
+            "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
+        )
+
+
+def told(format: Format | None) -> Mapping[str, Any] | None:
+    """What a prompt may say of it (see Conversation.response_format)."""
+    if not isinstance(format, JsonFormat) or format == JsonFormat():
+        return None
+    return {"name": format.name, "description": format.description, "schema": format.schema}
+
+
+def _formats(
+    prefix: str,
+    json: dict[str, Any] | str | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+) -> Iterator[Constrained]:
+    if json is not None:
+        where = f"{prefix}json"
+        yield {"format": JsonFormat(_schema(json, where)), "format_param": where}
+    if regex is not None:
+        yield {"format": Regex(regex), "format_param": f"{prefix}regex"}
+    if choice is not None:
+        yield {"format": Choice(tuple(choice)), "format_param": f"{prefix}choice"}
+    if grammar is not None:
+        yield {"format": Written(grammar), "format_param": f"{prefix}grammar"}
+
+
+def _schema(given: dict[str, Any] | str, where: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        return strict_json.parse_object(given.encode())
+    except (BadRequest, UnicodeEncodeError) as error:
+        raise BadRequest(f"`{where}` should be a JSON Schema: {error}", param=where) from None

@@ -1,0 +1,84 @@
+"""The wire to a request of ours."""
+
+from typing import TypedDict
+
+from mlx_server.api.chat_completions.input import messages
+from mlx_server.api.chat_completions.protocol import FunctionName
+from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.tools import check_choice
+from mlx_server.errors import BadRequest
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.table import rows
+from mlx_server.messages import Conversation, Tool
+from mlx_server.requests import GenerateRequest, Named, ToolChoice
+
+USUAL_TAG, USUAL_PARSER = "think", "hermes"
+"""What clients of this contract name by default. What they mean is had from every family: its own
+parser reads its answers."""
+
+
+class Limits(TypedDict):
+    max_tokens: int | None
+    thinking_budget: int | None
+    max_response_tokens: int | None
+
+
+def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateRequest:
+    if body.stream:
+        raise BadRequest(
+            "/generate does not stream: send `stream: true` to /v1/chat/completions.",
+            param="stream",
+        )
+    _check_known("think_tag", body.think_tag, [USUAL_TAG, *_tags(family)])
+    _check_known("tool_parser", body.tool_parser, [USUAL_PARSER, family.name])
+    tools = tuple(Tool(t.name, t.description, t.parameters or {}) for t in body.tools or ())
+    choice = _choice(body)
+    check_choice(choice, tools)
+    return GenerateRequest(
+        model=model,
+        **body.adapted(),
+        **_limits(body),
+        whole=True,
+        prompts=(Conversation(messages(body.messages), tools),),
+        stop=body.stops(),
+        choices=body.choices(),
+        logit_bias=body.biases(),
+        seed=body.seed,
+        tool_choice=choice,
+    )
+
+
+def _limits(body: NativeBody) -> Limits:
+    thinking, response = body.max_thinking_tokens, body.max_response_tokens
+    if body.two_pass is not False:
+        return {
+            "max_tokens": None,
+            "thinking_budget": thinking,
+            "max_response_tokens": response,
+        }
+    if thinking is not None and response is None:
+        raise BadRequest(
+            "With `two_pass: false` one limit holds for both: send `max_response_tokens` too.",
+            param="max_thinking_tokens",
+        )
+    both = None if response is None else (thinking or 0) + response
+    return {"max_tokens": both, "thinking_budget": None, "max_response_tokens": None}
+
+
+def _choice(body: NativeBody) -> ToolChoice:
+    if isinstance(body.tool_choice, FunctionName):
+        return Named(body.tool_choice.name)
+    return body.tool_choice or "auto"
+
+
+def _tags(family: ModelFamily) -> list[str]:
+    """The marks that begin its reasoning, and what stands between their brackets."""
+    ((*_, shapes, _),) = rows([family])
+    opening = [shape.partition("…")[0] for shape in shapes]
+    return [name for mark in opening for name in (mark.strip("<>[]|"), mark)]
+
+
+def _check_known(param: str, given: str | None, known: list[str]) -> None:
+    if given is not None and given not in known:
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(known))
+        raise BadRequest(f"`{param}` can be one of {names} with this model.", param=param)

@@ -1,0 +1,67 @@
+"""Events to the wire: one body."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from mlx_server.api import strict_json
+from mlx_server.api.tally import Tally
+from mlx_server.errors import BadRequest
+from mlx_server.events import Event, ToolCallStarted
+from mlx_server.messages import ToolCall
+
+Wire = dict[str, Any]
+
+MAX_ARGUMENTS_BYTES = 256 << 10
+
+
+class _Refused(Exception):
+    """A call that nobody should make."""
+
+
+class NativeOutput:
+    def __init__(self, *, model: str) -> None:
+        self._tally = Tally(model=model, prompts=1, n=1)
+        self._pieces_before: dict[str, int] = {}
+        """Of text, by the id of a call."""
+
+    async def gather(self, events: AsyncIterator[Event]) -> Wire:
+        (answer,) = self._tally.answers
+        async for event in events:
+            self._tally.add(event)
+            if isinstance(event, ToolCallStarted):
+                self._pieces_before.setdefault(event.id, len(answer.texts))
+        calls, errors = _checked(answer.calls)
+        before = self._pieces_before[answer.calls[0].id] if answer.calls else None
+        return {
+            "model": self._tally.model,
+            "thinking": "".join(answer.reasoning),
+            "response": "".join(answer.texts),
+            "tool_calls": calls,
+            "pre_tool_text": None if before is None else "".join(answer.texts[:before]),
+            "finish_reason": "error" if errors and not calls else answer.finish_reason,
+            **({"errors": errors} if errors else {}),
+            "usage": self._tally.usage(),
+            **self._tally.remarks(answer),
+        }
+
+
+def _checked(calls: list[ToolCall]) -> tuple[list[Wire], list[Wire]]:
+    """The calls that can be made, and what is wrong with the others."""
+    good, errors = [], []
+    for call in calls:
+        named = {"id": call.id, "name": call.name}
+        try:
+            good.append({**named, "arguments": _arguments(call.arguments)})
+        except _Refused as refused:
+            errors.append({**named, "message": str(refused)})
+    return good, errors
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    raw = text.encode(errors="surrogatepass")
+    if len(raw) > MAX_ARGUMENTS_BYTES:
+        raise _Refused(f"The arguments are over {MAX_ARGUMENTS_BYTES >> 10} KiB: {len(raw)} bytes.")
+    try:
+        return strict_json.parse_object(raw)
+    except BadRequest as error:
+        raise _Refused(f"The arguments are no JSON object: {error.message}") from None

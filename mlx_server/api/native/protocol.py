@@ -1,0 +1,39 @@
+"""`POST /generate` on the wire: thinking, answer and calls apart, each within its own limit."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from mlx_server.api.chat_completions.protocol import FunctionName, MessageParam
+from mlx_server.api.fields import Items, ResponseTokens, SamplingBody, ThinkingTokens, WireModel
+
+ELSEWHERE = "/v1/chat/completions has it"
+
+
+class NativeTool(WireModel):
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class NativeBody(SamplingBody):
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        **SamplingBody.UNSUPPORTED,
+        "n": ELSEWHERE,
+        "response_format": ELSEWHERE,
+        "structured_outputs": ELSEWHERE,
+    }
+
+    messages: Annotated[Items[MessageParam], Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """The first one listed, unless it is named."""
+    stream: bool | None = None
+    two_pass: bool | None = None
+    """False: one limit for thinking and answer together, the sum of both."""
+    think_tag: Annotated[str, Field(min_length=1)] | None = None
+    max_thinking_tokens: ThinkingTokens | None = None
+    max_response_tokens: ResponseTokens | None = None
+    tools: Annotated[Items[NativeTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | FunctionName | None = None
+    tool_parser: Annotated[str, Field(min_length=1)] | None = None

@@ -1,0 +1,36 @@
+from fastapi import APIRouter, Request, Response
+
+from mlx_server.api.answering import answer_whole
+from mlx_server.api.body import documented, read
+from mlx_server.api.connection import while_connected
+from mlx_server.api.native.input import to_request
+from mlx_server.api.native.output import NativeOutput
+from mlx_server.api.native.protocol import NativeBody
+from mlx_server.errors import ModelNotFound
+from mlx_server.families.base import ModelFamily
+from mlx_server.pool.pool import Pool
+
+PATH = "/generate"
+
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, NativeBody))
+async def generate(http: Request) -> Response:
+    body = await read(http, NativeBody)
+    ignored = body.ignored()
+    pool: Pool = http.app.state.pool
+    model = body.model or _first(pool)
+    request = to_request(body, model, await while_connected(http, _family(pool, model)))
+    return await answer_whole(http, request, NativeOutput(model=model), ignored=ignored)
+
+
+def _first(pool: Pool) -> str:
+    if not pool.specs:
+        raise ModelNotFound("No model is listed in models.yaml.", param="model")
+    return pool.specs[0].id
+
+
+async def _family(pool: Pool, model: str) -> ModelFamily:
+    with pool.place(1):
+        return (await pool.prepared(pool.named(model)[0])).family

@@ -1,0 +1,22 @@
+"""Whether a choice of tools can be made among those that were offered."""
+
+from collections.abc import Sequence
+
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Tool
+from mlx_server.requests import Named, ToolChoice
+
+
+def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
+    if choice == "required" and not tools:
+        raise BadRequest("`tool_choice: required` needs `tools`.", param="tool_choice")
+    if isinstance(choice, Named):
+        check_offered(choice.name, tools)
+
+
+def check_offered(name: str, tools: Sequence[Tool]) -> None:
+    if name not in {tool.name for tool in tools}:
+        raise BadRequest(
+            f"`tool_choice` names {name[:64]!r}, which is not among the `tools`.",
+            param="tool_choice",
+        )

@@ -1,0 +1,98 @@
+"""What holds a row to its request while it decodes: a grammar of the whole answer, and how long
+it may reason. The engine knows neither families nor tools: it is told in tokens.
+"""
+
+from contextlib import suppress
+
+from mlx_server.engine.messages import Generate, Thinking
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.lark import Lark
+from mlx_server.grammars.schema import check_tools
+from mlx_server.messages import Conversation
+from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.wanted import Wanted
+from mlx_server.pool.prepare import Prepared
+from mlx_server.requests import GenerateRequest, Prompt
+
+PROMPT_END = 64
+"""Tokens of a prompt's end that a parser sees as text."""
+
+
+def reading_of(
+    prepared: Prepared, asked: Conversation, prompt: list[int], index: int = 0
+) -> Reading:
+    tokenizer = prepared.checkpoint.tokenizer
+    return Reading(
+        index=index,
+        tools=asked.tools,
+        prompt=tuple(prompt),
+        ends_with=tokenizer.raw(prompt[-PROMPT_END:]),
+        control=tokenizer.control_tokens,
+        repair=prepared.spec.repair,
+    )
+
+
+def constrain(prepared: Prepared, request: GenerateRequest, asked: Prompt, row: Generate) -> None:
+    """Sets the row's grammar and budget. Raises InvalidGrammar."""
+    if isinstance(asked, Conversation):
+        wanted = Wanted(
+            reading=reading_of(prepared, asked, row.prompt),
+            choice=request.tool_choice,
+            format=request.format,
+            thinks=prepared.family.thinks(prepared.checkpoint),
+        )
+        row.grammar = _grammar(prepared, request, asked, wanted)
+        row.thinking = _thinking(prepared, request, asked, wanted)
+    elif request.format:  # text is completed by text
+        lark = Lark(prepared.checkpoint.tokenizer.control_tokens)
+        row.grammar = lark.source(rule_of(request.format, lark))
+
+
+def is_forced(request: GenerateRequest) -> bool:
+    """Whether an answer that no grammar holds would not be what was asked for."""
+    return request.format is not None or request.tool_choice != "auto"
+
+
+def _grammar(
+    prepared: Prepared, request: GenerateRequest, asked: Conversation, wanted: Wanted
+) -> str | None:
+    if is_forced(request) or any(tool.strict for tool in asked.tools):
+        check_tools(asked.tools)
+        return prepared.family.grammar(wanted)
+    if not prepared.spec.constrain_calls:
+        return None
+    with suppress(InvalidGrammar):  # nobody asked for more than what the model does by itself
+        check_tools(asked.tools)
+        return prepared.family.grammar(wanted)
+    return None
+
+
+def _thinking(
+    prepared: Prepared, request: GenerateRequest, asked: Conversation, wanted: Wanted
+) -> Thinking | None:
+    budget = request.thinking_budget
+    if budget is None and asked.template_kwargs.get("reasoning_effort") == "none":
+        budget = 0  # whatever the template makes of it
+    family, tokenizer = prepared.family, prepared.checkpoint.tokenizer
+    opens, closes = family.thinking_marks()
+    if not closes or (budget is None and request.max_response_tokens is None):
+        return None
+    before, behind = _parted(family.end_of_reasoning(wanted), closes)
+    lead, end = tokenizer.encode(before), tokenizer.encode(behind)
+    if budget is not None and len(lead) > budget:  # no room even for what leads to the mark
+        lead = []
+    return Thinking(
+        budget=None if budget is None else budget - len(lead),
+        inside=family.make_parser(wanted.reading).place == "reasoning",
+        opens=[tokenizer.marked(mark) for mark in opens],
+        closes=[tokenizer.marked(mark) for mark in closes],
+        end=lead + end,
+        answer=request.max_response_tokens,
+    )
+
+
+def _parted(end: str, closes: tuple[str, ...]) -> tuple[str, str]:
+    """What stands before the first of these marks, which is reasoning still, and the rest."""
+    at = min((end.find(mark) for mark in closes if mark in end), default=0)
+    return end[:at], end[at:]

@@ -1,0 +1,446 @@
+"""Brings a row under a grammar to an end of the grammar before its token limit.
+
+From any state of a matcher an ending can be found: tokens that lead to where the grammar may stop.
+While there is room for much more than that, nothing is done. Later a token is only allowed if the
+ending that would then be needed still fits, so that one always does: text and numbers go on as
+long as there is room, new members and items come only where they can be finished, and at last what
+is allowed is the ending itself.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+Mask = NDArray[np.int32]
+Ids = NDArray[np.intp]
+
+REACH = 64
+"""So many tokens above what its ending takes, a row is not restricted, unless the grammar has more
+that one token can begin."""
+
+WALK = 24
+"""Tokens, on the way to find out."""
+
+HINTS = 64
+WORD = 32
+
+TAILS = 5
+"""One token can do the work of so many tokens of an ending, less one."""
+
+SPAN = 32
+"""As many tokens of an ending are tried to be left out at once."""
+
+MANY = 192
+"""Where more tokens are allowed, those of one kind are judged by a few of them."""
+
+FEW = 8
+RESERVE = 2
+"""By so much the others may be worse than those few."""
+
+STEPS = 2000
+"""Of simulation, in one look at a row."""
+
+NEVER = 1 << 20
+
+CLOSERS = b"} ] ) }} ]} }] ]] }) ]) )] }}} ]}} }]}".split()
+QUOTES = [b'"', b"'"]
+SMALL = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
+PROSE = [b"q", b"~", b"7"]
+"""Where all of these may follow, text is being read and brackets mean nothing."""
+
+DEAR = {ord("["): 2, ord("{"): 4, ord("\\"): 4, ord(","): 1, ord("-"): 1, ord(" "): 1, ord("\n"): 2}
+"""What has these in it leads away from an end."""
+
+
+class Pieces:
+    """The tokens of a vocabulary, as an ending sees them. Made once for a model."""
+
+    def __init__(
+        self, texts: Sequence[bytes], stop_tokens: Sequence[int], control: Collection[int]
+    ) -> None:
+        """texts: what each token writes. control: tokens that are not text, stop tokens too."""
+        apart = {*control, *stop_tokens}
+        self.texts = texts
+        self.stop = stop_tokens[0]
+        self.stops = sorted(stop_tokens)
+        self.control = np.array(sorted(apart - {*stop_tokens}), dtype=np.intp)
+        self.usable = np.zeros(max(len(texts), *self.stops, 0) + WORD, dtype=np.bool_)
+        self.usable[: len(texts)] = True
+        self.usable[self.stops] = False
+        self.ids = {
+            text: id for id, text in reversed(list(enumerate(texts))) if text and id not in apart
+        }
+        self.size = np.array([len(text) for text in texts])
+        self.start = np.array([_start(text) for text in texts])
+        self.start[self.control] = CONTROL
+        self.kind = np.array([_kind(text) for text in texts])
+        self.kind[self.control] = -1 - np.arange(len(self.control))
+        self.closers = self._known(sorted(CLOSERS, key=len, reverse=True))
+        self.quotes = [
+            (self.ids[quote], self._known([quote + text for text in [*CLOSERS[::-1], b""]]))
+            for quote in QUOTES
+            if quote in self.ids
+        ]
+        self.worth = np.array([_worth(text) for text in texts])
+        self.worth[self.control] = -64
+        self.after = [*self._known([b",", b"}", b"]", b")"]), self.stop]
+        self.parting = self._known([b',"', b","])
+        self.single = self._known(bytes([byte]) for byte in range(33, 127))
+        self.linking = [b":" in text or b"," in text for text in texts]
+        self.small = self._known(SMALL)
+        self.prose = self._known(PROSE)
+        self.fillers = self._fillers()
+
+    def allowed(self, mask: Mask) -> Ids:
+        """The tokens that a mask leaves, stop tokens not among them."""
+        words = np.flatnonzero(mask)
+        bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
+        at = np.flatnonzero(bits)
+        ids: Ids = words[at >> 5] * 32 + (at & 31)
+        return ids[self.usable[ids]]
+
+    def cut(self, text: bytes) -> list[int]:
+        """Tokens for a text, the longest first; none if the vocabulary can't write it."""
+        found: list[int] = []
+        while text:
+            size = next((n for n in range(min(len(text), 24), 0, -1) if text[:n] in self.ids), 0)
+            if not size:
+                return []
+            found.append(self.ids[text[:size]])
+            text = text[size:]
+        return found
+
+    def _known(self, texts: Iterable[bytes]) -> list[int]:
+        return [self.ids[text] for text in texts if text in self.ids]
+
+    def _fillers(self) -> Ids:
+        """The longest and the shortest token of each beginning: enough to write any text with."""
+        own = np.array(sorted(self.ids.values()), dtype=np.intp)
+        order = own[np.argsort(self.size[own], kind="stable")]
+        ends: list[Ids] = [self.control]
+        for start in np.unique(self.start[own]):
+            same = order[self.start[order] == start]
+            ends += [same[:40], same[-4:]]
+        return np.unique(np.concatenate(ends))
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What is known of endings before a row begins, the same for all rows of a grammar."""
+
+    hints: Sequence[list[int]] = ()
+    tokens: list[int] | None = None
+    """An ending from the very beginning."""
+    reach: int = REACH
+    """When a row has so much more room than its ending takes, nothing needs to be forbidden."""
+
+
+def prospect(pieces: Pieces, matcher: LLMatcher, grammar: str = "") -> Prospect:
+    """matcher: one that has read nothing; it is not changed. grammar: what it was made of, in
+    Lark. Takes up to some ten milliseconds, so not on the thread that steps rows."""
+    hints = [tokens for text in _quoted(grammar) if (tokens := pieces.cut(text))]
+    row = Ending(pieces, Prospect(hints))
+    return Prospect(hints, row.shortest(matcher), max(REACH, 2 * row.explore(matcher)))
+
+
+def _quoted(grammar: str) -> list[bytes]:
+    """The texts that a grammar spells out, such as closing tags: where it reads free text,
+    nothing else tells what may end it."""
+    own = [line for line in grammar.splitlines() if "%json" not in line and line[:1] != "%"]
+    found = re.findall(r'"(?:[^"\\]|\\.)+"', "\n".join(own))
+    return [json.loads(text).encode() for text in dict.fromkeys(found)][:HINTS]
+
+
+class Ending:
+    """Of one row."""
+
+    def __init__(self, pieces: Pieces, prospect: Prospect | None = None) -> None:
+        known = prospect or Prospect()
+        self._pieces = pieces
+        self._hints = known.hints
+        self._tokens = known.tokens
+        self._reach = known.reach
+        self._next = NEVER * NEVER
+        self._steps = 0
+        self._judged: tuple[bytes, list[int], Ids, NDArray[np.int64]] | None = None
+
+    def allow(self, matcher: LLMatcher, mask: Mask, remaining: int) -> None:
+        """Takes from the matcher's present mask what would leave no room for an ending.
+        remaining: how many tokens the row may still get, the coming one and a stop token too."""
+        if remaining > self._next:
+            return
+        self._tokens = self.shortest(matcher)
+        if self._tokens is None or len(self._tokens) >= remaining:
+            self._next = remaining * 3 // 4
+            return
+        slack = remaining - 1 - len(self._tokens)
+        if slack > self._reach:
+            self._next = remaining - (slack - self._reach + 1) // 2
+            return
+        ids, growth = self._judge(matcher, mask, remaining - 2)
+        _take(mask, ids[growth > slack - 1])
+
+    def explore(self, matcher: LLMatcher) -> int:
+        """Goes where endings grow the most, and returns by how much one token can lengthen
+        them."""
+        matcher = matcher.deep_copy()
+        most = 0
+        for _ in range(WALK):
+            self._tokens = self.shortest(matcher)
+            if self._tokens is None:
+                break
+            following = self._tokens[0] if self._tokens else None
+            if not self._reads_text(matcher):
+                mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
+                ids, growth = self._judge(matcher, mask, STEPS)
+                growth = np.where(growth > STEPS, 0, growth)
+                if (largest := int(growth.max(initial=0))) > RESERVE:
+                    most = max(most, largest)
+                    following = int(ids[growth.argmax()])
+            if following is None:
+                break
+            matcher.consume_token(following)
+        return most
+
+    def shortest(self, matcher: LLMatcher) -> list[int] | None:
+        """A short way, not always the shortest, to where the grammar may stop."""
+        self._steps = STEPS
+        found = self._after(matcher, STEPS)
+        return self._shrink(matcher.deep_copy(), found) if found else found
+
+    def _shrink(self, matcher: LLMatcher, path: list[int]) -> list[int]:
+        """Without what can be left out: members, items, text that was tried."""
+        new = len(path) - _alike(path, self._tokens or [])
+        short: list[int] = []
+        at = 0
+        while at < new:
+            mask = matcher.compute_bitmask()
+            for after in range(min(new, at + SPAN), at, -1):
+                if after < len(path) and not mask[path[after] >> 3] >> (path[after] & 7) & 1:
+                    continue
+                rest = [*path[after:], self._pieces.stop]
+                if matcher.validate_tokens(rest) == len(rest):
+                    at = after
+                    break
+            else:
+                matcher.consume_token(path[at])
+                short.append(path[at])
+                at += 1
+        return short + path[at:]
+
+    def _judge(self, matcher: LLMatcher, mask: Mask, limit: int) -> tuple[Ids, NDArray[np.int64]]:
+        """By how much each allowed token lengthens the ending; following it is -1."""
+        assert self._tokens is not None
+        key = mask.tobytes()
+        if self._judged and self._judged[:2] == (key, self._tokens):
+            return self._judged[2:]
+        self._steps = STEPS
+        ids = self._pieces.allowed(mask)
+        growth = np.zeros(len(ids), dtype=np.int64)
+        kinds = self._pieces.kind[ids]
+        order = np.argsort(kinds, kind="stable")
+        edges = np.flatnonzero(np.diff(kinds[order])) + 1
+        for group in np.split(order, edges):
+            growth[group] = self._judge_alike(matcher, ids[group].tolist(), limit)
+        growth[ids == next(iter(self._tokens), -1)] = -1
+        if not self._tokens and self._reads_text(matcher):
+            growth[growth <= RESERVE] = -1  # text that may stop anywhere may also be cut
+        self._judged = (key, self._tokens, ids, growth)
+        return ids, growth
+
+    def _judge_alike(self, matcher: LLMatcher, ids: list[int], limit: int) -> list[int] | int:
+        if len(ids) > FEW:
+            three = (ids[0], ids[len(ids) // 2], ids[-1])
+            some = {self._growth(matcher, id, limit) for id in three}
+            if len(some) == 1 or len(ids) > MANY:
+                return max(some) + RESERVE
+        return [self._growth(matcher, id, limit) for id in ids]
+
+    def _growth(self, matcher: LLMatcher, token: int, limit: int) -> int:
+        assert self._tokens is not None
+        after = matcher.deep_copy()
+        after.consume_token(token)
+        found = self._after(after, limit)
+        return NEVER if found is None else len(found) - len(self._tokens)
+
+    def _after(self, matcher: LLMatcher, limit: int) -> list[int] | None:
+        """The ending of a state that one token has led to. The known one, or what is left of it,
+        is often still right."""
+        if matcher.is_accepting():
+            return []
+        known = self._tokens or []
+        tails = [[*known[n:], self._pieces.stop] for n in range(min(TAILS, len(known)))][::-1]
+        return self._dive(matcher.deep_copy(), tails, limit)
+
+    def _dive(self, matcher: LLMatcher, tails: list[list[int]], limit: int) -> list[int] | None:
+        path: list[int] = []
+        used: Counter[int] = Counter()
+        while len(path) <= limit:
+            if matcher.is_accepting():
+                return path
+            for tail in tails:
+                if matcher.validate_tokens(tail) == len(tail):
+                    return path + tail[:-1] if len(path) + len(tail) - 1 <= limit else None
+            self._steps -= 1
+            step = self._step(matcher, used) if self._steps > 0 else []
+            if not step or not matcher.consume_tokens(step):
+                return None
+            path += step
+        return None
+
+    def _step(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
+        """What leads nearer to an end."""
+        if self._reads_text(matcher):
+            return self._leave(matcher) or self._fill(matcher, used)
+        return self._close(matcher) or self._part(matcher) or self._fill(matcher, used)
+
+    def _reads_text(self, matcher: LLMatcher) -> bool:
+        return all(matcher.validate_tokens([id]) for id in self._pieces.prose)
+
+    def _leave(self, matcher: LLMatcher) -> list[int]:
+        """Out of free text."""
+        quotes = [[quote] for quote, _ in self._pieces.quotes]
+        for way in [*quotes, *self._hints]:
+            if matcher.validate_tokens(way) == len(way):
+                after = matcher.deep_copy()
+                after.consume_tokens(way)
+                if after.is_accepting() or not self._reads_text(after):
+                    return way
+        return []
+
+    def _close(self, matcher: LLMatcher) -> list[int]:
+        for id in self._pieces.closers:
+            if matcher.validate_tokens([id]):
+                return [id]
+        for quote, closing in self._pieces.quotes:
+            if self._closes(matcher, quote):
+                return next([id] for id in closing if matcher.validate_tokens([id]))
+        if any(self._parts(matcher, id) for id in self._pieces.parting):
+            return []
+        return next(([id] for id in self._pieces.small if self._stands(matcher, id)), [])
+
+    def _parts(self, matcher: LLMatcher, id: int) -> bool:
+        return bool(matcher.validate_tokens([id])) and self._no_text(matcher, id)
+
+    def _no_text(self, matcher: LLMatcher, id: int) -> bool:
+        return matcher.validate_tokens([id, self._pieces.prose[0]]) == 1
+
+    def _stands(self, matcher: LLMatcher, id: int) -> bool:
+        """Whether this is a whole value here, and not the beginning of some text."""
+        return bool(matcher.validate_tokens([id])) and (
+            any(matcher.validate_tokens([id, after]) == 2 for after in self._pieces.after)
+            and self._no_text(matcher, id)
+        )
+
+    def _closes(self, matcher: LLMatcher, quote: int) -> bool:
+        """Whether a quote ends a text here; it may also begin one."""
+        return bool(matcher.validate_tokens([quote])) and not any(
+            matcher.validate_tokens([quote, id]) == 2 for id in [quote, *self._pieces.prose]
+        )
+
+    def _part(self, matcher: LLMatcher) -> list[int]:
+        """A value is complete, and more are wanted."""
+        found = (id for id in self._pieces.parting if self._parts(matcher, id))
+        return next(([id] for id in found), [])
+
+    def _peek(self, matcher: LLMatcher) -> list[int]:
+        """The one character that a pattern waits for before its text may end."""
+        text = self._pieces.prose[0]
+        for quote, _ in self._pieces.quotes:
+            if not matcher.validate_tokens([quote]):
+                for id in self._pieces.single:
+                    if matcher.validate_tokens([id, quote, text]) == 2:
+                        return [id, quote]
+        return []
+
+    def _fill(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
+        """Text that is wanted. Of several, what begins as nothing before: whatever a pattern or
+        a recursive schema waits for comes soon, and forced text comes in long tokens."""
+        pieces = self._pieces
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
+        if np.count_nonzero(mask) > MANY:
+            if close := self._peek(matcher):
+                return close
+            fillers = pieces.fillers
+            ids = fillers[(mask[fillers >> 5] >> (fillers & 31)) & 1 != 0]
+        else:
+            ids = pieces.allowed(mask)
+        dense = ids[pieces.start[ids] < BLANK]
+        ids = dense if len(dense) else ids
+        if not len(ids):
+            return []
+        starts = pieces.start[ids]
+        score = pieces.worth[ids]
+        for key, times in used.items():
+            score += 64 * times * (starts == key) + 64 * (times // 3) * (ids + STARTS == key)
+        best = int(score.argmin())
+        token = int(ids[best])
+        if not pieces.linking[token]:
+            used[starts[best]] += 1
+            used[token + STARTS] += 1
+        return [token]
+
+
+CONTROL, LETTER, CAPITAL, DIGIT, BEYOND, BLANK, SPACED = range(256, 263)
+STARTS = 264
+
+
+def _worth(text: bytes) -> int:
+    """The less, the sooner a token is taken; of those that cost alike, the longest."""
+    cost = sum(DEAR.get(byte, 0) for byte in text[:8]) if text.strip() else 8
+    if text[:1] in b'":':
+        cost += sum(byte in b"().-/'" for byte in text)
+    return 64 * cost - min(len(text), 20)
+
+
+def _start(text: bytes) -> int:
+    """How a token begins: a punctuation mark is itself."""
+    first = text[:1]
+    if not text.strip():
+        return BLANK
+    if first.isspace():
+        return SPACED
+    if first.isdigit():
+        return DIGIT
+    if first.isalpha():
+        return LETTER if first.islower() else CAPITAL
+    return first[0] if first[0] < 128 else BEYOND
+
+
+def _kind(text: bytes) -> int:
+    """What a token is made of; tokens that are alike in this do alike to an ending."""
+    marks = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
+    kind = sum(1 << n for n, mark in enumerate(marks) if any(byte in mark for byte in text))
+    plain = [str.isalpha, str.isdigit, str.isspace]
+    whole = text.decode("utf-8", "ignore")
+    kind |= sum(1 << (9 + n) for n, has in enumerate(plain) if any(map(has, whole)))
+    missing = 4 if not text.isascii() else 0
+    if missing:
+        missing += next((n for n in range(1, 4) if _opens(text, n)), 0)
+    return kind << 4 | missing
+
+
+def _opens(text: bytes, missing: int) -> bool:
+    """Whether so many bytes of its last character are yet to come."""
+    for size in (2, 3, 4):
+        have = size - missing
+        if 0 < have <= len(text) and 256 - (256 >> size) <= text[-have] < 256 - (128 >> size):
+            return True
+    return False
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many of their last tokens are the same."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _take(mask: Mask, ids: Ids) -> None:
+    bits = np.uint32(1) << (ids & 31).astype(np.uint32)
+    np.bitwise_and.at(mask.view(np.uint32), ids >> 5, ~bits)

@@ -1,0 +1,160 @@
+"""What the rows of a step may say next: their grammars and their budgets of reasoning."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from mlx_server.engine.ending import Ending
+from mlx_server.engine.grammar import Compiler, Refused, check, fill, in_a_line, in_thread
+from mlx_server.engine.messages import Generate
+from mlx_server.engine.thinking import Budget, cut_short
+from mlx_server.engine.vocabulary import Vocabulary, Words
+
+log = logging.getLogger("mlx_server.engine")
+
+ALL = np.uint32(0xFFFFFFFF)
+
+
+class Guide:
+    """One row's. What goes wrong with it is kept, and ends that row."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        matcher: LLMatcher | None,
+        budget: Budget | None,
+        stop_tokens: Collection[int],
+        max_tokens: int,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._ending = Ending(vocabulary.pieces) if matcher else None
+        self._budget = budget
+        self._stop_tokens = stop_tokens
+        self.left = max_tokens
+        """Tokens that the row may still have."""
+        self.failure: str | None = None
+
+    def step(self, token: int | None, words: Words) -> bool:
+        """Takes the row's last token, None before it has one; whether not all may follow it.
+
+        words: as wide as the logits.
+        """
+        try:
+            if token is not None:
+                self._advance(token)
+            return not self._over(token) and self._restrict(words)
+        except Exception as error:
+            log.warning("a row can't be guided any further", exc_info=True)
+            self.failure = f"its grammar could not be followed: {error}"
+            return False
+
+    def _advance(self, token: int) -> None:
+        self.left -= 1
+        if self._budget:
+            self._budget.advance(token)
+        if self._matcher and not self._matcher.is_stopped():
+            self._matcher.consume_token(token)
+            check(self._matcher)
+
+    def _over(self, token: int | None) -> bool:
+        """Batches make one step more, whose token nobody gets."""
+        return self.left <= 0 or token in self._stop_tokens
+
+    def _restrict(self, words: Words) -> bool:
+        forced = self._forced()
+        if forced is not None:
+            words[:] = 0
+            words[forced // 32] = np.uint32(1 << forced % 32)
+            return True
+        if self._matcher is None:
+            return False
+        self._fill(words, self._matcher)
+        return True
+
+    def _fill(self, words: Words, matcher: LLMatcher) -> None:
+        """The vocabulary may be wider or narrower than the logits."""
+        allowed = np.zeros_like(self._vocabulary.ends)
+        fill(allowed, matcher, self._vocabulary)
+        if self._ending and not matcher.is_stopped():
+            left = min(self.left, self._budget.answer) if self._budget else self.left
+            self._ending.allow(matcher, allowed.view(np.int32), left)
+        common = min(len(allowed), len(words))
+        words[:common] = allowed[:common]
+        words[common:] = 0
+
+    def _forced(self) -> int | None:
+        if self._budget is None:
+            return None
+        if self._budget.used_up and self._fits(self._budget.end):
+            self._budget.close()
+        return self._budget.next
+
+    def _fits(self, tokens: list[int]) -> bool:
+        """Where the grammar does not let reasoning end, it is tried again at the next token."""
+        return self._matcher is None or self._matcher.validate_tokens(tokens) == len(tokens)
+
+
+class Guides:
+    """Makes them; what takes long happens in other threads, which `wake` the caller's."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._compiler = Compiler(wake)
+        self._vocabularies: dict[str, Future[Vocabulary]] = {}
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next that waits must be told that it takes too long."""
+        return self._compiler.pause
+
+    def learn(self, model: str, folder: Path, stop_tokens: Sequence[int]) -> None:
+        self._vocabularies[model] = in_thread(
+            lambda: Vocabulary(folder, stop_tokens).plant(), self._wake
+        )
+
+    def forget(self, model: str) -> None:
+        known = self._vocabularies.pop(model, None)
+        if known and known.done() and not known.exception():
+            self._compiler.forget(known.result())
+
+    def guide(self, asked: Generate) -> Guide | None:
+        """None: not yet. Raises Refused."""
+        known = self._vocabularies[asked.model]
+        if not known.done():
+            return None
+        if error := known.exception():
+            raise Refused(in_a_line(f"This model can't be guided: {error}"))
+        vocabulary = known.result()
+        matcher = None
+        if asked.grammar is not None:
+            matcher = self._compiler.compiled(asked.grammar, vocabulary)
+            if matcher is None:
+                return None
+        budget = Budget(asked.thinking, vocabulary.text) if asked.thinking else None
+        if asked.thinking and asked.script:
+            asked.script = cut_short(asked.script, asked.thinking, vocabulary.text)
+        return Guide(vocabulary, matcher, budget, asked.stop_tokens, asked.max_tokens)
+
+
+def masks(
+    guides: Sequence[Guide], tokens: Sequence[int | None], width: int
+) -> NDArray[np.uint32] | None:
+    """[rows, ceil(width / 32)]: a bit for each token, the lowest first; None if all may follow
+    everywhere.
+
+    tokens: the last of each row, None where it has none yet.
+    """
+    words = np.empty((len(guides), -(-width // 32)), np.uint32)
+    restricted = False
+    for guide, token, row in zip(guides, tokens, words, strict=True):
+        if guide.step(token, row):
+            restricted = True
+        else:
+            row[:] = ALL
+    return words if restricted else None

@@ -1,0 +1,167 @@
+"""A JSON schema: its parts, where its references lead, and parts of it as schemas of their own.
+
+Read as draft 2020-12, older spellings as well (`definitions`, lists in `items`, `id: "#name"`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from mlx_server.errors import InvalidGrammar
+
+Schema = Mapping[str, Any] | bool
+Path = tuple[str, ...]
+
+NAMED = ("properties", "patternProperties", "dependentSchemas")
+LISTED = ("prefixItems", "allOf", "anyOf", "oneOf")
+SINGLE = (
+    *("items", "additionalItems", "additionalProperties", "unevaluatedItems"),
+    *("unevaluatedProperties", "propertyNames", "contains", "not", "if", "then", "else"),
+)
+DEFINITIONS = ("$defs", "definitions")
+
+
+class Part(NamedTuple):
+    path: Path
+    schema: Schema
+
+
+class Document:
+    """References are `#`, `#/a/pointer` or `#anchor`; nothing is fetched."""
+
+    def __init__(self, root: Schema) -> None:
+        self.root = root
+        self._anchors: dict[str, Part] = {}
+        for part in parts_of(root, DEFINITIONS):
+            for name in _anchors_of(part.schema):
+                self._anchors.setdefault(name, part)
+
+    def target(self, part: Part) -> Part | None:
+        """Where the `$ref` of this part leads, if it has one."""
+        if isinstance(part.schema, bool) or "$ref" not in part.schema:
+            return None
+        ref, at = part.schema["$ref"], (*part.path, "$ref")
+        if not isinstance(ref, str):
+            raise refused(at, "must be a text")
+        if not ref.startswith("#"):
+            raise refused(
+                at,
+                f"refers to {shown(ref)}, outside the schema. Only references into the schema"
+                " itself can be used (such as #/$defs/name): copy what is referred to into $defs",
+            )
+        self._refuse_other_base(part.path)
+        name = unquote(ref[1:])
+        if name.startswith("/") or not name:
+            return self._pointed(name, at)
+        if name not in self._anchors:
+            raise refused(at, f"refers to {shown(ref)}, but no $anchor of that name is there")
+        return self._anchors[name]
+
+    def reached(self) -> Iterator[Part]:
+        """The root and all that it uses, definitions only where they are referred to."""
+        return self._walked(())
+
+    def all(self) -> Iterator[Part]:
+        return self._walked(DEFINITIONS)
+
+    def _walked(self, definitions: tuple[str, ...]) -> Iterator[Part]:
+        waiting, seen = [Part((), self.root)], set()
+        while waiting:
+            part = waiting.pop()
+            if part.path in seen:
+                continue
+            seen.add(part.path)
+            yield part
+            target = self.target(part)
+            waiting += [*reversed(list(children(part, definitions))), *([target] if target else [])]
+
+    def _pointed(self, name: str, at: Path) -> Part:
+        steps = name.split("/")[1:]
+        path = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
+        try:
+            *_, found = self._along(path)
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise refused(at, f"refers to {shown('#' + name)}, which is not there") from None
+        if not isinstance(found, (Mapping, bool)):
+            raise refused(at, f"refers to {shown('#' + name)}, which is no schema")
+        self._refuse_other_base(path)
+        return Part(path, found)
+
+    def _along(self, path: Path) -> Iterator[Any]:
+        found: Any = self.root
+        yield found
+        for step in path:
+            found = found[int(step)] if isinstance(found, list) else found[step]
+            yield found
+
+    def _refuse_other_base(self, path: Path) -> None:
+        for depth, found in enumerate(self._along(path)):
+            base = found.get("$id") if depth and isinstance(found, Mapping) else None
+            if isinstance(base, str) and not base.startswith("#"):
+                raise refused(
+                    (*path[:depth], "$id"), "changes where references in it lead: leave it out"
+                )
+
+
+def parts_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
+    """The root and the schemas in it, no reference followed."""
+    waiting = [Part((), root)]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting += reversed(list(children(part, definitions)))
+
+
+def children(part: Part, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
+    """The schemas directly in this one; what has a wrong type has none (see fences.py)."""
+    path, schema = part
+    if isinstance(schema, bool):
+        return
+    for key, value in schema.items():
+        if (key in NAMED or key in definitions) and isinstance(value, Mapping):
+            yield from _schemas(path, key, value.items())
+        elif key in LISTED or (key == "items" and isinstance(value, list)):
+            if isinstance(value, list):
+                yield from _schemas(path, key, enumerate(value))
+        elif key in SINGLE and isinstance(value, (Mapping, bool)):
+            yield Part((*path, key), value)
+
+
+def _schemas(path: Path, key: str, found: Any) -> Iterator[Part]:
+    for name, schema in found:
+        if isinstance(schema, (Mapping, bool)):
+            yield Part((*path, key, str(name)), schema)
+
+
+def _anchors_of(schema: Schema) -> Iterator[str]:
+    if isinstance(schema, bool):
+        return
+    for key in ("$anchor", "$dynamicAnchor"):
+        if isinstance(schema.get(key), str):
+            yield schema[key]
+    for key in ("$id", "id"):
+        if isinstance(schema.get(key), str) and schema[key].startswith("#"):
+            yield schema[key][1:]
+
+
+def pointer(path: Path) -> str:
+    return "/".join(["#", *(step.replace("~", "~0").replace("/", "~1") for step in path)])
+
+
+def reference(path: Path) -> str:
+    return quote(pointer(path), safe="#/~!$&'()*+,;=:@")
+
+
+def shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, default=str)
+    except (RecursionError, ValueError):
+        return f"this {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def refused(path: Path, why: str) -> InvalidGrammar:
+    at = pointer(path)
+    at = at if len(at) <= 200 else f"{at[:120]}...{at[-77:]}"
+    return InvalidGrammar(f"The schema can't be used: {at} {why}.")

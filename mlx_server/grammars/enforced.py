@@ -1,0 +1,269 @@
+"""What a grammar can't say of a schema, and the schema without it, as llguidance gets it.
+
+llguidance leaves nothing out by itself then: what is listed here is dropped here, and what it
+refuses beyond that is refused. https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars import patterns
+from mlx_server.grammars.apart import Apart
+from mlx_server.grammars.document import (
+    Document,
+    Part,
+    Path,
+    Schema,
+    children,
+    pointer,
+    reference,
+    refused,
+)
+
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_UNSUPPORTED = (
+    *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+)
+_IDLE = ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
+"""Known to llguidance, and no constraint once references are pointers."""
+_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
+_ANNOTATIONS = frozenset(
+    (
+        *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly"),
+        *("writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
+        *("$defs", "definitions", *_IDLE),
+    )
+)
+COUNTS = (
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+    *("minContains", "maxContains"),
+)
+MOST_JOINED_PATTERNS = 8
+MOST_CHOICES = 10_000
+_EXACT = 2**53
+"""llguidance reads numbers as doubles: integers beyond may stand for their neighbours."""
+
+
+class Gap(NamedTuple):
+    path: Path
+    """Of the schema."""
+    keyword: str
+    why: str = "can't be enforced by a grammar"
+
+    def __str__(self) -> str:
+        return f"{self.keyword} at {pointer(self.path)}"
+
+    def refusal(self) -> InvalidGrammar:
+        return refused(
+            (*self.path, self.keyword), f"{self.why}: leave it out, or set strict to false"
+        )
+
+
+class Met(NamedTuple):
+    part: Part
+    joined: bool
+    """Other schemas may speak of the same value, and llguidance would have to merge them."""
+
+
+def met(document: Document) -> Iterator[Met]:
+    """The schemas that constrain a value, each once as joined and once as not, if it is both."""
+    waiting = [Met(Part((), document.root), False)]
+    seen = set()
+    while waiting:
+        now = waiting.pop()
+        if (now.part.path, now.joined) in seen:
+            continue
+        seen.add((now.part.path, now.joined))
+        yield now
+        waiting += reversed(list(_next(document, now)))
+
+
+def _next(document: Document, now: Met) -> Iterator[Met]:
+    path, schema = now.part
+    if isinstance(schema, bool):
+        return
+    shared = now.joined or len(_constraints(schema)) > 1
+    for part in children(now.part):
+        keyword = part.path[len(path)]
+        if keyword not in _UNSUPPORTED:
+            in_place = keyword in _IN_PLACE
+            alone = keyword != "allOf" or len(schema["allOf"]) == 1
+            yield Met(part, now.joined or (in_place and (shared or not alone)))
+    if target := document.target(now.part):
+        yield Met(target, shared)
+
+
+def _constraints(schema: Mapping[str, Any]) -> set[str]:
+    return {key for key in schema if key not in _ANNOTATIONS and not _vacuous(schema, key)}
+
+
+def gaps(document: Document) -> list[Gap]:
+    apart, costs = Apart(document), _Costs()
+    found: dict[Gap, None] = {}
+    for now in met(document):
+        found |= dict.fromkeys(_gaps(now, apart))
+        found |= dict.fromkeys(costs.gaps(now))
+    return list(found)
+
+
+class _Costs:
+    """What llguidance could say, but takes exponential or quadratic time to."""
+
+    def __init__(self) -> None:
+        self._joined_patterns = 0
+        self._choices = 0
+
+    def gaps(self, now: Met) -> Iterator[Gap]:
+        path, schema = now.part
+        if isinstance(schema, bool):
+            return
+        for key in ("pattern", "format"):
+            self._joined_patterns += now.joined and key in schema
+            if key in schema and self._joined_patterns > MOST_JOINED_PATTERNS:
+                yield Gap(path, key, "is one of too many that allOf, anyOf or $ref may join")
+        for key in ("minProperties", "maxProperties"):
+            if key in schema and not _vacuous(schema, key):
+                self._choices += len(schema.get("properties", ())) ** 2
+                if self._choices > MOST_CHOICES:
+                    yield Gap(path, key, "is too costly beside so many properties")
+
+
+def _gaps(now: Met, apart: Apart) -> Iterator[Gap]:
+    path, schema = now.part
+    if isinstance(schema, bool):
+        return
+    for key in schema:
+        if key in _UNSUPPORTED and not _vacuous(schema, key):
+            yield Gap(path, key)
+        elif key == "oneOf":
+            options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
+            if not apart.each(options):
+                yield Gap(path, key, "has options that can't be told apart (anyOf may)")
+        elif key in ("minProperties", "maxProperties") and not _countable(schema, key, now.joined):
+            yield Gap(path, key, "can't be enforced in this shape")
+        elif key == "format" and _may_be(schema, "string") and schema[key] not in FORMATS:
+            yield Gap(path, key, f"is not one of {', '.join(sorted(FORMATS))}")
+        elif key == "pattern" and (why := patterns.unsupported(schema[key])):
+            yield Gap(path, key, f"has {why}, which a grammar can't say")
+        elif key == "patternProperties":
+            yield from _pattern_gaps(path, schema)
+        elif key in _NUMERIC and _inexact(schema[key]):
+            yield Gap(path, key, "has an integer beyond 2^53, which is not compared exactly")
+
+
+_NUMERIC = frozenset(
+    ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+)
+
+
+def _inexact(value: Any) -> bool:
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case bool() | str() | None:
+                pass
+            case int() | float() as number:
+                if abs(number) > _EXACT and not isinstance(number, float):
+                    return True
+            case list() as items:
+                waiting += items
+            case dict() as members:
+                waiting += members.values()
+    return False
+
+
+def _pattern_gaps(path: Path, schema: Mapping[str, Any]) -> Iterator[Gap]:
+    why = next(filter(None, map(patterns.unsupported, schema["patternProperties"])), None)
+    if why:
+        yield Gap(path, "patternProperties", f"has {why}, which a grammar can't say")
+        if "additionalProperties" in schema:
+            yield Gap(path, "additionalProperties", "can't be told from patternProperties")
+
+
+def _may_be(schema: Mapping[str, Any], name: str) -> bool:
+    said = schema.get("type", name)
+    return name in (said if isinstance(said, list) else [said])
+
+
+def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
+    """Names that the schema does not list may be repeated, so at most one of them can be asked."""
+    if _vacuous(schema, key) or not _may_be(schema, "object"):
+        return True
+    if joined or any(place in schema for place in _IN_PLACE):
+        return False
+    required = set(schema.get("required", ()))
+    least = max(0, schema.get("minProperties", 0) - len(required))
+    most = schema.get("maxProperties")
+    if set(schema.get("properties", ())) <= required:
+        return least <= 1 or _closed(schema)
+    return _closed(schema) and least <= 1 and most in (None, len(required) + 1)
+
+
+def _closed(schema: Mapping[str, Any]) -> bool:
+    return schema.get("additionalProperties") is False and not schema.get("patternProperties")
+
+
+def _vacuous(schema: Mapping[str, Any], key: str) -> bool:
+    """Says nothing, as it stands here."""
+    value = schema[key]
+    match key:
+        case "uniqueItems" | "not":
+            return value is False
+        case "unevaluatedItems" | "unevaluatedProperties":
+            return value in (True, {})
+        case "propertyNames":
+            return value in (True, {}, {"type": "string"})
+        case "dependentRequired" | "dependentSchemas" | "dependencies" | "patternProperties":
+            return value in ({},)
+        case "if":
+            return "then" not in schema and "else" not in schema
+        case "then" | "else":
+            return "if" not in schema
+        case "minContains" | "maxContains":
+            return "contains" not in schema
+        case "additionalItems":
+            return not isinstance(schema.get("items"), list)
+        case "minProperties":
+            return len(set(schema.get("required", ()))) >= float(value)
+        case "maxProperties":
+            names = {*schema.get("properties", ()), *schema.get("required", ())}
+            return _closed(schema) and len(names) <= float(value)
+    return False
+
+
+def plain(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
+    """With pointers only, without what says nothing, and, if lenient, without the gaps.
+
+    `oneOf` stays where references may point into it; it is to be read as `anyOf`.
+    """
+    if isinstance(schema, bool):
+        return schema
+    copy: dict[str, Any] = json.loads(json.dumps(schema))
+    copy.pop("x-guidance", None)
+    document = Document(copy)
+    dropped: dict[Path, set[str]] = {}
+    for gap in gaps(document):
+        if not lenient:
+            raise gap.refusal()
+        dropped.setdefault(gap.path, set()).add(gap.keyword)
+    parts = [(part, document.target(part)) for part in document.reached()]
+    for (path, found), target in parts:
+        if isinstance(found, dict):
+            _clear(found, dropped.get(path, set()) - {"oneOf"})
+            if target:
+                found["$ref"] = reference(target.path)
+    return copy
+
+
+def _clear(schema: dict[str, Any], dropped: set[str]) -> None:
+    idle = {key for key in schema if key in _IDLE or _vacuous(schema, key)}
+    for key in dropped | idle:
+        schema.pop(key, None)
+    for key in schema.keys() & set(COUNTS):
+        schema[key] = int(schema[key])

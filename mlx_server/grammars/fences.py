@@ -1,0 +1,258 @@
+"""What a schema may cost: a compile can't be cancelled, so none begins that would be long.
+
+The limits are measured ones: what is within compiles in far less than two seconds and 256 MiB.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from graphlib import CycleError, TopologicalSorter
+from itertools import islice
+from typing import Any
+
+from mlx_server.grammars import patterns
+from mlx_server.grammars.document import (
+    DEFINITIONS,
+    LISTED,
+    NAMED,
+    SINGLE,
+    Document,
+    Part,
+    Path,
+    children,
+    pointer,
+    refused,
+    shown,
+)
+from mlx_server.grammars.enforced import COUNTS, met
+
+LARGEST = 256 * 1024
+DEEPEST = 48
+MOST_NODES = 20_000
+MOST_PROPERTIES = 500
+MOST_VALUES = 10_000
+MOST_TIMES = 10_000
+MOST_MULTIPLES = 10_000
+MOST_PATTERN_PROPERTIES = 64
+LONGEST_CHAIN = 2_000
+"""Schemas in schemas through references: the compiler's stack is as deep as they are."""
+
+_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+_TIMES = tuple(key for key in COUNTS if key != "maxLength")
+_NUMBERS = ("minimum", "maximum", "multipleOf")
+
+
+def fence(schema: Any) -> None:
+    """Raises InvalidGrammar for what is no JSON schema, or one that would cost too much."""
+    if not isinstance(schema, (Mapping, bool)):
+        raise refused((), f"must be an object or a boolean, not {shown(schema)}")
+    if schema is False:
+        raise refused((), "is false, which no value follows")
+    if schema is True:
+        return
+    _measure(schema)
+    document = Document(schema)
+    parts = list(document.all())
+    for part in parts:
+        _check_shapes(part)
+    _refuse_cycles(document, parts)
+    _refuse_long_chains(document, parts)
+    for part in parts:
+        _check_counts(part)
+    _check_sums(document, parts)
+
+
+def _measure(schema: Any) -> None:
+    """Without recursion: a schema may be nested as deep as its text allows."""
+    waiting: list[tuple[Any, Path]] = [(schema, ())]
+    nodes = 0
+    while waiting:
+        value, path = waiting.pop()
+        if isinstance(value, (Mapping, list)):
+            nodes += 1
+            if nodes > MOST_NODES:
+                raise refused((), f"has more than {MOST_NODES} objects and arrays in it")
+            if len(path) > 2 * DEEPEST:
+                raise refused(path, f"is nested deeper than {DEEPEST} schemas")
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+            waiting += [(item, (*path, str(key))) for key, item in inner]
+        elif isinstance(value, (int, float)) and not _is_finite(value):
+            raise refused(path, "is a number too large for any JSON reader")
+    _check_text(schema)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _check_text(schema: Any) -> None:
+    text = json.dumps(schema, ensure_ascii=False)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise refused((), "has half of a surrogate pair in a text") from None
+    if size > LARGEST:
+        raise refused((), f"has {size} bytes, more than {LARGEST}")
+
+
+def _check_shapes(part: Part) -> None:
+    path, schema = part
+    if isinstance(schema, bool):
+        return
+    for key, value in schema.items():
+        if must := next((must for fits, must in _shapes(key) if not fits(value)), None):
+            raise refused((*path, key), f"must be {must}, not {shown(value)}")
+
+
+def _shapes(key: str) -> Iterator[tuple[Callable[[Any], bool], str]]:
+    if key in NAMED or key in DEFINITIONS:
+        yield lambda v: _is_map(v, _is_schema), "an object of schemas"
+    elif key in LISTED:
+        yield lambda v: _is_list(v, _is_schema), "a list of schemas, not an empty one"
+    elif key == "items":
+        yield lambda v: _is_schema(v) or _is_list(v, _is_schema, 0), "a schema"
+    elif key in SINGLE:
+        yield _is_schema, "a schema (an object or a boolean)"
+    elif key in COUNTS:
+        yield lambda v: _is_number(v) and v >= 0 and v % 1 == 0, "a whole number from 0"
+    elif key in _NUMBERS:
+        yield _is_number, "a number"
+        yield (lambda v: key != "multipleOf" or v > 0), "greater than 0"
+    elif key in ("exclusiveMinimum", "exclusiveMaximum"):
+        yield lambda v: _is_number(v) or isinstance(v, bool), "a number"
+    elif key == "type":
+        yield lambda v: _is_type(v) or _is_list(v, _is_type), "one of " + ", ".join(sorted(_TYPES))
+    elif key == "required":
+        yield lambda v: _is_list(v, _is_text, 0), "a list of property names"
+    elif key == "enum":
+        yield lambda v: _is_list(v, lambda _: True), "a list of values, not an empty one"
+    elif key in ("pattern", "format", "$anchor", "$dynamicRef", "$recursiveRef"):
+        yield _is_text, "a text"
+    elif key == "dependentRequired":
+        yield lambda v: _is_map(v, lambda names: _is_list(names, _is_text, 0)), "lists of names"
+    elif key == "dependencies":
+        yield lambda v: isinstance(v, Mapping), "an object"
+    elif key == "uniqueItems":
+        yield lambda v: isinstance(v, bool), "true or false"
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, (Mapping, bool))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_type(value: Any) -> bool:
+    return isinstance(value, str) and value in _TYPES
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool], least: int = 1) -> bool:
+    return isinstance(value, list) and len(value) >= least and all(map(fits, value))
+
+
+def _is_map(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(map(fits, value.values()))
+
+
+def _refuse_cycles(document: Document, parts: list[Part]) -> None:
+    """A schema that is itself, with nothing of a value in between, has no value."""
+    graph = {part.path: _same_value(document, part) for part in parts}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle: list[Path] = error.args[1]
+        around = " <- ".join(pointer(path) for path in islice(cycle, 4))
+        raise refused(cycle[0], f"refers to itself with nothing in between ({around})") from None
+
+
+def _same_value(document: Document, part: Part) -> list[Path]:
+    if isinstance(part.schema, bool):
+        return []
+    target = document.target(part)
+    at = len(part.path)
+    inside = [p.path for p in children(part) if p.path[at] in ("allOf", "anyOf", "oneOf")]
+    return inside + ([target.path] if target else [])
+
+
+def _refuse_long_chains(document: Document, parts: list[Part]) -> None:
+    heads = {(), *(target.path for part in parts if (target := document.target(part)))}
+    depths = dict.fromkeys(heads, 0)
+    for part in parts:
+        for length in range(len(part.path), -1, -1):
+            if part.path[:length] in depths:
+                head = part.path[:length]
+                depths[head] = max(depths[head], 1 + (len(part.path) - length + 1) // 2)
+                break
+    if sum(depths.values()) > LONGEST_CHAIN:
+        raise refused(
+            (), f"has references that may lead through more than {LONGEST_CHAIN} schemas in a row"
+        )
+
+
+def _check_counts(part: Part) -> None:
+    path, schema = part
+    if isinstance(schema, bool):
+        return
+    for key, value in schema.items():
+        at = (*path, key)
+        if key in ("properties", "required") and len(value) > MOST_PROPERTIES:
+            raise refused(at, f"has {len(value)} names, more than {MOST_PROPERTIES}")
+        if key == "enum" and len(value) > MOST_VALUES:
+            raise refused(at, f"has {len(value)} values, more than {MOST_VALUES}")
+        if key in _TIMES and value > MOST_TIMES:
+            raise refused(at, f"is {value}, more than {MOST_TIMES}")
+        if key in ("const", "enum") and (text := _unwritable(value)):
+            raise refused(at, f"has a control character in {shown(text)}, which can't be written")
+        for pattern in [value] if key == "pattern" else value if key == "patternProperties" else ():
+            if why := patterns.excess(pattern):
+                raise refused(at, f"{shown(pattern)} {why}")
+
+
+def _unwritable(value: Any) -> str | None:
+    """A text that JSON writes with \\u only (see lark.py)."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text if any(
+                (c < " " and c not in "\n\r\t\b\f") or c == "\x7f" for c in text
+            ):
+                return text
+            case list() as items:
+                waiting += items
+            case dict() as members:
+                waiting += members.values()
+    return None
+
+
+def _check_sums(document: Document, parts: list[Part]) -> None:
+    said = [(part.path, part.schema) for part in parts if isinstance(part.schema, Mapping)]
+    named = sum(len(schema.get("patternProperties", ())) for _, schema in said)
+    if named > MOST_PATTERN_PROPERTIES:
+        raise refused((), f"has {named} patternProperties, more than {MOST_PATTERN_PROPERTIES}")
+    multiples = sum(_digits(schema) for _, schema in said)
+    joined = math.prod(
+        max(1, _digits(part.schema))
+        for part, joined in met(document)
+        if joined and isinstance(part.schema, Mapping)
+    )
+    if max(multiples, joined) > MOST_MULTIPLES:
+        raise refused(
+            (), f"has multipleOf that together come to more than {MOST_MULTIPLES}, which is costly"
+        )
+
+
+def _digits(schema: Mapping[str, Any]) -> int:
+    """The states of its automaton: 0.25 costs what 25 does."""
+    value = schema.get("multipleOf", 1)
+    digits = int(format(Decimal(repr(value)), "f").replace(".", "").strip("0") or "1")
+    return digits if digits > 10 else 0

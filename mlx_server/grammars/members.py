@@ -1,0 +1,125 @@
+"""The members of an object's schema, for notations that write arguments one by one."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlx_server.grammars.document import (
+    DEFINITIONS,
+    Document,
+    Part,
+    Path,
+    Schema,
+    parts_of,
+    reference,
+)
+
+_NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", *DEFINITIONS)
+
+
+def properties_of(schema: Schema) -> Mapping[str, Schema]:
+    """Those listed, also by what the schema plainly refers to or is made of."""
+    found: dict[str, Schema] = {}
+    for part in _plainly(Part((), schema), Document(schema)):
+        if isinstance(part.schema, Mapping):
+            for key, inner in part.schema.get("properties", {}).items():
+                found.setdefault(key, inner)
+    return found
+
+
+def required_of(schema: Schema) -> frozenset[str]:
+    return frozenset(
+        name
+        for part in _plainly(Part((), schema), Document(schema))
+        if isinstance(part.schema, Mapping)
+        for name in part.schema.get("required", ())
+    )
+
+
+def member(schema: Schema, key: str) -> Mapping[str, Any]:
+    """The schema of one member as a root of its own, with all that it refers to.
+
+    A name that is not listed is what `additionalProperties` says.
+    """
+    document = Document(schema)
+    parts = [_member(part, key) for part in _plainly(Part((), schema), document)]
+    found = [part for part in parts if part and part.schema is not True]
+    carried = _Carried(document)
+    own = [carried.copy(_followed(part, document)) for part in found]
+    root = own[0] if len(own) == 1 else {"allOf": own} if own else {}
+    definitions = carried.definitions()
+    return {**root, "$defs": definitions} if definitions else root
+
+
+class _Carried:
+    """What references lead to, copied under names of their own."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._names: dict[Path, str] = {}
+        self._waiting: list[Part] = []
+
+    def copy(self, part: Part) -> dict[str, Any]:
+        if isinstance(part.schema, bool):
+            return {} if part.schema else {"not": {}}
+        copied: dict[str, Any] = json.loads(json.dumps(part.schema))
+        for path, inner in list(parts_of(copied)):
+            if isinstance(inner, dict):
+                target = self._document.target(Part((*part.path, *path), inner))
+                for name in _NAMES:
+                    inner.pop(name, None)
+                if target:
+                    inner["$ref"] = reference(("$defs", self._name(target)))
+        return copied
+
+    def definitions(self) -> dict[str, Any]:
+        found = {}
+        while self._waiting:
+            part = self._waiting.pop()
+            found[self._names[part.path]] = self.copy(part)
+        return found
+
+    def _name(self, target: Part) -> str:
+        if target.path not in self._names:
+            last = target.path[-1] if target.path else "root"
+            self._names[target.path] = f"{len(self._names)}-{last}"
+            self._waiting.append(target)
+        return self._names[target.path]
+
+
+def _plainly(start: Part, document: Document) -> Iterator[Part]:
+    """This one, what its `$ref` leads to and the schemas of its `allOf`, and so on from these."""
+    waiting, seen = [start], set()
+    while waiting:
+        part = waiting.pop(0)
+        if part.path in seen or isinstance(part.schema, bool):
+            continue
+        seen.add(part.path)
+        yield part
+        target = document.target(part)
+        listed = enumerate(part.schema.get("allOf", ()))
+        inside = [Part((*part.path, "allOf", str(at)), inner) for at, inner in listed]
+        waiting += [*([target] if target else []), *inside]
+
+
+def _followed(part: Part, document: Document) -> Part:
+    """Where a schema leads that is a reference and says nothing else of the value."""
+    seen = set()
+    while isinstance(part.schema, Mapping) and part.path not in seen:
+        seen.add(part.path)
+        target = document.target(part)
+        if not target or set(part.schema) - {"$ref", "title", "description", "default", *_NAMES}:
+            break
+        part = target
+    return part
+
+
+def _member(part: Part, key: str) -> Part | None:
+    if isinstance(part.schema, bool):
+        return None
+    properties = part.schema.get("properties", {})
+    if key in properties:
+        return Part((*part.path, "properties", key), properties[key])
+    if "additionalProperties" in part.schema and not part.schema.get("patternProperties"):
+        return Part((*part.path, "additionalProperties"), part.schema["additionalProperties"])
+    return None

@@ -1,0 +1,100 @@
+"""Regular expressions that clients write, fenced before llguidance compiles them."""
+
+import re
+from collections.abc import Iterator
+
+LONGEST = 2_000
+MOST_REPEATS = 10_000
+MOST_STATES = 50_000
+"""Of the pattern with its repetitions written out, each inside the others."""
+
+_PIECE = re.compile(
+    r"(?P<class>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\])|(?P<escape>\\.)"
+    r"|(?P<open>\((?:\?(?:P?<\w+>|[a-zA-Z-]*:|<?[=!]|[a-zA-Z-]+(?=\))|>|\#)?)?)|(?P<close>\))"
+    r"|(?P<times>\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})|(?P<many>[*+?])|(?P<other>.)",
+    re.DOTALL,
+)
+_LOOKING = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
+
+
+def unsupported(pattern: str) -> str | None:
+    """What no grammar can say of it."""
+    for piece in _PIECE.finditer(pattern):
+        if looking := _LOOKING.get(piece["open"] or ""):
+            return f"{looking} {piece['open']}...)"
+        if re.fullmatch(r"\\[1-9k]", piece["escape"] or ""):
+            return f"a back-reference ({piece['escape']})"
+        if piece["escape"] in ("\\b", "\\B"):
+            return f"a word boundary ({piece['escape']})"
+        if piece["other"] == "\\":
+            return "a \\ at its end"
+    return None
+
+
+def excess(pattern: str) -> str | None:
+    """What is too much of it, if anything."""
+    if len(pattern) > LONGEST:
+        return f"has {len(pattern)} characters, more than {LONGEST}"
+    sizes, last = [0], 0
+    for piece in _PIECE.finditer(pattern):
+        if piece["open"]:
+            sizes.append(0)
+        elif piece["close"]:
+            last = sizes.pop() if len(sizes) > 1 else 0
+            sizes[-1] += last
+        elif piece["times"]:
+            times = _times(piece)
+            if times > MOST_REPEATS:
+                return f"repeats {times} times, more than {MOST_REPEATS}"
+            sizes[-1] += last * (times - 1)
+            last *= times
+        elif not piece["many"]:
+            last = 1
+            sizes[-1] += 1
+        if sizes[-1] > MOST_STATES:
+            return f"is more than {MOST_STATES} characters with its repetitions written out"
+    return None
+
+
+def _times(piece: re.Match[str]) -> int:
+    counts = [piece["least"], piece["most"] or "1"]
+    return MOST_REPEATS + 1 if any(len(n) > 9 for n in counts) else max(1, *map(int, counts))
+
+
+def unanchored(pattern: str) -> str:
+    """A pattern that has to match all says so without ^ and $ around each alternative."""
+    return "|".join(_bare(option) for option in _alternatives(pattern))
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    depth = begun = 0
+    for piece in _PIECE.finditer(pattern):
+        depth += bool(piece["open"]) - bool(piece["close"])
+        if piece["other"] == "|" and depth == 0:
+            yield pattern[begun : piece.start()]
+            begun = piece.end()
+    yield pattern[begun:]
+
+
+def _bare(option: str) -> str:
+    pieces = [piece[0] for piece in _PIECE.finditer(option)]
+    while pieces and pieces[0] in ("^", r"\A"):
+        pieces.pop(0)
+    while pieces and pieces[-1] in ("$", r"\z", r"\Z"):
+        pieces.pop()
+    return "".join(pieces)
+
+
+def terminal_of(pattern: str) -> str:
+    """As Lark writes it: between slashes, on one line."""
+    if not pattern:
+        return '""'
+    pieces = (piece[0] for piece in _PIECE.finditer(pattern))
+    return f"/{''.join(_escaped(piece) for piece in pieces)}/"
+
+
+def _escaped(piece: str) -> str:
+    if piece.startswith("\\"):
+        return "\\n" if piece == "\\\n" else piece
+    inner = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", piece, flags=re.DOTALL)
+    return inner.replace("\n", "\\n")

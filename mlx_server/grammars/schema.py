@@ -1,0 +1,81 @@
+"""The JSON schemas of a request: checked, told what of them is not enforced, taken apart."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars.document import Document, Schema
+from mlx_server.grammars.enforced import gaps
+from mlx_server.grammars.fences import fence
+from mlx_server.grammars.lark import Lark
+from mlx_server.grammars.members import member, properties_of, required_of
+from mlx_server.messages import Tool
+
+__all__ = [
+    "arguments",
+    "check",
+    "check_tools",
+    "member",
+    "object_of",
+    "properties_of",
+    "required_of",
+    "unenforced",
+]
+
+MOST_TOOLS = 128
+LARGEST_TOOLS = 1024 * 1024
+"""The schemas of all tools together: they are one grammar."""
+
+
+def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
+    """Raises InvalidGrammar if it can't be used, or, if strict, not all of it enforced."""
+    try:
+        fence(schema)
+        if strict:
+            for gap in gaps(Document(schema)):
+                raise gap.refusal()
+    except InvalidGrammar as error:
+        error.param = param
+        raise
+
+
+def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
+    if len(tools) > MOST_TOOLS:
+        raise InvalidGrammar(
+            f"There are {len(tools)} tools, more than {MOST_TOOLS}. Send fewer.", param=param
+        )
+    size = sum(len(json.dumps(dict(tool.parameters))) for tool in tools)
+    if size > LARGEST_TOOLS:
+        raise InvalidGrammar(
+            f"The tools' parameters have {size} bytes, more than {LARGEST_TOOLS}. Send fewer"
+            " tools, or shorten descriptions.",
+            param=param,
+        )
+    for at, tool in enumerate(tools):
+        check(
+            object_of(tool.parameters),
+            strict=tool.strict,
+            param=f"{param}[{at}].function.parameters",
+        )
+
+
+def unenforced(schema: Schema) -> tuple[str, ...]:
+    """`keyword at #/path` for all that a grammar of it leaves out, if it is not strict."""
+    return tuple(str(gap) for gap in gaps(Document(schema)))
+
+
+def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False) -> str:
+    """The rule of a tool's arguments: a JSON object, whatever its schema leaves open."""
+    schema = object_of(parameters)
+    check(schema, strict=strict)
+    return lark.json(schema, lenient=not strict)
+
+
+def object_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The schema of a tool's arguments, which are an object even where it does not say so."""
+    if parameters is None:
+        return {"type": "object"}
+    if isinstance(parameters, Mapping) and "type" not in parameters:
+        return {"type": "object", **parameters}
+    return parameters

@@ -1,0 +1,134 @@
+"""Grammars that clients write, to be one rule of ours: nested, so that no names collide.
+
+Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars import gbnf, patterns, schema
+from mlx_server.grammars.enforced import plain
+from mlx_server.grammars.lark import JSON
+
+LARGEST = 128 * 1024
+MOST_RULES = 500
+MOST_INTERSECTIONS = 8
+"""Each may double the work."""
+DEEPEST = 48
+"""Brackets in brackets: llguidance reads them by recursion."""
+
+_TOKEN = re.compile(
+    r"(?P<blank>[ \t]+|(?:#|//)[^\n]*)|(?P<line>(?:\r?\n)+)"
+    r'|(?P<text>"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1f\x7f])*"i?)'
+    r"|(?P<regex>/(?:\\.|[^/\\])+/[imslux]*)"
+    r"|(?P<special><[^<>\s]+>)|(?P<grammar>@[a-zA-Z0-9_-]+)|(?P<directive>%[a-z]+)"
+    r"|(?P<name>[!?_]{0,2}[a-zA-Z][a-zA-Z0-9_-]*)|(?P<open>[(\[{])|(?P<close>[)\]}])"
+    r"|(?P<other>[:|~&=,.*+?!^_0-9>-])"
+)
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+_OPTIONS = {"max_tokens", "stop", "temperature", "stop_capture", "capture"}
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    line: int
+
+
+def body_of(source: str) -> str:
+    """The body of a rule, whichever of the two notations the client wrote."""
+    if len(source) > LARGEST:
+        raise InvalidGrammar(f"The grammar has {len(source)} characters, more than {LARGEST}.")
+    lark = gbnf.lark_of(source) if gbnf.is_gbnf(source) else source
+    tokens = list(_tokens(lark))
+    _refuse_excess(tokens)
+    return f"%lark {{\n{''.join(_checked(tokens))}\n}}"
+
+
+def _tokens(source: str) -> Iterator[_Token]:
+    at, line = 0, 1
+    while at < len(source):
+        found = _TOKEN.match(source, at)
+        if not found or not found.lastgroup:
+            raise _refused(line, f"{source[at : at + 20]!r} is not Lark")
+        kind, text = found.lastgroup, found[0]
+        if text in ("%json", "%regex", "%llguidance"):
+            _, end = _value_at(source, found.end(), line)
+            kind, text = text, source[found.end() : end]
+        yield _Token(kind, text, line)
+        at = end if kind.startswith("%") else found.end()
+        line += source.count("\n", found.start(), at)
+
+
+def _value_at(source: str, at: int, line: int) -> tuple[Any, int]:
+    begun = re.compile(r"\s*").match(source, at)
+    assert begun
+    try:
+        value, end = json.JSONDecoder().raw_decode(source, begun.end())
+    except (ValueError, RecursionError):
+        raise _refused(line, "a % directive has no JSON behind it") from None
+    return value, end
+
+
+def _refuse_excess(tokens: list[_Token]) -> None:
+    opened: list[str] = []
+    for token in tokens:
+        if token.kind == "open":
+            opened.append(token.text)
+        elif token.kind == "close" and (not opened or opened.pop() != _PAIRS[token.text]):
+            raise _refused(token.line, f"{token.text} closes nothing")
+        if len(opened) > DEEPEST:
+            raise _refused(token.line, f"brackets are nested deeper than {DEEPEST}")
+    if opened:
+        raise InvalidGrammar(f"The grammar can't be used: {opened[-1]} is never closed.")
+    if sum(token.text == "&" for token in tokens) > MOST_INTERSECTIONS:
+        raise InvalidGrammar(f"The grammar has more than {MOST_INTERSECTIONS} intersections (&).")
+    rules = sum(token.text == ":" for token in tokens)
+    if rules > MOST_RULES:
+        raise InvalidGrammar(f"The grammar has {rules} rules, more than {MOST_RULES}.")
+
+
+def _checked(tokens: list[_Token]) -> Iterator[str]:
+    told = [token for token in tokens if token.kind not in ("blank", "line")]
+    following = dict(zip(map(id, told), told[1:], strict=False))
+    for token in tokens:
+        after = following.get(id(token))
+        if token.kind == "name" and token.text in _OPTIONS and after and after.text == "=":
+            raise _refused(token.line, f"the option {token.text} can't be used here")
+        yield _written(token)
+
+
+def _written(token: _Token) -> str:
+    kind, text, line = token
+    match kind:
+        case "special":
+            raise _refused(line, f"{text} is a special token; those are the model's own")
+        case "grammar":
+            raise _refused(line, f"{text} refers to another grammar, and there is none")
+        case "directive" if text not in ("%import", "%ignore"):
+            raise _refused(line, f"{text} can't be used here")
+        case "%llguidance" if json.loads(text):
+            raise _refused(line, "%llguidance can't change options here; leave it out")
+        case "%llguidance" | "blank":
+            return " "
+        case "%json":
+            return f"%json {_schema(json.loads(text))}"
+        case "%regex":
+            return f"%regex {json.dumps(json.loads(text))}"
+        case "regex":
+            if why := patterns.unsupported(text) or patterns.excess(text):
+                raise _refused(line, f"the pattern {text[:40]} {why}")
+    return text
+
+
+def _schema(found: Any) -> str:
+    schema.check(found, strict=True)
+    told = plain(found)
+    return json.dumps({**told, "x-guidance": JSON} if isinstance(told, dict) else told)
+
+
+def _refused(line: int, why: str) -> InvalidGrammar:
+    return InvalidGrammar(f"The grammar can't be used: line {line}: {why}.")

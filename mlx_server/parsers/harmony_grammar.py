@@ -1,0 +1,108 @@
+"""The grammar of gpt-oss's answers: messages on channels, as HarmonyParser reads them.
+
+The whole answer is in it, so that no header is another, and none names what was not offered. A
+stop token ends it, wherever the grammar is complete.
+"""
+
+from collections.abc import Iterator
+
+from mlx_server.errors import BadRequest
+from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.grammars.schema import arguments
+from mlx_server.messages import Tool
+from mlx_server.parsers.harmony import (
+    FUNCTIONS,
+    PYTHON,
+    callable_tools,
+    header_name,
+    is_built_in,
+)
+from mlx_server.parsers.wanted import Wanted
+from mlx_server.repair.names import tool_named
+from mlx_server.requests import Named
+
+NEXT = "<|end|><|start|>assistant"
+REASONING = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
+
+FUNCTION_CHANNELS = ("commentary",)
+OWN_CHANNELS = ("analysis", "commentary")
+"""Of what the model was trained with."""
+
+
+def grammar(wanted: Wanted) -> str | None:
+    """None if anything will do."""
+    if not (wanted.format or wanted.reading.tools):
+        return None
+    return _Grammar(wanted).source()
+
+
+def end_of_reasoning(wanted: Wanted) -> str:
+    """What leads from reasoning to an answer, or to a call where there has to be one."""
+    return "<|end|>" if _must_call(wanted) else NEXT + FINAL
+
+
+def _must_call(wanted: Wanted) -> bool:
+    return wanted.choice == "required" or isinstance(wanted.choice, Named)
+
+
+class _Grammar:
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._lark = Lark(wanted.reading.control)
+
+    def source(self) -> str:
+        lark, calls = self._lark, list(self._calls())
+        if _must_call(self._wanted):
+            if not calls:
+                raise BadRequest("There is no tool that Harmony can call.", param="tool_choice")
+            return lark.source(f"({self._message('analysis')})* ({' | '.join(calls)})")
+        before = f"{self._message('analysis')} | {self._message('commentary')}"
+        return lark.source(f"({before})* ({' | '.join([*calls, self._final()])})")
+
+    def _message(self, channel: str) -> str:
+        """One that another follows."""
+        header = self._lark.text(f"<|channel|>{channel}<|message|>")
+        return self._lark.rule(f"{header} {self._lark.anything()} {self._lark.text(NEXT)}")
+
+    def _final(self) -> str:
+        lark, wanted = self._lark, self._wanted.format
+        if not wanted:
+            return lark.rule(f"{lark.text(FINAL)} {lark.anything()}")
+        header = f"{lark.text('<|channel|>final')} {self._json_type()}? {lark.text('<|message|>')}"
+        return lark.rule(f"{header} {rule_of(wanted, lark)}")
+
+    def _calls(self) -> Iterator[str]:
+        tools = self._wanted.reading.tools
+        match self._wanted.choice:
+            case "none":
+                return
+            case Named(name):
+                chosen = [tool for tool in tools if tool.name == name]
+            case _:
+                chosen = list(tools)
+        names = [tool.name for tool in tools]
+        for tool in chosen:
+            if is_built_in(tool):
+                for own in callable_tools([tool]):
+                    yield self._call(own.name, own, OWN_CHANNELS)
+            elif tool_named(recipient := FUNCTIONS + header_name(tool.name), names) == tool.name:
+                yield self._call(recipient, tool, FUNCTION_CHANNELS)
+
+    def _call(self, recipient: str, tool: Tool, channels: tuple[str, ...]) -> str:
+        lark = self._lark
+        to = lark.rule(quoted(f" to={recipient}"))
+        channel = f"{lark.text('<|channel|>')} {lark.rule(' | '.join(map(quoted, channels)))}"
+        # behind the channel or behind the role
+        header = lark.rule(f"{channel} {to} | {to} {channel}")
+        kind = lark.rule(f'{self._json_type()} | " json" | " code"')
+        return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {self._arguments(tool)}")
+
+    def _json_type(self) -> str:
+        return self._lark.rule(f'" "? {self._lark.text("<|constrain|>json")}')
+
+    def _arguments(self, tool: Tool) -> str:
+        if is_built_in(tool) and tool.name == PYTHON:
+            return self._lark.anything()
+        return arguments(tool.parameters, self._lark, strict=tool.strict)

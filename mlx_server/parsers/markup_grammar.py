@@ -1,0 +1,233 @@
+"""The grammar of a whole answer, for families that mark reasoning and calls in its text.
+
+What it allows, MarkupParser reads: a mark means here what it means there, where it stands.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.lark import Lark
+from mlx_server.messages import Tool
+from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.prose import Prose, first_token
+from mlx_server.parsers.wanted import Wanted
+from mlx_server.requests import Format, Named
+from mlx_server.tool_parsers.blocks import block_of, empty_block, one_of, unmarked_block
+from mlx_server.tool_parsers.notation import Block, Unmarked
+
+SPACE = r"/[\x20\n]{1,2}/"
+"""Between the parts of an answer that may have nothing else between them."""
+
+STRAYS = 2
+"""Marks in a row that say nothing."""
+
+
+def markup_grammar(layout: Layout, wanted: Wanted) -> str | None:
+    tools = wanted.reading.tools
+    match wanted.choice:
+        case Named(name):
+            named = [tool for tool in tools if tool.name == name]
+            return Bound(layout, wanted).one_call(named)
+        case "required":
+            return Bound(layout, wanted).calls(tools)
+        case "auto" if wanted.format and tools:
+            return Bound(layout, wanted).calls_or_text(tools, wanted.format)
+        case _ if wanted.format:
+            return Bound(layout, wanted).text(wanted.format)
+        case "auto" | "none" if tools:
+            return Free(layout, wanted).whole()
+    return None
+
+
+class MarkupGrammar:
+    def __init__(self, layout: Layout, wanted: Wanted) -> None:
+        self.lark = Lark(wanted.reading.control)
+        self.layout = layout
+        self.control = wanted.reading.control
+        self.ends_with = wanted.reading.ends_with
+        self.inside = layout.inside(self.ends_with)
+        self.thinks = wanted.thinks
+        # a mark that begins with another one says no more than that
+        self.reasoning = [
+            (opening, closing)
+            for opening, closing in layout.reasoning
+            if not any(o != opening and opening.startswith(o) for o in layout.opens_reasoning)
+        ]
+        blocks = [(notation, block) for notation in layout.notations for block in notation.blocks]
+        bare = [block for _, block in blocks if isinstance(block, Unmarked)]
+        self.unmarked = list(dict.fromkeys(bare))
+        self.marked = [
+            (mark, block)
+            for notation, block in blocks
+            for mark in notation.opens
+            if not isinstance(block, Unmarked)
+        ]
+
+    def known(self) -> list[str]:
+        """All marks of the family."""
+        layout = self.layout
+        calls = (m for n in layout.notations for m in (*n.opens, *n.closes, *n.inner))
+        pairs = (mark for pair in layout.reasoning for mark in pair)
+        return list(dict.fromkeys([*pairs, *calls, *layout.ends_reasoning, *layout.dropped]))
+
+    def prose(self, meant: Sequence[str], but: Sequence[str], free: Sequence[int]) -> Prose:
+        """Text up to marks that mean something. but: marks that can't be in it. free: control
+        tokens that may, unless one of those marks is made with them."""
+        marks = (*meant, *but)
+        begin = {first_token(mark, self.control) for mark in marks}
+        passed = [
+            mark
+            for mark in self.known()
+            if first_token(mark, self.control) in begin - {"", mark} and not mark.startswith(marks)
+        ]
+        text = self.lark.anything(*(m for m in but if not first_token(m, self.control)))
+        return Prose(self.lark, text, [id for id in free if self.control[id] not in begin], passed)
+
+
+class Bound(MarkupGrammar):
+    """Reasoning, if there is any, and then nothing but what is wanted."""
+
+    def __init__(self, layout: Layout, wanted: Wanted) -> None:
+        taught = tuple(n for n in layout.notations if n.blocks and not n.mends)
+        super().__init__(replace(layout, notations=taught) if taught else layout, wanted)
+        self._all_calls = layout.calls
+
+    def one_call(self, tools: Sequence[Tool]) -> str | None:
+        return self._whole(self._marked(tools, several=False), self._bare(tools, several=False))
+
+    def calls(self, tools: Sequence[Tool]) -> str | None:
+        return self._whole(self._several(tools), self._bare(tools, several=True))
+
+    def text(self, format: Format) -> str | None:
+        return self._whole([rule_of(format, self.lark)])
+
+    def calls_or_text(self, tools: Sequence[Tool], format: Format) -> str | None:
+        if self.marked:
+            self.unmarked = []  # can't be told from formatted text
+        made = [*self._several(tools), rule_of(format, self.lark)]
+        return self._whole(made, self._bare(tools, several=True))
+
+    def _several(self, tools: Sequence[Tool]) -> list[str]:
+        marked = self._marked(tools, several=True)
+        calls = f"({one_of(marked)})"
+        return [f"{calls} ({self._space()} {calls})*"] if marked else []
+
+    def _marked(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
+        return [
+            f"{self.lark.text(mark)} {block_of(block, self.lark, tools, several=several)}"
+            for mark, block in self.marked
+        ]
+
+    def _bare(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
+        return [unmarked_block(b, self.lark, tools, several=several) for b in self.unmarked]
+
+    def _whole(self, answers: Sequence[str], unmarked: Sequence[str] = ()) -> str | None:
+        if not (answers or unmarked):
+            return None
+        stray = one_of(self.lark.text(mark) for mark in self.layout.dropped)
+        before = f"(({stray}) {self._space()}){{0,{STRAYS}}}" if stray else ""
+        behind = f"({self._space()} ({stray})){{0,{STRAYS}}}" if stray else ""
+        apart = [f"{before} ({one_of(answers)}) {behind}"] if answers else []
+        return self.lark.source(f"{self._reasoned()} ({one_of([*apart, *unmarked])})")
+
+    def _reasoned(self) -> str:
+        if self.inside:
+            return self._closed(self.inside)
+        closings = tuple(closing.rstrip() for _, closing in self.reasoning)
+        if not (self.thinks and closings) or self.ends_with.rstrip().endswith(closings):
+            return ""
+        blocks = (f"{self.lark.text(o)} {self._closed(c)}" for o, c in self.reasoning)
+        return f"({one_of(blocks)})?"
+
+    def _closed(self, closing: str) -> str:
+        """Only the family's own control tokens: any other could be an end of the answer."""
+        spelled = self.known()
+        own = [id for id, token in self.control.items() if any(token in mark for mark in spelled)]
+        others = self._all_calls if self.layout.calls_end_reasoning else ()
+        ends = tuple(mark for mark in (*self.layout.ends_of_reasoning, *others) if mark != closing)
+        return f"{self.prose([closing], ends, own).up_to(closing)} {self._space()}"
+
+    def _space(self) -> str:
+        trims = self.layout.trims and self.layout.trims_text
+        return f"{self.lark.terminal(SPACE)}?" if trims else ""
+
+
+class Free(MarkupGrammar):
+    """Any answer, but for the calls in it.
+
+    It goes from state to state: where it begins, also behind reasoning, it may be a call that has
+    no mark; then there is its text, reasoning, and what follows a call that nothing ends.
+    """
+
+    def __init__(self, layout: Layout, wanted: Wanted) -> None:
+        super().__init__(layout, wanted)
+        self._tools = wanted.reading.tools
+        self._constrains = bool(self.marked or self.unmarked)
+        self._but: tuple[str, ...] = ()
+        self._heads = [block.head(tool) for block in self.unmarked for tool in self._tools]
+        if wanted.choice == "none":
+            self._but = layout.calls
+            self.marked, self.unmarked = [], []
+        meant = [*(opening for opening, _ in self.reasoning), *(mark for mark, _ in self.marked)]
+        self._prose = self.prose(meant, self._but, list(self.control))
+        self._states: dict[str, str] = {}
+
+    def whole(self) -> str | None:
+        if not (self._constrains or self._but):
+            return None
+        return self.lark.source(self._reasoning(self.inside) if self.inside else self._beginning())
+
+    def _state(self, key: str, made: Callable[[], list[str]]) -> str:
+        """Made once; states lead back to each other."""
+        if key not in self._states:
+            self._states[key] = self.lark.later()
+            self.lark.define(self._states[key], one_of(made()))
+        return self._states[key]
+
+    def _beginning(self) -> str:
+        def made() -> list[str]:
+            blocks = ((block, self._unmarked(block)) for block in self.unmarked)
+            calls = [f"{written} {self._behind(block)}" for block, written in blocks]
+            return [*self._onward(self._less(self._heads)), *calls]
+
+        return self._state("beginning", made) if self._heads else self._text()
+
+    def _text(self) -> str:
+        return self._state("text", lambda: self._onward(self._prose))
+
+    def _behind(self, block: Block) -> str:
+        if not block.read_on:
+            return self._text()
+        return self._state(block.read_on, lambda: self._onward(self._less([block.read_on])))
+
+    def _reasoning(self, closing: str) -> str:
+        def made() -> list[str]:
+            ends = (closing, *self.layout.ends_reasoning)
+            marked = self.marked if self.layout.calls_end_reasoning else []
+            but = self._but if self.layout.calls_end_reasoning else ()
+            prose = self.prose([*ends, *(mark for mark, _ in marked)], but, list(self.control))
+            over = [f"{prose.up_to(mark)} {self._beginning()}" for mark in ends]
+            cut_short = [f"{prose.up_to(mark)} {self._called(block)}" for mark, block in marked]
+            return [prose.rest(), *over, *cut_short]
+
+        return self._state(closing, made)
+
+    def _onward(self, prose: Prose) -> list[str]:
+        """From a text to what may follow it."""
+        reasoning = [f"{prose.up_to(o)} {self._reasoning(c)}" for o, c in self.reasoning]
+        calls = [f"{prose.up_to(mark)} {self._called(block)}" for mark, block in self.marked]
+        return [prose.rest(), *reasoning, *calls]
+
+    def _called(self, block: Block) -> str:
+        call = block_of(block, self.lark, self._tools, several=True)
+        empty = [empty_block(block, self.lark)] if block.may_be_empty else []
+        return f"({one_of([call, *empty])}) {self._behind(block)}"
+
+    def _unmarked(self, block: Unmarked) -> str:
+        return unmarked_block(block, self.lark, self._tools, several=True, space=r"\s*")
+
+    def _less(self, beginnings: Sequence[str]) -> Prose:
+        """Text that does not begin as one of these regular expressions says."""
+        begun = self.lark.terminal(f"/\\s*({'|'.join(beginnings)})/ {self.lark.anything()}")
+        return self._prose.beginning_as(self.lark.terminal(f"{self._prose.text} & ~{begun}"))

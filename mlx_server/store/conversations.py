@@ -1,0 +1,81 @@
+"""Conversations and their items."""
+
+from collections.abc import Sequence
+from sqlite3 import Connection
+
+from mlx_server.errors import NotFound
+from mlx_server.store.database import Database, reads, sized, writes
+from mlx_server.store.items import Order, append, drop, find, page
+from mlx_server.store.records import Conversation, Item, Page
+
+
+class Conversations(Database):
+    @writes
+    def create_conversation(
+        self, db: Connection, conversation: Conversation, owner: str, items: Sequence[Item] = ()
+    ) -> None:
+        made = conversation.created_at
+        row = (owner, conversation.id, made, made, sized(conversation.body))
+        seq = db.execute(
+            "INSERT INTO records (kind, owner, id, created_at, used_at, status, body)"
+            " VALUES ('conversation', ?, ?, ?, ?, '', ?)",
+            row,
+        ).lastrowid
+        assert seq is not None
+        append(db, seq, items, output=False)
+
+    @reads
+    def conversation(self, db: Connection, id: str, owner: str) -> Conversation:
+        seq = find(db, "conversation", id, owner)
+        row = db.execute("SELECT created_at, body FROM records WHERE seq = ?", (seq,)).fetchone()
+        return Conversation(id, *row)
+
+    @writes
+    def update_conversation(
+        self, db: Connection, id: str, owner: str, body: bytes, now: float
+    ) -> None:
+        seq = find(db, "conversation", id, owner)
+        row = (sized(body), now, seq)
+        db.execute("UPDATE records SET body = ?, used_at = ? WHERE seq = ?", row)
+
+    @writes
+    def delete_conversation(self, db: Connection, id: str, owner: str) -> None:
+        """Its responses stay, with items of their own."""
+        drop(db, "conversation", id, owner)
+
+    @writes
+    def add_items(
+        self, db: Connection, id: str, owner: str, items: Sequence[Item], now: float
+    ) -> None:
+        seq = find(db, "conversation", id, owner)
+        append(db, seq, items, output=False)
+        db.execute("UPDATE records SET used_at = ? WHERE seq = ?", (now, seq))
+
+    @reads
+    def conversation_items(
+        self,
+        db: Connection,
+        id: str,
+        owner: str,
+        after: str | None = None,
+        limit: int = 20,
+        order: Order = "desc",
+    ) -> Page:
+        return page(db, find(db, "conversation", id, owner), after, limit, order)
+
+    @reads
+    def conversation_item(self, db: Connection, id: str, owner: str, item: str) -> Item:
+        seq = find(db, "conversation", id, owner)
+        found = db.execute(
+            "SELECT id, body FROM items WHERE id = ? AND record = ?", (item, seq)
+        ).fetchone()
+        if found is None:
+            raise NotFound(f"Item with id '{item}' not found in conversation '{id}'.")
+        return Item(*found)
+
+    @writes
+    def delete_item(self, db: Connection, id: str, owner: str, item: str) -> None:
+        seq = find(db, "conversation", id, owner)
+        gone = db.execute("DELETE FROM items WHERE id = ? AND record = ?", (item, seq))
+        if gone.rowcount == 0:
+            raise NotFound(f"Item with id '{item}' not found in conversation '{id}'.")

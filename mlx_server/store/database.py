@@ -1,0 +1,182 @@
+"""One file, one thread that speaks to it: calls run in order and the event loop never waits."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from sqlite3 import Connection
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge
+from mlx_server.store.file import Guest
+
+log = logging.getLogger("mlx_server.store")
+
+D = TypeVar("D", bound="Database")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_BYTES = 64 * 2**20
+
+RETRY_SECONDS = 1.0
+"""After a failure, calls fail at once for so long: they would wait in line for the same failure."""
+
+READ = "BEGIN"
+WRITE = "BEGIN IMMEDIATE"
+
+REMEDIES = {
+    sqlite3.SQLITE_BUSY: "is locked by another program: end that one.",
+    sqlite3.SQLITE_FULL: "can't grow, the disk is full: free some space.",
+    sqlite3.SQLITE_READONLY: "can't be written: check its permissions and its folder's.",
+    sqlite3.SQLITE_CANTOPEN: "can't be opened: check its permissions and its folder's.",
+    sqlite3.SQLITE_PERM: "can't be opened: check its permissions and its folder's.",
+    sqlite3.SQLITE_CORRUPT: "is damaged. A server sets it aside and begins a new one: try again.",
+    sqlite3.SQLITE_NOTADB: "is damaged. A server sets it aside and begins a new one: try again.",
+    sqlite3.SQLITE_IOERR: "could not be read or written: check the disk and the space on it.",
+}
+
+PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
+"""The connection is as good as before: reads go on."""
+
+
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class Database:
+    """After trouble the file is opened anew by the next call; nobody need restart the server."""
+
+    def __init__(self, file: Guest) -> None:
+        self._file = file
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._closed = False
+        self._db: Connection | None = None
+        self._opened: os.stat_result | None = None
+        self._trouble = ""
+        self._retry_at = 0.0
+
+    async def close(self) -> None:
+        """After every call that was made before. What comes later is refused."""
+        if self._closed:
+            return
+        closing = self._submit(self._leave)
+        self._closed = True
+        await asyncio.shield(closing)
+        self._thread.shutdown(wait=False)
+
+    def _submit(self, work: Callable[[], R]) -> asyncio.Future[R]:
+        if self._closed:
+            raise ShuttingDown("The store of responses is closed: the server is stopping.")
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _transact(self, begin: str, work: Callable[[Connection], R]) -> R:
+        can_read = self._db is not None and begin == READ
+        if time.monotonic() < self._retry_at and not can_read:
+            raise StoreUnavailable(self._trouble)
+        try:
+            with _transaction(self._connected(), begin) as db:
+                return work(db)
+        except sqlite3.IntegrityError:  # of a caller's own making, and no trouble of the file
+            raise
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise BadRequest(f"An id or a number can't be stored: {error}.") from error
+        except (sqlite3.Error, OSError, StoreUnavailable) as error:
+            self._suffer(error)
+            raise StoreUnavailable(self._trouble) from error
+
+    def _connected(self) -> Connection:
+        if self._db is None or self._moved():
+            self._disconnect()
+            self._db = self._file.open()
+            self._opened = self._file.path.stat()
+        return self._db
+
+    def _moved(self) -> bool:
+        """What is written to a file that was deleted or replaced would be gone with it."""
+        try:
+            found = self._file.path.stat()
+        except FileNotFoundError:
+            return True
+        assert self._opened is not None
+        return not os.path.samestat(found, self._opened)
+
+    def _suffer(self, error: Exception) -> None:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
+        remedy = REMEDIES.get(code, "can't be used: see the server's log.")
+        self._trouble = f"The store of responses {remedy}"
+        if isinstance(error, StoreUnavailable):
+            self._trouble = error.message
+        log.warning("%s: %s", self._file.path, error)
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if code not in PASSING:
+            self._disconnect()
+        if code in DAMAGE:
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        try:
+            self._file.set_aside()
+            self._retry_at = 0.0
+        except OSError as error:
+            log.warning("%s can't be set aside: %s", self._file.path, error)
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            with suppress(sqlite3.Error):
+                self._db.close()
+            self._db = None
+
+    def _leave(self) -> None:
+        self._disconnect()
+        self._file.close()
+
+
+def reads(
+    work: Callable[Concatenate[D, Connection, P], R],
+) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
+    """The method runs in the store's thread, on one snapshot; it is skipped if nobody waits."""
+
+    @wraps(work)
+    async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        job = partial(self._transact, READ, lambda db: work(self, db, *args, **kwargs))
+        return await self._submit(job)
+
+    return call
+
+
+def writes(
+    work: Callable[Concatenate[D, Connection, P], R],
+) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
+    """All or nothing, on the disk when the call returns. Begun, it is done, awaited or not."""
+
+    @wraps(work)
+    async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        job = partial(self._transact, WRITE, lambda db: work(self, db, *args, **kwargs))
+        return await asyncio.shield(self._submit(job))
+
+    return call
+
+
+def sized(body: bytes) -> bytes:
+    if len(body) > MAX_BYTES:
+        raise TooLarge(
+            f"{len(body)} bytes in one piece can't be stored, {MAX_BYTES} can. "
+            "Send less, or send it with store: false."
+        )
+    return body
+
+
+@contextmanager
+def _transaction(db: Connection, begin: str) -> Iterator[Connection]:
+    db.execute(begin)
+    try:
+        yield db
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.rollback()
+        raise

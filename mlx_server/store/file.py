@@ -1,0 +1,219 @@
+"""The SQLite file: its schema, how it is opened, locked and set aside, and who may do that."""
+
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any
+
+import msgspec
+
+from mlx_server.errors import StoreUnavailable
+
+log = logging.getLogger("mlx_server.store")
+
+VERSION = 1
+
+BUSY_SECONDS = 2.0
+"""How long a call waits for another process, such as `mlx-server store`, to end its writing."""
+
+PRAGMAS = (
+    # before the first table, or it is without effect: lets pruning give space back
+    "PRAGMA auto_vacuum = INCREMENTAL",
+    "PRAGMA synchronous = FULL",
+    # macOS: an fsync alone leaves the data in the drive's own cache
+    "PRAGMA fullfsync = ON",
+    "PRAGMA checkpoint_fullfsync = ON",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA journal_size_limit = 67108864",
+)
+
+SCHEMA = (
+    """CREATE TABLE records (
+        seq INTEGER PRIMARY KEY,
+        kind TEXT NOT NULL CHECK (kind IN ('response', 'conversation')),
+        owner TEXT NOT NULL,
+        id TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        used_at REAL NOT NULL,
+        status TEXT NOT NULL,
+        previous TEXT,
+        conversation TEXT,
+        body BLOB NOT NULL,
+        UNIQUE (id, owner, kind)
+    )""",
+    "CREATE INDEX by_age ON records (kind, used_at)",
+    "CREATE INDEX running ON records (status) WHERE status IN ('queued', 'in_progress')",
+    # a conversation's items are all input
+    """CREATE TABLE items (
+        seq INTEGER PRIMARY KEY,
+        record INTEGER NOT NULL REFERENCES records ON DELETE CASCADE,
+        output INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        body BLOB NOT NULL,
+        UNIQUE (id, record, output)
+    )""",
+    "CREATE INDEX in_order ON items (record, output)",
+    """CREATE TABLE events (
+        record INTEGER NOT NULL REFERENCES records ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        PRIMARY KEY (record, number)
+    ) WITHOUT ROWID""",
+    f"PRAGMA user_version = {VERSION}",
+)
+
+INTERRUPTED = {
+    "code": "server_error",
+    "message": "The server stopped before this response was finished. Send the request again.",
+}
+
+
+class Guest:
+    """Opens a file that a server may be using: touches nothing that is that server's to mend."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> Connection:
+        return connect(self.path)
+
+    def set_aside(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Keeper(Guest):
+    """Opens the file for the one server that it belongs to, until `close` or death."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lock: int | None = None
+        self._mended = False
+
+    def open(self) -> Connection:
+        _make_folder(self.path.parent)
+        if self._lock is None:
+            self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
+        db = connect(self.path)
+        try:
+            if not self._mended:  # what runs later on is our own
+                _fail_interrupted(db)
+                self._mended = True
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def set_aside(self) -> None:
+        """The three files keep their names' endings: SQLite's tools can open what is left."""
+        stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09}"
+        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        for ending in ("-wal", "-shm", ""):
+            file = self.path.with_name(self.path.name + ending)
+            if file.exists():
+                file.rename(aside.with_name(aside.name + ending))
+        log.error("%s is damaged: set aside as %s, and a new store begun", self.path, aside.name)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def connect(path: Path) -> Connection:
+    if not path.exists():
+        path.touch(mode=0o600)
+    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        _prepare(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: Connection) -> None:
+    version = _one(db, "PRAGMA user_version")
+    if version > VERSION:
+        raise StoreUnavailable(
+            f"The store of responses is a newer mlx-server's (format {version}, not {VERSION}). "
+            "Update mlx-server, or give it another data directory."
+        )
+    for pragma in PRAGMAS:
+        db.execute(pragma).fetchall()
+    mode = _one(db, "PRAGMA journal_mode = WAL")
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"The store of responses is where SQLite can't keep a WAL (but {mode})."
+        )
+    if version == 0:
+        _create(db)
+
+
+def _create(db: Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _one(db, "PRAGMA user_version") == 0:  # else another process was faster
+        for statement in SCHEMA:
+            db.execute(statement)
+    db.execute("COMMIT")
+
+
+def _one(db: Connection, pragma: str) -> Any:
+    return db.execute(pragma).fetchone()[0]
+
+
+def _fail_interrupted(db: Connection) -> None:
+    running = db.execute(
+        "SELECT seq, body FROM records WHERE status IN ('queued', 'in_progress')"
+    ).fetchall()
+    if not running:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    for seq, body in running:
+        row = (_failed(body), seq)
+        db.execute("UPDATE records SET status = 'failed', body = ? WHERE seq = ?", row)
+    db.execute("COMMIT")
+    log.warning("responses interrupted by the last stop, and now failed: %d", len(running))
+
+
+def _failed(body: bytes) -> bytes:
+    try:
+        response = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError:  # a disk's fault, and no reason not to start
+        response = {}
+    return msgspec.json.encode(response | {"status": "failed", "error": INTERRUPTED})
+
+
+def _lock(path: Path) -> int:
+    """Held by the open file: the kernel lets go of it when the process is gone."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise StoreUnavailable(
+            "The store of responses is in use by another mlx-server. "
+            "Stop that one, or give this one another data directory."
+        ) from error
+    return lock
+
+
+def _make_folder(folder: Path) -> None:
+    """Synced from the top: SQLite syncs the folder of its files, not that folder's own name."""
+    if folder.exists():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    parent = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

@@ -1,0 +1,61 @@
+"""What is stored. Bodies are JSON that the store hands back as it came."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+RUNNING = frozenset({"queued", "in_progress"})
+
+KEPT = frozenset({"completed", "incomplete"})
+"""How a response ends whose items become its conversation's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`body` is a JSON object with the response's own `status`, and without its `output`."""
+
+    id: str
+    created_at: float
+    status: str
+    body: bytes
+    output: Sequence[Item] = ()
+    previous: str | None = None
+    conversation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    id: str
+    created_at: float
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    items: Sequence[Item]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """`count` holds for responses and for conversations, each; a conversation ages unused."""
+
+    days: float = 30
+    count: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """`bytes` is what the files take on the disk; `oldest` and `newest` are times of responses."""
+
+    responses: int
+    conversations: int
+    items: int
+    bytes: int
+    oldest: float | None
+    newest: float | None

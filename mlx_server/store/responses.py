@@ -1,0 +1,172 @@
+"""Responses, what went into them, and the streams of those that ran in the background."""
+
+from collections.abc import Sequence
+from sqlite3 import Connection
+
+import msgspec
+
+from mlx_server.errors import BadRequest, NotFound
+from mlx_server.store.database import Database, reads, sized, writes
+from mlx_server.store.items import Order, all_of, append, drop, find, output_of, page
+from mlx_server.store.records import KEPT, Item, Page, Response
+
+CHAIN_RESPONSES = 10_000
+CHAIN_BYTES = 64 * 2**20
+
+CHAIN = """
+    WITH RECURSIVE chain (seq, id, previous, depth) AS (
+        SELECT seq, id, previous, 1 FROM records
+            WHERE kind = 'response' AND id = :id AND owner = :owner
+        UNION ALL
+        SELECT records.seq, records.id, records.previous, depth + 1 FROM chain JOIN records
+            ON kind = 'response' AND records.id = chain.previous AND owner = :owner
+            WHERE depth < :most
+    )
+    SELECT seq, id, previous, (SELECT sum(length(body)) FROM items WHERE record = chain.seq)
+        FROM chain ORDER BY depth DESC
+"""
+
+
+class Responses(Database):
+    @writes
+    def begin(
+        self,
+        db: Connection,
+        response: Response,
+        owner: str,
+        input: Sequence[Item] = (),
+        events: Sequence[bytes] = (),
+    ) -> None:
+        """A response that has ended already is stored by this alone."""
+        row = (
+            owner,
+            response.id,
+            response.created_at,
+            response.created_at,
+            response.status,
+            response.previous,
+            response.conversation,
+            _json_object(response.body),
+        )
+        seq = db.execute(
+            "INSERT INTO records (kind, owner, id, created_at, used_at, status, previous,"
+            " conversation, body) VALUES ('response', ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        ).lastrowid
+        assert seq is not None
+        append(db, seq, input, output=False)
+        self._fill(db, seq, response, owner, events)
+
+    @writes
+    def put(
+        self, db: Connection, response: Response, owner: str, events: Sequence[bytes] = ()
+    ) -> bool:
+        """Its status, body, output and events, in place of what it had. `previous` and
+        `conversation` stay as begun.
+
+        False, and nothing is changed, when it was deleted or has ended: who ends it first wins.
+        """
+        updated = db.execute(
+            "UPDATE records SET status = ?, body = ? WHERE kind = 'response' AND id = ?"
+            " AND owner = ? AND status IN ('queued', 'in_progress') RETURNING seq",
+            (response.status, _json_object(response.body), response.id, owner),
+        ).fetchall()
+        for (seq,) in updated:
+            db.execute("DELETE FROM items WHERE record = ? AND output = 1", (seq,))
+            db.execute("DELETE FROM events WHERE record = ?", (seq,))
+            self._fill(db, seq, response, owner, events)
+        return bool(updated)
+
+    @reads
+    def get(self, db: Connection, id: str, owner: str) -> Response:
+        seq = find(db, "response", id, owner)
+        row = db.execute(
+            "SELECT created_at, status, body, previous, conversation FROM records WHERE seq = ?",
+            (seq,),
+        ).fetchone()
+        created_at, status, body, previous, conversation = row
+        return Response(id, created_at, status, body, output_of(db, seq), previous, conversation)
+
+    @writes
+    def delete(self, db: Connection, id: str, owner: str) -> None:
+        drop(db, "response", id, owner)
+
+    @reads
+    def input_items(
+        self,
+        db: Connection,
+        id: str,
+        owner: str,
+        after: str | None = None,
+        limit: int = 20,
+        order: Order = "desc",
+    ) -> Page:
+        return page(db, find(db, "response", id, owner), after, limit, order)
+
+    @reads
+    def events(
+        self, db: Connection, id: str, owner: str, starting_after: int = -1, limit: int = 1000
+    ) -> list[bytes]:
+        """In order, numbered from 0 as they were put; none if the response was not streamed."""
+        rows = db.execute(
+            "SELECT body FROM events WHERE record = ? AND number > ? ORDER BY number LIMIT ?",
+            (find(db, "response", id, owner), starting_after, limit),
+        )
+        return [body for (body,) in rows]
+
+    @reads
+    def chain(self, db: Connection, id: str, owner: str) -> list[Item]:
+        """Input and output of every response from the first to this one, in order."""
+        who = {"id": id, "owner": owner, "most": CHAIN_RESPONSES}
+        links = db.execute(CHAIN, who).fetchall()
+        if not links:
+            raise NotFound(f"Response with id '{id}' not found.")
+        too_long = sum(size or 0 for *_, size in links) > CHAIN_BYTES
+        _, oldest, missing, _ = links[0]
+        if too_long or (missing and len(links) == CHAIN_RESPONSES):
+            raise BadRequest(f"What '{id}' goes on from is too long to be read. Begin anew.")
+        if missing:
+            raise NotFound(f"Response with id '{missing}' not found; '{oldest}' goes on from it.")
+        return [item for seq, *_ in links for item in all_of(db, seq)]
+
+    @reads
+    def item(self, db: Connection, id: str, owner: str) -> Item:
+        """For a reference by id: the newest of the owner's, of any response or conversation."""
+        found = db.execute(
+            "SELECT items.id, items.body FROM items JOIN records ON records.seq = record"
+            " WHERE items.id = ? AND owner = ? ORDER BY items.seq DESC LIMIT 1",
+            (id, owner),
+        ).fetchone()
+        if found is None:
+            raise NotFound(f"Item with id '{id}' not found.")
+        return Item(*found)
+
+    def _fill(
+        self, db: Connection, seq: int, response: Response, owner: str, events: Sequence[bytes]
+    ) -> None:
+        append(db, seq, response.output, output=True)
+        rows = ((seq, number, sized(body)) for number, body in enumerate(events))
+        db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
+        if response.status in KEPT:
+            self._tell_conversation(db, seq, owner, response.created_at)
+
+    def _tell_conversation(self, db: Connection, seq: int, owner: str, used_at: float) -> None:
+        """Items that came from the conversation are in it already, by their ids."""
+        told = db.execute(
+            "UPDATE records SET used_at = max(used_at, ?) WHERE kind = 'conversation'"
+            " AND owner = ? AND id = (SELECT conversation FROM records WHERE seq = ?)"
+            " RETURNING seq",
+            (used_at, owner, seq),
+        ).fetchall()
+        for (conversation,) in told:
+            db.execute(
+                "INSERT OR IGNORE INTO items (record, output, id, body)"
+                " SELECT ?, 0, id, body FROM items WHERE record = ? ORDER BY output, seq",
+                (conversation, seq),
+            )
+
+
+def _json_object(body: bytes) -> bytes:
+    """Or a crash could leave one that can't be marked as failed."""
+    msgspec.json.decode(sized(body), type=dict[str, msgspec.Raw])
+    return body

@@ -1,0 +1,115 @@
+"""The store as a whole: how it is opened, what it keeps and for how long."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Self
+
+from mlx_server.errors import StoreUnavailable
+from mlx_server.store.conversations import Conversations
+from mlx_server.store.database import reads, writes
+from mlx_server.store.file import Guest, Keeper
+from mlx_server.store.items import Kind
+from mlx_server.store.records import Retention, Stats
+from mlx_server.store.responses import Responses
+
+DAY = 86400.0
+
+BATCH_RECORDS = 50
+BATCH_BYTES = 16 * 2**20
+BATCH_PAGES = 4096
+"""What one step of pruning removes, at most a record more; other calls run between steps."""
+
+
+class Store(Responses, Conversations):
+    """Every call but `close` raises StoreUnavailable while the file can't be used. `owner` is
+    whatever tells clients apart, "" where nothing does; nobody sees another's.
+    """
+
+    def __init__(
+        self, file: Guest, retention: Retention, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(file)
+        self.retention = retention
+        self._clock = clock
+
+    @classmethod
+    async def open(
+        cls, path: Path, retention: Retention | None = None, clock: Callable[[], float] = time.time
+    ) -> Self:
+        """A server's own. Trouble is logged, and tried again by the calls that come.
+
+        What a server before left running is failed.
+        """
+        store = cls(Keeper(path), retention or Retention(), clock)
+        with suppress(StoreUnavailable):
+            await store.stats()
+        return store
+
+    @classmethod
+    async def visit(cls, path: Path, retention: Retention | None = None) -> Self:
+        """To look and prune from outside, also while a server has it open."""
+        return cls(Guest(path), retention or Retention())
+
+    async def prune(self) -> int:
+        """Removes what is too old or too much, the longest unused first; returns how many."""
+        pruned = 0
+        kinds: tuple[Kind, ...] = ("response", "conversation")
+        for kind in kinds:
+            while removed := await self._prune_some(kind):
+                pruned += removed
+        return pruned
+
+    @writes
+    def _prune_some(self, db: Connection, kind: Kind) -> int:
+        total = db.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,)).fetchone()[0]
+        surplus = total - self.retention.count
+        expired = self._clock() - self.retention.days * DAY
+        oldest = db.execute(
+            "SELECT seq, used_at FROM records WHERE kind = ?"
+            " AND status NOT IN ('queued', 'in_progress') ORDER BY used_at, seq LIMIT ?",
+            (kind, BATCH_RECORDS),
+        ).fetchall()
+        removed = size = 0
+        for seq, used_at in oldest:
+            if size >= BATCH_BYTES or (removed >= surplus and used_at >= expired):
+                break
+            size += _size(db, seq)
+            db.execute("DELETE FROM records WHERE seq = ?", (seq,))
+            removed += 1
+        _give_back(db)
+        return removed
+
+    @reads
+    def stats(self, db: Connection) -> Stats:
+        responses, oldest, newest = db.execute(
+            "SELECT count(*), min(created_at), max(created_at) FROM records WHERE kind = 'response'"
+        ).fetchone()
+        conversations = db.execute(
+            "SELECT count(*) FROM records WHERE kind = 'conversation'"
+        ).fetchone()[0]
+        items = db.execute("SELECT count(*) FROM items").fetchone()[0]
+        return Stats(responses, conversations, items, self._bytes(), oldest, newest)
+
+    def _bytes(self) -> int:
+        path = self._file.path
+        files = (path.with_name(path.name + ending) for ending in ("", "-wal", "-shm"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _give_back(db: Connection) -> None:
+    """A page at a time: the module `sqlite3` takes one step only of a pragma without columns."""
+    free = db.execute("PRAGMA freelist_count").fetchone()[0]
+    for _ in range(min(free, BATCH_PAGES)):
+        db.execute("PRAGMA incremental_vacuum(1)")
+
+
+def _size(db: Connection, seq: int) -> int:
+    sizes = db.execute(
+        "SELECT (SELECT total(length(body)) FROM items WHERE record = :seq)"
+        " + (SELECT total(length(body)) FROM events WHERE record = :seq)",
+        {"seq": seq},
+    )
+    return int(sizes.fetchone()[0])

@@ -1,0 +1,73 @@
+"""Blocks of calls in a grammar (see notation.Block)."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from mlx_server.grammars.lark import Lark
+from mlx_server.messages import Tool
+from mlx_server.tool_parsers.notation import Block, Unmarked
+from mlx_server.tool_parsers.parameters import Unwritable
+
+
+def block_of(block: Block, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
+    """Behind its opening mark. several: more than one call, where it can hold them."""
+    call = one_of(writable(lambda tool: block.call(lark, tool), tools))
+    begin = [lark.text(block.before)] if block.before else []
+    calls = f"({call}) {_more(block, lark, call) if several else ''}"
+    return lark.rule(_spaced(block, lark, ["", *begin, calls, *_after(block, lark)]))
+
+
+def unmarked_block(
+    block: Unmarked, lark: Lark, tools: Sequence[Tool], *, several: bool, space: str = ""
+) -> str:
+    """All of it. space: what may be before it, as a regular expression."""
+
+    def first(tool: Tool) -> str:
+        return f"{lark.terminal(f'/{space}{block.head(tool)}/')} {block.rest(lark, tool)}"
+
+    call = one_of(writable(lambda tool: block.call(lark, tool), tools))
+    firsts = one_of(writable(first, tools))
+    calls = f"({firsts}) {_more(block, lark, call) if several else ''}"
+    return lark.rule(_spaced(block, lark, [calls, *_after(block, lark)]))
+
+
+def empty_block(block: Block, lark: Lark) -> str:
+    begin = [lark.text(block.before)] if block.before else []
+    return lark.rule(_spaced(block, lark, ["", *begin, *_after(block, lark)]))
+
+
+def writable(write: Callable[[Tool], str], tools: Sequence[Tool]) -> list[str]:
+    """What is written for those tools for which it can be."""
+    written: list[str] = []
+    refused: Unwritable | None = None
+    for tool in tools:
+        try:
+            written.append(write(tool))
+        except Unwritable as error:
+            refused = error
+    if refused and not written:
+        raise refused
+    return written
+
+
+def one_of(symbols: Iterable[str]) -> str:
+    return " | ".join(dict.fromkeys(symbols))
+
+
+def _more(block: Block, lark: Lark, call: str) -> str:
+    if block.between is None:
+        return ""
+    between = [lark.text(block.between)] if block.between else []
+    return f"({_spaced(block, lark, ['', *between, f'({call})'])})*"
+
+
+def _after(block: Block, lark: Lark) -> list[str]:
+    texts = (block.after,) if isinstance(block.after, str) else block.after
+    return [lark.text(text) for text in texts if text]
+
+
+def _spaced(block: Block, lark: Lark, parts: Sequence[str]) -> str:
+    return f" {_space(block, lark)} ".join(parts)
+
+
+def _space(block: Block, lark: Lark) -> str:
+    return lark.terminal(f"/{block.space}/") if block.space else ""

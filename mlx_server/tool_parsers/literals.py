@@ -1,0 +1,138 @@
+"""Values as a notation spells them, by their schema: strings, words, lists and objects.
+
+What is said of a value beyond the keywords here is left to JSON, which the readers of these
+notations understand as well.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.tool_parsers.parameters import Unwritable, between_commas
+from mlx_server.tool_parsers.value_schema import KEYWORDS, Member, Schema, Value, members
+
+ANYTHING: Schema = {}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Of what is not as in JSON."""
+
+    string: Callable[[Lark, Value], str | None]
+    """Text that a schema allows; None where it has to be JSON."""
+    text: Callable[[Lark, str], str | None]
+    """Exactly this; None if there is no way to write it."""
+    key: Callable[[Lark, str], str | None]
+    """The same, of a member."""
+    any_key: Callable[[Lark], str]
+    words: Mapping[bool | None, tuple[str, ...]]
+    ordered: Callable[[list[Member]], list[Member]] = list
+    """As the models are used to see members."""
+
+
+@dataclass(frozen=True)
+class Literals:
+    lark: Lark
+    spelling: Spelling
+    _named: dict[tuple[int, str], str] = field(default_factory=dict)
+    """Rules of what was referred to, by the schema around it and the reference."""
+
+    def value(self, value: Value) -> str:
+        if target := value.target:
+            name = (id(value.root), value.schema["$ref"])
+            return self._once(name, lambda: self.value(target))
+        if value.alternatives:
+            return self.lark.rule(" | ".join(map(self.value, value.alternatives)))
+        if value.listed is not None:
+            listed = [self._exactly(listed) for listed in value.listed]
+            return self.lark.rule(" | ".join(filter(None, listed)) or "/[^\\s\\S]/")
+        if value.says_only():
+            return self._once((0, ""), lambda: self._of_types(value))
+        return self._of_types(value)
+
+    def members(self, found: list[Member]) -> str:
+        """Of an object, without its brackets."""
+
+        def written(member: Member) -> str | None:
+            key = self.spelling.key(self.lark, member.key)
+            return key and f"{key} {self._colon} {self.value(member.value)}"
+
+        return between_commas(self.spelling.ordered(found), written, self.lark, self._comma)
+
+    @property
+    def _comma(self) -> str:
+        return self.lark.terminal(r"/,\x20?/")
+
+    @property
+    def _colon(self) -> str:
+        return self.lark.terminal(r"/:\x20?/")
+
+    def _once(self, name: tuple[int, str], body: Callable[[], str]) -> str:
+        """A rule that may use itself."""
+        if name not in self._named:
+
+            def named(own: str) -> str:
+                self._named[name] = own
+                return body()
+
+            self._named[name] = self.lark.recursive(named)
+        return self._named[name]
+
+    def _of_types(self, value: Value) -> str:
+        said = {keyword for type in value.types for keyword in KEYWORDS.get(type, ())}
+        written = [self._of_type(type, value) for type in sorted(value.types)]
+        if None in written or not value.says_only("type", *said):
+            return value.as_json(self.lark)
+        return self.lark.rule(" | ".join(filter(None, written)))
+
+    def _of_type(self, type: str, value: Value) -> str | None:
+        match type:
+            case "string":
+                return self.spelling.string(self.lark, value)
+            case "boolean":
+                return " | ".join(map(quoted, (*self._words(True), *self._words(False))))
+            case "null":
+                return " | ".join(map(quoted, self._words(None)))
+            case "array":
+                return self._array(value)
+            case "object":
+                return self._object(value)
+        return value.as_json(self.lark, type)
+
+    def _words(self, value: bool | None) -> tuple[str, ...]:
+        return self.spelling.words[value]
+
+    def _array(self, value: Value) -> str | None:
+        items = value.schema.get("items", ANYTHING)
+        if not isinstance(items, Mapping):
+            return None
+        least, most = value.schema.get("minItems", 0), value.schema.get("maxItems")
+        if most == 0:
+            return quoted("[]")
+        item = self.value(value.of(items))
+        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        several = f"{item} ({self._comma} {item}){more}"
+        return f'"[" {several} "]"' if least else f'"[" ({several})? "]"'
+
+    def _object(self, value: Value) -> str | None:
+        found = members(value)
+        others = value.schema.get("additionalProperties", ANYTHING)
+        if {member.key for member in found} < set(value.schema.get("required", ())):
+            return None
+        if found or others is False:
+            try:
+                return f"{quoted('{')} {self.members(found)} {quoted('}')}"
+            except Unwritable:
+                return None
+        more = self.value(value.of(others))
+        pair = f"{self.spelling.any_key(self.lark)} {self._colon} {more}"
+        return f"{quoted('{')} ({pair} ({self._comma} {pair})*)? {quoted('}')}"
+
+    def _exactly(self, value: object) -> str | None:
+        match value:
+            case str():
+                return self.spelling.text(self.lark, value)
+            case bool() | None:
+                return " | ".join(map(quoted, self._words(value)))
+        return quoted(json.dumps(value, ensure_ascii=False))

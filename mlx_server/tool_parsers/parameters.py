@@ -1,0 +1,52 @@
+"""The grammar of arguments that are written one by one, in the order of the tool's schema."""
+
+from collections.abc import Callable, Sequence
+
+from mlx_server.errors import BadRequest
+from mlx_server.grammars.lark import Lark
+from mlx_server.tool_parsers.value_schema import Member
+
+
+class Unwritable(BadRequest):
+    """A tool that a notation has no way to call."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"This model has no way to write {what}.", param="tools")
+
+
+Write = Callable[[Member], str | None]
+"""A parameter, as symbols of a rule; None if the notation can't say its key."""
+
+Written = tuple[str, bool]
+"""And whether it has to be there."""
+
+
+def one_by_one(found: Sequence[Member], write: Write) -> str:
+    return " ".join(text if required else f"({text})?" for text, required in _all(found, write))
+
+
+def between_commas(found: Sequence[Member], write: Write, lark: Lark, comma: str) -> str:
+    """comma: symbols of a rule."""
+    written = _all(found, write)
+    rest, options = "", []
+    for text, required in reversed(written):
+        options.append(f"{text} {rest}")
+        if required:
+            options = options[-1:]
+        more = f"{comma} {text}" if required else f"({comma} {text})?"
+        rest = lark.rule(f"{more} {rest}")
+    options = options[::-1]
+    if not any(required for _, required in written):
+        return lark.rule(" | ".join([*options, '""']))
+    return lark.rule(" | ".join(options))
+
+
+def _all(found: Sequence[Member], write: Write) -> list[Written]:
+    written: list[Written] = []
+    for member in found:
+        text = write(member)
+        if text is not None:
+            written.append((text, member.required))
+        elif member.required:
+            raise Unwritable(f"a parameter called {member.key!r}")
+    return written

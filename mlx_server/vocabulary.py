@@ -1,0 +1,21 @@
+"""What a tokenizer.json says of its tokens, told alike to parsers and to grammars."""
+
+from functools import lru_cache
+
+
+def is_control(content: str, special: bool) -> bool:
+    """Whether an added token is a mark, which no text ever becomes."""
+    return bool(content) and (special or _looks_like_markup(content))
+
+
+def _looks_like_markup(token: str) -> bool:
+    return len(token) > 2 and token[0] in "<[" and token[-1] in ">]"
+
+
+@lru_cache(maxsize=1)
+def byte_letters() -> dict[str, int]:
+    """GPT-2's spelling of bytes as printable characters."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    spelled = {chr(byte): byte for byte in printable}
+    return spelled | {chr(256 + i): byte for i, byte in enumerate(others)}

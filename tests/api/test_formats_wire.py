@@ -1,0 +1,324 @@
+"""What an answer has to be: by OpenAI's names and vLLM's, in both endpoints alike."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+from starlette.testclient import TestClient
+
+from mlx_server.api.chat_completions.input import to_request as of_chat
+from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.completions.input import to_request as of_completions
+from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation
+from mlx_server.requests import Choice, Format, GenerateRequest, JsonFormat, Regex, Written
+from tests.api import wire
+from tests.api.wire import Json, ScriptedEngine, error, ok
+
+CHAT: Json = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}]}
+TEXT: Json = {"model": wire.MODEL, "prompt": "hi"}
+SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OF_SCHEMA: Json = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+GRAMMAR = 'start: "a" | "b"'
+PLACE = "response_format.json_schema.schema"
+
+
+def chat(**asked: Any) -> GenerateRequest:
+    return of_chat(ChatBody.model_validate({**CHAT, **asked}))
+
+
+def completions(**asked: Any) -> GenerateRequest:
+    return of_completions(CompletionBody.model_validate({**TEXT, **asked}))
+
+
+BOTH = pytest.mark.parametrize("asking", [chat, completions])
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        yield client
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("asked", "format", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, JsonFormat(), "response_format"),
+        ({"response_format": OF_SCHEMA}, JsonFormat(SCHEMA, strict=False, name="it"), PLACE),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": SCHEMA, "strict": True, "description": "all of it"},
+                }
+            },
+            JsonFormat(SCHEMA, strict=True, description="all of it"),
+            PLACE,
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, JsonFormat(SCHEMA), "structured_outputs.json"),
+        (
+            {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+            JsonFormat(SCHEMA),
+            "structured_outputs.json",
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, Regex("a+"), "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"choice": ["a", "b"]}},
+            Choice(("a", "b")),
+            "structured_outputs.choice",
+        ),
+        (
+            {"structured_outputs": {"grammar": GRAMMAR}},
+            Written(GRAMMAR),
+            "structured_outputs.grammar",
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            JsonFormat(),
+            "structured_outputs.json_object",
+        ),
+        ({"guided_json": SCHEMA}, JsonFormat(SCHEMA), "guided_json"),
+        ({"guided_json": json.dumps(SCHEMA)}, JsonFormat(SCHEMA), "guided_json"),
+        ({"guided_regex": "a+"}, Regex("a+"), "guided_regex"),
+        ({"guided_choice": ["a"]}, Choice(("a",)), "guided_choice"),
+        ({"guided_grammar": GRAMMAR}, Written(GRAMMAR), "guided_grammar"),
+        (
+            {"response_format": {"type": "text"}, "guided_regex": "a", "guided_json": None},
+            Regex("a"),
+            "guided_regex",
+        ),
+        ({"response_format": {"type": "text"}}, None, "response_format"),
+        ({"response_format": None, "structured_outputs": None}, None, "response_format"),
+    ],
+)
+def test_formats(
+    asking: Callable[..., GenerateRequest], asked: Json, format: Format | None, param: str
+) -> None:
+    request = asking(**asked)
+    assert (request.format, request.format_param) == (format, param)
+
+
+def told(**asked: Any) -> Any:
+    (conversation,) = chat(**asked).prompts
+    assert isinstance(conversation, Conversation)
+    return conversation.response_format
+
+
+def test_the_model_is_told_of_a_schema_and_of_nothing_else() -> None:
+    asked = {"type": "json_schema", "json_schema": {**OF_SCHEMA["json_schema"], "description": "d"}}
+    assert told(response_format=asked) == {"name": "it", "description": "d", "schema": SCHEMA}
+    assert told(guided_json=SCHEMA) == {"name": None, "description": None, "schema": SCHEMA}
+    assert told(response_format={"type": "json_object"}) is None
+    assert told(guided_regex="a") is None
+    assert told() is None
+
+
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", TEXT)])
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {}}, "response_format"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {"type": None}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "it"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {}, "strict": "yes"},
+                }
+            },
+            "response_format.json_schema.strict",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {}, "name": "x" * 65},
+                }
+            },
+            "response_format.json_schema.name",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
+        ({"structured_outputs": []}, "structured_outputs"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": '{"a": NaN}'}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": '{"a":' * 100}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": ["a"]}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"guided_json": True}, "guided_json"),
+        ({"guided_json": '{"a": 1, "a": 2}'}, "guided_json"),
+        ({"guided_json": " " * (257 << 10)}, "guided_json"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_choice": [5]}, "guided_choice[0]"),
+        ({"guided_choice": ["a", None]}, "guided_choice[1]"),
+        ({"guided_grammar": {}}, "guided_grammar"),
+    ],
+)
+def test_formats_that_are_refused(
+    client: TestClient, path: str, body: Json, asked: Json, param: str
+) -> None:
+    found = error(client.post(f"/v1/{path}", json={**body, **asked}))
+    assert found["param"] == param
+    assert param in found["message"]
+
+
+def of_schema(schema: Json, *, strict: bool = True) -> Json:
+    asked = {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}
+    return {"response_format": asked}
+
+
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", TEXT)])
+@pytest.mark.parametrize(
+    ("asked", "param", "said"),
+    [
+        (of_schema({"type": "strng"}), PLACE, "strng"),
+        (of_schema({"properties": {"a": {"uniqueItems": True}}}), PLACE, "#/properties/a"),
+        (of_schema({"$ref": "http://evil.example/schema"}, strict=False), PLACE, "$ref"),
+        (of_schema({"minLength": 10**9}, strict=False), PLACE, "minLength"),
+        ({"guided_json": {"minItems": 10**6}}, "guided_json", "minItems"),
+        ({"guided_regex": "a" * 2001}, "guided_regex", "pattern"),
+        ({"guided_regex": "(?<=a)b"}, "guided_regex", "pattern"),
+        ({"guided_choice": ["a", ""]}, "guided_choice", "empty"),
+        ({"structured_outputs": {"choice": ["a"] * 10_001}}, "structured_outputs.choice", "10001"),
+        ({"guided_grammar": "x" * 200_000}, "guided_grammar", "grammar"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_formats_that_can_not_be_used(
+    client: TestClient, path: str, body: Json, asked: Json, param: str, said: str, stream: bool
+) -> None:
+    found = error(client.post(f"/v1/{path}", json={**body, **asked, "stream": stream}))
+    assert (found["param"], found["code"]) == (param, "invalid_json_schema")
+    assert said in found["message"]
+    assert len(found["message"]) < 400
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (
+            {"response_format": OF_SCHEMA, "guided_regex": "a"},
+            ["response_format.json_schema.schema", "guided_regex"],
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"json": {}}},
+            ["response_format", "structured_outputs.json"],
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            ["structured_outputs.regex", "structured_outputs.choice"],
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "json_object": True}},
+            ["structured_outputs.regex", "structured_outputs.json_object"],
+        ),
+        ({"guided_json": {}, "guided_grammar": "a"}, ["guided_json", "guided_grammar"]),
+        (
+            {"structured_outputs": {"regex": "a"}, "guided_regex": "a"},
+            ["structured_outputs.regex", "guided_regex"],
+        ),
+    ],
+)
+def test_two_of_them_are_one_too_many(
+    asking: Callable[..., GenerateRequest], asked: Json, names: list[str]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        asking(**asked)
+    assert all(f"`{name}`" in caught.value.message for name in names)
+    assert caught.value.param == names[1]
+
+
+def test_what_tells_a_backend_how_to_go_about_it_is_listed() -> None:
+    asked = {
+        "structured_outputs": {"regex": "a", "whitespace_pattern": " ", "disable_fallback": None},
+        "guided_decoding_backend": "outlines",
+        "guided_whitespace_pattern": None,
+    }
+    assert ChatBody.model_validate({**CHAT, **asked}).ignored() == [
+        "guided_decoding_backend",
+        "structured_outputs.whitespace_pattern",
+    ]
+
+
+class Item(BaseModel):
+    name: str
+    tags: list[str] = []
+
+
+class Order(BaseModel):
+    items: list[Item]
+    note: str | None
+
+
+def sent_by_the_sdk(parse: Callable[[OpenAI], Any], content: str) -> tuple[ChatBody, Any]:
+    """What OpenAI's client sends, as our wire type, and what it makes of the answer."""
+    bodies: list[Json] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        bodies.append(json.loads(request.content))
+        message = {"role": "assistant", "content": content, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        head = {"id": "x", "object": "chat.completion", "created": 0, "model": "x"}
+        return httpx2.Response(200, json={**head, "choices": [choice]})
+
+    with (
+        httpx2.Client(transport=httpx2.MockTransport(answer)) as http,
+        OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client,
+    ):
+        found = parse(client)
+    (body,) = bodies
+    return ChatBody.model_validate(body), found
+
+
+def test_a_pydantic_model_by_the_sdks_own_parse() -> None:
+    def parse(client: OpenAI) -> Any:
+        messages: Any = CHAT["messages"]
+        return client.chat.completions.parse(model="x", messages=messages, response_format=Order)
+
+    body, found = sent_by_the_sdk(parse, '{"items": [{"name": "a", "tags": []}], "note": null}')
+    assert body.ignored() == []
+    format = of_chat(body).format
+    assert isinstance(format, JsonFormat)
+    assert (format.name, format.strict) == ("Order", True)
+    assert isinstance(format.schema, dict)
+    assert format.schema["properties"]["items"] == {
+        "items": {"$ref": "#/$defs/Item"},
+        "title": "Items",
+        "type": "array",
+    }
+    assert found.choices[0].message.parsed == Order(items=[Item(name="a")], note=None)
+
+
+def test_without_a_format_nothing_changes(client: TestClient) -> None:
+    response = client.post("/v1/chat/completions", json={**CHAT, "response_format": None})
+    assert ok(response)["choices"][0]["message"]["content"] == wire.TEXT
+    assert "x-mlx-server-ignored" not in response.headers

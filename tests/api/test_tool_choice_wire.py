@@ -1,0 +1,103 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.api.chat_completions.input import to_request
+from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.messages import Conversation
+from mlx_server.requests import Named, ToolChoice
+from tests.api import wire
+from tests.api.wire import Json, ScriptedEngine, error
+
+BODY: Json = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def tool(name: str) -> Json:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def named(name: Any) -> Json:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: Any, *names: str) -> Json:
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+TOOLS = [tool("f"), tool("g")]
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "names"),
+    [
+        (None, "auto", ["f", "g"]),
+        ("auto", "auto", ["f", "g"]),
+        ("none", "none", ["f", "g"]),
+        ("required", "required", ["f", "g"]),
+        (named("g"), Named("g"), ["f", "g"]),
+        (allowed("auto", "g"), "auto", ["g"]),
+        (allowed("required", "g", "f", "g"), "required", ["f", "g"]),
+    ],
+)
+def test_choices(choice: Any, expected: ToolChoice, names: list[str]) -> None:
+    """The prompt stays as it is, so that what was computed of it serves again."""
+    body = ChatBody.model_validate({**BODY, "tools": TOOLS, "tool_choice": choice})
+    request = to_request(body)
+    (conversation,) = request.prompts
+    assert isinstance(conversation, Conversation)
+    assert request.tool_choice == expected
+    assert [tool.name for tool in conversation.tools] == names
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+def test_choices_that_need_no_tools(choice: str | None) -> None:
+    assert to_request(ChatBody.model_validate({**BODY, "tool_choice": choice})).prompts
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "param"),
+    [
+        (None, "required", "tool_choice"),
+        ([], "required", "tool_choice"),
+        (None, named("f"), "tool_choice"),
+        (TOOLS, named("h"), "tool_choice"),
+        (TOOLS, allowed("auto", "f", "h"), "tool_choice"),
+        (None, allowed("required", "f"), "tool_choice"),
+        (TOOLS, "any", "tool_choice"),
+        (TOOLS, "f", "tool_choice"),
+        (TOOLS, "", "tool_choice"),
+        (TOOLS, True, "tool_choice"),
+        (TOOLS, ["auto"], "tool_choice"),
+        (TOOLS, {}, "tool_choice"),
+        (TOOLS, {"name": "f"}, "tool_choice"),
+        (TOOLS, {"type": "custom", "custom": {"name": "f"}}, "tool_choice"),
+        (TOOLS, {"type": "function"}, "tool_choice.function"),
+        (TOOLS, {"type": "function", "name": "f"}, "tool_choice.function"),
+        (TOOLS, named(""), "tool_choice.function.name"),
+        (TOOLS, named(None), "tool_choice.function.name"),
+        (TOOLS, named(["f"]), "tool_choice.function.name"),
+        (TOOLS, allowed("auto"), "tool_choice.allowed_tools.tools"),
+        (TOOLS, allowed("none", "f"), "tool_choice.allowed_tools.mode"),
+        (TOOLS, allowed("auto", *["f"] * 129), "tool_choice.allowed_tools.tools"),
+        (TOOLS, {"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+    ],
+)
+def test_choices_that_are_refused(client: TestClient, tools: Any, choice: Any, param: str) -> None:
+    asked = {**BODY, "tools": tools, "tool_choice": choice}
+    found = error(client.post("/v1/chat/completions", json=asked))
+    assert found["param"] == param
+
+
+def test_a_long_name_is_not_said_back_in_full(client: TestClient) -> None:
+    asked = {**BODY, "tools": TOOLS, "tool_choice": named("x" * 10_000)}
+    assert len(error(client.post("/v1/chat/completions", json=asked))["message"]) < 300

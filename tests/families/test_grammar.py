@@ -1,0 +1,332 @@
+"""The grammars of whole answers: what they allow is what the family's parser reads."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mlx_server.events import (
+    Event,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from mlx_server.families import FAMILIES
+from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Tool
+from mlx_server.parsers.wanted import Wanted
+from mlx_server.requests import JsonFormat, Named
+from tests.families.goldens import Golden, goldens_of, tools
+from tests.families.walks import Way
+
+MARKUP = [family for family in FAMILIES if not family.own]
+WITH_CALLS = [family for family in MARKUP if family.layout_with(tools()).notations]
+WAYS = [
+    Way(family, control)
+    for family in WITH_CALLS
+    for control in (True, False)
+    # every vocabulary of Kimi K3 has its marks, and JSON among its arguments could spell them
+    if control or family.name != "kimi_k3"
+]
+
+
+def called(way: Way) -> str:
+    return f"{way.family.name}-{'tokens' if way.control else 'text'}"
+
+
+every_way = pytest.mark.parametrize("way", WAYS, ids=called)
+in_tokens = pytest.mark.parametrize("way", [way for way in WAYS if way.control], ids=called)
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def calls_of(events: Sequence[Event]) -> list[tuple[str, Any]]:
+    """All of them finished."""
+    names = {e.call: e.name for e in events if isinstance(e, ToolCallStarted)}
+    finished = {e.call for e in events if isinstance(e, ToolCallFinished)}
+    assert finished == names.keys(), f"calls that were not finished: {events}"
+    texts = dict.fromkeys(names, "")
+    for event in events:
+        if isinstance(event, ToolCallDelta):
+            texts[event.call] += event.arguments
+    return [(name, json.loads(texts[call])) for call, name in names.items()]
+
+
+def assert_valid(calls: Sequence[tuple[str, Any]], offered: Sequence[Tool]) -> None:
+    schemas = {tool.name: tool.parameters for tool in offered}
+    for name, arguments in calls:
+        assert name in schemas
+        jsonschema.validate(arguments, schemas[name])
+
+
+def walked(way: Way, wanted: Wanted, seeds: int, begun: str = "") -> list[tuple[str, list[Event]]]:
+    matcher = way.matcher(wanted)
+    said = [way.walk(matcher.deep_copy(), seed, begun) for seed in range(seeds)]
+    return [(way.spelled(one), way.read(wanted.reading, one)) for one in said]
+
+
+# What models write
+
+
+def refused(family: ModelFamily, case: Golden, *, control: bool) -> str:
+    """What the family's grammar says of it: nothing, if all is well."""
+    way = Way(family, control)
+    matcher = way.matcher(Wanted(way.reading(tools(), case.prompt_end), thinks=True))
+    said = way.encode(case.output)
+    taken = matcher.validate_tokens(said)
+    if taken < len(said):
+        return f"not {way.spelled(said[: taken + 1])[-40:]!r}"
+    matcher.consume_tokens(said)
+    return "" if matcher.is_accepting() or case.cut else "not the end"
+
+
+OTHERWISE = {
+    "granite": {"arguments before the name, two calls, text around"},
+    "mistral": {"arguments before the name"},
+    "nemotron": {"arguments as text, text before"},
+    "lfm2": {"JSON, if asked for", "values as the template writes them"},
+    "llama4": {
+        "arguments without names",
+        "two calls between marks, and text behind",
+        "every kind of value",
+        "strings with quotes, escapes and lines of their own",
+        "a quote that was not escaped",
+    },
+    "kimi_k2": {
+        "an id without its prefix, one without a number, white space",
+        "an empty section, and a mark that leaked",
+    },
+    "deepseek_v32": {"white space and tags of a value are its own", "a call that closes itself"},
+    "qwen3_coder": {
+        "two calls in one block, on one line",
+        "all types",
+        "its own tags in a value",
+        "a whole call in a value",
+        "values that were not closed",
+        "a function that was not closed",
+    },
+    "qwen3_5": {"reasoning about calls"},
+    "minimax_m2": {
+        "white space and tags of a value are its own",
+        "an unknown tool behind a known one",
+    },
+    "seed_oss": {"lines and tags in a value"},
+    "gemma4": {
+        "slips that leave no doubt, white space, quotes of JSON, a bare word, marked keys",
+        "ended before the closing mark",
+    },
+    "olmo3": {"the second call is of no tool"},
+    "kimi_k3": {
+        "an element that nobody knows is text",
+        "arguments as one JSON object",
+        "text of a value is as it stands, attributes are escaped",
+    },
+    "glm4": {"text that begins with a tool's name"},
+    "glm4_5": {
+        "its own marks in a value",
+        "a whole call in a value",
+        "stuttered marks",
+        "a value and a call that were not closed",
+    },
+}
+"""Calls, or almost, in another form than the one that a model is held to once it has begun one."""
+
+
+def is_held_to(family: ModelFamily, case: Golden, *, control: bool) -> bool:
+    """Whether its calls are of offered tools, and written as they should be."""
+    marks = family.layout_with(tools()).calls
+    said = json.dumps([call.arguments for call in case.reads.calls], ensure_ascii=False)
+    spelled = Way(family, control).control_tokens.values()
+    return not (
+        case.name in OTHERWISE.get(family.name, ())
+        or case.reads.repairs
+        or (case.reads.unfinished and not case.cut)
+        or any(mark in case.reads.text for mark in marks)  # about calls, and none
+        or any(token in said for token in spelled)  # in a string, where text is no control token
+        or r"\u" in case.output  # grammars have JSON's strings without such escapes
+    )
+
+
+CASES = [
+    pytest.param(family, case, control, id=f"{family.name}-{case.name}-{control}")
+    for family in WITH_CALLS
+    for case in goldens_of(family)
+    for control in ((True, False) if case.by_text else (True,))
+    if is_held_to(family, case, control=control)
+]
+
+
+@pytest.mark.parametrize(("family", "case", "control"), CASES)
+def test_what_models_write_is_allowed(family: ModelFamily, case: Golden, control: bool) -> None:
+    assert not refused(family, case, control=control)
+
+
+def test_that_is_most_of_the_golden_cases() -> None:
+    known = sum(len(goldens_of(family)) * 2 for family in WITH_CALLS)
+    assert len(CASES) > known * 0.6
+
+
+# What is constrained
+
+
+@every_way
+@pytest.mark.parametrize("thinks", [False, True])
+def test_what_is_required_is_calls_and_nothing_else(way: Way, thinks: bool) -> None:
+    wanted = Wanted(way.reading(tools()), "required", thinks=thinks)
+    for said, events in walked(way, wanted, 3):
+        calls = calls_of(events)
+        assert calls, said
+        assert not text_of(events), said
+        assert_valid(calls, tools())
+
+
+@every_way
+def test_a_named_tool_is_called_once(way: Way) -> None:
+    wanted = Wanted(way.reading(tools()), Named("search"), thinks=True)
+    for said, events in walked(way, wanted, 2):
+        calls = calls_of(events)
+        assert [name for name, _ in calls] == ["search"], said
+        assert not text_of(events), said
+        assert_valid(calls, tools())
+
+
+@every_way
+def test_a_call_once_begun_is_valid(way: Way) -> None:
+    wanted = Wanted(way.reading(tools()), "auto", thinks=True)
+    notations = way.family.layout_with(tools()).notations
+    for begun in {mark for n in notations if n.blocks for mark in (*n.opens, *n.begins)}:
+        for _, events in walked(way, wanted, 2, "Well. " * (not begun) + begun):
+            assert_valid(calls_of(events), tools())
+
+
+@every_way
+def test_no_call_is_opened_where_none_may_be(way: Way) -> None:
+    wanted = Wanted(way.reading(tools()), "none", thinks=True)
+    for said, events in walked(way, wanted, 4):
+        assert not calls_of(events), said
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Alan"]}, "born": {"type": "integer"}},
+    "required": ["name", "born"],
+    "additionalProperties": False,
+}
+PEOPLE = jsonschema.Draft202012Validator(PERSON)
+
+
+@every_way
+@pytest.mark.parametrize("inside", [False, True])
+def test_text_follows_its_schema_also_behind_reasoning(way: Way, inside: bool) -> None:
+    opens, _ = way.family.thinking_marks()
+    end = opens[0] if opens and inside else ""
+    wanted = Wanted(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
+    for said, events in walked(way, wanted, 2):
+        assert not calls_of(events)
+        assert PEOPLE.is_valid(json.loads(text_of(events))), said
+
+
+@in_tokens
+def test_calls_or_text_of_a_format(way: Way) -> None:
+    wanted = Wanted(way.reading(tools()), "auto", JsonFormat(PERSON))
+    both = set()
+    for said, events in walked(way, wanted, 8):
+        calls, text = calls_of(events), text_of(events)
+        assert bool(calls) is not bool(text.strip()), said
+        assert_valid(calls, tools())
+        if text.strip():
+            jsonschema.validate(json.loads(text), PERSON)
+        both.add(bool(calls))
+    assert both
+
+
+def test_where_nothing_is_wanted_there_is_no_grammar() -> None:
+    for way in WAYS:
+        assert way.family.grammar(Wanted(way.reading(()))) is None
+        assert way.family.grammar(Wanted(way.reading(()), "none")) is None
+
+
+def test_notations_without_a_grammar() -> None:
+    without = {
+        (family.name, *notation.opens)
+        for family in WITH_CALLS
+        for notation in family.layout_with(tools()).notations
+        if not notation.blocks
+    }
+    assert without == set()
+
+
+# Hostile tools
+
+
+def nasty(way: Way) -> list[Tool]:
+    marks = [*way.family.layout_with(tools()).calls, *way.family.thinking_marks()[1]]
+    keys = [f"key_{n}" for n in range(40)]
+    return [
+        Tool("empty", "", {}),
+        Tool(
+            "enums",
+            "",
+            {
+                "type": "object",
+                "properties": {"mark": {"enum": [*marks, "a]", '"', "</x>", "ü🙂"]}},
+                "required": ["mark"],
+                "additionalProperties": False,
+            },
+        ),
+        Tool(
+            "many",
+            "",
+            {
+                "type": "object",
+                "properties": {key: {"type": "integer"} for key in keys},
+                "required": keys[:2],
+                "additionalProperties": False,
+            },
+        ),
+        Tool(
+            "nested",
+            "",
+            {
+                "type": "object",
+                "properties": {"tree": {"$ref": "#/$defs/node"}},
+                "required": ["tree"],
+                "additionalProperties": False,
+                "$defs": {
+                    "node": {
+                        "type": "object",
+                        "properties": {
+                            "value": {"type": "boolean"},
+                            "next": {"$ref": "#/$defs/node"},
+                        },
+                        "required": ["value"],
+                        "additionalProperties": False,
+                    }
+                },
+            },
+        ),
+    ]
+
+
+@every_way
+def test_difficult_schemas(way: Way) -> None:
+    offered = nasty(way)
+    wanted = Wanted(way.reading(offered), "required")
+    for said, events in walked(way, wanted, 3):
+        calls = calls_of(events)
+        assert calls, said
+        assert not text_of(events), said
+        assert_valid(calls, offered)
+
+
+@in_tokens
+def test_many_tools_compile(way: Way) -> None:
+    parameters = tools()[5].parameters
+    offered = [Tool(f"tool_{n}", "", parameters) for n in range(128)]
+    for choice in ("auto", "required", "none"):
+        way.matcher(Wanted(way.reading(offered), choice))

@@ -1,0 +1,147 @@
+"""Answers as grammars allow them, made at random, and what a family's parser reads in them."""
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from llguidance import LLMatcher
+
+from mlx_server.engine.grammar import LIMITS, fill
+from mlx_server.engine.vocabulary import Vocabulary
+from mlx_server.events import Event
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.tokenizer import Tokenizer
+from mlx_server.messages import Tool
+from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.wanted import Wanted
+from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from tests.families.goldens import goldens_of
+
+STEPS = 2_000
+"""No walk may need more."""
+
+WANDERS = 80
+"""Tokens, and then it looks for an end."""
+
+GUIDES = ('"', "'", "}", "]", ")", '"}', "\n", "0", "a", ": ", ", ", "true")
+"""What a walk tries, beside the tags that the family's golden outputs show: chance alone does not
+find the one text that ends another."""
+
+CLOSERS = ('"', "}", "]", ")", "'")
+
+TAG = re.compile(r"<\|close\|>\w+<\|sep\|>|\n?<[^<>\s]+>|\[/?[A-Z_]+\]|</[^<>]+>")
+
+
+@lru_cache(maxsize=1)
+def _scratch() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="walks-")
+
+
+@lru_cache
+def vocabulary_of(family: ModelFamily) -> tuple[Tokenizer, Vocabulary]:
+    folder = replay_checkpoint(Path(_scratch().name), family, None)
+    tokenizer = Tokenizer(folder / "tokenizer.json")
+    stops = [id for name in family.stop_tokens if (id := tokenizer.id_of(name)) is not None]
+    return tokenizer, Vocabulary(folder, stops or [max(tokenizer.control_tokens)]).plant()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A family, in a vocabulary that has its control tokens or in one that has none."""
+
+    family: ModelFamily
+    control: bool
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return vocabulary_of(self.family)[0]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self.family)[1]
+
+    @property
+    def control_tokens(self) -> Mapping[int, str]:
+        return self.tokenizer.control_tokens if self.control else {}
+
+    def reading(self, tools: Sequence[Tool], ends_with: str = "") -> Reading:
+        prompt = tuple(self.tokenizer.encode(ends_with))
+        return Reading(0, tuple(tools), prompt, ends_with, self.control_tokens)
+
+    def encode(self, text: str) -> list[int]:
+        if self.control:
+            return self.tokenizer.encode(text)
+        return [self._bytes[byte] for byte in text.encode()]
+
+    @cached_property
+    def _bytes(self) -> dict[int, int]:
+        texts = enumerate(self.vocabulary.text)
+        return {text[0]: id for id, text in texts if len(text) == 1}
+
+    @cached_property
+    def guides(self) -> list[list[int]]:
+        shown = "".join(case.output for case in goldens_of(self.family))
+        texts = sorted({*GUIDES, *TAG.findall(shown)})
+        return [self.encode(text) for text in texts]
+
+    @cached_property
+    def closers(self) -> list[list[int]]:
+        shown = "".join(case.output for case in goldens_of(self.family))
+        layout = self.family.layout_with()
+        ends = [m for n in layout.notations for m in (*n.closes, *n.inner)]
+        tags = [tag for tag in TAG.findall(shown) if "/" in tag[:4] or "close" in tag]
+        marks = {*ends, *tags, *self.family.thinking_marks()[1]}
+        return [self.encode(text) for text in (*CLOSERS * 2, *sorted(marks))]
+
+    def matcher(self, wanted: Wanted) -> LLMatcher:
+        source = self.family.grammar(wanted)
+        assert source is not None, "there is no grammar"
+        matcher = LLMatcher(self.vocabulary.tree, source, log_level=0, limits=LIMITS)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def walk(self, matcher: LLMatcher, seed: int, begun: str = "") -> list[int]:
+        """Tokens of an answer, its stop token left out."""
+        chance = random.Random(seed)
+        said = self.encode(begun)
+        assert matcher.consume_tokens(said), matcher.get_error()
+        while True:
+            if matcher.is_accepting() and chance.random() < len(said) / 40 + 0.05:
+                return said
+            if matcher.is_stopped():
+                return said
+            assert len(said) < STEPS, f"no end: {self.spelled(said)[-300:]!r}"
+            guides = self.guides if len(said) < WANDERS else self.closers
+            step = self._guide(matcher, guides, chance) or [self._any(matcher, chance)]
+            assert matcher.consume_tokens(step), matcher.get_error()
+            said += step
+
+    def _guide(
+        self, matcher: LLMatcher, guides: Sequence[list[int]], chance: random.Random
+    ) -> list[int]:
+        if chance.random() < 0.2:
+            return []
+        tried = chance.sample(guides, len(guides))
+        return next((g for g in tried if matcher.validate_tokens(g) == len(g)), [])
+
+    def _any(self, matcher: LLMatcher, chance: random.Random) -> int:
+        words = np.zeros_like(self.vocabulary.ends)
+        fill(words, matcher, self.vocabulary)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        going_on = [id for id in allowed if id not in self.vocabulary.stop_tokens]
+        assert going_on, "a dead end"
+        return chance.choice(going_on)
+
+    def spelled(self, said: Sequence[int]) -> str:
+        return self.tokenizer.raw(list(said))
+
+    def read(self, reading: Reading, said: Sequence[int]) -> list[Event]:
+        parser = self.family.make_parser(reading)
+        text = self.tokenizer.detokenizer()
+        events = [event for id in said for event in parser.feed(id, text.feed(id))]
+        return events + parser.finish(text.finish(), cut=False)

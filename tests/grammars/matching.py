@@ -1,0 +1,62 @@
+"""A grammar and a text, byte by byte: does it match?"""
+
+import llguidance as ll
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.lark import Lark
+from mlx_server.requests import Format
+
+END, CONTROL = 256, 257
+
+
+class _Bytes:
+    eos_token_id = END
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>", b"<think>")
+    special_token_ids = (END, CONTROL)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+TOKENS = LLTokenizer(ll.TokenizerWrapper(_Bytes()), n_vocab=258, eos_token=END, slices=[])
+LIMITS = LLParserLimits(
+    max_items_in_row=4_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=200_000,
+    max_lexer_states=100_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+
+class Refused(Exception):
+    """By llguidance."""
+
+
+def compiled(source: str) -> LLMatcher:
+    matcher = LLMatcher(TOKENS, source, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise Refused(matcher.get_error())
+    return matcher
+
+
+def matcher_of(wanted: Format) -> LLMatcher:
+    lark = Lark()
+    return compiled(lark.source(rule_of(wanted, lark)))
+
+
+def matches(matcher: LLMatcher, text: str | bytes) -> bool:
+    """Whether this is a whole text of the grammar."""
+    matcher = matcher.deep_copy()
+    given = list(text.encode() if isinstance(text, str) else text)
+    taken = matcher.try_consume_tokens(given)
+    return taken == len(given) and not matcher.is_error() and matcher.is_accepting()
+
+
+def allowed(matcher: LLMatcher) -> list[int]:
+    mask = matcher.compute_bitmask()
+    assert not matcher.is_error(), matcher.get_error()
+    return [token for token in range(258) if mask[token >> 3] >> (token & 7) & 1]

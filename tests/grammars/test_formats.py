@@ -1,0 +1,174 @@
+"""Formats as rules: what they match, and what a client may not bring."""
+
+import pytest
+
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars import formats, schema
+from mlx_server.grammars.lark import Lark
+from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
+from tests.grammars.matching import CONTROL, END, allowed, compiled, matcher_of, matches
+
+
+def refusal(wanted: Format) -> str:
+    with pytest.raises(InvalidGrammar) as caught:
+        formats.check(wanted, "structured_outputs")
+    assert caught.value.param == "structured_outputs"
+    return caught.value.message
+
+
+CASES: list[tuple[Format, list[str], list[str]]] = [
+    (JsonFormat(), ["{}", '{"a": [1,\n  2]}'], ["1", " {}", "{} ", '{"a" :     1}']),
+    (JsonFormat(True), ["1", "null", '"a"'], ["", "a"]),
+    (JsonFormat({"type": "string"}), ['"é😀"', '"\\n"'], ['"\\x"', "a"]),
+    (Regex("a+"), ["a", "aaa"], ["", "ba", "ab"]),
+    (Regex("^a/b$|^c[/]d$"), ["a/b", "c/d"], ["xa/b", "c/d "]),
+    (Regex(r"a\/b"), ["a/b"], ["a\\/b"]),
+    (Regex("(^a|[$^])"), ["a", "$"], ["b"]),
+    (Regex(r"\^a\$"), ["^a$"], ["a"]),
+    (Regex("a\nb"), ["a\nb"], ["a\\nb"]),
+    (Regex(r"(?P<year>\d{4})-\d\d"), ["2024-01"], ["24-01"]),
+    (Regex('"#//'), ['"#//'], ['"#']),
+    (Choice(("a", "ab", "a")), ["a", "ab"], ["", "b", "abb"]),
+    (Choice(('q"\n\\', "\x00\x7f", "<think>")), ['q"\n\\', "\x00\x7f", "<think>"], ["q"]),
+    (Written('start: A r0 | "x"\nr0: "!"\nA: /[a-z]\\/[}"]/ // } {\n'), ['a/"!', "x"], ["a/"]),
+    (Written('start: "a" "b"\n%ignore / +/\n'), ["ab", "a b"], ["a", "b"]),
+    (Written("%llguidance {}\n%import common.INT\nstart: INT"), ["12"], ["a"]),
+    (Written('start: w\nw[lazy]: /a+b/'), ["aab"], ["aa"]),
+    (Written('start: %json {"type": "null"} "!"'), ["null!"], ["1!"]),
+    (Written('start: "\\x41\\u0042" x{2}\nx: "<think>"'), ["AB<think><think>"], ["AB"]),
+    (
+        Written('root ::= "a" ws list\nws ::= [ \\t]*\nlist ::= item ("," ws item)* # c\n'
+                'item ::= [a-z/\\]]+ | "\\"\\u0041\\x42\\"" | nested\nnested ::= "(" list\n  ")"'),
+        ["a x,y", 'a "AB"', "a (x,(y/]))"],
+        ["a", "a (x"],
+    ),
+    (Written('root ::= [^"\\\\]{2,3} .'), ["abc", 'ab"'], ['a"c']),
+    (Written('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'), ["ab-", "acz"], ["-"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "good", "bad"), CASES, ids=[str(c[0])[:60] for c in CASES])
+def test_a_format_matches_what_it_says(wanted: Format, good: list[str], bad: list[str]) -> None:
+    formats.check(wanted, "format")
+    matcher = matcher_of(wanted)
+    assert [text for text in good if not matches(matcher, text)] == []
+    assert [text for text in bad if matches(matcher, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        (Regex("(?=a)b"), "look-ahead"),
+        (Regex("(?<!a)b"), "look-behind"),
+        (Regex(r"(a)\1"), "back-reference"),
+        (Regex(r"\bword\b"), "word boundary"),
+        (Regex("a\\"), "at its end"),
+        (Regex("(a{1000}){1000}"), "more than 50000"),
+        (Regex("a{10001}"), "more than 10000"),
+        (Regex("a{" + "9" * 5000 + "}"), "more than"),
+        (Regex("a" * 2001), "more than 2000"),
+        (Regex("\ud800"), "surrogate"),
+        (Choice(()), "empty"),
+        (Choice(("a", "")), "empty"),
+        (Choice(tuple(map(str, range(10_001)))), "more than 10000"),
+        (Choice(("a" * 300_000,)), "more than"),
+        (Choice(("\ud800",)), "surrogate"),
+        (Written('start: <|im_end|> "a"'), "special token"),
+        (Written('start: "a" <[5]>'), "special token"),
+        (Written("start: @other"), "@other"),
+        (Written('start: "a" }\nr0: "b"\nx: %lark {\ny: "a"'), "closes nothing"),
+        (Written('start: ("a"'), "never closed"),
+        (Written('start: "a'), "not Lark"),
+        (Written("start: /a"), "not Lark"),
+        (Written('%llguidance {"no_forcing": false}\nstart: "a"'), "%llguidance"),
+        (Written("%declare A\nstart: A"), "%declare"),
+        (Written('%override INT: "a"\nstart: "a"'), "%override"),
+        (Written("start: %json {"), "no JSON"),
+        (Written("start: %json {} %json " + "[" * 10_000), "no JSON"),
+        (Written('start: %json {"not": {}}'), "#/not "),
+        (Written('start: %json {"$ref": "http://localhost/"}'), "outside"),
+        (Written("start[max_tokens=3]: /a+/"), "max_tokens"),
+        (Written('start[stop=""]: /a+/'), "stop"),
+        (Written("start: /(a{1000}){1000}/"), "50000"),
+        (Written("start: " + "(" * 49 + '"a"' + ")" * 49), "deeper"),
+        (Written("\n".join(f'r{at}: "a"' for at in range(600))), "600 rules"),
+        (Written('start: "a" // ' + "x" * 200_000), "characters"),
+        (Written('A: /a/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/ & /i/ & /j/'), "&"),
+        (Written("root ::= nobody"), "nobody"),
+        (Written('other ::= "a"'), "root"),
+        (Written("root ::= <think>"), "special token"),
+        (Written('root ::= "a"\nroot ::= "b"'), "twice"),
+        (Written('root ::= "a'), "not GBNF"),
+        (Written('root ::= "\\UFFFFFFFF"'), "no character"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_what_can_not_be_used_is_refused_by_name(wanted: Format, named: str) -> None:
+    assert named in refusal(wanted)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Choice(("<think>", "<|end|>")),
+        Regex("<.*>"),
+        Written('start: "<think>"'),
+        Written('root ::= "<" [a-z]+ ">"'),
+        JsonFormat({"const": "<think>"}),
+        JsonFormat({"properties": {"<think>": {}}, "required": ["<think>"]}),
+    ],
+)
+def test_text_is_never_a_control_token(wanted: Format) -> None:
+    matcher = matcher_of(wanted)
+    for _ in range(12):
+        tokens = allowed(matcher)
+        assert CONTROL not in tokens
+        if END in tokens:
+            break
+        matcher.consume_token(tokens[0])
+
+
+def test_a_written_grammar_does_not_meet_our_rules() -> None:
+    lark = Lark()
+    mine = lark.rule('"mine"')
+    theirs = formats.rule_of(Written(f'start: {mine}\n{mine}: "theirs"\n%ignore / /'), lark)
+    matcher = compiled(lark.source(f'{mine} "-" {theirs}'))
+    assert matches(matcher, "mine-theirs")
+    assert not matches(matcher, "mine-mine")
+    assert not matches(matcher, "mine - theirs")
+
+
+def test_arguments_are_an_object_even_where_a_tool_does_not_say_so() -> None:
+    for parameters in ({}, {"properties": {"a": {"type": "integer"}}}):
+        lark = Lark()
+        matcher = compiled(lark.source(schema.arguments(parameters, lark)))
+        assert matches(matcher, '{"a": 1}')
+        assert not matches(matcher, "[]")
+        assert not matches(matcher, "1")
+
+
+def test_arguments_of_each_tool_refer_to_their_own_definitions() -> None:
+    def tool(kind: str) -> dict[str, object]:
+        return {"properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"],
+                "$defs": {"a": {"type": kind}}}  # fmt: skip
+
+    lark = Lark()
+    rules = [schema.arguments(tool(kind), lark) for kind in ("integer", "string")]
+    matcher = compiled(lark.source(f'"1" {rules[0]} | "2" {rules[1]}'))
+    assert matches(matcher, '1{"a":1}')
+    assert matches(matcher, '2{"a":"1"}')
+    assert not matches(matcher, '1{"a":"1"}')
+
+
+def test_arguments_are_lenient_unless_strict() -> None:
+    parameters = {"properties": {"a": {"uniqueItems": True}}}
+    schema.arguments(parameters, Lark())
+    with pytest.raises(InvalidGrammar, match="uniqueItems"):
+        schema.arguments(parameters, Lark(), strict=True)
+
+
+def test_only_what_is_lenient_is_unenforced() -> None:
+    found = {"uniqueItems": True}
+    assert formats.unenforced(JsonFormat(found, strict=False)) == ("uniqueItems at #",)
+    assert formats.unenforced(JsonFormat({"type": "array"}, strict=False)) == ()
+    assert formats.unenforced(Regex("a")) == ()

@@ -1,0 +1,65 @@
+"""The JSON-Schema-Test-Suite: what SUITE.md says is so, and nothing invalid gets through."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.grammars.suite import Count, counted, table
+
+TOLD = Path(__file__).parent / "SUITE.md"
+
+SHAPES_ONLY = {"optional/format/date-time", "optional/format/date", "optional/format/time"}
+"""No regular expression of a date knows leap years, nor one of a time leap seconds."""
+ELSEWHERE_UNDERSTOOD = {
+    "format": "an annotation to the suite, a constraint to llguidance and to us",
+    "optional/ecmascript-regex": r"\s and \S are Unicode's, and control characters are not written",
+    "optional/format/email": "no quoted local parts, no addresses for hosts",
+    "optional/format/ipv6": "no IPv4 in the last two groups",
+    "vocabulary": "metaschemas are not fetched: their vocabularies are all of 2020-12",
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_nothing_invalid_is_taken_and_nothing_valid_refused_unless_listed(strict: bool) -> None:
+    counts = counted(strict=strict)
+    taken = {name for name, count in counts.items() if count.invalid_taken}
+    refused = {name for name, count in counts.items() if count.valid_refused}
+    assert taken == {*SHAPES_ONLY, "optional/ecmascript-regex"}
+    assert counts["optional/ecmascript-regex"].invalid_taken == [
+        r"ECMA 262 \S matches everything but whitespace: zero-width whitespace does not match"
+    ]
+    assert refused == set(ELSEWHERE_UNDERSTOOD)
+    assert part(strict, counts) in TOLD.read_text(), "python -m tests.grammars.test_suite"
+
+
+def part(strict: bool, counts: dict[str, Count]) -> str:
+    return f"## {'Strict' if strict else 'Not strict'}\n\n{table(counts)}\n"
+
+
+def text() -> str:
+    reasons = "\n".join(f"- `{name}`: {why}." for name, why in ELSEWHERE_UNDERSTOOD.items())
+    return "\n".join(
+        (
+            "# JSON-Schema-Test-Suite",
+            "",
+            "Draft 2020-12, as it comes with jsonschema 4.26.0 (MIT license, inside"
+            " `data/draft2020-12.json.gz`), through mlx_server/grammars and llguidance. A refused"
+            " schema is answered with 400; its texts are not tried. Not strict, an invalid text"
+            " may be taken where the answer lists the keyword as not enforced; those count as"
+            " neither. Written by `python -m tests.grammars.test_suite`.",
+            "",
+            "Valid texts that are not taken:",
+            "",
+            reasons,
+            "",
+            "Invalid ones that are: dates of a 29 February and leap seconds at a wrong time, whose"
+            r" formats are checked by shape, and one blank (U+FEFF) that `\S` takes.",
+            "",
+            part(True, counted(strict=True)),
+            part(False, counted(strict=False)),
+        )
+    )
+
+
+if __name__ == "__main__":
+    TOLD.write_text(text())

@@ -1,0 +1,326 @@
+"""A file that is locked, full, damaged, newer, gone or another's: said clearly, survived."""
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mlx_server.errors import NotFound, StoreUnavailable
+from mlx_server.store import Item, Retention, Store, database, file
+from tests.store.make import items, response, runs
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(file, "BUSY_SECONDS", 0.01)
+
+
+async def filled(path: Path, count: int = 3) -> Store:
+    store = await Store.open(path)
+    for n in range(count):
+        await store.begin(response(f"{n}"), "me", [Item("i", b"x" * 3000)])
+    return store
+
+
+def aside(path: Path) -> list[Path]:
+    return sorted(path.parent.glob("store.db.damaged-*"))
+
+
+@runs
+async def test_a_locked_file_can_be_read_and_is_written_again_later(path: Path) -> None:
+    store = await filled(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreUnavailable, match="locked by another program") as error:
+        await store.begin(response("r"), "me")
+    assert (error.value.status, error.value.code) == (503, "store_unavailable")
+    assert (await store.get("1", "me")).status == "completed"
+    other.rollback()
+    other.close()
+    await store.begin(response("r"), "me")
+    await store.close()
+
+
+@runs
+async def test_calls_do_not_wait_in_line_for_the_same_failure(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await filled(path)
+    monkeypatch.setattr(database, "RETRY_SECONDS", 3600)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.begin(response("r"), "me")
+    other.rollback()
+    other.close()
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.begin(response("r"), "me")
+    assert (await store.get("1", "me")).status == "completed"
+    await store.close()
+
+
+@runs
+async def test_a_file_locked_at_the_start(path: Path) -> None:
+    await (await filled(path)).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    store = await Store.open(path)
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.get("1", "me")
+    other.rollback()
+    other.close()
+    assert (await store.get("1", "me")).status == "completed"
+    await store.close()
+
+
+@runs
+async def test_a_file_that_may_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "PRAGMAS", (*file.PRAGMAS, "PRAGMA max_page_count = 40"))
+    store = await filled(path)
+    with pytest.raises(StoreUnavailable, match="disk is full: free some space"):
+        await store.begin(response("r"), "me", [Item("i", b"x" * 200_000)])
+    with pytest.raises(NotFound):
+        await store.get("r", "me")
+    assert (await store.stats()).items == 3
+    await store.delete("1", "me")
+    await store.begin(response("r"), "me", [Item("i", b"x" * 3000)])
+    await store.close()
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@runs
+async def test_a_disk_that_refuses_writes(path: Path) -> None:
+    store = await filled(path)
+    with files_up_to(300_000):
+        with pytest.raises(StoreUnavailable, match="check the disk"):
+            await store.begin(response("r"), "me", [Item("i", b"x" * 500_000)])
+        assert (await store.get("1", "me")).status == "completed"
+        with pytest.raises(NotFound):
+            await store.get("r", "me")
+    await store.begin(response("r"), "me", [Item("i", b"x" * 500_000)])
+    await store.close()
+    assert sound(path)
+
+
+def sound(path: Path) -> bool:
+    db = sqlite3.connect(path)
+    found = db.execute("PRAGMA integrity_check").fetchall()
+    db.close()
+    return found == [("ok",)]
+
+
+@pytest.mark.parametrize("damage", ["garbage", "header", "cut"])
+@runs
+async def test_a_damaged_file_is_set_aside_at_the_start(
+    path: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "RETRY_SECONDS", 3600)
+    await (await filled(path, 20)).close()
+    whole = path.read_bytes()
+    broken = {
+        "garbage": b"not a database, " * 1000,
+        "header": whole[:16] + b"\xff" * 84 + whole[100:],
+        "cut": whole[:5000],
+    }[damage]
+    path.write_bytes(broken)
+    store = await Store.open(path)
+    await store.begin(response("r"), "me", items("i"))
+    assert (await store.stats()).responses == 1
+    (set_aside,) = aside(path)
+    assert set_aside.read_bytes() == broken
+    assert f"set aside as {set_aside.name}" in caplog.text
+    await store.close()
+
+
+@runs
+async def test_damage_found_while_serving(path: Path) -> None:
+    await (await filled(path, 50)).close()
+    db = sqlite3.connect(path)
+    root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'items'").fetchone()[0]
+    db.close()
+    whole = path.read_bytes()
+    page = 4096
+    path.write_bytes(whole[: (root - 1) * page] + b"\xa5" * page + whole[root * page :])
+    store = await Store.open(path, Retention(days=1e6))
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        await store.chain("1", "me")
+    assert len(aside(path)) == 1
+    with pytest.raises(NotFound):
+        await store.get("1", "me")
+    await store.begin(response("1"), "me")
+    await store.close()
+
+
+@runs
+async def test_a_running_response_that_rotted_does_not_keep_the_store_shut(path: Path) -> None:
+    store = await Store.open(path)
+    await store.begin(response("r", "in_progress"), "me")
+    await store.close()
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("UPDATE records SET body = ?", (b'{"id":\xff',))
+    db.close()
+    store = await Store.open(path)
+    got = await store.get("r", "me")
+    assert (got.status, b'"status":"failed"' in got.body) == ("failed", True)
+    await store.close()
+
+
+@runs
+async def test_a_guest_sets_nothing_aside(path: Path) -> None:
+    path.write_bytes(b"not a database, " * 1000)
+    guest = await Store.visit(path)
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        await guest.stats()
+    await guest.close()
+    assert aside(path) == []
+
+
+@runs
+async def test_a_newer_file_is_refused_and_not_touched(path: Path) -> None:
+    await (await filled(path)).close()
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {file.VERSION + 1}")
+    db.close()
+    before = path.read_bytes()
+    store = await Store.open(path)
+    with pytest.raises(StoreUnavailable, match="a newer mlx-server's"):
+        await store.begin(response("r"), "me")
+    await store.close()
+    assert path.read_bytes() == before
+    assert aside(path) == []
+
+
+@runs
+async def test_one_server_a_file_and_guests(path: Path) -> None:
+    first = await filled(path)
+    await first.begin(response("running", "in_progress"), "me")
+    second = await Store.open(path)
+    with pytest.raises(StoreUnavailable, match="in use by another mlx-server"):
+        await second.get("1", "me")
+    guest = await Store.visit(path, Retention(days=1e6, count=2))
+    assert (await guest.stats()).responses == 4
+    assert await guest.prune() == 2
+    await guest.close()
+    assert (await first.get("running", "me")).status == "in_progress"
+    await first.close()
+    assert (await second.get("running", "me")).status == "failed"
+    await second.close()
+
+
+@runs
+async def test_a_file_system_without_locks_is_no_other_server(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    store = await Store.open(path)
+    with pytest.raises(StoreUnavailable, match="see the server's log"):
+        await store.get("r", "me")
+    assert "No locks available" in caplog.text
+    await store.close()
+
+
+@runs
+async def test_a_failed_reopening_does_not_fail_what_runs(path: Path) -> None:
+    store = await filled(path)
+    await store.begin(response("running", "in_progress"), "me")
+    await store._submit(store._disconnect)
+    assert (await store.get("running", "me")).status == "in_progress"
+    await store.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "folder"])
+@runs
+async def test_a_file_taken_away_is_not_written_on(path: Path, how: str) -> None:
+    path = path.parent / "data" / path.name
+    store = await filled(path)
+    if how == "deleted":
+        path.unlink()
+    elif how == "replaced":
+        copy = path.with_name("copy")
+        await store._submit(store._disconnect)
+        shutil.copy(path, copy)
+        await store.begin(response("lost"), "me")
+        copy.replace(path)
+    else:
+        shutil.rmtree(path.parent)
+    await store.begin(response("r"), "me")
+    await store.close()
+    store = await Store.open(path)
+    assert (await store.get("r", "me")).status == "completed"
+    await store.close()
+
+
+@runs
+async def test_a_path_that_is_no_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.mkdir()
+    store = await Store.open(path)
+    with pytest.raises(StoreUnavailable, match="can't be opened: check its permissions"):
+        await store.get("r", "me")
+    path.rmdir()
+    await store.begin(response("r"), "me")
+    await store.close()
+    below_a_file = await Store.open(path / "store.db")
+    with pytest.raises(StoreUnavailable, match="see the server's log"):
+        await below_a_file.get("r", "me")
+    assert "Not a directory" in caplog.text
+    await below_a_file.close()
+
+
+@contextmanager
+def unprivileged() -> Iterator[Path]:
+    """A folder of nobody's, and root turned into nobody: permissions do not bind root."""
+    root = os.geteuid() == 0
+    folder = Path(tempfile.mkdtemp())
+    if root:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+@runs
+async def test_a_folder_that_may_not_be_written() -> None:
+    with unprivileged() as folder:
+        path = folder / "store.db"
+        await (await filled(path)).close()
+        folder.chmod(0o500)
+        store = await Store.open(path)
+        with pytest.raises(StoreUnavailable, match="check its permissions"):
+            await store.begin(response("r"), "me")
+        folder.chmod(0o700)
+        await store.begin(response("r"), "me")
+        assert (await store.stats()).responses == 4
+        await store.close()
