@@ -14,7 +14,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from bench_parts import adapters, tables
+from bench_parts import adapters, grammars, tables
+from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
 from bench_parts.machine import Others
 from bench_parts.models import model_folder
@@ -45,6 +46,9 @@ def main(
     lora: Annotated[
         bool, typer.Option("--lora", help="Adapters instead, on the demo model.")
     ] = False,
+    structured: Annotated[
+        bool, typer.Option("--structured", help="Grammars instead, and what they cost a step.")
+    ] = False,
 ) -> None:
     """This server beside mlx-lm's own, and beside MLX with no server at all.
 
@@ -53,12 +57,13 @@ def main(
     scripts/bench --quick --model tiny
     scripts/bench --only mlx-server,mlx_lm.server --json before.json
     scripts/bench --lora
+    scripts/bench --structured
 
     Latencies are medians of all answers unless they say p95, and every number is the median of
     its repetitions. A prefix is warm when the prompts share it and it was asked before.
     """
-    if lora:
-        _lora(json, markdown)
+    if lora or structured:
+        (_lora if lora else _structured)(json, markdown)
         return
     names = only.split(",")
     if unknown := set(names) - set(CONTENDERS):
@@ -82,15 +87,27 @@ def _lora(json: Path | None, markdown: bool) -> None:
     others = Others()
     folder = model_folder("demo")
     costs, sides = adapters.costs(folder), adapters.side_by_side(folder)
-    if json:
-        json.write_bytes(msgspec.json.encode({"costs": costs, "servers": sides}))
     found = [adapters.decoding(costs), adapters.servers(sides), adapters.goals(costs)]
+    _show({"costs": costs, "servers": sides}, found, json, markdown)
+    _warn(others.cores())
+
+
+def _structured(json: Path | None, markdown: bool) -> None:
+    others = Others()
+    costs = grammars.costs(model_folder("demo"))
+    _show(costs, [grammars.decoding(costs), grammars.goals(costs)], json, markdown)
+    _warn(others.cores())
+
+
+def _show(measured: Measured, found: Sequence[Columns], json: Path | None, markdown: bool) -> None:
+    if json:
+        json.write_bytes(msgspec.json.encode(measured))
     console = Console()
     if markdown:
         console.out("\n\n".join("\n".join(tables.lines(*each)) for each in found), highlight=False)
     else:
+        console.width = console.width if console.is_terminal else PIPE_WIDTH
         console.print(*(tables.table(*each) for each in found))
-    _warn(others.cores())
 
 
 def _largest_gap() -> float:

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -13,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from bench_parts.contenders import LORA_SERVERS, fast
+from bench_parts.apart import apart
+from bench_parts.contenders import LORA_SERVERS
 from bench_parts.lora import ADAPTERS
 from mlx_server.bench import milliseconds
 
@@ -31,11 +29,7 @@ Measured = dict[str, Any]
 
 
 def costs(folder: Path) -> Measured:
-    command = [sys.executable, "-m", "bench_parts.lora", str(folder)]
-    environment = {**os.environ, **fast()}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    found: Measured = json.loads(done.stdout)
-    return found
+    return apart("bench_parts.lora", folder)
 
 
 def side_by_side(folder: Path) -> dict[str, Measured]:

@@ -1,0 +1,122 @@
+"""`python -m bench_parts.structured FOLDER`: what a grammar costs a step of decoding.
+
+The engine's batches in this process: the demo checkpoint in FOLDER (49,152 tokens), and a tiny
+network with a vocabulary of 200,000 of which the same tokens are text. Rows that fill in a JSON
+schema step in turns with rows that are free, so that what else the machine does hits both; both
+choose the same way. Prints one line of JSON.
+"""
+
+import json
+import sys
+import threading
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.llama import Model, ModelArgs
+
+from mlx_server.engine import weights
+from mlx_server.engine.batch import Batch
+from mlx_server.engine.guide import Guides
+from mlx_server.engine.messages import Generate
+from mlx_server.grammars.lark import Lark
+from mlx_server.requests import SamplingParams
+
+ROWS = (1, 8)
+PROMPT = 32
+WARM, STEPS = 10, 150
+STOP = 2
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "people": {
+            "type": "array",
+            "minItems": 40,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 40},
+                    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                    "role": {"enum": ["admin", "user", "guest"]},
+                    "born": {"type": "string", "format": "date"},
+                },
+                "required": ["name", "age", "role", "born"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["people"],
+    "additionalProperties": False,
+}
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    networks = {"49k": _network(folder), "200k": _wide()}
+    return {
+        name: {str(rows): _steps(network, folder, rows) for rows in ROWS}
+        for name, network in networks.items()
+    }
+
+
+def _steps(network: Any, folder: Path, rows: int) -> dict[str, float]:
+    """Milliseconds of a free step, and what a grammar adds to it: medians."""
+    free, guided = _decoding(network, folder, rows, None), _decoding(network, folder, rows, SCHEMA)
+    rounds = [(_timed(free.step), _timed(guided.step)) for _ in range(WARM + STEPS)][WARM:]
+    assert len(free) == len(guided) == rows, "a row has come to its end"
+    return {
+        "free": 1e3 * median(f for f, _ in rounds),
+        "added": 1e3 * median(g - f for f, g in rounds),
+    }
+
+
+def _decoding(network: Any, folder: Path, rows: int, schema: Any) -> Batch:
+    batch = Batch(network, concurrency=max(ROWS))
+    woken = threading.Event()
+    guides = Guides(woken.set)
+    guides.learn("", folder, [STOP])
+    lark = Lark()
+    grammar = lark.source(lark.json(schema)) if schema else None
+    for row in range(rows):
+        prompt = [(7 * row + 3 * place) % 100 + 5 for place in range(PROMPT)]
+        sampling = SamplingParams(temperature=0.7, seed=row)
+        asked = Generate(row, "", prompt, 10_000, [STOP], sampling, grammar=grammar)
+        while grammar and (guide := guides.guide(asked)) is None:
+            woken.wait()
+            woken.clear()
+        batch.add(asked, guide=guide if grammar else None)
+    while batch.waiting:
+        batch.step()
+    return batch
+
+
+def _timed(work: Any) -> float:
+    mx.synchronize()
+    began = perf_counter()
+    work()
+    mx.synchronize()
+    return perf_counter() - began
+
+
+def _network(folder: Path) -> Any:
+    loading = weights.load(folder)
+    while True:
+        try:
+            next(loading)
+        except StopIteration as end:
+            return end.value
+
+
+def _wide() -> Any:
+    mx.random.seed(0)
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}
+    model = Model(ModelArgs(model_type="llama", vocab_size=200_000, **shape, **heads))
+    mx.eval(model.parameters())
+    return model
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measured(Path(sys.argv[1]))) + "\n")
