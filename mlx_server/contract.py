@@ -60,7 +60,8 @@ def _grammar(
     if is_forced(request) or any(tool.strict for tool in asked.tools):
         check_tools(asked.tools)
         return prepared.family.grammar(wanted)
-    if not prepared.spec.constrain_calls:
+    by_default = prepared.transcript is None
+    if not (by_default if prepared.spec.constrain_calls is None else prepared.spec.constrain_calls):
         return None
     with suppress(InvalidGrammar):  # nobody asked for more than what the model does by itself
         check_tools(asked.tools)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     ValidationInfo,
+    model_validator,
 )
 from pydantic_core import ErrorDetails
 
@@ -34,6 +35,10 @@ ENVIRONMENT = {
     "api_keys": "MLX_SERVER_API_KEYS",
 }
 """Fields of `ServerSettings` and the variables that set them; MLX_SERVER_CONFIG names the file."""
+
+DATA_VARIABLE = "MLX_SERVER_DATA"
+DATA_DIR = "~/.local/share/mlx-server"
+STORE_FILE = "responses.sqlite3"
 
 REPLAY = "replay:"
 
@@ -104,6 +109,10 @@ def _folder(path: object, info: ValidationInfo) -> object:
     raise ValueError(f"no such folder: {found}")
 
 
+def _data_dir(path: object, info: ValidationInfo) -> object:
+    return Path(_absolute(path, info)) if isinstance(path, str) and path else path
+
+
 def _adapter_name(name: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,127}", name, re.ASCII):
         return name
@@ -113,6 +122,16 @@ def _adapter_name(name: str) -> str:
 def _adapter(entry: object) -> object:
     """A path or hub id alone stands for an adapter with nothing else said of it."""
     return {"path": entry} if isinstance(entry, str) else entry
+
+
+def _program(command: str, info: ValidationInfo) -> str:
+    return _absolute(command, info) if "/" in command else command
+
+
+def _http_url(url: str) -> str:
+    if re.fullmatch(r"https?://[!-~]+", url):
+        return url
+    raise ValueError("should be an http or https URL")
 
 
 Name = Annotated[str, AfterValidator(_printable)]
@@ -161,6 +180,8 @@ class ServerSettings(_Frozen):
     """Clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
     """Where those may lie, beside `adapters_dir`."""
+    allow_private_urls: bool = False
+    """Requests may name MCP servers on this machine and its network."""
 
 
 class SamplingDefaults(_Frozen):
@@ -209,8 +230,9 @@ class ModelSettings(_Frozen):
     """For chat_template_kwargs that a request does not set."""
     lead_on: bool = True
     """Whether an answer that stops after nothing but reasoning is led on to its text."""
-    constrain_calls: bool = True
-    """Whether calls that a model begins by itself follow their tool's schema."""
+    constrain_calls: bool | None = None
+    """Whether calls that a model begins by itself follow their tool's schema. None: those of
+    replay models say what was recorded, all others do."""
     repair: RepairSettings = RepairSettings()
     preload: bool = False
     pinned: bool = False
@@ -222,9 +244,51 @@ class ModelSettings(_Frozen):
     """Beside those of `adapters_dir` that fit."""
 
 
+class StoreSettings(_Frozen):
+    data_dir: Annotated[Path | None, BeforeValidator(_data_dir)] = None
+    """Where it keeps them; None: in a folder that is gone with the server."""
+    days: float = Field(default=30, gt=0)
+    count: int = Field(default=10_000, ge=1)
+    """Of responses, and of conversations."""
+
+    @property
+    def path(self) -> Path:
+        assert self.data_dir is not None
+        return self.data_dir / STORE_FILE
+
+
+class ConnectorSettings(_Frozen):
+    """An MCP server for requests: at a URL, or a program to start."""
+
+    url: Annotated[str, AfterValidator(_http_url)] | None = None
+    command: Annotated[str, Field(min_length=1), AfterValidator(_program)] | None = None
+    """A path, or a name to be found on the PATH."""
+    args: tuple[str, ...] = ()
+    env: dict[str, SecretStr] = {}
+    headers: dict[str, SecretStr] = {}
+    allow_private: bool = False
+    """The URL may be on this machine or its network."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.url is None) == (self.command is None):
+            raise ValueError("should have a `url` or a `command`, and not both")
+        foreign = ("args", "env") if self.command is None else ("headers", "allow_private")
+        for name in foreign:
+            if getattr(self, name):
+                raise ValueError(f"`{name}` has no meaning without `{_WAYS[name]}`")
+        return self
+
+
+_WAYS = {"args": "command", "env": "command", "headers": "url", "allow_private": "url"}
+
+
 class Settings(_Frozen):
     server: ServerSettings = ServerSettings()
+    store: StoreSettings = StoreSettings()
     models: dict[Name, ModelSettings] = {}
+    connectors: dict[Name, ConnectorSettings] = {}
+    """MCP servers that requests may use by these names."""
 
 
 DEMO = {"smollm2-135m": ModelSettings(source="demo:smollm2", preload=True)}
@@ -236,7 +300,8 @@ def _read(path: Path) -> tuple[Data, list[Problem]]:
     except Unreadable as error:
         return {}, [error.problem]
     if not isinstance(data, dict):
-        return {}, [Problem(1, "", "should be a mapping with the keys `server` and `models`")]
+        keys = "`server`, `store` and `models`"
+        return {}, [Problem(1, "", f"should be a mapping with the keys {keys}")]
     found = _mistakes(data, path.parent)
     told = [Problem(document.line(loc), where(loc), message) for loc, message in found]
     return data, sorted(document.problems + told, key=lambda problem: problem.line)
@@ -279,7 +344,13 @@ def _in_words(error: ErrorDetails) -> str:
 
 
 def _unknown_key(loc: Loc) -> str:
-    schema = RepairSettings if loc[2:3] == ("repair",) else _SCHEMAS[len(loc) - 1]
+    schema = _SCHEMAS[len(loc) - 1]
+    if loc[0] == "store":
+        schema = StoreSettings
+    elif loc[0] == "connectors":
+        schema = ConnectorSettings
+    elif loc[2:3] == ("repair",):
+        schema = RepairSettings
     known = [field.alias or name for name, field in schema.model_fields.items()]
     nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
     if nearest:
@@ -345,9 +416,23 @@ def load_settings(
     keep = listed.models if _named_file(path, environ) or not models else {}
     server = {**dict(listed.server), **environment, **flags}
     server["adapters_dir"] = listed.server.adapters_dir or _adapters_beside(file)
-    settings = _checked({"server": server, "models": _served(keep, models) or DEMO}, Path())
+    store = {**dict(listed.store), "data_dir": _data_dir_of(listed.store, environ)}
+    served = _served(keep, models) or DEMO
+    everything = {
+        "server": server,
+        "store": store,
+        "models": served,
+        "connectors": listed.connectors,
+    }
+    settings = _checked(everything, Path())
     _refuse_open_door(settings.server)
     return settings
+
+
+def _data_dir_of(store: StoreSettings, environ: Mapping[str, str]) -> Path:
+    variable = environ.get(DATA_VARIABLE)
+    named = Path(_absolute(variable, None)) if variable else store.data_dir
+    return named or Path(_absolute(DATA_DIR, None))
 
 
 def _adapters_beside(file: Path | None) -> Path | None:

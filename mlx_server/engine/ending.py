@@ -43,8 +43,11 @@ FEW = 8
 RESERVE = 2
 """By so much the others may be worse than those few."""
 
-STEPS = 2000
+STEPS = 600
 """Of simulation, in one look at a row."""
+
+FIRST_STEPS = 4000
+"""In a look that keeps no row waiting."""
 
 NEVER = 1 << 20
 
@@ -144,9 +147,10 @@ class Prospect:
 def prospect(pieces: Pieces, matcher: LLMatcher, grammar: str = "") -> Prospect:
     """matcher: one that has read nothing; it is not changed. grammar: what it was made of, in
     Lark. Takes up to some ten milliseconds, so not on the thread that steps rows."""
-    hints = [tokens for text in _quoted(grammar) if (tokens := pieces.cut(text))]
+    hints = [way for text in _quoted(grammar) if (way := pieces.cut(text))]
     row = Ending(pieces, Prospect(hints))
-    return Prospect(hints, row.shortest(matcher), max(REACH, 2 * row.explore(matcher)))
+    tokens = row.shortest(matcher, FIRST_STEPS)
+    return Prospect(hints, tokens, max(REACH, 2 * row.explore(matcher)))
 
 
 def _quoted(grammar: str) -> list[bytes]:
@@ -198,8 +202,8 @@ class Ending:
             following = self._tokens[0] if self._tokens else None
             if not self._reads_text(matcher):
                 mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
-                ids, growth = self._judge(matcher, mask, STEPS)
-                growth = np.where(growth > STEPS, 0, growth)
+                ids, growth = self._judge(matcher, mask, FIRST_STEPS)
+                growth = np.where(growth > FIRST_STEPS, 0, growth)
                 if (largest := int(growth.max(initial=0))) > RESERVE:
                     most = max(most, largest)
                     following = int(ids[growth.argmax()])
@@ -208,10 +212,10 @@ class Ending:
             matcher.consume_token(following)
         return most
 
-    def shortest(self, matcher: LLMatcher) -> list[int] | None:
+    def shortest(self, matcher: LLMatcher, steps: int = STEPS) -> list[int] | None:
         """A short way, not always the shortest, to where the grammar may stop."""
-        self._steps = STEPS
-        found = self._after(matcher, STEPS)
+        self._steps = steps
+        found = self._after(matcher, NEVER)
         return self._shrink(matcher.deep_copy(), found) if found else found
 
     def _shrink(self, matcher: LLMatcher, path: list[int]) -> list[int]:
@@ -258,7 +262,7 @@ class Ending:
         if len(ids) > FEW:
             three = (ids[0], ids[len(ids) // 2], ids[-1])
             some = {self._growth(matcher, id, limit) for id in three}
-            if len(some) == 1 or len(ids) > MANY:
+            if len(some) == 1 or len(ids) > 4 * FEW:
                 return max(some) + RESERVE
         return [self._growth(matcher, id, limit) for id in ids]
 
@@ -301,7 +305,8 @@ class Ending:
         return self._close(matcher) or self._part(matcher) or self._fill(matcher, used)
 
     def _reads_text(self, matcher: LLMatcher) -> bool:
-        return all(matcher.validate_tokens([id]) for id in self._pieces.prose)
+        prose = self._pieces.prose
+        return bool(prose) and all(matcher.validate_tokens([id]) for id in prose)
 
     def _leave(self, matcher: LLMatcher) -> list[int]:
         """Out of free text."""
@@ -326,16 +331,18 @@ class Ending:
         return next(([id] for id in self._pieces.small if self._stands(matcher, id)), [])
 
     def _parts(self, matcher: LLMatcher, id: int) -> bool:
-        return bool(matcher.validate_tokens([id])) and self._no_text(matcher, id)
+        return bool(matcher.validate_tokens([id])) and self._no_text(matcher, [id])
 
-    def _no_text(self, matcher: LLMatcher, id: int) -> bool:
-        return matcher.validate_tokens([id, self._pieces.prose[0]]) == 1
+    def _no_text(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+        """Whether they may follow, and a letter may not follow them."""
+        letter = self._pieces.prose[:1]
+        return matcher.validate_tokens([*tokens, *letter]) == len(tokens)
 
     def _stands(self, matcher: LLMatcher, id: int) -> bool:
         """Whether this is a whole value here, and not the beginning of some text."""
         return bool(matcher.validate_tokens([id])) and (
             any(matcher.validate_tokens([id, after]) == 2 for after in self._pieces.after)
-            and self._no_text(matcher, id)
+            and self._no_text(matcher, [id])
         )
 
     def _closes(self, matcher: LLMatcher, quote: int) -> bool:
@@ -351,11 +358,10 @@ class Ending:
 
     def _peek(self, matcher: LLMatcher) -> list[int]:
         """The one character that a pattern waits for before its text may end."""
-        text = self._pieces.prose[0]
         for quote, _ in self._pieces.quotes:
             if not matcher.validate_tokens([quote]):
                 for id in self._pieces.single:
-                    if matcher.validate_tokens([id, quote, text]) == 2:
+                    if self._no_text(matcher, [id, quote]):
                         return [id, quote]
         return []
 
@@ -365,12 +371,12 @@ class Ending:
         pieces = self._pieces
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
         if np.count_nonzero(mask) > MANY:
-            if close := self._peek(matcher):
-                return close
             fillers = pieces.fillers
             ids = fillers[(mask[fillers >> 5] >> (fillers & 31)) & 1 != 0]
         else:
             ids = pieces.allowed(mask)
+        if len(ids) > FEW and (close := self._peek(matcher)):
+            return close
         dense = ids[pieces.start[ids] < BLANK]
         ids = dense if len(dense) else ids
         if not len(ids):
@@ -378,7 +384,10 @@ class Ending:
         starts = pieces.start[ids]
         score = pieces.worth[ids]
         for key, times in used.items():
-            score += 64 * times * (starts == key) + 64 * (times // 3) * (ids + STARTS == key)
+            if key < STARTS:
+                score += 64 * times * (starts == key)
+            elif times > 2:
+                score += 64 * (times // 3) * (ids == key - STARTS)
         best = int(score.argmin())
         token = int(ids[best])
         if not pieces.linking[token]:

@@ -267,3 +267,5 @@ def _clear(schema: dict[str, Any], dropped: set[str]) -> None:
         schema.pop(key, None)
     for key in schema.keys() & set(COUNTS):
         schema[key] = int(schema[key])
+    if "pattern" in schema:
+        schema["pattern"] = patterns.as_rust(schema["pattern"])

@@ -55,6 +55,11 @@ class Lark:
         parts.append(quoted(literal[at:]))
         return " ".join(part for part in parts if part) or '""'
 
+    def first_control(self, literal: str) -> str:
+        """The first control token in it; empty if it is all text."""
+        found = self._marks.search(literal)
+        return found[0] if found else ""
+
     def up_to(self, mark: str, text: str = "") -> str:
         """Any text, and the first of these marks behind it. text: a terminal that it has to be."""
         text = text or self.anything()

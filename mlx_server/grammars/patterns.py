@@ -14,6 +14,17 @@ _PIECE = re.compile(
     r"|(?P<times>\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})|(?P<many>[*+?])|(?P<other>.)",
     re.DOTALL,
 )
+_ITEM = r"\\.|\[:\^?\w+:\]|."
+_RANGE = re.compile(rf"({_ITEM})(?:-({_ITEM}))?", re.DOTALL)
+"""Or a single item of a class."""
+_SHORT = {
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[A-Za-z0-9_]",
+    r"\W": "[^A-Za-z0-9_]",
+    r"\S": r"[^\s\ufeff]",
+}
+"""As ECMAScript has them."""
 _LOOKING = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
 
 
@@ -85,12 +96,32 @@ def _bare(option: str) -> str:
     return "".join(pieces)
 
 
+def as_rust(pattern: str) -> str:
+    """For llguidance, to be read as ECMAScript reads it: \\d is no digit of other scripts, and in a
+    class there are neither classes nor operations on them."""
+    return "".join(_as_rust(piece) for piece in _PIECE.finditer(pattern))
+
+
+def _as_rust(piece: re.Match[str]) -> str:
+    if piece["class"]:
+        negated = "^" if piece[0].startswith("[^") else ""
+        return f"[{negated}{_RANGE.sub(_range, piece[0][1 + len(negated) : -1])}]"
+    return _SHORT.get(piece[0], piece[0])
+
+
+def _range(found: re.Match[str]) -> str:
+    return "-".join(_item(item) for item in found.groups() if item)
+
+
+def _item(item: str) -> str:
+    return "\\" + item if item in ("[", "&", "~", "-") else _SHORT.get(item, item)
+
+
 def terminal_of(pattern: str) -> str:
     """As Lark writes it: between slashes, on one line."""
     if not pattern:
         return '""'
-    pieces = (piece[0] for piece in _PIECE.finditer(pattern))
-    return f"/{''.join(_escaped(piece) for piece in pieces)}/"
+    return f"/{''.join(_escaped(_as_rust(piece)) for piece in _PIECE.finditer(pattern))}/"
 
 
 def _escaped(piece: str) -> str:

@@ -27,6 +27,15 @@ MOST_TOOLS = 128
 LARGEST_TOOLS = 1024 * 1024
 """The schemas of all tools together: they are one grammar."""
 
+_SAYS_MORE = frozenset(
+    (
+        *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
+        *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "minProperties"),
+    )
+)
+"""Of the members of an object, beyond their list."""
+
 
 def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
     """Raises InvalidGrammar if it can't be used, or, if strict, not all of it enforced."""
@@ -73,9 +82,16 @@ def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False
 
 
 def object_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are an object even where it does not say so."""
+    """The schema of a tool's arguments, which are an object even where it does not say so, and
+    those that it lists, or a small model invents others."""
     if parameters is None:
         return {"type": "object"}
-    if isinstance(parameters, Mapping) and "type" not in parameters:
-        return {"type": "object", **parameters}
-    return parameters
+    closed = {"additionalProperties": False} if _lists_all(parameters) else {}
+    return {"type": "object", **parameters, **closed}
+
+
+def _lists_all(parameters: Mapping[str, Any]) -> bool:
+    listed, required = parameters.get("properties"), parameters.get("required", ())
+    if not isinstance(listed, Mapping) or not _SAYS_MORE.isdisjoint(parameters):
+        return False
+    return isinstance(required, list | tuple) and all(name in listed for name in required)

@@ -10,7 +10,7 @@ from mlx_server.grammars.formats import rule_of
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import Layout
-from mlx_server.parsers.prose import Prose, first_token
+from mlx_server.parsers.prose import Prose
 from mlx_server.parsers.wanted import Wanted
 from mlx_server.requests import Format, Named
 from mlx_server.tool_parsers.blocks import block_of, empty_block, one_of, unmarked_block
@@ -75,13 +75,14 @@ class MarkupGrammar:
         """Text up to marks that mean something. but: marks that can't be in it. free: control
         tokens that may, unless one of those marks is made with them."""
         marks = (*meant, *but)
-        begin = {first_token(mark, self.control) for mark in marks}
+        first = self.lark.first_control
+        begin = {first(mark) for mark in marks} - {""}
         passed = [
             mark
             for mark in self.known()
-            if first_token(mark, self.control) in begin - {"", mark} and not mark.startswith(marks)
+            if first(mark) in begin - {mark} and not mark.startswith(marks)
         ]
-        text = self.lark.anything(*(m for m in but if not first_token(m, self.control)))
+        text = self.lark.anything(*(mark for mark in but if not first(mark)))
         return Prose(self.lark, text, [id for id in free if self.control[id] not in begin], passed)
 
 

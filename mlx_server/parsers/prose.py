@@ -1,7 +1,6 @@
 """Text in a grammar that goes on to a mark, or to the end of the answer."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -46,13 +45,6 @@ class Prose:
         """Ways to come to the next control token, and behind it."""
         free = [f"{text} <[{_ranges(self.free)}]>"] if self.free else []
         return free + [self.lark.up_to(mark, text) for mark in self.passed]
-
-
-def first_token(mark: str, control: Mapping[int, str]) -> str:
-    """The first control token in a mark; empty if it is made of text."""
-    longest_first = sorted(control.values(), key=len, reverse=True)
-    found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", mark)
-    return found[0] if found else ""
 
 
 def _ranges(ids: Iterable[int]) -> str:

@@ -53,8 +53,9 @@ class ModelSpec:
     """For names of the chat template that a request does not set."""
     lead_on: bool = True
     """Whether an answer that stops after nothing but reasoning is led on to its text."""
-    constrain_calls: bool = True
-    """Whether calls that a model begins by itself follow their tool's schema."""
+    constrain_calls: bool | None = None
+    """Whether calls that a model begins by itself follow their tool's schema. None: those of
+    replay models say what was recorded, all others do."""
     repair: Repair = EVERYTHING
     preload: bool = False
     pinned: bool = False

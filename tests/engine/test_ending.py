@@ -64,7 +64,7 @@ def bytewise() -> World:
     class Tokens:
         eos_token_id = 256
         bos_token_id = None
-        tokens = [*(bytes([byte]) for byte in range(256)), b"<|end|>", b"<|answer|>", b"<|call|>"]
+        tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>", b"<|answer|>", b"<|call|>")
         special_token_ids = (256, 257, 258)
 
         def __call__(self, text: bytes) -> list[int]:
@@ -263,12 +263,11 @@ def after_a_text_mark(lark: Lark) -> str:
 
 
 def tagged_call(lark: Lark) -> str:
-    value = f'{lark.anything("</parameter>")} "</parameter>"'
     return (
         r'"<tool_call>\n<function=walk>\n<parameter=to>\n" '
-        + lark.rule(value)
+        + lark.up_to("</parameter>")
         + r' "\n<parameter=how>\n" '
-        + lark.rule(value)
+        + lark.up_to("</parameter>")
         + r' "\n</function>\n</tool_call>"'
     )
 

@@ -19,6 +19,7 @@ from mlx_server.generate import generate
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.repair.allowed import Repair
 from mlx_server.requests import GenerateRequest
 from tests.families import goldens
 from tests.families.goldens import (
@@ -165,7 +166,10 @@ def test_a_batch_of_replayed_cases_reads_as_each_alone(
     transcript = tmp_path / "said.jsonl"
     transcript.write_text("\n".join(_entry(case) for case in cases), "utf-8")
     # an answer that is only reasoning stays so
-    spec = ModelSpec("m", f"replay:{transcript}", family=family.name, lead_on=False)
+    as_it_is = Repair(promote_reasoning=False)
+    spec = ModelSpec(
+        "m", f"replay:{transcript}", family=family.name, lead_on=False, repair=as_it_is
+    )
 
     async def answered() -> list[list[Event]]:
         pool = Pool([spec])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,9 +17,14 @@ from mlx_server.events import (
 )
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
+from mlx_server.families.checkpoint import read_checkpoint
+from mlx_server.families.qwen3 import QWEN3
+from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.messages import Tool
 from mlx_server.parsers.wanted import Wanted
-from mlx_server.requests import JsonFormat, Named
+from mlx_server.requests import JsonFormat, Named, ToolChoice
+from mlx_server.tool_parsers.parameters import Unwritable
+from tests.families import byte_level, checkpoint
 from tests.families.goldens import Golden, goldens_of, tools
 from tests.families.walks import Way
 
@@ -73,10 +79,12 @@ def walked(way: Way, wanted: Wanted, seeds: int, begun: str = "") -> list[tuple[
 # What models write
 
 
-def refused(family: ModelFamily, case: Golden, *, control: bool) -> str:
+def refused(
+    family: ModelFamily, case: Golden, choice: ToolChoice = "auto", *, control: bool
+) -> str:
     """What the family's grammar says of it: nothing, if all is well."""
     way = Way(family, control)
-    matcher = way.matcher(Wanted(way.reading(tools(), case.prompt_end), thinks=True))
+    matcher = way.matcher(Wanted(way.reading(tools(), case.prompt_end), choice, thinks=True))
     said = way.encode(case.output)
     taken = matcher.validate_tokens(said)
     if taken < len(said):
@@ -211,6 +219,22 @@ def test_no_call_is_opened_where_none_may_be(way: Way) -> None:
         assert not calls_of(events), said
 
 
+MADE = [
+    pytest.param(family, case, control, id=f"{family.name}-{case.name}-{control}")
+    for family in WITH_CALLS
+    for case in goldens_of(family)
+    for control in ((True, False) if case.by_text else (True,))
+    if case.reads.calls and is_held_to(family, case, control=control)
+]
+
+
+@pytest.mark.parametrize(("family", "case", "control"), MADE)
+def test_no_call_of_a_golden_case_may_be_made_either(
+    family: ModelFamily, case: Golden, control: bool
+) -> None:
+    assert refused(family, case, "none", control=control)
+
+
 PERSON = {
     "type": "object",
     "properties": {"name": {"enum": ["Ada", "Alan"]}, "born": {"type": "integer"}},
@@ -324,9 +348,83 @@ def test_difficult_schemas(way: Way) -> None:
         assert_valid(calls, offered)
 
 
+NAMES = ('a"b', "x]<tool_call>", "ü 🙂", "back\\slash/{}\n")
+
+KEYS = {
+    'a"b': {"type": "string"},
+    "</tool_call>": {"type": "integer"},
+    "ü🙂": {"type": "boolean"},
+    "": {"type": "null"},
+    "[x]": {"type": "number"},
+}
+
+
+@every_way
+@pytest.mark.parametrize("name", NAMES)
+def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> None:
+    offered = [Tool(name, "", {"type": "object", "properties": KEYS, "required": ['a"b']})]
+    wanted = Wanted(way.reading(offered), "required")
+    try:
+        matcher = way.matcher(wanted)
+    except Unwritable:
+        return
+    said = way.walk(matcher, seed=1)
+    events = way.read(wanted.reading, said)
+    assert calls_of(events), way.spelled(said)
+    assert not text_of(events), way.spelled(said)
+    assert_valid(calls_of(events), offered)
+
+
 @in_tokens
 def test_many_tools_compile(way: Way) -> None:
     parameters = tools()[5].parameters
     offered = [Tool(f"tool_{n}", "", parameters) for n in range(128)]
     for choice in ("auto", "required", "none"):
         way.matcher(Wanted(way.reading(offered), choice))
+
+
+# Thinking
+
+
+THINKING = [way for way in WAYS if way.control and way.family.thinking_marks()[0]]
+
+
+@pytest.mark.parametrize("way", THINKING, ids=called)
+def test_what_leads_on_from_reasoning_may_be_put_in(way: Way) -> None:
+    opens, _ = way.family.thinking_marks()
+    reading = way.reading(tools(), opens[0])
+    for wanted in (Wanted(reading, "required"), Wanted(reading, "none", JsonFormat(PERSON))):
+        matcher = way.matcher(wanted)
+        led = way.encode("So" + way.family.bridge.rstrip())
+        assert matcher.validate_tokens(led) == len(led)
+
+
+@pytest.mark.parametrize("way", THINKING, ids=called)
+def test_no_answer_ends_in_reasoning_that_is_to_be_followed(way: Way) -> None:
+    opens, _ = way.family.thinking_marks()
+    matcher = way.matcher(Wanted(way.reading(tools(), opens[0]), "required"))
+    layout = way.family.layout_with()
+    own = [*layout.calls, *sum(layout.reasoning, ()), *layout.dropped]
+    own += [mark for notation in layout.notations for mark in (*notation.closes, *notation.inner)]
+    for id, token in way.control_tokens.items():
+        if not any(token in mark for mark in own):
+            assert not matcher.validate_tokens([id]), token
+    assert matcher.validate_tokens(way.encode("So")) == 2
+
+
+@pytest.mark.parametrize(
+    ("control", "template", "thinks"),
+    [
+        (("<think>", "</think>"), "{{ messages }}", True),
+        (("<|im_end|>",), "{{ '<think>' }}", True),
+        (("<|im_end|>",), "{{ messages }}", False),
+    ],
+)
+def test_a_model_thinks_if_vocabulary_or_template_know_how(
+    tmp_path: Path, control: tuple[str, ...], template: str, thinks: bool
+) -> None:
+    assert QWEN3.thinks(checkpoint(tmp_path, byte_level(*control), template)) is thinks
+
+
+def test_the_demo_model_does_not_think(demo_path: Path) -> None:
+    assert not SMOLLM2.thinks(read_checkpoint(demo_path))

@@ -28,6 +28,12 @@ CASES: list[tuple[Format, list[str], list[str]]] = [
     (Regex("a\nb"), ["a\nb"], ["a\\nb"]),
     (Regex(r"(?P<year>\d{4})-\d\d"), ["2024-01"], ["24-01"]),
     (Regex('"#//'), ['"#//'], ['"#']),
+    (Regex(r"\d\w\s\S"), ["1a b", "1a\u3000b"], ["١a b", "1é b", "1a \ufeff"]),
+    (Regex(r"[^\d][\D]\W[^\W]"), ["aa-a", "a١éa"], ["1a-a", "a1-a", "aaba", "aa-é"]),
+    (Regex("[[a]+[^[]"), ["[ab", "a]"], ["a[", "ab]"]),
+    (Regex("[a[b]c][x&&y][x~~y][+--]"), ["[c]&~,"], ["b&~,"]),
+    (Regex("[]a]"), ["]"], ["[", "\\"]),
+    (JsonFormat({"pattern": r"^[\d[]\D[+--]$"}), ['"1a-"', '"[é,"'], ['"١a-"', '"11-"', '"1a[")']),
     (Choice(("a", "ab", "a")), ["a", "ab"], ["", "b", "abb"]),
     (Choice(('q"\n\\', "\x00\x7f", "<think>")), ['q"\n\\', "\x00\x7f", "<think>"], ["q"]),
     (Written('start: A r0 | "x"\nr0: "!"\nA: /[a-z]\\/[}"]/ // } {\n'), ['a/"!', "x"], ["a/"]),
@@ -145,6 +151,31 @@ def test_arguments_are_an_object_even_where_a_tool_does_not_say_so() -> None:
         assert matches(matcher, '{"a": 1}')
         assert not matches(matcher, "[]")
         assert not matches(matcher, "1")
+
+
+LISTED = {"properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "closed"),
+    [
+        ({}, True),
+        ({"required": ["a"]}, True),
+        ({"required": ["b"]}, False),
+        ({"additionalProperties": True}, False),
+        ({"patternProperties": {"^b": {}}}, False),
+        ({"allOf": [{"properties": {"b": {}}}]}, False),
+        ({"$ref": "#/$defs/more", "$defs": {"more": {"properties": {"b": {}}}}}, False),
+    ],
+)
+def test_arguments_are_those_listed_unless_more_is_said(
+    more: dict[str, object], closed: bool
+) -> None:
+    lark = Lark()
+    matcher = compiled(lark.source(schema.arguments({**LISTED, **more}, lark)))
+    assert matches(matcher, '{"a": 1, "b": 1}') is not closed
+    inside = compiled(lark.source(schema.arguments({"properties": {"o": LISTED}}, lark)))
+    assert matches(inside, '{"o": {"a": 1, "b": 1}}')
 
 
 def test_arguments_of_each_tool_refer_to_their_own_definitions() -> None:

@@ -56,7 +56,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)), "utf-8")
         models = {
             LED: {"source": "replay:said.jsonl", "family": "qwen3"},
-            NOT_LED: {"source": "replay:said.jsonl", "family": "qwen3", "lead_on": False},
+            NOT_LED: {
+                "source": "replay:said.jsonl",
+                "family": "qwen3",
+                "lead_on": False,
+                "repair": {"promote_reasoning": False},
+            },
             SHORT: {"source": "replay:said.jsonl", "family": "qwen3", "context_length": CONTEXT},
             HARMONY: {
                 "source": "replay:harmony.jsonl",
