@@ -43,7 +43,8 @@ def constrain(prepared: Prepared, request: GenerateRequest, asked: Prompt, row: 
             thinks=prepared.family.thinks(prepared.checkpoint),
         )
         row.grammar = _grammar(prepared, request, asked, wanted)
-        row.thinking = _thinking(prepared, request, asked, wanted)
+        constrained = row.grammar is not None
+        row.thinking = _thinking(prepared, request, asked, wanted, constrained=constrained)
     elif request.format:  # text is completed by text
         lark = Lark(prepared.checkpoint.tokenizer.control_tokens)
         row.grammar = lark.source(rule_of(request.format, lark))
@@ -70,7 +71,12 @@ def _grammar(
 
 
 def _thinking(
-    prepared: Prepared, request: GenerateRequest, asked: Conversation, wanted: Wanted
+    prepared: Prepared,
+    request: GenerateRequest,
+    asked: Conversation,
+    wanted: Wanted,
+    *,
+    constrained: bool,
 ) -> Thinking | None:
     budget = request.thinking_budget
     if budget is None and asked.template_kwargs.get("reasoning_effort") == "none":
@@ -79,8 +85,10 @@ def _thinking(
     opens, closes = family.thinking_marks()
     if not closes or (budget is None and request.max_response_tokens is None):
         return None
-    before, behind = _parted(family.end_of_reasoning(wanted), closes)
-    lead, end = tokenizer.encode(before), tokenizer.encode(behind)
+    end = family.end_of_reasoning(wanted)
+    # a grammar has its own say on the space behind
+    before, behind = _parted(end.rstrip() if constrained else end, closes)
+    lead, rest = tokenizer.encode(before), tokenizer.encode(behind)
     if budget is not None and len(lead) > budget:  # no room even for what leads to the mark
         lead = []
     return Thinking(
@@ -88,7 +96,7 @@ def _thinking(
         inside=family.make_parser(wanted.reading).place == "reasoning",
         opens=[tokenizer.marked(mark) for mark in opens],
         closes=[tokenizer.marked(mark) for mark in closes],
-        end=lead + end,
+        end=lead + rest,
         answer=request.max_response_tokens,
     )
 

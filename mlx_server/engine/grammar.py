@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
 
+from mlx_server.engine.ending import Prospect, prospect
 from mlx_server.engine.vocabulary import Vocabulary, Words
 
 T = TypeVar("T")
@@ -54,16 +55,25 @@ class GrammarFailed(ValueError):
     """The grammar could not be followed any further."""
 
 
+class Compiled(NamedTuple):
+    matcher: LLMatcher
+    prospect: Prospect
+
+    def copy(self) -> "Compiled":
+        """For a row of one's own."""
+        return Compiled(self.matcher.deep_copy(), self.prospect)
+
+
 class Compiler:
     """Used by one thread, and done so by others; `wake` is called in theirs when one is done."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._known: OrderedDict[Key, LLMatcher | Refused] = OrderedDict()
-        self._running: dict[Key, tuple[Future[LLMatcher], float]] = {}
+        self._known: OrderedDict[Key, Compiled | Refused] = OrderedDict()
+        self._running: dict[Key, tuple[Future[Compiled], float]] = {}
         """Also those that take too long: they can't be stopped."""
 
-    def compiled(self, source: str, vocabulary: Vocabulary) -> LLMatcher | None:
+    def compiled(self, source: str, vocabulary: Vocabulary) -> Compiled | None:
         """A copy of one's own, or None while it is compiled. Raises Refused."""
         self._collect()
         key = vocabulary, source
@@ -72,8 +82,8 @@ class Compiler:
             match self._known[key]:
                 case Refused() as refusal:
                     raise Refused(*refusal.args)
-                case matcher:
-                    return matcher.deep_copy()
+                case found:
+                    return found.copy()
         if key not in self._running and len(self._running) < AT_ONCE:
             work = partial(_compile, source, vocabulary)
             self._running[key] = in_thread(work, self._wake), time.monotonic()
@@ -125,7 +135,7 @@ def _run(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-def _outcome(future: Future[LLMatcher]) -> LLMatcher | Refused:
+def _outcome(future: Future[Compiled]) -> Compiled | Refused:
     match future.exception():
         case None:
             return future.result()
@@ -135,7 +145,7 @@ def _outcome(future: Future[LLMatcher]) -> LLMatcher | Refused:
             return Refused(in_a_line(f"it can't be prepared: {error}"))
 
 
-def _compile(source: str, vocabulary: Vocabulary) -> LLMatcher:
+def _compile(source: str, vocabulary: Vocabulary) -> Compiled:
     if source.count("\n") > DEFINITIONS:
         raise Refused(f"it has more than {DEFINITIONS} rules")
     matcher = LLMatcher(vocabulary.tree, source, log_level=0, limits=LIMITS)
@@ -144,7 +154,7 @@ def _compile(source: str, vocabulary: Vocabulary) -> LLMatcher:
         fill(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise Refused(*error.args) from None
-    return matcher
+    return Compiled(matcher, prospect(vocabulary.pieces, matcher, source))
 
 
 def fill(words: Words, matcher: LLMatcher, vocabulary: Vocabulary) -> None:

@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from mlx_server.engine.ending import Ending
-from mlx_server.engine.grammar import Compiler, Refused, check, fill, in_a_line, in_thread
+from mlx_server.engine.grammar import Compiled, Compiler, Refused, check, fill, in_a_line, in_thread
 from mlx_server.engine.messages import Generate
 from mlx_server.engine.thinking import Budget, cut_short
 from mlx_server.engine.vocabulary import Vocabulary, Words
@@ -26,14 +26,14 @@ class Guide:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        matcher: LLMatcher | None,
+        grammar: Compiled | None,
         budget: Budget | None,
         stop_tokens: Collection[int],
         max_tokens: int,
     ) -> None:
         self._vocabulary = vocabulary
-        self._matcher = matcher
-        self._ending = Ending(vocabulary.pieces) if matcher else None
+        self._matcher = grammar and grammar.matcher
+        self._ending = Ending(vocabulary.pieces, grammar.prospect) if grammar else None
         self._budget = budget
         self._stop_tokens = stop_tokens
         self.left = max_tokens
@@ -131,15 +131,15 @@ class Guides:
         if error := known.exception():
             raise Refused(in_a_line(f"This model can't be guided: {error}"))
         vocabulary = known.result()
-        matcher = None
+        grammar = None
         if asked.grammar is not None:
-            matcher = self._compiler.compiled(asked.grammar, vocabulary)
-            if matcher is None:
+            grammar = self._compiler.compiled(asked.grammar, vocabulary)
+            if grammar is None:
                 return None
         budget = Budget(asked.thinking, vocabulary.text) if asked.thinking else None
         if asked.thinking and asked.script:
             asked.script = cut_short(asked.script, asked.thinking, vocabulary.text)
-        return Guide(vocabulary, matcher, budget, asked.stop_tokens, asked.max_tokens)
+        return Guide(vocabulary, grammar, budget, asked.stop_tokens, asked.max_tokens)
 
 
 def masks(

@@ -317,7 +317,7 @@ class Gate:
         self.open = threading.Event()
         compile = grammar._compile
 
-        def held(source: str, vocabulary: Vocabulary) -> LLMatcher:
+        def held(source: str, vocabulary: Vocabulary) -> grammar.Compiled:
             self.begun.append(source)
             assert self.open.wait(60)
             return compile(source, vocabulary)
@@ -352,7 +352,7 @@ def test_two_at_a_time_and_each_once(engine: Engine, gate: Gate) -> None:
     assert gate.begun == [DIGITS, WORDS]
     gate.open.set()
     reports = drain(engine)
-    assert [len(tokens_of(row, reports)) for row in range(9)] == [3] * 9
+    assert all(1 <= len(tokens_of(row, reports)) <= 3 for row in range(9))
     run(engine, *asks)
     assert gate.begun == [DIGITS, WORDS, JSON]
 
