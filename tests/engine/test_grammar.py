@@ -11,7 +11,6 @@ from typing import Any
 import jsonschema
 import pytest
 import tokenizers
-from llguidance import LLMatcher
 
 from mlx_server.engine import grammar
 from mlx_server.engine.guide import Guide
