@@ -50,9 +50,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         for name in NAMES:
             entries = [json.dumps(entry(case)) for case in cases(name)]
             (folder / f"{name}.jsonl").write_text("\n".join(entries), "utf-8")
-        as_it_is = {"lead_on": False, "repair": {"promote_reasoning": False}}
         models = {
-            name: {"source": f"replay:{name}.jsonl", "family": name, **as_it_is} for name in NAMES
+            name: {
+                "source": f"replay:{name}.jsonl",
+                "family": name,
+                "lead_on": False,
+                "repair": {"promote_reasoning": False},
+            }
+            for name in NAMES
         }
         with serving(folder, {"models": models}) as server:
             yield server
