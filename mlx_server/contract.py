@@ -35,24 +35,42 @@ def reading_of(
 
 def constrain(prepared: Prepared, request: GenerateRequest, asked: Prompt, row: Generate) -> None:
     """Sets the row's grammar and budget. Raises InvalidGrammar."""
-    if isinstance(asked, Conversation):
-        wanted = Wanted(
-            reading=reading_of(prepared, asked, row.prompt),
-            choice=request.tool_choice,
-            format=request.format,
-            thinks=prepared.family.thinks(prepared.checkpoint),
-        )
-        row.grammar = _grammar(prepared, request, asked, wanted)
-        constrained = row.grammar is not None
-        row.thinking = _thinking(prepared, request, asked, wanted, constrained=constrained)
-    elif request.format:  # text is completed by text
-        lark = Lark(prepared.checkpoint.tokenizer.control_tokens)
-        row.grammar = lark.source(rule_of(request.format, lark))
+    if not isinstance(asked, Conversation):  # text is completed by text
+        if request.format:
+            lark = Lark(prepared.checkpoint.tokenizer.control_tokens)
+            row.grammar = lark.source(rule_of(request.format, lark))
+        return
+    budget = _budget(request, asked)
+    answer = request.max_response_tokens
+    if not asked.tools and request.format is None and budget is None and answer is None:
+        return
+    wanted = Wanted(
+        reading=reading_of(prepared, asked, row.prompt),
+        choice=request.tool_choice,
+        format=request.format,
+        thinks=prepared.family.thinks(prepared.checkpoint),
+    )
+    row.grammar = _grammar(prepared, request, asked, wanted)
+    if budget is not None or answer is not None:
+        end = prepared.family.end_of_reasoning(wanted)
+        # a grammar has its own say on the space behind
+        row.thinking = _thinking(prepared, wanted, end.rstrip() if row.grammar else end, budget)
+    if row.thinking:
+        row.thinking.answer = answer
+    elif answer is not None:  # it is all that there will be
+        row.max_tokens = min(row.max_tokens, answer)
 
 
 def is_forced(request: GenerateRequest) -> bool:
     """Whether an answer that no grammar holds would not be what was asked for."""
     return request.format is not None or request.tool_choice != "auto"
+
+
+def _budget(request: GenerateRequest, asked: Conversation) -> int | None:
+    if request.thinking_budget is not None:
+        return request.thinking_budget
+    # whatever the template makes of it
+    return 0 if asked.template_kwargs.get("reasoning_effort") == "none" else None
 
 
 def _grammar(
@@ -70,24 +88,13 @@ def _grammar(
     return None
 
 
-def _thinking(
-    prepared: Prepared,
-    request: GenerateRequest,
-    asked: Conversation,
-    wanted: Wanted,
-    *,
-    constrained: bool,
-) -> Thinking | None:
-    budget = request.thinking_budget
-    if budget is None and asked.template_kwargs.get("reasoning_effort") == "none":
-        budget = 0  # whatever the template makes of it
+def _thinking(prepared: Prepared, wanted: Wanted, end: str, budget: int | None) -> Thinking | None:
+    """end: what leads from reasoning to the answer."""
     family, tokenizer = prepared.family, prepared.checkpoint.tokenizer
     opens, closes = family.thinking_marks()
-    if not closes or (budget is None and request.max_response_tokens is None):
+    if not closes:
         return None
-    end = family.end_of_reasoning(wanted)
-    # a grammar has its own say on the space behind
-    before, behind = _parted(end.rstrip() if constrained else end, closes)
+    before, behind = _parted(end, closes)
     lead, rest = tokenizer.encode(before), tokenizer.encode(behind)
     if budget is not None and len(lead) > budget:  # no room even for what leads to the mark
         lead = []
@@ -97,7 +104,6 @@ def _thinking(
         opens=[tokenizer.marked(mark) for mark in opens],
         closes=[tokenizer.marked(mark) for mark in closes],
         end=lead + rest,
-        answer=request.max_response_tokens,
     )
 
 

@@ -41,7 +41,8 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
         for row in rows:
             row.adapter, row.adapter_scale = adapter.spec.digest, request.adapter_scale
     lacking = unenforced(request.format) if request.format else ()
-    if request.tool_choice != "auto" and any(row.grammar is None for row in rows):
+    offered = any(isinstance(prompt, Conversation) and prompt.tools for prompt in request.prompts)
+    if offered and request.tool_choice != "auto" and any(row.grammar is None for row in rows):
         lacking = (*lacking, "tool_choice")
     ignored = dict.fromkeys(name for rendered in prompts for name in rendered.ignored)
     if request.thinking_budget is not None:  # the engine keeps it, whatever the template reads
