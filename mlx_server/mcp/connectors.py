@@ -1,0 +1,151 @@
+"""The servers that requests may name, and all connections there are."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import urlsplit
+
+from mlx_server.errors import BadRequest, Overloaded
+from mlx_server.mcp.http import http
+from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.server import Server
+from mlx_server.mcp.session import Session
+from mlx_server.mcp.stdio import stdio
+from mlx_server.mcp.streams import Connect
+from mlx_server.mcp.toolset import Toolset
+from mlx_server.requests import McpServer
+
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+HEADER_VALUE = re.compile(r"[\t -~]{0,8192}")
+OURS = re.compile(
+    r"host|connection|upgrade|te|trailer|transfer-encoding|content-.*|accept.*|proxy-.*|mcp-.*",
+    re.IGNORECASE,
+)
+"""Headers that a request can't set, since the transport does."""
+MOST_HEADERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """A server that the owner configured: a URL, or a command to start."""
+
+    url: str | None = None
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    allow_private: bool = False
+
+
+class Connectors:
+    def __init__(
+        self,
+        configured: Mapping[str, Connector] | None = None,
+        *,
+        allow_private_urls: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self._configured = configured or {}
+        self._allow_private_urls = allow_private_urls
+        self._places = asyncio.Semaphore(self.limits.responses)
+        self._sessions: set[Session] = set()
+
+    @asynccontextmanager
+    async def open(self, asked: Sequence[McpServer]) -> AsyncIterator[Toolset]:
+        """Raises BadRequest for what can't be a server; one that fails has no tools."""
+        self._check(asked)
+        servers = [Server(each, self._connection(each), self.limits, self._keep) for each in asked]
+        if self._places.locked():
+            raise Overloaded("Too many responses use MCP servers. Try again in a moment.")
+        async with self._places:
+            try:
+                await asyncio.gather(*(server.open() for server in servers))
+                yield Toolset(servers, self.limits.parallel_calls)
+            finally:
+                for server in servers:
+                    server.stop()
+
+    async def stop(self) -> None:
+        """Ends all connections, and waits until nothing is left of any server."""
+        while self._sessions:
+            for session in self._sessions:
+                session.stop()
+            await asyncio.wait([session.task for session in self._sessions])
+
+    def _keep(self, session: Session) -> None:
+        self._sessions.add(session)
+        session.task.add_done_callback(lambda _: self._sessions.discard(session))
+
+    def _check(self, asked: Sequence[McpServer]) -> None:
+        if len(asked) > self.limits.servers:
+            raise BadRequest(
+                f"There are {len(asked)} MCP servers, more than {self.limits.servers}.",
+                param=asked[-1].param,
+            )
+        labels = set[str]()
+        for server in asked:
+            if server.label in labels:
+                raise BadRequest(
+                    f"Two MCP servers are labelled {server.label[:64]!r}.", param=server.param
+                )
+            labels.add(server.label)
+
+    def _connection(self, asked: McpServer) -> Connect:
+        headers = dict(_headers(asked))
+        if (asked.url is None) == (asked.connector is None):
+            raise _wrong(asked, "needs a URL or a connector, and not both")
+        if asked.url is not None:
+            url = _checked_url(asked, asked.url)
+            private = self._allow_private_urls
+            return partial(http, url, headers, self.limits, allow_private=private)
+        connector = self._configured.get(asked.connector or "")
+        if connector is None:
+            known = ", ".join(self._configured) or "none"
+            raise _wrong(asked, f"names an unknown connector; models.yaml has: {known}")
+        if connector.url is None:
+            if headers:
+                raise _wrong(asked, "takes no headers, since it is not reached by HTTP")
+            return partial(stdio, connector.command, connector.env, self.limits)
+        owners = {name.lower(): value for name, value in connector.headers.items()}
+        private = connector.allow_private or self._allow_private_urls
+        return partial(
+            http, connector.url, {**headers, **owners}, self.limits, allow_private=private
+        )
+
+
+def _headers(asked: McpServer) -> Iterable[tuple[str, str]]:
+    if len(asked.headers) > MOST_HEADERS:
+        raise _wrong(asked, f"has more than {MOST_HEADERS} headers")
+    if asked.authorization is not None:
+        yield "authorization", f"Bearer {_header_value(asked, asked.authorization)}"
+    for name, value in asked.headers.items():
+        if not HEADER_NAME.fullmatch(name) or OURS.fullmatch(name):
+            raise _wrong(asked, f"can't have the header {name[:64]!r}")
+        yield name.lower(), _header_value(asked, value)
+
+
+def _header_value(asked: McpServer, value: str) -> str:
+    if not HEADER_VALUE.fullmatch(value):
+        raise _wrong(asked, "has a header that is too long or not printable ASCII")
+    return value
+
+
+def _checked_url(asked: McpServer, url: str) -> str:
+    """Where it leads is checked when it is connected to."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or len(url) > 2048 or not url.isprintable() or " " in url:
+        raise _wrong(asked, "needs an http or https URL")
+    if parts.username is not None:
+        raise _wrong(asked, "has a URL with a user name in it; use `authorization` or `headers`")
+    return url
+
+
+def _wrong(asked: McpServer, what: str) -> BadRequest:
+    return BadRequest(f"The MCP server {asked.label[:64]!r} {what}.", param=asked.param)

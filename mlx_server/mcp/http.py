@@ -1,0 +1,102 @@
+"""Streamable HTTP to a server that nobody vouches for."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx2
+from mcp.client.streamable_http import streamable_http_client
+
+from mlx_server.mcp.addresses import resolved
+from mlx_server.mcp.errors import Gone
+from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.streams import Meter, Streams
+
+PORTS = {"http": 80, "https": 443}
+
+
+@asynccontextmanager
+async def http(
+    url: str, headers: Mapping[str, str], limits: Limits, *, allow_private: bool
+) -> AsyncIterator[Streams]:
+    client = httpx2.AsyncClient(
+        transport=Checked(limits, allow_private=allow_private),
+        headers={"accept-encoding": "identity", **headers},
+        timeout=httpx2.Timeout(limits.open_seconds, read=None),  # calls have limits of their own
+        trust_env=False,  # a proxy would connect where we could not check
+    )
+    async with (
+        client,
+        streamable_http_client(
+            url, http_client=client, max_sse_event_size=limits.message_bytes
+        ) as streams,
+    ):
+        yield streams
+
+
+class Checked(httpx2.AsyncBaseTransport):
+    """Connects to addresses that were checked, redirects included, and counts what comes."""
+
+    def __init__(self, limits: Limits, *, allow_private: bool) -> None:
+        self._inner = httpx2.AsyncHTTPTransport(trust_env=False)
+        self._limits = limits
+        self._all = Meter(limits.session_bytes)
+        self._allow_private = allow_private
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        host, port = request.url.host, request.url.port or PORTS[request.url.scheme]
+        addresses = await resolved(host, port, allow_private=self._allow_private)
+        response = await self._first_that_answers(request, addresses)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            await response.aclose()  # a few bytes of it may be any number of them
+            raise Gone("It sent compressed data, which was not asked for.")
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        return httpx2.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_Counted(response.stream, self._all, *self._alone(response)),
+            extensions=response.extensions,
+        )
+
+    def _alone(self, response: httpx2.Response) -> list[Meter]:
+        """Streams hold many messages, and the SDK has a limit for each; a body holds one."""
+        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        return [] if is_stream else [Meter(self._limits.message_bytes)]
+
+    async def _first_that_answers(
+        self, request: httpx2.Request, addresses: list[str]
+    ) -> httpx2.Response:
+        for address in addresses[:-1]:
+            try:
+                return await self._inner.handle_async_request(_to(request, address))
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                continue
+        return await self._inner.handle_async_request(_to(request, addresses[-1]))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _to(request: httpx2.Request, address: str) -> httpx2.Request:
+    """The same request on a connection to this address; certificates are still the name's."""
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=address),
+        headers=request.headers,
+        stream=request.stream,
+        extensions={**request.extensions, "sni_hostname": request.url.host},
+    )
+
+
+class _Counted(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream, *meters: Meter) -> None:
+        self._inner = inner
+        self._meters = meters
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._inner:
+            for meter in self._meters:
+                meter.count(len(chunk))
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()

@@ -1,0 +1,97 @@
+"""What a server lists, as far as it is offered to a model."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp import types
+
+from mlx_server.events import ListedTool
+from mlx_server.mcp.limits import Limits
+from mlx_server.requests import McpServer
+
+LONGEST_NAME = 128
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+@dataclass
+class Listing:
+    tools: dict[str, ListedTool] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    """A sentence each."""
+    failure: str | None = None
+
+    @property
+    def error(self) -> str | None:
+        return self.failure or " ".join(self.left_out) or None
+
+
+class Lister:
+    """Takes a server's tools page by page, until there is enough of them."""
+
+    def __init__(self, server: McpServer, limits: Limits) -> None:
+        self.listing = Listing()
+        self.full = False
+        self._server = server
+        self._limits = limits
+        self._seen = 0
+        self._bytes = 0
+
+    def add(self, page: types.ListToolsResult) -> None:
+        for tool in page.tools:
+            self._seen += 1
+            self._bytes += _size(tool)
+            if self._seen > self._limits.tools or self._bytes > self._limits.schema_bytes:
+                self.full = True
+                self.listing.left_out.append(
+                    f"The server has more than {self._limits.tools} tools or "
+                    f"{self._limits.schema_bytes} bytes of them: the rest is left out."
+                )
+                return
+            self._add(tool)
+
+    def _add(self, tool: types.Tool) -> None:
+        read_only = bool(tool.annotations and tool.annotations.read_only_hint)
+        if not self._server.allowed.holds(tool.name, read_only=read_only):
+            return
+        if reason := self._objection(tool):
+            self.listing.left_out.append(f"{tool.name[:LONGEST_NAME]!r} is left out: {reason}.")
+            return
+        self.listing.tools[tool.name] = ListedTool(
+            tool.name, tool.description, tool.input_schema, _annotations(tool)
+        )
+
+    def _objection(self, tool: types.Tool) -> str | None:
+        if not 0 < len(tool.name) <= LONGEST_NAME:
+            return f"its name should have 1 to {LONGEST_NAME} characters"
+        if tool.name in self.listing.tools:
+            return "there are two of this name"
+        if remote := _remote_reference(tool.input_schema):
+            return f"its schema refers to {remote[:200]!r}, and nothing is fetched"
+        return None
+
+
+def _annotations(tool: types.Tool) -> dict[str, Any] | None:
+    found = tool.annotations
+    return found.model_dump(by_alias=True, exclude_none=True) if found else None
+
+
+def _size(tool: types.Tool) -> int:
+    described = (tool.name, tool.description, tool.input_schema)
+    return len(json.dumps(described, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _remote_reference(schema: Mapping[str, Any]) -> str | None:
+    waiting: list[Any] = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            for key in REFERENCES:
+                target = value.get(key)
+                if isinstance(target, str) and not target.startswith("#"):
+                    return target
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return None

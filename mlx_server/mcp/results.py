@@ -1,0 +1,32 @@
+"""A result of a tool to the text that the model gets."""
+
+import json
+
+from mcp import types
+
+
+def text_of(result: types.CallToolResult, longest: int) -> str:
+    parts = [_part(part) for part in result.content]
+    if not parts and result.structured_content is not None:  # else the text says the same
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return cut("\n".join(parts), longest)
+
+
+def _part(part: types.ContentBlock) -> str:
+    match part:
+        case types.TextContent(text=text):
+            return text
+        case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
+            return text
+        case types.ResourceLink(uri=uri):
+            return f"[resource link: {uri}]"
+        case _:
+            return f"[{part.type}]"
+
+
+def cut(text: str, longest: int) -> str:
+    """longest: bytes."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= longest:
+        return text
+    return data[:longest].decode("utf-8", "ignore") + f"\n[cut here; it has {len(data)} bytes]"

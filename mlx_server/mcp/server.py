@@ -1,0 +1,140 @@
+"""One server of one response: its session, which may be opened a second time, and its tools."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import httpx2
+from mcp import MCPError, types
+from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+from mlx_server.mcp.errors import Gone, McpError, cause
+from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.listing import Lister, Listing
+from mlx_server.mcp.results import cut, text_of
+from mlx_server.mcp.session import Session
+from mlx_server.mcp.streams import Connect
+from mlx_server.requests import McpServer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Opened = Callable[[Session], None]
+
+OPENINGS = 2
+
+
+class Server:
+    """`opened` is told of every session, which it may have to wait for longer than we live."""
+
+    def __init__(self, asked: McpServer, connect: Connect, limits: Limits, opened: Opened) -> None:
+        self.asked = asked
+        self.listing = Listing()
+        self._connect = connect
+        self._limits = limits
+        self._opened = opened
+        self._session: Session | None = None
+        self._openings = 0
+
+    def needs_approval(self, tool: str) -> bool:
+        listed = self.listing.tools[tool]
+        hint = {"read_only": bool((listed.annotations or {}).get("readOnlyHint"))}
+        asked = self.asked
+        return asked.always_approve.holds(tool, **hint) or not asked.never_approve.holds(
+            tool, **hint
+        )
+
+    async def open(self) -> None:
+        """Lists its tools; a failure is told in the listing."""
+        try:
+            self.listing = await self._within(self._limits.open_seconds, self._list)
+        except McpError as error:
+            self.listing = Listing(failure=str(error))
+            log.warning("the MCP server %r has no tools: %r", self.asked.label, str(error))
+            self.stop()
+
+    def stop(self) -> None:
+        if self._session:
+            self._session.stop()
+        self._session = None
+
+    async def call(self, tool: str, arguments: str) -> str:
+        """The result as text. Raises McpError."""
+        given = _object(arguments)
+
+        async def call(session: Session) -> types.CallToolResult:
+            # Not its `call_tool`, which runs the server's output schema over the result.
+            request = types.CallToolRequest(
+                params=types.CallToolRequestParams(name=tool, arguments=given)
+            )
+            client = await session.client()
+            return await client.session.send_request(request, types.CallToolResult)
+
+        result = await self._within(self._limits.call_seconds, call)
+        text = text_of(result, self._limits.result_bytes)
+        if result.is_error:
+            raise McpError(text or "The tool failed and did not say why.")
+        return text
+
+    async def _list(self, session: Session) -> Listing:
+        client = await session.client()
+        lister = Lister(self.asked, self._limits)
+        cursor, cursors = None, set[str | None]()
+        while cursor not in cursors and not lister.full:
+            cursors.add(cursor)
+            page = await client.list_tools(cursor=cursor)
+            lister.add(page)
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return lister.listing
+
+    async def _within(self, seconds: float, ask: Callable[[Session], Awaitable[T]]) -> T:
+        session = self._open_session()
+        try:
+            async with asyncio.timeout(seconds):
+                return await ask(session)
+        except TimeoutError:
+            wrong: McpError = Gone(f"The server did not answer within {seconds:g} s.")
+        except Exception as error:
+            wrong = self._told(cause(error))
+        if isinstance(wrong, Gone):
+            if self._session is session:
+                self._session = None
+            failure = await session.failure()
+            wrong = self._told(failure) if failure else wrong
+        raise wrong from None
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            if self._openings == OPENINGS:
+                raise Gone("The server is gone; it was started twice.")
+            self._openings += 1
+            self._session = Session(self._connect)
+            self._opened(self._session)
+        return self._session
+
+    def _told(self, error: BaseException) -> McpError:
+        match error:
+            case McpError():
+                return error
+            case MCPError() if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+                return Gone("The server closed the connection.")
+            case MCPError():
+                return McpError(cut(error.message, self._limits.error_characters))
+            case httpx2.HTTPError() | OSError():
+                return Gone(cut(f"The server can't be reached: {error}", 500))
+            case _:
+                return McpError(f"The server did not follow the protocol ({type(error).__name__}).")
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise McpError("The arguments are no JSON object.")
+    return given

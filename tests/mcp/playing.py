@@ -1,0 +1,125 @@
+"""What the loop stands on, as far as a test needs it: a pool whose engine plays the transcript, and
+servers that are reached by HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from mlx_server.engine.client import Answers, EngineClient, Item, OnLoading
+from mlx_server.engine.messages import Admitted, Generate, Loaded, Prefilled, Ready, Token
+from mlx_server.errors import ServerError
+from mlx_server.families.tokenizer import Tokenizer
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import ModelSpec
+
+MODEL = "m"
+CACHED = 3
+"""Tokens that the engine says it knew of each prompt."""
+
+
+class Playing(EngineClient):
+    """Says the scripts of replay models, all at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: list[str] = []
+        self.rows: list[Generate] = []
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    async def start(self) -> Ready:
+        return Ready(0, metal=False, recommended_bytes=None)
+
+    async def stop(self, error: ServerError | None = None) -> None: ...
+
+    async def load(
+        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+    ) -> Loaded:
+        self.tokenizer = Tokenizer(Path(path) / "tokenizer.json")
+        return Loaded(model, 2**20, 0)
+
+    @asynccontextmanager
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
+        answers = Answers()
+        for row in rows:
+            row.row = len(self.rows)
+            self.rows.append(row)
+            self.prompts.append(self.tokenizer.raw(row.prompt))
+            for item in _played(row):
+                answers.put(item)
+        yield answers
+
+    def cancel(self, rows: Sequence[int]) -> None: ...
+
+
+def _played(row: Generate) -> Iterator[Item]:
+    assert row.script
+    yield Admitted(row.row)
+    yield Prefilled(row.row, CACHED)
+    for place, id in enumerate(row.script, start=1):
+        if id in row.stop_tokens:
+            yield Token(row.row, id, "stop")
+            return
+        cut = place == row.max_tokens
+        yield Token(row.row, id, "length" if cut else None)
+        if cut:
+            return
+
+
+@asynccontextmanager
+async def playing(
+    folder: Path, family: str, *outputs: str, **spec: Any
+) -> AsyncIterator[tuple[Pool, Playing]]:
+    """The outputs come one after the other, whoever asks."""
+    transcript = folder / "said.jsonl"
+    lines = (json.dumps({"output": output}) for output in outputs)
+    transcript.write_text("\n".join(lines), "utf-8")
+    engine = Playing()
+    pool = Pool([ModelSpec(MODEL, f"replay:{transcript}", family=family, **spec)])
+    pool.make_engine = lambda **limits: engine
+    await pool.start()
+    try:
+        yield pool, engine
+    finally:
+        await pool.stop()
+
+
+class Server(uvicorn.Server):
+    """Leaves signals alone, and tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[str]:
+    """The address of an ASGI app that is served here."""
+    config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1)
+    server = Server(config)
+    running = asyncio.create_task(server._serve())
+    await server.ready.wait()
+    try:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def all_gone(seconds: float = 20.0) -> None:
+    """Every connection has ended by itself, with all that it held."""
+    async with asyncio.timeout(seconds):
+        while held := [task for task in asyncio.all_tasks() if "Session._hold" in repr(task)]:
+            await asyncio.wait(held)
