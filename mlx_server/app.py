@@ -6,8 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import uvicorn
@@ -21,17 +22,32 @@ from mlx_server.api.access_log import AccessLog
 from mlx_server.api.answering import json_response
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
+from mlx_server.api.conversations import router as conversations
 from mlx_server.api.gate import Gate, authorise
 from mlx_server.api.native import router as native
-from mlx_server.errors import ShuttingDown
+from mlx_server.api.responses import router as responses
+from mlx_server.api.responses.runs import Runs
+from mlx_server.api.web_sockets import WebSockets
+from mlx_server.errors import ShuttingDown, StoreUnavailable
+from mlx_server.mcp import Connector, Connectors
 from mlx_server.pool.pool import Limits, OnProgress, Pool
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.progress import progress_display
 from mlx_server.repair.allowed import Repair
 from mlx_server.requests import SamplingChoices
-from mlx_server.settings import ModelSettings, ServerSettings, Settings, load_settings
+from mlx_server.settings import (
+    ConnectorSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+    StoreSettings,
+    load_settings,
+)
+from mlx_server.store import Retention, Store
 
 MAX_HEAD_BYTES = 64 << 10
+PRUNE_SECONDS = 3600.0
+POLL_SECONDS = 0.1
 
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
@@ -44,14 +60,19 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     )
     specs = [_spec(id, model, server.adapters_dir) for id, model in settings.models.items()]
     pool = Pool(specs, limits, on_progress, adapter_dirs=_adapter_dirs(server))
+    configured = {name: _connector(found) for name, found in settings.connectors.items()}
+    connectors = Connectors(configured, allow_private_urls=server.allow_private_urls)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await pool.start()
-        try:
+        async with AsyncExitStack() as on:
+            store = await on.enter_async_context(_opened(settings.store))
+            app.state.runs = runs = Runs(store, server.concurrency)
+            on.push_async_callback(connectors.stop)
+            await pool.start()
+            on.push_async_callback(pool.stop)
+            on.push_async_callback(runs.stop)
             yield
-        finally:
-            await pool.stop()
 
     gate = Middleware(
         Gate,
@@ -71,6 +92,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.pool = pool
+    app.state.connectors = connectors
     app.state.metrics = metrics.Metrics(pool)
     app.state.started = int(time.time())
     pool.on_step = app.state.metrics.on_step
@@ -79,7 +101,9 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     keyed = APIRouter(
         dependencies=[Depends(authorise([key.get_secret_value() for key in server.api_keys]))]
     )
-    for router in (chat_completions, completions, native, models, metrics, pool_api):
+    for router in (chat_completions, completions, responses, conversations, native):
+        keyed.include_router(router.router)
+    for router in (models, metrics, pool_api):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)
@@ -87,6 +111,27 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.include_router(keyed)
     app.include_router(health.router)
     return app
+
+
+@asynccontextmanager
+async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
+    with TemporaryDirectory() as folder:
+        kept = settings if settings.data_dir else StoreSettings(data_dir=Path(folder))
+        store = await Store.open(kept.path, Retention(settings.days, settings.count))
+        pruning = asyncio.create_task(_prune(store))
+        try:
+            yield store
+        finally:
+            pruning.cancel()
+            await asyncio.gather(pruning, return_exceptions=True)
+            await store.close()
+
+
+async def _prune(store: Store) -> None:
+    while True:
+        with suppress(StoreUnavailable):  # and told of by the store
+            await store.prune()
+        await asyncio.sleep(PRUNE_SECONDS)
 
 
 def run(settings: Settings) -> None:
@@ -103,11 +148,15 @@ def run(settings: Settings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        ws=WebSockets,
+        # each of its messages is a body
+        ws_max_size=settings.server.max_body_bytes,
+        ws_per_message_deflate=False,
         timeout_graceful_shutdown=int(settings.server.drain_seconds) + 5,
     )
     _exit_after(signal.SIGTERM, 0)
     _exit_after(signal.SIGINT, 130)
-    Server(config, app.state.pool, settings.server.drain_seconds).run()
+    Server(config, app, settings.server.drain_seconds).run()
 
 
 def _exit_after(signum: signal.Signals, code: int) -> None:
@@ -119,9 +168,9 @@ def _exit_after(signum: signal.Signals, code: int) -> None:
 class Server(uvicorn.Server):
     """Says where it listens; ends streams that outlast the drain time with an error event."""
 
-    def __init__(self, config: uvicorn.Config, pool: Pool, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
         super().__init__(config)
-        self._pool = pool
+        self._app = app
         self._drain_seconds = drain_seconds
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -134,6 +183,12 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         ending = asyncio.create_task(self._end_streams())
+        for server in self.servers:  # as uvicorn does next, which cuts WebSockets off as well
+            server.close()
+        draining = asyncio.create_task(self._app.state.runs.drain())
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait({draining}, timeout=POLL_SECONDS)
+        draining.cancel()
         await super().shutdown(sockets)
         ending.cancel()
         with suppress(asyncio.CancelledError):
@@ -141,7 +196,8 @@ class Server(uvicorn.Server):
 
     async def _end_streams(self) -> None:
         await asyncio.sleep(self._drain_seconds)
-        await self._pool.stop(ShuttingDown("The server is shutting down."))
+        pool: Pool = self._app.state.pool
+        await pool.stop(ShuttingDown("The server is shutting down."))
 
 
 def spec_named(config: Path | None, name: str) -> ModelSpec:
@@ -186,6 +242,16 @@ def _spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> Mo
             for name, a in model.adapters.items()
         },
         adapters_dir=adapters_dir,
+    )
+
+
+def _connector(found: ConnectorSettings) -> Connector:
+    return Connector(
+        url=found.url,
+        command=(found.command, *found.args) if found.command else (),
+        env={name: value.get_secret_value() for name, value in found.env.items()},
+        headers={name: value.get_secret_value() for name, value in found.headers.items()},
+        allow_private=found.allow_private,
     )
 
 

@@ -254,6 +254,33 @@ def adapters(
 
 
 @app.command()
+def store(
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove what is too old or too much, first.")
+    ] = False,
+) -> None:
+    """Show what is stored of responses and conversations, and where.
+
+    \b
+    mlx-server store
+    mlx-server store --prune
+    MLX_SERVER_DATA=/srv/mlx mlx-server store
+
+    How long and how many are kept is set under `store` in models.yaml; a server prunes by itself,
+    once an hour. This works beside a running one, too.
+    """
+    from rich.console import Console
+
+    from mlx_server.settings import load_settings
+    from mlx_server.store_table import look, show
+
+    show(look(load_settings(config), prune=prune), Console())
+
+
+@app.command()
 def bench(
     url: Annotated[str, typer.Argument(metavar="URL", help="Of any server of the OpenAI API.")],
     model: Annotated[

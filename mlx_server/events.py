@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mlx_server.requests import SamplingParams
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -32,6 +34,8 @@ class Started:
     """Of the adapter's weights."""
     unenforced: tuple[str, ...] = ()
     """What the client's schema asks for and no grammar holds, as paths in the schema."""
+    sampling: SamplingParams | None = None
+    """Of the first answer, whoever chose it: the client, the owner or the publisher."""
 
 
 @dataclass(frozen=True, slots=True)

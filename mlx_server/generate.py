@@ -84,7 +84,14 @@ async def _adapter(
 def _started(prepared: Prepared, planned: Plan, adapter: Adapter | None) -> Started:
     model = f"{prepared.id}:{adapter.spec.name}" if adapter else prepared.id
     fingerprint = adapter.spec.digest[:16] if adapter else None
-    return Started(model, planned.prompt_tokens, planned.ignored, fingerprint, planned.unenforced)
+    return Started(
+        model,
+        planned.prompt_tokens,
+        planned.ignored,
+        fingerprint,
+        planned.unenforced,
+        planned.rows[0].sampling,
+    )
 
 
 async def _until_admitted(feed: Answers, rows: int) -> list[Item]:

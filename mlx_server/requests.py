@@ -147,12 +147,12 @@ class McpServer:
     authorization: str | None = None
     """A bearer token."""
     allowed: ToolFilter = ALL_TOOLS
-    always_approve: ToolFilter = ALL_TOOLS
+    always_approve: ToolFilter = NO_TOOLS
     """Tools that are never run before somebody has agreed; it wins over"""
     never_approve: ToolFilter = NO_TOOLS
-    """... those that are run at once. Tools in neither need approval."""
+    """... those that are run at once. Tools in neither need approval, too."""
     listed: bool = False
-    """The client has its list from an earlier response: no `ToolsListed` of it, if all went well."""
+    """The client has its list from an earlier response: it is not told again, if all went well."""
     param: str = "tools"
     """What the client called it, for errors."""
 

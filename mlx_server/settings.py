@@ -344,7 +344,7 @@ def _in_words(error: ErrorDetails) -> str:
 
 
 def _unknown_key(loc: Loc) -> str:
-    schema = _SCHEMAS[len(loc) - 1]
+    schema: type[BaseModel] = _SCHEMAS[len(loc) - 1]
     if loc[0] == "store":
         schema = StoreSettings
     elif loc[0] == "connectors":

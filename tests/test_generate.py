@@ -126,6 +126,7 @@ def spec(folder: Path) -> ModelSpec:
     return ModelSpec("m", str(folder))
 
 
+PUBLISHERS = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
 ASKED = GenerateRequest("m", ("Hello",))
 
 
@@ -233,7 +234,7 @@ def test_an_answer_begins_with_started_and_ends_with_finished(
         spec, ASKED, admitted(), said(hello[:2]), said(hello[2:]), said(END, finish="stop")
     )
     prompt = tokenizer.encode("Hello")
-    assert events[0] == Started("m", len(prompt))
+    assert events[0] == Started("m", len(prompt), sampling=PUBLISHERS)
     assert events[-1] == Finished(0, "stop", len(hello) + 1, 0)
     assert all(isinstance(event, TextDelta) for event in events[1:-1])
     assert text_of(events) == "Good day."
@@ -276,7 +277,7 @@ def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
     prompts = [tokenizer.encode(f"<|im_start|>{word}") for word in ("Hi", "Ho")]
     assert [row.prompt for row in engine.rows] == prompts
     ignored = ("chat_template_kwargs.x", "tools", "chat_template_kwargs.y")
-    assert events[0] == Started("m", sum(map(len, prompts)), ignored)
+    assert events[0] == Started("m", sum(map(len, prompts)), ignored, sampling=PUBLISHERS)
 
 
 def test_a_stop_string_across_tokens_ends_the_row_at_once(
@@ -564,7 +565,7 @@ def test_an_unknown_model_and_a_full_queue_are_told_first(spec: ModelSpec) -> No
 
 def test_the_request_chooses_before_the_owner_before_the_publisher(spec: ModelSpec) -> None:
     [publishers] = rows_of(spec, ASKED)
-    assert publishers.sampling == SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
+    assert publishers.sampling == PUBLISHERS
 
     owned = replace(spec, choices={"temperature": 0.1, "min_p": 0.2, "top_k": 7})
     [owners] = rows_of(owned, ASKED)
@@ -780,7 +781,8 @@ def test_the_generation_prompt_is_a_part_of_the_prompt(
     events, _ = answered(
         spec, request, [*admitted(0, 1), *said([256], 0, "stop"), *said([256], 1, "stop")]
     )
-    assert events[0] == Started("m", len(longer)), "as it would be of a real model"
+    started = Started("m", len(longer), sampling=SamplingParams())
+    assert events[0] == started, "as it would be of a real model"
 
 
 def test_n_answers_and_several_prompts_take_the_next_entries(

@@ -168,7 +168,11 @@ def test_settings_are_frozen() -> None:
             4,
             "models.a.repair.retries: should be less than or equal to 4",
         ),
-        ("nonsense: 1\n", 1, "nonsense: unknown key: known here are server, models"),
+        (
+            "nonsense: 1\n",
+            1,
+            "nonsense: unknown key: known here are server, store, models, connectors",
+        ),
         ("server:\n\n  port: '1'\n", 3, "server.port: should be a valid integer"),
         ("server:\n  port: true\n", 2, "server.port: should be a valid integer"),
         ("server:\n  drain_seconds: .nan\n", 2, "server.drain_seconds: should be a finite number"),
@@ -192,8 +196,8 @@ def test_settings_are_frozen() -> None:
         ("models:\n  '': {source: x/y}\n", 2, "models.'': should be 1 to 256 printable"),
         ("models:\n  on: {source: x/y}\n", 2, "models: a key is not text: quote it"),
         ("models:\n  ? [a]\n  : {source: x/y}\n", 2, "models: a key is not text: quote it"),
-        ("- server\n", 1, "should be a mapping with the keys `server` and `models`"),
-        ("just text\n", 1, "should be a mapping with the keys `server` and `models`"),
+        ("- server\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
+        ("just text\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
     ],
 )
 def test_a_mistake_is_told_with_its_line(text: str, line: int, message: str) -> None:
@@ -427,9 +431,34 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     assert fake.source == f"replay:{folder / 'answers.yaml'}"
     assert fake.tokenizer == folder / "models" / "qwen3"
     assert qwen.defaults.model_fields_set == set(type(qwen.defaults).model_fields)
+    assert settings.store.model_fields_set == set(type(settings.store).model_fields)
+    files, wiki = settings.connectors["files"], settings.connectors["wiki"]
+    assert files.model_fields_set | wiki.model_fields_set == set(type(files).model_fields)
     legal, support = qwen.adapters["legal"], qwen.adapters["support"]
     assert legal.model_fields_set == set(type(legal).model_fields)
     assert (support.path, support.pinned) == (str(folder / "lora" / "support"), False)
+
+
+def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
+    text = """
+        connectors:
+          here: {command: ./tools/server, args: [-v], env: {TOKEN: hush}}
+          found: {command: npx}
+          there: {url: "https://example.com/mcp", headers: {X-Key: hush}}
+    """
+    found = load(written(text)).connectors
+    assert found["here"].command == str(folder / "tools" / "server")
+    assert found["found"].command == "npx"
+    assert "hush" not in repr(found)
+    for wrong, message in {
+        "{}": "should have a `url` or a `command`, and not both",
+        "{url: 'https://x', command: y}": "should have a `url` or a `command`, and not both",
+        "{url: 'https://x', args: [y]}": "`args` has no meaning without `command`",
+        "{command: x, allow_private: true}": "`allow_private` has no meaning without `url`",
+        "{url: 'file:///etc/passwd'}": "should be an http or https URL",
+        "{comand: x}": "unknown key: did you mean `command`?",
+    }.items():
+        assert message in str(problem(f"connectors:\n  a: {wrong}\n"))
 
 
 def test_adapters_lie_beside_the_file_unless_it_says_where(folder: Path) -> None:
@@ -478,3 +507,26 @@ def test_mistakes_in_adapters_are_told(entry: str, message: str) -> None:
 @pytest.mark.parametrize("key", ["adapters_dir: nowhere", "adapter_dirs: [nowhere]"])
 def test_folders_of_adapters_must_be_there(folder: Path, key: str) -> None:
     assert f"no such folder: {folder / 'nowhere'}" in str(problem(f"server: {{{key}}}\n"))
+
+
+def test_where_responses_are_stored(folder: Path) -> None:
+    path = written("store: {data_dir: kept, days: 2}\n" + MINIMAL)
+    store = load(path).store
+    assert (store.data_dir, store.days, store.count) == (folder / "kept", 2, 10_000)
+    assert load(path, MLX_SERVER_DATA="there").store.data_dir == folder / "there"
+    path.unlink()
+    assert load().store.data_dir == Path("~/.local/share/mlx-server").expanduser()
+    assert Settings().store.data_dir is None, "made in a program, it leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("data_di: x", "store.data_di: unknown key: did you mean `data_dir`?"),
+        ("days: 0", "store.days: should be greater than 0"),
+        ("count: 1.5", "store.count: should be a valid integer"),
+        ("data_dir: 3", "store.data_dir: should be"),
+    ],
+)
+def test_mistakes_in_the_store_are_told(entry: str, message: str) -> None:
+    assert str(problem(f"store: {{{entry}}}\n")).startswith(message)

@@ -36,7 +36,7 @@ async def answer(
     if not stream:
         return await answer_whole(http, request, output, ignored=ignored)
     events, started = await _begun(http, request)
-    chunks = output.chunks(_Resumed(started, events))
+    chunks = output.chunks(Resumed(started, events))
     return EventStream(chunks, _headers(started, ignored), source=events)
 
 
@@ -45,7 +45,7 @@ async def answer_whole(
 ) -> Response:
     events, started = await _begun(http, request)
     async with aclosing(events):
-        body = await while_connected(http, _gathered(output, _Resumed(started, events)))
+        body = await while_connected(http, _gathered(output, Resumed(started, events)))
     return json_response(body, _headers(started, ignored))
 
 
@@ -73,7 +73,7 @@ async def _gathered(output: Gathering, events: AsyncIterator[Event]) -> Mapping[
     return await output.gather(events)
 
 
-class _Resumed(AsyncIterator[Event]):
+class Resumed(AsyncIterator[Event]):
     """Not a generator, which would be one more to close."""
 
     def __init__(self, first: Event, rest: AsyncIterator[Event]) -> None:

@@ -32,6 +32,7 @@ def _parsed(raw: bytes, wire_type: type[Body]) -> Body:
 
 def documented(path: str, wire_type: type[BaseModel]) -> dict[str, Any]:
     """For OpenAPI: a POST route reads its body itself, more strictly than FastAPI does."""
-    here = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema"
+    place = path.replace("/", "~1").replace("{", "{{").replace("}", "}}")
+    here = f"#/paths/{place}/post/requestBody/content/application~1json/schema"
     schema = wire_type.model_json_schema(ref_template=here + "/$defs/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -14,7 +14,7 @@ import pydantic
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
 
 from mlx_server.api.strict_json import quoted
@@ -157,8 +157,10 @@ def _sentence(problem: Problem) -> str:
     return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
 
 
-async def _server_error(request: Request, error: Exception) -> Response:
+async def _server_error(connection: HTTPConnection, error: Exception) -> Response:
     assert isinstance(error, ServerError)
+    if connection.scope["type"] == "websocket":  # nothing here answers: the gate does
+        raise error
     return error_response(error)
 
 

@@ -1,6 +1,6 @@
 """What an answer's text has to be, on the wire: as OpenAI names it, and as vLLM does."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field
@@ -70,20 +70,12 @@ class ConstrainedBody(GenerationBody):
     guided_grammar: Pattern | None = None
 
     def constrained(self) -> Constrained:
-        """The one format that was asked for, and what the client called it."""
-        found = [*self._of_response_format(), *self._of_structured_outputs(), *self._guided()]
-        if len(found) > 1:
-            one, other = found[0]["format_param"], found[1]["format_param"]
-            raise BadRequest(
-                f"`{one}` and `{other}` both say what the answer has to be: send one of them.",
-                param=other,
-            )
-        return found[0] if found else {"format": None, "format_param": "response_format"}
+        structured = of_structured_outputs(self.structured_outputs)
+        found = [*self._of_response_format(), *structured, *self._guided()]
+        return only(found, otherwise="response_format")
 
     def ignored(self) -> list[str]:
-        inside = (self.structured_outputs and self.structured_outputs.model_extra) or {}
-        unknown = [f"structured_outputs.{k}" for k, value in inside.items() if value is not None]
-        return [*super().ignored(), *unknown]
+        return [*super().ignored(), *unknown_in(self.structured_outputs)]
 
     def _of_response_format(self) -> Iterator[Constrained]:
         match self.response_format:
@@ -93,27 +85,43 @@ class ConstrainedBody(GenerationBody):
                 json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
                 yield {"format": json, "format_param": "response_format.json_schema.schema"}
 
-    def _of_structured_outputs(self) -> Iterator[Constrained]:
-        asked = self.structured_outputs
-        if asked is None:
-            return
-        found = list(
-            _formats("structured_outputs.", asked.json_, asked.regex, asked.choice, asked.grammar)
-        )
-        if asked.json_object:
-            found.append({"format": JsonFormat(), "format_param": "structured_outputs.json_object"})
-        if not found:
-            raise BadRequest(
-                "`structured_outputs` needs one of `json`, `regex`, `choice`, `grammar` and "
-                "`json_object`.",
-                param="structured_outputs",
-            )
-        yield from found
-
     def _guided(self) -> Iterator[Constrained]:
         yield from _formats(
             "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
         )
+
+
+def only(found: Sequence[Constrained], otherwise: str) -> Constrained:
+    """The one format that was asked for, and what the client called it."""
+    if len(found) > 1:
+        one, other = found[0]["format_param"], found[1]["format_param"]
+        raise BadRequest(
+            f"`{one}` and `{other}` both say what the answer has to be: send one of them.",
+            param=other,
+        )
+    return found[0] if found else {"format": None, "format_param": otherwise}
+
+
+def of_structured_outputs(asked: StructuredOutputs | None) -> Iterator[Constrained]:
+    if asked is None:
+        return
+    found = list(
+        _formats("structured_outputs.", asked.json_, asked.regex, asked.choice, asked.grammar)
+    )
+    if asked.json_object:
+        found.append({"format": JsonFormat(), "format_param": "structured_outputs.json_object"})
+    if not found:
+        raise BadRequest(
+            "`structured_outputs` needs one of `json`, `regex`, `choice`, `grammar` and "
+            "`json_object`.",
+            param="structured_outputs",
+        )
+    yield from found
+
+
+def unknown_in(asked: StructuredOutputs | None) -> list[str]:
+    inside = (asked and asked.model_extra) or {}
+    return [f"structured_outputs.{name}" for name, value in inside.items() if value is not None]
 
 
 def told(format: Format | None) -> Mapping[str, Any] | None:

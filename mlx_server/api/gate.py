@@ -4,14 +4,15 @@ A browser on this machine can be made to call a local server by any page it show
 gives itself away by a Host that is not ours (DNS rebinding) or an Origin that is not ours.
 """
 
+import hashlib
 import hmac
 import ipaddress
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 
-from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -177,20 +178,25 @@ def _counted(receive: Receive, limit: int) -> Receive:
     return receive_counted
 
 
-def authorise(keys: Collection[str]) -> Callable[[Request], Awaitable[None]]:
-    """A dependency for routers that want one of these keys; with no keys it lets everyone in."""
+def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
+    """A dependency for routers that want one of these keys; with no keys it lets everyone in.
+
+    It leaves `owner` in the connection's state, which tells keys apart and none of them.
+    """
     wanted = [key.encode() for key in keys]
 
-    async def check_key(request: Request) -> None:
+    async def check_key(connection: HTTPConnection) -> None:
+        connection.state.owner = ""
         if not wanted:
             return
-        given = _credentials(request.headers)
+        given = _credentials(connection.headers)
         if not given:
             raise Unauthorized("This server wants a key: `Authorization: Bearer KEY`.")
         # Every key is compared, so that the time taken tells nothing.
-        matches = [hmac.compare_digest(one, key) for one in given for key in wanted]
-        if not any(matches):
+        matches = [key for one in given for key in wanted if hmac.compare_digest(one, key)]
+        if not matches:
             raise Unauthorized("This key is not one of the server's `server.api_keys`.")
+        connection.state.owner = hashlib.sha256(matches[0]).hexdigest()
 
     return check_key
 

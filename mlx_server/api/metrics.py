@@ -12,6 +12,7 @@ from mlx_server.engine.messages import Stepped
 from mlx_server.events import (
     Event,
     Finished,
+    McpCallFinished,
     ReasoningDelta,
     Repaired,
     Started,
@@ -110,7 +111,10 @@ class Metrics:
                             last[index] = now
                         case Repaired(_, what):
                             self.repairs.labels(model, what).inc()
+                        case McpCallFinished(index):  # the time before was not the model's
+                            last[index] = time.perf_counter()
                         case Finished():
+                            self.prompt_tokens.labels(model).inc(event.further_prompt_tokens)
                             self.completion_tokens.labels(model).inc(event.completion_tokens)
                             self.cached_tokens.labels(model).inc(event.cached_tokens)
                             self.reasoning_tokens.labels(model).inc(event.reasoning_tokens)

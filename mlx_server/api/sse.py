@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -22,8 +22,15 @@ DONE = b"data: [DONE]\n\n"
 Chunks = AsyncGenerator[Mapping[str, Any]]
 
 
-def event(data: object) -> bytes:
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+class Source(Protocol):
+    async def aclose(self) -> None: ...
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """Named by its `type`, where it has one."""
+    kind = data.get("type")
+    name = f"event: {kind}\n".encode() if kind else b""
+    return name + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 class EventStream(Response):
@@ -35,7 +42,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: Chunks, headers: Mapping[str, str], *, source: AsyncGenerator[Any]
+        self, chunks: Chunks, headers: Mapping[str, str], *, source: Source
     ) -> None:
         no_buffering = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         self.init_headers({**no_buffering, **headers})

@@ -93,12 +93,12 @@ class Tally:
         }
 
     def remarks(self, *answers: Answer) -> dict[str, Any]:
-        """What OpenAI's bodies have no place for, if there is anything to say of these answers."""
-        repairs = [
-            {"index": repair.index, "what": repair.what, "where": repair.where}
-            for answer in answers
-            for repair in answer.repairs
-        ]
-        if not repairs and not self._unenforced:
-            return {}
-        return {"mlx_server": {"repairs": repairs, "unenforced": list(self._unenforced)}}
+        return remarks([repair for each in answers for repair in each.repairs], self._unenforced)
+
+
+def remarks(repairs: Sequence[Repaired], unenforced: Sequence[str]) -> dict[str, Any]:
+    """What OpenAI's bodies have no place for, if there is anything to say."""
+    if not repairs and not unenforced:
+        return {}
+    told = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
+    return {"mlx_server": {"repairs": told, "unenforced": list(unenforced)}}

@@ -14,7 +14,7 @@ from mlx_server.grammars.enforced import plain
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Text that a grammar forces would be tokenised, and could become a control token."""
 
-SPACE = r"\x20|\n[\x20\x09]{0,40}"
+SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
 """Between the parts of JSON. Bounded, or a small model writes blanks until its limit."""
 
 JSON = {"whitespace_pattern": SPACE, "json_allowed_escapes": 'nrbtf\\"', "coerce_one_of": True}

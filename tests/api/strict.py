@@ -1,6 +1,6 @@
 """Bodies and chunks against the OpenAI SDK's own models, in strict mode."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -10,10 +10,10 @@ OURS = {"reasoning", "reasoning_content", "mlx_server"}
 (DeepSeek's name for it, and vLLM's), and on top of all, our own remarks."""
 
 
-def assert_strict(kind: type[BaseModel], body: Any) -> None:
+def assert_strict(kind: type[BaseModel], body: Any, ours: Collection[str] = OURS) -> None:
     """The types without conversion, and no field that nobody knows."""
     found = kind.model_validate(body, strict=True)
-    unknown = {name for name in _extra(found) if name.rpartition(".")[2] not in OURS}
+    unknown = {name for name in _extra(found) if name.rpartition(".")[2] not in ours}
     assert not unknown, f"{kind.__name__} has no {unknown}"
 
 

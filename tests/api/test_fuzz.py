@@ -19,12 +19,14 @@ from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.fields import SamplingBody
 from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.responses.protocol import ResponsesBody
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 NATIVE = "/generate"
+RESPONSES = "/v1/responses"
 
 VALID: dict[str, Json] = {
     CHAT: {
@@ -82,11 +84,37 @@ VALID: dict[str, Json] = {
         "stop": ["x"],
         "seed": 1,
     },
+    RESPONSES: {
+        "model": wire.MODEL,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "reasoning", "summary": [], "content": None},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+            {"type": "message", "role": "assistant", "content": "x", "phase": "commentary"},
+        ],
+        "instructions": "Be brief.",
+        "tools": [{"type": "function", "name": "f", "parameters": {"a": 1}, "strict": False}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+        "metadata": {"a": "b"},
+        "max_output_tokens": 10,
+        "top_logprobs": 2,
+        "stream": False,
+        "store": True,
+        "background": False,
+        "previous_response_id": None,
+        "conversation": None,
+        "truncation": "disabled",
+    },
 }
 BODIES: dict[str, type[SamplingBody]] = {
     CHAT: ChatBody,
     COMPLETIONS: CompletionBody,
     NATIVE: NativeBody,
+    RESPONSES: ResponsesBody,
 }
 
 WORDS = ["user", "tool", "text", "function", "role", "\r\n", "\0", "<|im_end|>"]
@@ -167,6 +195,25 @@ def judge(path: str, response: httpx2.Response, engine: ScriptedEngine) -> None:
         assert wire.events(response)
 
 
+def judge_response(client: TestClient, response: httpx2.Response) -> None:
+    if response.status_code != 200:
+        assert response.status_code in {400, 404}, response.text
+        wire.error(response, response.status_code)
+    elif response.headers["content-type"] == "application/json":
+        body = wire.as_json(response)
+        if body["background"]:  # nothing of it is to run on
+            wire.ok(client.post(f"{RESPONSES}/{body['id']}/cancel"))
+        else:
+            assert body["usage"]
+            assert body["status"] in {"completed", "incomplete"}
+    else:
+        *_, last, done, end = response.text.split("\n\n")
+        assert (done, end) == ("data: [DONE]", "")
+        assert last.partition("\n")[0] in {
+            f"event: response.{kind}" for kind in ("completed", "incomplete", "failed")
+        }
+
+
 many = settings(
     max_examples=300,
     deadline=None,
@@ -181,7 +228,10 @@ def test_what_is_changed_is_valid_before(
 ) -> None:
     response = post(client, path, json.dumps(VALID[path]).encode())
     assert response.status_code == 200, response.text
-    judge(path, response, engine)
+    if path == RESPONSES:
+        judge_response(client, response)
+    else:
+        judge(path, response, engine)
 
 
 @many
@@ -200,6 +250,12 @@ def test_completion_bodies(client: TestClient, engine: ScriptedEngine, body: Any
 @given(body=bodies(NATIVE))
 def test_native_bodies(client: TestClient, engine: ScriptedEngine, body: Any) -> None:
     judge(NATIVE, post(client, NATIVE, json.dumps(body).encode()), engine)
+
+
+@many
+@given(body=bodies(RESPONSES))
+def test_responses_bodies(client: TestClient, engine: ScriptedEngine, body: Any) -> None:
+    judge_response(client, post(client, RESPONSES, json.dumps(body).encode()))
 
 
 @many

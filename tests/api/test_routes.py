@@ -1,4 +1,5 @@
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,26 @@ KEYED = {
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/generate"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/compact"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/conversations"),
 }
+NONE = "none-such"
+STORED = {
+    ("GET", f"/v1/responses/{NONE}"),
+    ("DELETE", f"/v1/responses/{NONE}"),
+    ("POST", f"/v1/responses/{NONE}/cancel"),
+    ("GET", f"/v1/responses/{NONE}/input_items"),
+    ("GET", f"/v1/conversations/{NONE}"),
+    ("POST", f"/v1/conversations/{NONE}"),
+    ("DELETE", f"/v1/conversations/{NONE}"),
+    ("GET", f"/v1/conversations/{NONE}/items"),
+    ("POST", f"/v1/conversations/{NONE}/items"),
+    ("GET", f"/v1/conversations/{NONE}/items/{NONE}"),
+    ("DELETE", f"/v1/conversations/{NONE}/items/{NONE}"),
+}
+SOCKETS = {"/v1/responses"}
 KEY = "one key"
 LIMIT = 2000
 
@@ -32,9 +52,11 @@ LIMIT = 2000
 def routes() -> set[tuple[str, str]]:
     """(method, path) of each, included and mounted ones too, by way of the app itself."""
     contexts = list(iter_route_contexts(create_app(Settings()).routes))
-    assert all(context.path and context.methods for context in contexts), "a route of a new kind"
+    others = [context.path for context in contexts if not (context.path and context.methods)]
+    assert set(others) == SOCKETS, "a route of a new kind"
+    names = {"{name:path}": wire.MODEL, "{id}": NONE, "{item}": NONE}
     return {
-        (method, str(context.path).replace("{name:path}", wire.MODEL))
+        (method, re.sub(r"\{.*?\}", lambda name: names[name[0]], str(context.path)))
         for context in contexts
         for method in context.methods or ()
     }
@@ -54,8 +76,13 @@ def locked(tiny_path: Path) -> Iterator[TestClient]:
 
 
 def body_of(path: str) -> Json:
-    asked = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user"}]}
-    return {"model": wire.MODEL, **asked}
+    if path == "/v1/completions":
+        return {"model": wire.MODEL, "prompt": "a"}
+    if path.startswith("/v1/responses"):
+        return {"model": wire.MODEL, "input": "a"}
+    if path.startswith("/v1/conversations"):
+        return {"items": [{"role": "user", "content": "a"}]}
+    return {"model": wire.MODEL, "messages": [{"role": "user"}]}
 
 
 def call(client: TestClient, method: str, path: str, headers: dict[str, str] | None = None) -> Any:
@@ -64,10 +91,10 @@ def call(client: TestClient, method: str, path: str, headers: dict[str, str] | N
 
 
 def test_these_are_all() -> None:
-    assert routes() == OPEN | KEYED
+    assert routes() == OPEN | KEYED | STORED
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(KEYED))
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED))
 @pytest.mark.parametrize(
     "headers",
     [
@@ -103,6 +130,12 @@ def test_a_key_lets_in(locked: TestClient, method: str, path: str, headers: dict
     assert call(locked, method, path, headers).status_code == 200
 
 
+@pytest.mark.parametrize(("method", "path"), sorted(STORED))
+def test_what_was_never_stored(locked: TestClient, method: str, path: str) -> None:
+    response = call(locked, method, path, {"authorization": "Bearer one-key"})
+    assert error(response, status=404)["code"] == "not_found"
+
+
 def test_health_is_open_to_all(locked: TestClient) -> None:
     assert wire.ok(locked.get("/health")) == {"status": "ok"}
 
@@ -133,14 +166,18 @@ def test_no_such_model(client: TestClient, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
-@pytest.mark.parametrize("path", sorted({path for _, path in OPEN | KEYED}))
+@pytest.mark.parametrize(
+    "path", sorted({path for _, path in OPEN | KEYED if not path.startswith("/v1/responses/")})
+)
 def test_methods_that_a_route_does_not_take(client: TestClient, method: str, path: str) -> None:
     response = client.request(method, path)
     assert error(response, status=405)["code"] == "method_not_allowed"
     assert response.headers["allow"] in {"GET", "POST"}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"]
+)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -160,7 +197,9 @@ def test_bodies_that_are_not_plain_json(
     assert error(response, status=415)["code"] == "unsupported_media_type"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"]
+)
 def test_bodies_that_are_too_large(client: TestClient, path: str) -> None:
     def pieces() -> Iterator[bytes]:  # without a Content-Length
         for _ in range(3):

@@ -94,6 +94,7 @@ def launch(folder: Path, config: Config, *flags: str) -> tuple[subprocess.Popen[
     command = [sys.executable, "-m", "mlx_server", "serve", "--config", str(models_yaml)]
     command += ["--port", "0", *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
+    environment["MLX_SERVER_DATA"] = str(folder / "data")
     if cache := os.environ.get("MLX_SERVER_CACHE"):
         environment["MLX_SERVER_CACHE"] = cache
     with log_file.open("wb") as log:

@@ -1,0 +1,92 @@
+import time
+import uuid
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from mlx_server.api.answering import json_response
+from mlx_server.api.body import documented, read
+from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.responses.pages import After, Limit, Sorted
+from mlx_server.api.responses.state import page_body, taken
+from mlx_server.store import Conversation, Store
+
+PATH = "/v1/conversations"
+ONE = PATH + "/{id}"
+ITEMS = ONE + "/items"
+ITEM = ITEMS + "/{item}"
+
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, ConversationBody))
+async def create(http: Request) -> Response:
+    body = await read(http, ConversationBody)
+    store, owner = _store(http), http.state.owner
+    items = await taken(body.items or (), store, owner)
+    kept = msgspec.json.encode({"metadata": body.metadata or {}})
+    made = Conversation(f"conv_{uuid.uuid4().hex}", int(time.time()), kept)
+    await store.create_conversation(made, owner, items)
+    return json_response(_wire(made))
+
+
+@router.get(ONE)
+async def retrieve(http: Request, id: str) -> Response:
+    return json_response(_wire(await _store(http).conversation(id, http.state.owner)))
+
+
+@router.post(ONE, openapi_extra=documented(ONE, UpdateBody))
+async def update(http: Request, id: str) -> Response:
+    body = await read(http, UpdateBody)
+    store, owner = _store(http), http.state.owner
+    kept = msgspec.json.encode({"metadata": body.metadata or {}})
+    await store.update_conversation(id, owner, kept, time.time())
+    return json_response(_wire(await store.conversation(id, owner)))
+
+
+@router.delete(ONE)
+async def delete(http: Request, id: str) -> Response:
+    await _store(http).delete_conversation(id, http.state.owner)
+    return json_response({"id": id, "object": "conversation.deleted", "deleted": True})
+
+
+@router.post(ITEMS, openapi_extra=documented(ITEMS, ItemsBody))
+async def add_items(http: Request, id: str) -> Response:
+    body = await read(http, ItemsBody)
+    store, owner = _store(http), http.state.owner
+    items = await taken(body.items, store, owner)
+    await store.add_items(id, owner, items, time.time())
+    return json_response(page_body(items, has_more=False))
+
+
+@router.get(ITEMS)
+async def list_items(
+    http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "desc"
+) -> Response:
+    page = await _store(http).conversation_items(id, http.state.owner, after, limit, order)
+    return json_response(page_body(page.items, has_more=page.has_more))
+
+
+@router.get(ITEM)
+async def retrieve_item(http: Request, id: str, item: str) -> Response:
+    found = await _store(http).conversation_item(id, http.state.owner, item)
+    return json_response(msgspec.Raw(found.body))
+
+
+@router.delete(ITEM)
+async def delete_item(http: Request, id: str, item: str) -> Response:
+    store, owner = _store(http), http.state.owner
+    await store.delete_item(id, owner, item)
+    return json_response(_wire(await store.conversation(id, owner)))
+
+
+def _store(http: Request) -> Store:
+    found: Store = http.app.state.runs.store
+    return found
+
+
+def _wire(conversation: Conversation) -> dict[str, Any]:
+    kept = msgspec.json.decode(conversation.body, type=dict[str, Any])
+    made = int(conversation.created_at)
+    return {"id": conversation.id, "object": "conversation", "created_at": made, **kept}

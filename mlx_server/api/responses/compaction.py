@@ -1,0 +1,66 @@
+"""A conversation made short by the model itself.
+
+What comes back is as OpenAI's: the user's messages, and an item that stands for all the rest. Ours
+holds the model's summary, sealed but not encrypted; sent back, it is read as a system message.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from starlette.requests import Request
+
+from mlx_server.api.responses.create import events_of, read_all
+from mlx_server.api.responses.input import Asked
+from mlx_server.api.responses.items import Wire, new_id, sealed
+from mlx_server.api.responses.output import ResponseOutput
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.response import new_response
+from mlx_server.errors import GenerationFailed
+from mlx_server.messages import Conversation, Message
+from mlx_server.requests import GenerateRequest, McpTools
+
+ASK = (
+    "Our conversation has become too long. Summarise all of it for somebody who will go on with "
+    "it and can't read it: what was asked for, what was found out, decided and done, with the "
+    "names, numbers, paths and results that matter, and what is left to do. Write only the summary."
+)
+
+
+async def compact(http: Request, body: ResponsesBody) -> Wire:
+    found = await read_all(http, body)
+    output = ResponseOutput(new_response(body, "", stored=False), encrypts=False)
+    async with aclosing(events_of(http, _asking(found.asked.request))) as events:
+        response = await output.gather(events)
+    summary = "".join(_texts(response["output"])).strip()
+    if not summary:
+        raise GenerationFailed("The model wrote no summary. Try again, or another model.")
+    users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
+    short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed(summary)}
+    return {
+        "id": new_id("response"),
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [*users, short],
+        "usage": response["usage"],
+    }
+
+
+def _asking(request: GenerateRequest) -> Asked:
+    """For text and nothing else."""
+    (conversation,) = request.prompts
+    assert isinstance(conversation, Conversation)
+    messages = (*conversation.messages, Message("user", ASK))
+    asked = Conversation(messages, template_kwargs=conversation.template_kwargs)
+    text = replace(request, prompts=(asked,), format=None, tool_choice="auto")
+    return Asked(text, McpTools(), ())
+
+
+def _is_users(item: Wire) -> bool:
+    return (item["type"], item.get("role")) == ("message", "user")
+
+
+def _texts(output: Sequence[Wire]) -> list[str]:
+    messages = [item for item in output if item["type"] == "message"]
+    return [part["text"] for message in messages for part in message["content"]]

@@ -1,0 +1,20 @@
+"""How many tokens a request would send to the model."""
+
+import asyncio
+
+from starlette.requests import Request
+
+from mlx_server.api.responses.create import read_all
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.plan import plan
+from mlx_server.pool.pool import Pool
+
+
+async def input_tokens(http: Request, body: ResponsesBody) -> int:
+    """Those of MCP servers' tools aside, which are not asked for it."""
+    found = await read_all(http, body)
+    pool: Pool = http.app.state.pool
+    name, _ = pool.named(body.model)
+    prepared = await pool.prepared(name)
+    planned = await asyncio.to_thread(plan, prepared, found.asked.request)
+    return planned.prompt_tokens

@@ -1,0 +1,123 @@
+"""The wire to a request of ours."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_server.api import formats
+from mlx_server.api.responses.items import (
+    HostedItem,
+    InputItem,
+    ItemReference,
+    McpListToolsItem,
+    MessageItem,
+    read_items,
+)
+from mlx_server.api.responses.offered import offered
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.turns import messages_of
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation, Message
+from mlx_server.requests import GenerateRequest, McpTools
+
+Resolve = Callable[[str], Mapping[str, Any]]
+"""The item with this id, as the wire has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    request: GenerateRequest
+    mcp: McpTools
+    ignored: tuple[str, ...]
+    truncates: bool = False
+    """Whether what is too long may lose its oldest turns."""
+
+
+def references(body: ResponsesBody) -> list[str]:
+    """The ids of items that the client only points at."""
+    given = body.input if isinstance(body.input, list) else []
+    return [item.id for item in given if isinstance(item, ItemReference)]
+
+
+def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:
+    """What the client says in this request, references resolved."""
+    if isinstance(body.input, str):
+        return [MessageItem(type="message", role="user", content=body.input)]
+    return [
+        read_items([resolve(item.id)])[0] if isinstance(item, ItemReference) else item
+        for item in body.input or ()
+    ]
+
+
+def to_request(
+    body: ResponsesBody, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
+) -> Asked:
+    """earlier: what the conversation held before this request's own items."""
+    everything = [*earlier, *items]
+    places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
+    said, approvals = messages_of(zip(everything, places, strict=True))
+    if not said and not approvals and body.instructions is None:
+        raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
+    instructions = [Message("system", body.instructions)] if body.instructions else []
+    chosen = offered(body, listed=_listed(everything))
+    constrained = body.constrained()
+    budget = _thinking_budget(body)
+    conversation = Conversation(
+        messages=(*instructions, *said),
+        tools=chosen.tools,
+        template_kwargs=_template_kwargs(body, budget),
+        response_format=formats.told(constrained["format"]),
+    )
+    request = GenerateRequest(
+        model=body.model,
+        **body.adapted(),
+        **constrained,
+        whole=not body.stream,
+        prompts=(conversation,),
+        max_tokens=body.max_output_tokens,
+        stop=body.stops(),
+        choices=body.choices(),
+        logit_bias=body.biases(),
+        seed=body.seed,
+        logprobs=body.logprobs,
+        tool_choice=chosen.choice,
+        thinking_budget=budget,
+        max_response_tokens=body.max_response_tokens,
+        parallel_calls=body.parallel_tool_calls is not False,
+    )
+    mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
+    hosted = dict.fromkeys(f"input.{item.type}" for item in items if isinstance(item, HostedItem))
+    truncates = body.truncation == "auto"
+    return Asked(request, mcp, (*body.ignored(), *hosted), truncates)
+
+
+def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:
+    is_text = isinstance(body.input, str)
+    return ["input" if is_text else f"input[{i}]" for i in range(len(items))]
+
+
+def _listed(items: Iterable[InputItem]) -> set[str]:
+    """The servers whose lists the client has been told."""
+    lists = (item for item in items if isinstance(item, McpListToolsItem))
+    return {item.server_label for item in lists if not item.error}
+
+
+def _thinking_budget(body: ResponsesBody) -> int | None:
+    """By either of its names, the second being Qwen's and Seed-OSS's own."""
+    told = (body.chat_template_kwargs or {}).get("thinking_budget")
+    budget = told if type(told) is int and 0 <= told < 2**53 else None
+    if body.thinking_budget is not None and budget is not None:
+        raise BadRequest(
+            "`thinking_budget` and `chat_template_kwargs.thinking_budget` are two names for the "
+            "same: send one.",
+            param="chat_template_kwargs.thinking_budget",
+        )
+    return body.thinking_budget if budget is None else budget
+
+
+def _template_kwargs(body: ResponsesBody, budget: int | None) -> dict[str, Any]:
+    """Some templates tell the model of its budget, too."""
+    effort = body.reasoning.effort if body.reasoning else None
+    ours = {"reasoning_effort": effort, "thinking_budget": budget}
+    told = {name: value for name, value in ours.items() if value is not None}
+    return {**told, **(body.chat_template_kwargs or {})}

@@ -1,0 +1,278 @@
+"""The items of a conversation on the wire, as clients send them: what they wrote themselves, and
+what they were given as output before.
+"""
+
+import base64
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from mlx_server.api.fields import Items, WireModel
+
+Wire = dict[str, Any]
+
+SEALED = "mlx-server.1."
+"""What our opaque texts begin with."""
+
+PREFIXES = {
+    "response": "resp",
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+    "compaction": "cmp",
+}
+
+
+def new_id(kind: str) -> str:
+    return f"{PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
+
+
+class TextPart(WireModel):
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+
+
+class RefusalPart(WireModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class MediaPart(WireModel):
+    """Known, and refused by name: these models read text."""
+
+    type: Literal[
+        "computer_screenshot",
+        "image_url",
+        "input_audio",
+        "input_file",
+        "input_image",
+        "input_video",
+    ]
+
+
+Part = Annotated[TextPart | RefusalPart | MediaPart, Field(discriminator="type")]
+Content = str | Items[Part]
+Texts = Items[TextPart]
+
+
+class Item(WireModel):
+    id: Annotated[str, Field(min_length=1)] | None = None
+
+
+class MessageItem(Item):
+    type: Literal["message"]
+    role: Literal["user", "system", "developer", "assistant"]
+    content: Content | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class ReasoningItem(Item):
+    type: Literal["reasoning"]
+    content: Texts | None = None
+    summary: Texts | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionCallItem(Item):
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | dict[str, Any] | None = None
+
+
+class CustomCallItem(Item):
+    """Of a tool that takes any text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    input: str | None = None
+
+
+class CallOutputItem(Item):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: Annotated[str, Field(min_length=1)]
+    output: Content | None = None
+
+
+class McpListToolsItem(Item):
+    type: Literal["mcp_list_tools"]
+    server_label: str
+    error: Any = None
+
+
+class McpCallItem(Item):
+    type: Literal["mcp_call"]
+    server_label: str
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | None = None
+    output: str | None = None
+    error: Any = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequestItem(WireModel):
+    type: Literal["mcp_approval_request"]
+    id: Annotated[str, Field(min_length=1)]
+    server_label: str
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | None = None
+
+
+class McpApprovalResponseItem(Item):
+    type: Literal["mcp_approval_response"]
+    approval_request_id: Annotated[str, Field(min_length=1)]
+    approve: bool
+    reason: str | None = None
+
+
+class CompactionItem(Item):
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: str
+
+
+class ItemReference(WireModel):
+    type: Literal["item_reference"]
+    id: Annotated[str, Field(min_length=1)]
+
+
+Hosted = Literal[
+    "additional_tools",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "code_interpreter_call",
+    "computer_call",
+    "computer_call_output",
+    "file_search_call",
+    "image_generation_call",
+    "local_shell_call",
+    "local_shell_call_output",
+    "program",
+    "program_output",
+    "shell_call",
+    "shell_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+]
+
+
+class HostedItem(Item):
+    """Of tools that are OpenAI's own: nothing that a model here could read."""
+
+    type: Hosted
+
+
+def _typed(value: Any) -> Any:
+    """Messages, and references, may come without a type."""
+    if not isinstance(value, dict) or value.get("type") is not None:
+        return value
+    if "role" in value:
+        return {**value, "type": "message"}
+    return {**value, "type": "item_reference"} if "id" in value else value
+
+
+InputItem = Annotated[
+    Annotated[
+        MessageItem
+        | ReasoningItem
+        | FunctionCallItem
+        | CustomCallItem
+        | CallOutputItem
+        | McpListToolsItem
+        | McpCallItem
+        | McpApprovalRequestItem
+        | McpApprovalResponseItem
+        | CompactionItem
+        | ItemReference
+        | HostedItem,
+        Field(discriminator="type"),
+    ],
+    BeforeValidator(_typed),
+]
+
+_items: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+
+
+def read_items(stored: Iterable[Mapping[str, Any]]) -> list[InputItem]:
+    """Items that this server wrote itself, or has taken before."""
+    return _items.validate_python([dict(item) for item in stored])
+
+
+def wire(item: InputItem) -> Wire:
+    """The item as this server tells it, whatever shape it was sent in; it has an id."""
+    found = item.model_dump(by_alias=True, exclude_none=True)
+    found["id"] = found.get("id") or new_id(item.type)
+    match item:
+        case MessageItem(role="assistant"):
+            content = _parts(item.content, "output_text", {"annotations": [], "logprobs": []})
+            return {**_bare(found), "status": "completed", "content": content}
+        case MessageItem():
+            content = _parts(item.content, "input_text")
+            return {**_bare(found), "status": "completed", "content": content}
+        case ReasoningItem():
+            return {**found, "summary": found.get("summary") or []}
+        case FunctionCallItem():
+            return {**found, "arguments": arguments_of(item), "status": "completed"}
+        case CustomCallItem():
+            return {**found, "input": item.input or ""}
+        case CallOutputItem():
+            is_text = isinstance(item.output, str)
+            output = item.output if is_text else _parts(item.output, "input_text")
+            return {**found, "output": output, "status": "completed"}
+        case McpCallItem() | McpApprovalRequestItem():
+            return {**found, "arguments": item.arguments or ""}
+        case McpListToolsItem():
+            return {**found, "tools": found.get("tools") or []}
+    return found
+
+
+def _bare(message: Wire) -> Wire:
+    return {name: message[name] for name in ("id", "type", "role", "phase") if name in message}
+
+
+def _parts(content: Content | None, kind: str, more: Wire | None = None) -> list[Wire]:
+    given = [TextPart(type="text", text=content)] if isinstance(content, str) else content or []
+    texts = {"type": kind, **(more or {})}
+    return [
+        {**texts, "text": part.text}
+        if isinstance(part, TextPart)
+        else part.model_dump(exclude_none=True)
+        for part in given
+    ]
+
+
+def arguments_of(item: FunctionCallItem) -> str:
+    given = item.arguments
+    if given is None or isinstance(given, str):
+        return given or ""
+    return json_text(given)
+
+
+def json_text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def sealed(text: str) -> str:
+    """For clients to send back, and not to be read: neither encrypted nor signed."""
+    return SEALED + base64.b64encode(text.encode(errors="replace")).decode()
+
+
+def unsealed(token: str) -> str | None:
+    """None if it is not one of ours."""
+    if not token.startswith(SEALED):
+        return None
+    try:
+        return base64.b64decode(token.removeprefix(SEALED), validate=True).decode()
+    except ValueError:  # of either
+        return None

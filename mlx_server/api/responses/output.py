@@ -1,0 +1,232 @@
+"""Events to the wire: a response, and the events of its stream.
+
+There is one way to both: the response is what the stream's events have made of it.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+
+from mlx_server.api.responses import stream
+from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses.stream import End, OutputItem
+from mlx_server.api.tally import remarks
+from mlx_server.errors import BadRequest, ServerError
+from mlx_server.events import (
+    ApprovalRequested,
+    Event,
+    Finished,
+    McpCallDelta,
+    McpCallFinished,
+    McpCallMade,
+    McpCallStarted,
+    ReasoningDelta,
+    Repaired,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolsListed,
+)
+
+log = logging.getLogger("mlx_server.api")
+
+SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+
+BROKEN = "The answer broke off: an error on our side."
+
+
+class ResponseOutput:
+    def __init__(self, response: Wire, *, encrypts: bool) -> None:
+        """response: a new one, with no output. encrypts: reasoning comes sealed, too."""
+        self._response = response
+        self._encrypts = encrypts
+        self._items: list[OutputItem] = []
+        self._text: stream.TextItem | None = None
+        """The item that text goes to."""
+        self._calls: dict[int, stream.Call] = {}
+        """Those that have not ended."""
+        self._number = 0
+        self._begun = False
+        self._prompt_tokens = 0
+        self._unenforced: tuple[str, ...] = ()
+        self._repairs: list[Repaired] = []
+
+    @property
+    def response(self) -> Wire:
+        """As it is now."""
+        return {**self._response, "output": [item.wire() for item in self._items]}
+
+    async def gather(self, events: AsyncIterator[Event]) -> Wire:
+        async for event in events:
+            for _ in self.feed(event):
+                pass
+        return self.response
+
+    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
+        """Errors are told in it once the response has begun."""
+        try:
+            async for event in events:
+                for chunk in self.feed(event):
+                    yield chunk
+        except ServerError as error:
+            for chunk in self.fail(error):
+                yield chunk
+        except Exception:
+            log.exception("a response broke")
+            for chunk in self.fail(ServerError(BROKEN, code="internal_error")):
+                yield chunk
+
+    def queue(self) -> Iterator[Wire]:
+        """For a response that has to wait for its turn."""
+        self._response["status"] = "queued"
+        self._begun = True
+        yield from self._numbered([self._told("created"), self._told("queued")])
+
+    def feed(self, event: Event) -> Iterator[Wire]:
+        return self._numbered(self._made_of(event))
+
+    def fail(self, error: ServerError) -> Iterator[Wire]:
+        code = "invalid_prompt" if isinstance(error, BadRequest) else "server_error"
+        failure = {"code": code, "message": error.message}
+        event = {"code": error.code, "message": error.message, "param": error.param}
+        yield from self._numbered([*self._close("incomplete"), {"type": "error", **event}])
+        yield from self._numbered([self._ended("failed", "failed", error=failure)])
+
+    def cancel(self) -> Iterator[Wire]:
+        yield from self._numbered(self._close("incomplete"))
+        yield from self._numbered([self._ended("cancelled", "incomplete")])
+
+    def _numbered(self, events: Iterable[Wire]) -> Iterator[Wire]:
+        for event in events:
+            yield {"type": event["type"], "sequence_number": self._number, **event}
+            self._number += 1
+
+    def _told(self, what: str) -> Wire:
+        return {"type": f"response.{what}", "response": self.response}
+
+    def _ended(self, status: str, event: str, **more: object) -> Wire:
+        said = remarks(self._repairs, self._unenforced)
+        self._response.update(status=status, **more, **said)
+        return self._told(event)
+
+    def _made_of(self, event: Event) -> Iterator[Wire]:
+        match event:
+            case Started():
+                yield from self._start(event)
+            case TextDelta():
+                yield from self._add_text(event)
+            case ReasoningDelta(_, text):
+                yield from self._add_reasoning(text)
+            case ToolCallStarted(_, call):
+                yield from self._open(call, stream.FunctionCall(self._place, event))
+            case McpCallStarted(_, call):
+                yield from self._open(call, stream.McpCall(self._place, event))
+            case ToolCallDelta(_, call, arguments) | McpCallDelta(_, call, arguments):
+                yield from self._calls[call].add(arguments)
+            case McpCallMade(_, call):
+                yield from self._calls[call].made()
+            case ToolCallFinished(_, call):
+                yield from self._calls.pop(call).end("completed")
+            case McpCallFinished(_, call):
+                made = self._calls.pop(call)
+                assert isinstance(made, stream.McpCall)
+                yield from made.run(event)
+            case ToolsListed():
+                yield from self._whole(stream.McpListTools(self._place, event))
+            case ApprovalRequested():
+                yield from self._whole(stream.McpApprovalRequest(self._place, event))
+            case Repaired():
+                self._repairs.append(event)
+            case Finished():
+                yield from self._finish(event)
+
+    @property
+    def _place(self) -> int:
+        """Of the item that comes next."""
+        return len(self._items)
+
+    def _start(self, event: Started) -> Iterator[Wire]:
+        self._prompt_tokens = event.prompt_tokens
+        self._unenforced = event.unenforced
+        self._response.update(status="in_progress", model=event.model)
+        if event.sampling:
+            used = {name: getattr(event.sampling, name) for name in SAMPLING}
+            self._response.update(used)
+        if not self._begun:
+            self._begun = True
+            yield self._told("created")
+        yield self._told("in_progress")
+
+    def _add_text(self, event: TextDelta) -> Iterator[Wire]:
+        if event.text or event.logprobs:
+            if not isinstance(self._text, stream.Message):
+                yield from self._go_on_with(stream.Message(self._place))
+            assert self._text
+            yield from self._text.add(event.text, event.logprobs)
+
+    def _add_reasoning(self, text: str) -> Iterator[Wire]:
+        if text:
+            if not isinstance(self._text, stream.Reasoning):
+                reasoning = stream.Reasoning(self._place, encrypts=self._encrypts)
+                yield from self._go_on_with(reasoning)
+            assert self._text
+            yield from self._text.add(text)
+
+    def _go_on_with(self, item: stream.TextItem) -> Iterator[Wire]:
+        yield from self._add(item)
+        self._text = item
+
+    def _open(self, call: int, item: stream.Call) -> Iterator[Wire]:
+        yield from self._add(item)
+        self._calls[call] = item
+
+    def _whole(self, item: OutputItem) -> Iterator[Wire]:
+        yield from self._add(item)
+        yield from item.end("completed")
+
+    def _add(self, item: OutputItem) -> Iterator[Wire]:
+        yield from self._end_text("completed")
+        self._items.append(item)
+        yield from item.begin()
+
+    def _end_text(self, status: End) -> Iterator[Wire]:
+        text, self._text = self._text, None
+        if text:
+            yield from text.end(status)
+
+    def _close(self, status: End) -> Iterator[Wire]:
+        """What is still open; calls, by now, are those that never came to their end."""
+        yield from self._end_text(status)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            yield from call.end("incomplete")
+
+    def _finish(self, event: Finished) -> Iterator[Wire]:
+        cut = event.reason == "length"
+        if event.reason == "stop" and not self._has_answer():
+            yield from self._go_on_with(stream.Message(self._place))
+        yield from self._close("incomplete" if cut else "completed")
+        usage = self._usage(event)
+        if cut:
+            why = {"reason": "max_output_tokens"}
+            yield self._ended("incomplete", "incomplete", usage=usage, incomplete_details=why)
+        else:
+            now = int(time.time())
+            yield self._ended("completed", "completed", usage=usage, completed_at=now)
+
+    def _has_answer(self) -> bool:
+        """Clients look for a message, or for calls, to know what to do next."""
+        unanswered = stream.Reasoning | stream.McpCall | stream.McpListTools
+        return bool(self._items) and not isinstance(self._items[-1], unanswered)
+
+    def _usage(self, event: Finished) -> Wire:
+        prompt = self._prompt_tokens + event.further_prompt_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": event.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": event.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": event.reasoning_tokens},
+            "total_tokens": prompt + event.completion_tokens,
+        }

@@ -1,0 +1,164 @@
+"""`POST /v1/responses` on the wire, as OpenAI and Open Responses document it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from mlx_server.api import formats
+from mlx_server.api.fields import (
+    MAX_TOP_LOGPROBS,
+    Effort,
+    Items,
+    ResponseTokens,
+    SamplingBody,
+    ThinkingTokens,
+    WireModel,
+)
+from mlx_server.api.formats import Constrained, JsonObjectFormat, StructuredOutputs, TextFormat
+from mlx_server.api.responses.items import InputItem
+from mlx_server.api.responses.tools import Choice, OtherTool, ToolParam
+from mlx_server.requests import JsonFormat
+
+MAX_TOOLS = 1024
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # of items that no model here makes, and so easily included
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+Label = Annotated[str, Field(max_length=1024)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
+class JsonSchemaFormat(WireModel):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class Text(WireModel):
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(WireModel):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class StreamOptions(WireModel):
+    include_obfuscation: bool | None = None
+    """Nobody but the client is on the line."""
+
+
+class ConversationParam(WireModel):
+    id: Annotated[str, Field(min_length=1)]
+
+
+class ResponsesBody(SamplingBody):
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        **SamplingBody.UNSUPPORTED,
+        "prompt": "no prompts are stored here",
+        "messages": "send `input` instead",
+        "max_tokens": "send `max_output_tokens` instead",
+        "max_completion_tokens": "send `max_output_tokens` instead",
+        "response_format": "send `text.format` instead",
+        "reasoning_effort": "send `reasoning.effort` instead",
+        "n": "there is one answer to a request",
+    }
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
+        {"prompt_cache_retention", "prompt_cache_options", "client_metadata"}
+    )
+
+    model: Annotated[str, Field(min_length=1)]
+    input: str | Items[InputItem] | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(min_length=1)] | None = None
+    conversation: Annotated[str, Field(min_length=1)] | ConversationParam | None = None
+
+    tools: Annotated[Items[ToolParam], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, lt=2**53)] | None = None
+
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**53)] | None = None
+    max_response_tokens: ResponseTokens | None = None
+    thinking_budget: ThinkingTokens | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    include: Items[Include] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    background: bool | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+    service_tier: Label | None = None
+    user: Label | None = None
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether reasoning comes with a text for the client to send back."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives to each token; None if nobody wants log probabilities."""
+        wanted = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs
+        return (self.top_logprobs or 0) if wanted else None
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationParam) else given
+
+    def constrained(self) -> Constrained:
+        found = [*self._of_text(), *formats.of_structured_outputs(self.structured_outputs)]
+        return formats.only(found, otherwise="text.format")
+
+    def ignored(self) -> list[str]:
+        unknown = formats.unknown_in(self.structured_outputs)
+        return [*super().ignored(), *unknown, *dict.fromkeys(self._without_use())]
+
+    def _of_text(self) -> Iterator[Constrained]:
+        match self.text and self.text.format:
+            case JsonObjectFormat():
+                yield {"format": JsonFormat(), "format_param": "text.format"}
+            case JsonSchemaFormat() as asked:
+                json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
+                yield {"format": json, "format_param": "text.format.schema"}
+
+    def _without_use(self) -> Iterator[str]:
+        if self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary):
+            yield "reasoning.summary"
+        if self.text and self.text.verbosity in ("low", "high"):
+            yield "text.verbosity"
+        yield from (f"tools.{tool.type}" for tool in self.tools or () if _is_other(tool))
+
+
+def _is_other(tool: ToolParam) -> bool:
+    return isinstance(tool, OtherTool)

@@ -1,0 +1,105 @@
+"""A response before anything is in it: what it tells of its request."""
+
+import time
+from typing import Any
+
+from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses.protocol import JsonSchemaFormat, ResponsesBody, Text
+from mlx_server.api.responses.tools import FunctionTool, McpTool, OtherTool, ToolParam
+
+SOME_NAME = "answer"
+"""Of a schema that the client gave none."""
+
+
+def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
+    """Whatever Open Responses asks for is there, unset or not; `text.verbosity` may not be null."""
+    choices = body.choices()
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": body.model,
+        "previous_response_id": body.previous_response_id,
+        **({"conversation": {"id": body.conversation_id}} if body.conversation_id else {}),
+        "instructions": body.instructions,
+        "output": [],
+        "tools": [_tool(tool) for tool in body.tools or () if not isinstance(tool, OtherTool)],
+        "tool_choice": _choice(body),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "max_tool_calls": body.max_tool_calls,
+        "max_output_tokens": body.max_output_tokens,
+        "reasoning": {
+            "effort": body.reasoning.effort if body.reasoning else None,
+            "summary": None,
+        },
+        "text": _text(body.text or Text()),
+        "truncation": body.truncation or "disabled",
+        "temperature": choices.get("temperature", 1.0),
+        "top_p": choices.get("top_p", 1.0),
+        "presence_penalty": choices.get("presence_penalty", 0.0),
+        "frequency_penalty": choices.get("frequency_penalty", 0.0),
+        "top_logprobs": body.top_logprobs or 0,
+        "usage": None,
+        "store": stored,
+        "background": bool(body.background),
+        "service_tier": "default",
+        "metadata": body.metadata or {},
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+        **({"user": body.user} if body.user else {}),
+    }
+
+
+def _choice(body: ResponsesBody) -> Any:
+    given = body.tool_choice
+    if given is None or isinstance(given, str):
+        return given or "auto"
+    return given.model_dump(exclude_none=True)
+
+
+def _tool(tool: ToolParam) -> Wire:
+    match tool:
+        case FunctionTool():
+            return {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": bool(tool.strict),
+            }
+        case McpTool():  # what is secret in it is not for everyone who may read the response
+            return tool.model_dump(exclude_none=True, include=TOLD_OF_SERVERS)
+    return {}
+
+
+TOLD_OF_SERVERS = {
+    "type",
+    "server_label",
+    "server_url",
+    "server_description",
+    "connector_id",
+    "allowed_tools",
+    "require_approval",
+}
+
+
+def _text(text: Text) -> Wire:
+    verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
+    match text.format:
+        case JsonSchemaFormat() as asked:
+            schema = {
+                "type": "json_schema",
+                "name": asked.name or SOME_NAME,
+                "description": asked.description,
+                "schema": asked.schema_,
+                "strict": bool(asked.strict),
+            }
+            return {"format": schema, **verbosity}
+        case None:
+            return {"format": {"type": "text"}, **verbosity}
+        case asked:
+            return {"format": {"type": asked.type}, **verbosity}

@@ -1,0 +1,168 @@
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response, WebSocket
+
+from mlx_server.api.answering import json_response
+from mlx_server.api.body import documented, read
+from mlx_server.api.connection import while_connected
+from mlx_server.api.fields import ignored_header
+from mlx_server.api.responses import compaction, counting
+from mlx_server.api.responses.background import Background
+from mlx_server.api.responses.create import Created, create
+from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses.log import decoded
+from mlx_server.api.responses.pages import After, Limit, Sorted
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.runs import Runs
+from mlx_server.api.responses.socket import Socket
+from mlx_server.api.responses.state import page_body
+from mlx_server.api.sse import EventStream
+from mlx_server.errors import BadRequest
+from mlx_server.store import Store
+
+PATH = "/v1/responses"
+ONE = PATH + "/{id}"
+COMPACT = PATH + "/compact"
+COUNT = PATH + "/input_tokens"
+
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, ResponsesBody))
+async def responses(http: Request) -> Response:
+    body = await read(http, ResponsesBody)
+    created = await create(http, body)
+    if created.background:
+        return await _in_background(http, created, created.background)
+    run = created.run
+    is_streaming = False
+    try:
+        started = await while_connected(http, run.begin())
+        headers = ignored_header([*created.ignored, *started.ignored])
+        if body.stream:
+            is_streaming = True
+            return EventStream(run.chunks(), headers, source=run)
+        return json_response(await while_connected(http, run.whole()), headers)
+    finally:
+        if not is_streaming:
+            await run.aclose()
+
+
+async def _in_background(http: Request, created: Created, background: Background) -> Response:
+    runs, run = _runs(http), created.run
+    runs.check_room()
+    await run.keep()
+    runs.go_on(background)
+    headers = ignored_header(created.ignored)
+    if run.log:
+        return _stream(run.log.read(0), headers)
+    return json_response(run.response, headers)
+
+
+def _stream(events: AsyncGenerator[Wire], headers: Mapping[str, str] | None = None) -> Response:
+    return EventStream(events, headers or {}, source=events)
+
+
+@router.websocket(PATH)
+async def connect(websocket: WebSocket) -> None:
+    await Socket(websocket, _runs(websocket)).serve()
+
+
+@router.post(COMPACT, openapi_extra=documented(COMPACT, ResponsesBody))
+async def compact(http: Request) -> Response:
+    body = await read(http, ResponsesBody)
+    return json_response(await while_connected(http, compaction.compact(http, body)))
+
+
+@router.post(COUNT, openapi_extra=documented(COUNT, ResponsesBody))
+async def input_tokens(http: Request) -> Response:
+    body = await read(http, ResponsesBody)
+    tokens = await while_connected(http, counting.input_tokens(http, body))
+    return json_response({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+@router.get(ONE)
+async def retrieve(
+    http: Request,
+    id: str,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
+) -> Response:
+    runs, owner = _runs(http), http.state.owner
+    if stream:
+        start = 0 if starting_after is None else starting_after + 1
+        return await _streamed_again(runs, id, owner, start)
+    if starting_after is not None:
+        raise BadRequest("`starting_after` needs `stream=true`.", param="starting_after")
+    return json_response(await _response(runs, id, owner))
+
+
+async def _response(runs: Runs, id: str, owner: str) -> Wire:
+    if run := runs.find(id, owner):
+        return run.response
+    stored = await runs.store.get(id, owner)
+    output = [msgspec.Raw(item.body) for item in stored.output]
+    return {**msgspec.json.decode(stored.body, type=dict[str, Any]), "output": output}
+
+
+async def _streamed_again(runs: Runs, id: str, owner: str, start: int) -> Response:
+    if run := runs.find(id, owner):
+        if run.log is None:
+            raise _no_stream(id)
+        return _stream(run.log.read(start))
+    if not await runs.store.events(id, owner, limit=1):
+        raise _no_stream(id)
+    return _stream(_stored_events(runs.store, id, owner, start))
+
+
+def _no_stream(id: str) -> BadRequest:
+    return BadRequest(
+        f"Response '{id}' can't be streamed: it was not created with `background` and `stream`.",
+        param="stream",
+    )
+
+
+async def _stored_events(store: Store, id: str, owner: str, start: int) -> AsyncGenerator[Wire]:
+    while events := await store.events(id, owner, start - 1):
+        for event in events:
+            yield decoded(event)
+        start += len(events)
+
+
+@router.delete(ONE)
+async def delete(http: Request, id: str) -> Response:
+    runs, owner = _runs(http), http.state.owner
+    run = runs.find(id, owner)
+    if run and (background := runs.in_background(run)):
+        await background.cancel()
+    await runs.store.delete(id, owner)
+    return json_response({"id": id, "object": "response.deleted", "deleted": True})
+
+
+@router.post(ONE + "/cancel")
+async def cancel(http: Request, id: str) -> Response:
+    """Of one that has ended already nothing changes."""
+    runs, owner = _runs(http), http.state.owner
+    run = runs.find(id, owner)
+    if run and (background := runs.in_background(run)):
+        await background.cancel()
+        return json_response(run.response)
+    response = await _response(runs, id, owner)
+    if not response["background"]:
+        raise BadRequest("Only responses with `background: true` can be cancelled.", param="id")
+    return json_response(response)
+
+
+@router.get(ONE + "/input_items")
+async def input_items(
+    http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "desc"
+) -> Response:
+    page = await _runs(http).store.input_items(id, http.state.owner, after, limit, order)
+    return json_response(page_body(page.items, has_more=page.has_more))
+
+
+def _runs(connection: Request | WebSocket) -> Runs:
+    found: Runs = connection.app.state.runs
+    return found

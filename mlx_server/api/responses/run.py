@@ -1,0 +1,186 @@
+"""A response that is being made."""
+
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from mlx_server.api.answering import Resumed
+from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses.log import Log
+from mlx_server.api.responses.output import BROKEN, ResponseOutput
+from mlx_server.errors import ServerError
+from mlx_server.events import Event, Finished, Started
+from mlx_server.store import Item, Response
+
+log = logging.getLogger("mlx_server.api")
+
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+Events = AsyncGenerator[Event]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the store is told of a response, beside itself."""
+
+    id: str
+    owner: str
+    created_at: float
+    input: Sequence[Item]
+    previous: str | None = None
+    conversation: str | None = None
+
+    def of(self, response: Wire) -> Response:
+        output = [Item(item["id"], msgspec.json.encode(item)) for item in response["output"]]
+        rest = {name: value for name, value in response.items() if name != "output"}
+        return Response(
+            self.id,
+            self.created_at,
+            response["status"],
+            msgspec.json.encode(rest),
+            output,
+            self.previous,
+            self.conversation,
+        )
+
+
+class Keeping(Protocol):
+    """What is to outlive a run, and where."""
+
+    async def begin(self, run: "Run") -> None: ...
+
+    async def end(self, run: "Run", events: Sequence[bytes]) -> bool:
+        """Whether it is kept now; if not, it is going to be when that becomes possible."""
+
+    def end_later(self, run: "Run") -> None: ...
+
+    def forget(self, run: "Run") -> None: ...
+
+
+class Unkept:
+    """Of what the client wants to leave nothing."""
+
+    async def begin(self, run: "Run") -> None:
+        pass
+
+    async def end(self, run: "Run", events: Sequence[bytes]) -> bool:
+        return True
+
+    def end_later(self, run: "Run") -> None:
+        pass
+
+    def forget(self, run: "Run") -> None:
+        pass
+
+
+class Run:
+    """It has to be closed, whatever becomes of it."""
+
+    def __init__(
+        self, record: Record, output: ResponseOutput, events: Events, keeping: Keeping
+    ) -> None:
+        self.record = record
+        self.output = output
+        self.log: Log | None = None
+        """Of one in the background that is streamed."""
+        self.ended = False
+        self.failure: ServerError | None = None
+        self._events = events
+        self._keeping = keeping
+        self._kept = False
+        self._started: Started | None = None
+
+    @property
+    def response(self) -> Wire:
+        return self.output.response
+
+    async def begin(self) -> Started:
+        """Kept, then taken by the engine. Raises what is wrong; then nothing is kept of it."""
+        await self.keep()
+        try:
+            return await self.start()
+        except ServerError:
+            self.ended = True
+            self._keeping.forget(self)
+            raise
+
+    async def keep(self) -> None:
+        self._kept = True
+        try:
+            await self._keeping.begin(self)
+        except ServerError:
+            self._kept = False
+            raise
+
+    async def start(self) -> Started:
+        started = await anext(self._events)
+        assert isinstance(started, Started)
+        self._started = started
+        return started
+
+    def renew(self, events: Events) -> None:
+        """After a start that failed, for another."""
+        self._events = events
+
+    async def chunks(self) -> AsyncGenerator[Wire]:
+        """Its events. The last one is told when the response is kept as it has become."""
+        assert self._started
+        try:
+            async for event in Resumed(self._started, self._events):
+                for chunk in self.output.feed(event):
+                    yield await self._told(chunk)
+        except Exception as error:
+            async for chunk in self.fail(error):
+                yield chunk
+
+    async def prepared(self) -> AsyncGenerator[Wire]:
+        """Not a word of the model's: it is there for others to go on from."""
+        for event in (Started(self.response["model"], 0), Finished(0, "tool_calls", 0, 0)):
+            for chunk in self.output.feed(event):
+                yield await self._told(chunk)
+
+    async def whole(self) -> Wire:
+        response = self.response
+        async for chunk in self.chunks():
+            response = chunk.get("response", response)
+        if self.failure:
+            raise self.failure
+        return response
+
+    async def fail(self, error: Exception) -> AsyncGenerator[Wire]:
+        if not isinstance(error, ServerError):
+            log.error("a response broke", exc_info=error)
+            error = ServerError(BROKEN, code="internal_error")
+        self.failure = error
+        async for chunk in self._last(self.output.fail(error)):
+            yield chunk
+
+    async def cancel(self) -> AsyncGenerator[Wire]:
+        async for chunk in self._last(self.output.cancel()):
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Cancels it, if it has not ended."""
+        if self._kept and not self.ended:
+            self.ended = True
+            for _ in self.output.cancel():
+                pass
+            self._keeping.end_later(self)
+        await self._events.aclose()
+
+    async def _last(self, chunks: Iterator[Wire]) -> AsyncGenerator[Wire]:
+        if not self.ended:
+            for chunk in chunks:
+                yield await self._told(chunk)
+
+    async def _told(self, chunk: Wire) -> Wire:
+        if chunk["type"] not in TERMINAL:
+            return chunk
+        self.ended = True
+        events = [*self.log.events, msgspec.json.encode(chunk)] if self.log else []
+        if await self._keeping.end(self, events):
+            return chunk
+        return {**chunk, "response": {**chunk["response"], "store": False}}

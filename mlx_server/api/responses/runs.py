@@ -1,0 +1,128 @@
+"""The responses that are being made: found by their ids, and stored until they have ended."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from mlx_server.api.responses.background import Background
+from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses.run import Run
+from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
+from mlx_server.store import Store
+
+log = logging.getLogger("mlx_server.api")
+
+MOST_IN_BACKGROUND = 64
+
+STORING_SECONDS = 5.0
+"""How long the end of a response waits for a store in trouble."""
+RETRY_SECONDS = 0.5
+LONGEST_RETRY_SECONDS = 60.0
+"""Pauses between tries to store an end; those go on until it is stored."""
+STOP_SECONDS = 5.0
+
+NOT_STORED = {"code": "server_error", "message": "What was said could not be stored."}
+
+
+class Runs:
+    """`Keeping` for those that are stored."""
+
+    def __init__(self, store: Store, places: int) -> None:
+        self.store = store
+        self.stopping = asyncio.Event()
+        self._turn = asyncio.Semaphore(places)
+        self._running: dict[tuple[str, str], Run] = {}
+        self._background: dict[str, Background] = {}
+        self._connections: set[asyncio.Task[Any]] = set()
+        self._later: set[asyncio.Task[None]] = set()
+
+    def find(self, id: str, owner: str) -> Run | None:
+        return self._running.get((id, owner))
+
+    def in_background(self, run: Run) -> Background | None:
+        return self._background.get(run.record.id)
+
+    async def begin(self, run: Run) -> None:
+        record = run.record
+        await self.store.begin(record.of(run.response), record.owner, record.input)
+        self._running[record.id, record.owner] = run
+
+    async def end(self, run: Run, events: Sequence[bytes]) -> bool:
+        storing = self._do(self._end(run, run.response, events))
+        done, _ = await asyncio.wait({storing}, timeout=STORING_SECONDS)
+        return bool(done)
+
+    def end_later(self, run: Run) -> None:
+        self._do(self._end(run, run.response, ()))
+
+    def forget(self, run: Run) -> None:
+        self._running.pop((run.record.id, run.record.owner), None)
+        self._do(self._forgotten(run))
+
+    def check_room(self) -> None:
+        """For one more in the background."""
+        if self.stopping.is_set():
+            raise ShuttingDown("The server is shutting down.")
+        if len(self._background) >= MOST_IN_BACKGROUND:
+            raise Overloaded(f"There are {MOST_IN_BACKGROUND} responses in the background already.")
+
+    def go_on(self, run: Background) -> None:
+        """In the background, from here on."""
+        id = run.run.record.id
+        self._background[id] = run
+        run.begin(self._turn).add_done_callback(lambda _: self._background.pop(id, None))
+
+    async def drain(self) -> None:
+        """Takes no more, and waits for those that nobody else waits for."""
+        self.stopping.set()
+        tasks = [run.task for run in self._background.values() if run.task]
+        if busy := [*tasks, *self._connections]:
+            await asyncio.wait(busy)
+
+    def connect(self, connection: asyncio.Task[Any]) -> None:
+        """One that ends when it can, once `stopping` is set."""
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def stop(self) -> None:
+        self.stopping.set()
+        await asyncio.gather(*(run.cancel() for run in list(self._background.values())))
+        if self._later:
+            await asyncio.wait(self._later, timeout=STOP_SECONDS)
+        for task in list(self._later):
+            task.cancel()
+        await asyncio.gather(*self._later, return_exceptions=True)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+        return task
+
+    async def _end(self, run: Run, response: Wire, events: Sequence[bytes]) -> None:
+        record = run.record
+        try:
+            await _insist(lambda: self.store.put(record.of(response), record.owner, events))
+        except ServerError as error:
+            log.error("response %s can't be stored: %s", record.id, error)
+            failed = {**response, "status": "failed", "error": NOT_STORED, "output": []}
+            await _insist(lambda: self.store.put(record.of(failed), record.owner))
+        finally:
+            self._running.pop((record.id, record.owner), None)
+
+    async def _forgotten(self, run: Run) -> None:
+        with suppress(NotFound):
+            await _insist(lambda: self.store.delete(run.record.id, run.record.owner))
+
+
+async def _insist(write: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    pause = RETRY_SECONDS
+    while True:
+        try:
+            await write()
+            return
+        except StoreUnavailable:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_RETRY_SECONDS)

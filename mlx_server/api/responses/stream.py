@@ -1,0 +1,260 @@
+"""The items of an answer while they are made: each tells, in events, what becomes of it.
+
+Events lack their `sequence_number`, which is the response's.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from mlx_server.api.responses.items import Wire, new_id, sealed
+from mlx_server.events import (
+    ApprovalRequested,
+    ListedTool,
+    McpCallFinished,
+    McpCallStarted,
+    TokenLogprob,
+    ToolCallStarted,
+    ToolsListed,
+)
+
+Events = Iterator[Wire]
+End = Literal["completed", "incomplete"]
+
+
+class OutputItem:
+    kind = ""
+
+    def __init__(self, place: int, id: str | None = None) -> None:
+        self.id = id or new_id(self.kind)
+        self.status = "in_progress"
+        self._place = place
+
+    def wire(self) -> Wire:
+        """As it is now."""
+        raise NotImplementedError
+
+    def begin(self) -> Events:
+        yield self._whole("output_item.added")
+
+    def end(self, status: End) -> Events:
+        self.status = status
+        yield self._whole("output_item.done")
+
+    def _head(self) -> Wire:
+        return {"id": self.id, "type": self.kind, "status": self.status}
+
+    def _whole(self, what: str) -> Wire:
+        return {"type": f"response.{what}", "output_index": self._place, "item": self.wire()}
+
+    def _event(self, what: str, **more: object) -> Wire:
+        place = {"item_id": self.id, "output_index": self._place}
+        return {"type": f"response.{what}", **place, **more}
+
+
+class TextItem(OutputItem):
+    """One with a single part of content, which comes in pieces."""
+
+    part = ""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self._pieces: list[str] = []
+        self._begun = False
+
+    def begin(self) -> Events:
+        yield from super().begin()
+        self._begun = True
+        yield self._event("content_part.added", content_index=0, part=self._part())
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Events:
+        self._pieces.append(text)
+        more = self._logprobs(logprobs)
+        yield self._event(f"{self.part}.delta", content_index=0, delta=text, **more)
+
+    def end(self, status: End) -> Events:
+        part = self._part()
+        told = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+        yield self._event(f"{self.part}.done", content_index=0, **told)
+        yield self._event("content_part.done", content_index=0, part=part)
+        yield from super().end(status)
+
+    def _content(self) -> list[Wire]:
+        return [self._part()] if self._begun else []
+
+    def _part(self) -> Wire:
+        return {"type": self.part, "text": "".join(self._pieces)}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Wire:
+        return {}
+
+
+class Reasoning(TextItem):
+    kind, part = "reasoning", "reasoning_text"
+
+    def __init__(self, place: int, *, encrypts: bool) -> None:
+        super().__init__(place)
+        self._encrypts = encrypts
+
+    def wire(self) -> Wire:
+        ended = self.status != "in_progress"
+        encrypted = {"encrypted_content": sealed("".join(self._pieces))}
+        more = encrypted if self._encrypts and ended else {}
+        return {**self._head(), "summary": [], "content": self._content(), **more}
+
+
+class Message(TextItem):
+    kind, part = "message", "output_text"
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self._tokens: list[Wire] = []
+
+    def wire(self) -> Wire:
+        return {**self._head(), "role": "assistant", "content": self._content()}
+
+    def _part(self) -> Wire:
+        return {**super()._part(), "annotations": [], "logprobs": list(self._tokens)}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Wire:
+        added = [
+            {**_token(token), "top_logprobs": [_token(top) for top in token.top]}
+            for token in logprobs
+        ]
+        self._tokens += added
+        return {"logprobs": added}
+
+
+class Call(OutputItem):
+    """One with arguments, which come in pieces."""
+
+    arguments = ""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self._pieces: list[str] = []
+        self._whole_arguments = False
+
+    def add(self, arguments: str) -> Events:
+        self._pieces.append(arguments)
+        yield self._event(f"{self.arguments}.delta", delta=arguments)
+
+    def made(self) -> Events:
+        """The arguments have come to their end."""
+        if not self._whole_arguments:
+            self._whole_arguments = True
+            yield self._event(f"{self.arguments}.done", **self._told())
+
+    def end(self, status: End) -> Events:
+        yield from self.made()
+        yield from super().end(status)
+
+    def _told(self) -> Wire:
+        return {"arguments": "".join(self._pieces)}
+
+
+class FunctionCall(Call):
+    kind, arguments = "function_call", "function_call_arguments"
+
+    def __init__(self, place: int, call: ToolCallStarted) -> None:
+        super().__init__(place)
+        self._call = call
+
+    def wire(self) -> Wire:
+        called = {"call_id": self._call.id, "name": self._call.name}
+        return {**self._head(), **called, **self._told()}
+
+
+class McpCall(Call):
+    kind, arguments = "mcp_call", "mcp_call_arguments"
+
+    def __init__(self, place: int, call: McpCallStarted) -> None:
+        super().__init__(place)
+        self._call = call
+        self._result: McpCallFinished | None = None
+
+    def wire(self) -> Wire:
+        result = self._result
+        return {
+            **self._head(),
+            "server_label": self._call.server,
+            "name": self._call.name,
+            **self._told(),
+            "approval_request_id": self._call.approval,
+            "output": result.output if result else None,
+            "error": _error(result.error) if result and result.error is not None else None,
+        }
+
+    def begin(self) -> Events:
+        yield from super().begin()
+        yield self._event("mcp_call.in_progress")
+
+    def run(self, result: McpCallFinished) -> Events:
+        self._result = result
+        yield from self.made()
+        failed = result.error is not None
+        yield self._event("mcp_call.failed" if failed else "mcp_call.completed")
+        self.status = "failed" if failed else "completed"
+        yield self._whole("output_item.done")
+
+
+class McpListTools(OutputItem):
+    kind = "mcp_list_tools"
+
+    def __init__(self, place: int, listed: ToolsListed) -> None:
+        super().__init__(place)
+        self._listed = listed
+        self._tools: list[Wire] = []
+
+    def wire(self) -> Wire:
+        done = self.status != "in_progress"
+        return {
+            "id": self.id,
+            "type": self.kind,
+            "server_label": self._listed.server,
+            "tools": [_listed(tool) for tool in self._listed.tools] if done else [],
+            "error": self._listed.error if done else None,
+        }
+
+    def begin(self) -> Events:
+        yield from super().begin()
+        yield self._event("mcp_list_tools.in_progress")
+
+    def end(self, status: End) -> Events:
+        failed = self._listed.error is not None and not self._listed.tools
+        yield self._event("mcp_list_tools.failed" if failed else "mcp_list_tools.completed")
+        yield from super().end(status)
+
+
+class McpApprovalRequest(OutputItem):
+    kind = "mcp_approval_request"
+
+    def __init__(self, place: int, asked: ApprovalRequested) -> None:
+        super().__init__(place, asked.id)
+        self._asked = asked
+
+    def wire(self) -> Wire:
+        return {
+            "id": self.id,
+            "type": self.kind,
+            "server_label": self._asked.server,
+            "name": self._asked.name,
+            "arguments": self._asked.arguments,
+        }
+
+
+def _error(text: str) -> Wire:
+    content = [{"type": "text", "text": text}]
+    return {"type": "mcp_tool_execution_error", "content": content}
+
+
+def _listed(tool: ListedTool) -> Wire:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.schema,
+        "annotations": tool.annotations,
+    }
+
+
+def _token(token: TokenLogprob) -> Wire:
+    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}

@@ -1,0 +1,102 @@
+"""Tools, and the choice among them, on the wire."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from mlx_server.api.fields import Items, WireModel
+
+Name = Annotated[str, Field(min_length=1)]
+Label = Annotated[str, Field(min_length=1, max_length=256)]
+Names = Annotated[Items[str], Field(max_length=4096)]
+
+
+class FunctionTool(WireModel):
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolFilterParam(WireModel):
+    tool_names: Names | None = None
+    read_only: bool | None = None
+
+
+class ApprovalFilter(WireModel):
+    always: ToolFilterParam | None = None
+    never: ToolFilterParam | None = None
+
+
+class McpTool(WireModel):
+    type: Literal["mcp"]
+    server_label: Label
+    server_url: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    connector_id: Label | None = None
+    server_description: str | None = None
+    headers: Annotated[dict[str, str], Field(max_length=64)] | None = None
+    authorization: str | None = None
+    allowed_tools: Names | ToolFilterParam | None = None
+    require_approval: Literal["always", "never"] | ApprovalFilter | None = None
+
+
+class OtherTool(WireModel):
+    """OpenAI's own, which clients offer to every server."""
+
+    type: Annotated[str, Field(min_length=1)]
+
+
+class McpChoiceParam(WireModel):
+    type: Literal["mcp"]
+    server_label: Label
+    name: Name | None = None
+
+
+class FunctionChoice(WireModel):
+    type: Literal["function"]
+    name: Name
+
+
+def _kind(value: Any) -> str:
+    """A tag unlike any field, so that an error is placed by fields alone."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in ("function", "mcp") else "<other>"
+
+
+def _kind_of_choice(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<allowed>" if kind == "allowed_tools" else _kind(value)
+
+
+ToolParam = Annotated[
+    Annotated[FunctionTool, Tag("<function>")]
+    | Annotated[McpTool, Tag("<mcp>")]
+    | Annotated[OtherTool, Tag("<other>")],
+    Discriminator(_kind),
+]
+
+AllowedTool = Annotated[
+    Annotated[FunctionChoice, Tag("<function>")]
+    | Annotated[McpChoiceParam, Tag("<mcp>")]
+    | Annotated[OtherTool, Tag("<other>")],
+    Discriminator(_kind),
+]
+
+
+class AllowedToolsChoice(WireModel):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=128)]
+
+
+Choice = (
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[FunctionChoice, Tag("<function>")]
+        | Annotated[McpChoiceParam, Tag("<mcp>")]
+        | Annotated[AllowedToolsChoice, Tag("<allowed>")]
+        | Annotated[OtherTool, Tag("<other>")],
+        Discriminator(_kind_of_choice),
+    ]
+)

@@ -1,0 +1,225 @@
+"""Items to messages: what a model said in one go becomes one turn again."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mlx_server.api.responses.items import (
+    CallOutputItem,
+    CompactionItem,
+    Content,
+    CustomCallItem,
+    FunctionCallItem,
+    InputItem,
+    McpApprovalRequestItem,
+    McpApprovalResponseItem,
+    McpCallItem,
+    MediaPart,
+    MessageItem,
+    ReasoningItem,
+    RefusalPart,
+    arguments_of,
+    json_text,
+    unsealed,
+)
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Message, ToolCall
+from mlx_server.requests import Approval
+
+SUMMARY = "What was said before, in short:\n\n"
+DENIED = "The user has denied this call"
+
+
+@dataclass
+class Said:
+    reasoning: list[str] = field(default_factory=list)
+    text: str | None = None
+
+
+class Turns:
+    """Takes items one by one; `messages` and `approvals` are whole after `end`."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.approvals: list[Approval] = []
+        """Answers to requests that the model has not heard of since."""
+        self._said: list[Said] = []
+        self._calls: list[ToolCall] = []
+        self._results: list[Message] = []
+        """Of calls that were run here, in the turn that is not over yet."""
+        self._known: set[str] = set()
+        self._requests: dict[str, McpApprovalRequestItem] = {}
+
+    def add(self, item: InputItem, where: str) -> None:
+        match item:
+            case MessageItem(role="assistant"):
+                self._speak().text = text_of(item.content, f"{where}.content")
+            case MessageItem(role=role):
+                self.end()
+                self.messages.append(Message(role, text_of(item.content, f"{where}.content")))
+            case ReasoningItem():
+                self._think(_reasoning(item, where))
+            case FunctionCallItem():
+                self._call(ToolCall(item.call_id, item.name, arguments_of(item)))
+            case CustomCallItem():
+                arguments = json_text({"input": item.input or ""})
+                self._call(ToolCall(item.call_id, item.name, arguments))
+            case CallOutputItem():
+                self._answer(item, where)
+            case McpCallItem():
+                self._made(item)
+            case McpApprovalRequestItem():
+                self._requests[item.id] = item
+            case McpApprovalResponseItem():
+                self._approve(item, where)
+            case CompactionItem():
+                self.end()
+                self.messages.append(Message("system", SUMMARY + _opened(item, where)))
+
+    def end(self) -> None:
+        """What comes next is nobody's who spoke last."""
+        said, calls = self._said, tuple(self._calls)
+        if calls:  # results have to follow their calls, so these are one turn with all the rest
+            texts = [each.text for each in said if each.text]
+            reasoning = [text for each in said for text in each.reasoning]
+            said = [Said(reasoning, "\n\n".join(texts))]
+        self.messages += [
+            Message(
+                "assistant",
+                each.text or "",
+                reasoning="\n\n".join(each.reasoning) or None,
+                tool_calls=calls,
+            )
+            for each in said
+        ]
+        self.messages += self._results
+        self._said, self._calls, self._results = [], [], []
+
+    def _speak(self) -> Said:
+        """Where the model's next text goes."""
+        self._hear()
+        if self._results:
+            self.end()
+        if not self._said or self._said[-1].text is not None:
+            self._said.append(Said())
+        return self._said[-1]
+
+    def _think(self, text: str) -> None:
+        said = self._speak()
+        if text:
+            said.reasoning.append(text)
+
+    def _call(self, call: ToolCall) -> None:
+        self._hear()
+        self._calls.append(call)
+        self._known.add(call.id)
+
+    def _answer(self, item: CallOutputItem, where: str) -> None:
+        if item.call_id not in self._known:
+            raise BadRequest(
+                f"`{where}.call_id` is {item.call_id[:64]!r}, and no call before it has this id.",
+                param=f"{where}.call_id",
+            )
+        self.end()
+        output = text_of(item.output, f"{where}.output")
+        self.messages.append(Message("tool", output, tool_call_id=item.call_id))
+
+    def _made(self, item: McpCallItem) -> None:
+        id = item.id or f"mcp_{len(self.messages)}_{len(self._calls)}"
+        self._call(ToolCall(id, item.name, item.arguments or "", server=item.server_label))
+        output = item.output if item.output is not None else _told(item.error)
+        self._results.append(Message("tool", output, tool_call_id=id))
+
+    def _approve(self, item: McpApprovalResponseItem, where: str) -> None:
+        asked = self._requests.pop(item.approval_request_id, None)
+        if asked is None:
+            raise BadRequest(
+                f"`{where}.approval_request_id` is {item.approval_request_id[:64]!r}, and there is "
+                "no open request with this id before it.",
+                param=f"{where}.approval_request_id",
+            )
+        self.approvals.append(
+            Approval(
+                asked.id,
+                asked.server_label,
+                asked.name,
+                asked.arguments or "",
+                item.approve,
+                item.reason,
+            )
+        )
+
+    def _hear(self) -> None:
+        """The model goes on, so it knows of the approvals: what was granted follows as calls."""
+        answered, self.approvals = self.approvals, []
+        for denied in (approval for approval in answered if not approval.approve):
+            call = ToolCall(denied.id, denied.name, denied.arguments, denied.server)
+            told = f"{DENIED}: {denied.reason}" if denied.reason else f"{DENIED}."
+            self._calls.append(call)
+            self._results.append(Message("tool", told, tool_call_id=call.id))
+
+
+def text_of(content: Content | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        match part:
+            case MediaPart():
+                raise BadRequest(
+                    f"Content of type `{part.type}` can't be read: the models here read text.",
+                    param=f"{where}[{i}].type",
+                )
+            case RefusalPart():
+                texts.append(part.refusal)
+            case _:
+                texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _reasoning(item: ReasoningItem, where: str) -> str:
+    """The reasoning itself, or else what is left of it."""
+    if item.content:
+        return "".join(part.text for part in item.content)
+    if item.encrypted_content:
+        return _unsealed(item.encrypted_content, where)
+    return "\n\n".join(part.text for part in item.summary or ())
+
+
+def _opened(item: CompactionItem, where: str) -> str:
+    return _unsealed(item.encrypted_content, where)
+
+
+def _unsealed(token: str, where: str) -> str:
+    found = unsealed(token)
+    if found is None:
+        raise BadRequest(
+            f"`{where}.encrypted_content` was not made by this server.",
+            param=f"{where}.encrypted_content",
+            code="invalid_encrypted_content",
+        )
+    return found
+
+
+def _told(error: object) -> str:
+    """What is said in it, in whichever of its forms."""
+    match error:
+        case None:
+            return ""
+        case str(text) | {"message": str(text)}:
+            return text
+        case {"content": [*parts]} if parts and all(_is_text(part) for part in parts):
+            return "\n".join(part["text"] for part in parts)
+    return json_text(error)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def messages_of(items: Iterable[tuple[InputItem, str]]) -> tuple[list[Message], list[Approval]]:
+    """Of items, each with the place where the client finds it."""
+    turns = Turns()
+    for item, where in items:
+        turns.add(item, where)
+    turns.end()
+    return turns.messages, turns.approvals

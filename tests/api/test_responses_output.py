@@ -1,0 +1,365 @@
+"""What events become: a response and its stream, whatever the model does."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlx_server.api.responses.items import read_items, unsealed
+from mlx_server.api.responses.output import ResponseOutput
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.response import new_response
+from mlx_server.errors import BadRequest, EngineDied
+from mlx_server.events import (
+    ApprovalRequested,
+    Event,
+    Finished,
+    ListedTool,
+    McpCallDelta,
+    McpCallFinished,
+    McpCallMade,
+    McpCallStarted,
+    ReasoningDelta,
+    Repaired,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolsListed,
+)
+from mlx_server.requests import SamplingParams
+from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
+
+STARTED = Started("tiny", 7)
+STOPPED = Finished(0, "stop", completion_tokens=5, cached_tokens=3, reasoning_tokens=2)
+CUT = Finished(0, "length", completion_tokens=5, cached_tokens=0)
+CALLED = Finished(0, "tool_calls", completion_tokens=5, cached_tokens=0)
+
+TOKEN = TokenLogprob(
+    "He", b"He", -0.5, (TokenLogprob("He", b"He", -0.5), TokenLogprob("H", b"H", -2))
+)
+
+
+def thought(*pieces: str) -> list[Event]:
+    return [ReasoningDelta(0, piece) for piece in pieces]
+
+
+def said(*pieces: str) -> list[Event]:
+    return [TextDelta(0, piece) for piece in pieces]
+
+
+def called(call: int, *arguments: str, ends: bool = True) -> list[Event]:
+    end: list[Event] = [ToolCallFinished(0, call)] if ends else []
+    pieces: list[Event] = [ToolCallDelta(0, call, piece) for piece in arguments]
+    return [ToolCallStarted(0, call, f"call_{call}", "f"), *pieces, *end]
+
+
+ANSWERS: dict[str, list[Event]] = {
+    "text": [*said("Hel", "lo"), STOPPED],
+    "nothing": [STOPPED],
+    "nothing, cut": [CUT],
+    "reasoning and text": [*thought("I ", "think"), *said("so"), STOPPED],
+    "only reasoning": [*thought("hm"), STOPPED],
+    "reasoning, cut": [*thought("hm"), CUT],
+    "text, cut": [*said("Hel"), CUT],
+    "reasoning between texts": [*said("a"), *thought("b"), *said("c"), STOPPED],
+    "reasoning of nothing": [*thought(""), *said("a"), STOPPED],
+    "empty pieces": [*thought("", "a", ""), *said("", "b", ""), STOPPED],
+    "a call": [*thought("b"), *called(0, '{"a":', "1}"), CALLED],
+    "a call without arguments": [*called(0), CALLED],
+    "text and calls": [*said("a"), *called(0, "{}"), *called(1, "{}"), CALLED],
+    "calls side by side": [
+        ToolCallStarted(0, 0, "x", "f"),
+        ToolCallStarted(0, 1, "y", "g"),
+        ToolCallDelta(0, 1, "{}"),
+        ToolCallDelta(0, 0, "{}"),
+        ToolCallFinished(0, 1),
+        ToolCallFinished(0, 0),
+        CALLED,
+    ],
+    "text between calls": [*called(0, "{}"), *said("and"), *called(1, "{}"), CALLED],
+    "a call, cut": [*called(0, '{"a', ends=False), CUT],
+    "a call that was none": [*called(0, '{"a', ends=False), *said("rather not"), STOPPED],
+    "log probabilities": [
+        TextDelta(0, "He", (TOKEN,)),
+        TextDelta(0, "llo", (TOKEN, TOKEN)),
+        TextDelta(0, "", (TOKEN,)),
+        STOPPED,
+    ],
+    "log probabilities of no text": [TextDelta(0, "", (TOKEN,)), STOPPED],
+    "mended": [Repaired(0, "json", "tool_calls[0].function.arguments"), *said("a"), STOPPED],
+}
+
+LISTED = ToolsListed(
+    0, "docs", (ListedTool("find", "Finds", {"type": "object"}, {"readOnlyHint": True}),)
+)
+
+
+def mcp(call: int, output: str | None, error: str | None = None) -> list[Event]:
+    return [
+        McpCallStarted(0, call, f"c{call}", "docs", "find"),
+        McpCallDelta(0, call, '{"a"'),
+        McpCallDelta(0, call, ":1}"),
+        McpCallMade(0, call),
+        McpCallFinished(0, call, output, error),
+    ]
+
+
+WITH_MCP: dict[str, list[Event]] = {
+    "a round": [LISTED, *thought("hm"), *mcp(0, "found"), *said("there"), STOPPED],
+    "no list": [ToolsListed(0, "docs", error="It is gone."), *said("well"), STOPPED],
+    "part of a list": [replace(LISTED, error="One has no name."), *said("well"), STOPPED],
+    "a failed call": [LISTED, *mcp(0, None, "No."), *said("well"), STOPPED],
+    "nothing after a call": [LISTED, *mcp(0, "found"), STOPPED],
+    "cut in a call": [LISTED, *mcp(0, None)[:2], CUT],
+    "cut before it ran": [LISTED, *mcp(0, None)[:4], CUT],
+    "parallel": [
+        McpCallStarted(0, 0, "a", "docs", "find"),
+        McpCallStarted(0, 1, "b", "docs", "find", approval="mcpr_1"),
+        McpCallDelta(0, 1, "{}"),
+        McpCallDelta(0, 0, "{}"),
+        McpCallMade(0, 0),
+        McpCallMade(0, 1),
+        McpCallFinished(0, 1, "second"),
+        McpCallFinished(0, 0, "first"),
+        *said("both"),
+        STOPPED,
+    ],
+    "an approval": [
+        LISTED,
+        *said("May I?"),
+        ApprovalRequested(0, 0, "mcpr_1", "docs", "find", "{}"),
+        CALLED,
+    ],
+}
+
+
+async def _told(events: Sequence[Event], failure: Exception | None = None) -> AsyncIterator[Event]:
+    for event in [STARTED, *events]:
+        yield event
+    if failure:
+        raise failure
+
+
+def output(**asked: Any) -> ResponseOutput:
+    body = ResponsesBody.model_validate({"model": "tiny", "input": "hi", **asked})
+    return ResponseOutput(new_response(body, "resp_1", stored=False), encrypts=body.encrypts)
+
+
+def streamed(events: Sequence[Event], failure: Exception | None = None, **asked: Any) -> list[Json]:
+    async def everything() -> list[Json]:
+        return [chunk async for chunk in output(**asked).chunks(_told(events, failure))]
+
+    return asyncio.run(everything())
+
+
+def gathered(events: Sequence[Event], **asked: Any) -> Json:
+    return asyncio.run(output(**asked).gather(_told(events)))
+
+
+def shape(response: Json) -> list[tuple[str, str]]:
+    return [(item["type"], item.get("status", "")) for item in response["output"]]
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_a_response_is_what_was_streamed(answer: list[Event]) -> None:
+    response = assert_stream(streamed(answer))
+    assert timeless(gathered(answer)) == timeless(response)
+
+
+@pytest.mark.parametrize("answer", WITH_MCP.values(), ids=WITH_MCP)
+def test_so_it_is_with_tools_that_are_run_here(answer: list[Event]) -> None:
+    response = assert_stream(streamed(answer), is_open=False)
+    assert timeless(gathered(answer)) == timeless(response)
+
+
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), *WITH_MCP.values()])
+def test_a_client_can_send_all_of_it_back(answer: list[Event]) -> None:
+    items = gathered(answer)["output"]
+    assert [item.id for item in read_items(items)] == [item["id"] for item in items]
+
+
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), *WITH_MCP.values()])
+@pytest.mark.parametrize("failure", [EngineDied("It died."), RuntimeError("ours")])
+def test_an_error_ends_it_wherever_it_comes(
+    answer: list[Event], failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_open = not any(isinstance(event, McpCallStarted | ToolsListed) for event in answer)
+    for length in range(len(answer)):
+        events = streamed(answer[:length], failure)
+        response = assert_stream(events, is_open=is_open)
+        error, last = events[-2:]
+        assert (error["type"], last["type"]) == ("error", "response.failed")
+        assert (response["status"], response["usage"]) == ("failed", None)
+        assert response["error"]["message"] == error["message"]
+        assert "in_progress" not in {status for _, status in shape(response)}
+
+
+def test_an_error_tells_what_is_known_of_it() -> None:
+    error, last = streamed(said("a"), EngineDied("It died."))[-2:]
+    assert (error["code"], error["message"], error["param"]) == ("engine_died", "It died.", None)
+    assert last["response"]["error"] == {"code": "server_error", "message": "It died."}
+    *_, last = streamed([], BadRequest("Too long.", param="input"))
+    assert last["response"]["error"]["code"] == "invalid_prompt"
+
+
+def test_an_error_of_ours_tells_nothing_of_us(caplog: pytest.LogCaptureFixture) -> None:
+    events = streamed(said("a"), RuntimeError("secret"))
+    assert "secret" not in str(events)
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "items"),
+    [
+        ("reasoning and text", [("reasoning", "completed"), ("message", "completed")]),
+        ("only reasoning", [("reasoning", "completed"), ("message", "completed")]),
+        ("nothing", [("message", "completed")]),
+        ("nothing, cut", []),
+        ("reasoning of nothing", [("message", "completed")]),
+        ("reasoning, cut", [("reasoning", "incomplete")]),
+        ("text, cut", [("message", "incomplete")]),
+        ("a call, cut", [("function_call", "incomplete")]),
+        ("a call that was none", [("function_call", "incomplete"), ("message", "completed")]),
+        ("text and calls", [("message", "completed"), *[("function_call", "completed")] * 2]),
+        (
+            "reasoning between texts",
+            [(t, "completed") for t in ("message", "reasoning", "message")],
+        ),
+    ],
+)
+def test_items_come_as_they_were_made(answer: str, items: list[tuple[str, str]]) -> None:
+    assert shape(gathered(ANSWERS[answer])) == items
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "why"),
+    [
+        ("text", "completed", None),
+        ("a call", "completed", None),
+        ("text, cut", "incomplete", {"reason": "max_output_tokens"}),
+    ],
+)
+def test_how_it_ended(answer: str, status: str, why: Json | None) -> None:
+    response = gathered(ANSWERS[answer])
+    assert (response["status"], response["incomplete_details"]) == (status, why)
+    assert (response["completed_at"] is not None) == (status == "completed")
+
+
+def test_usage() -> None:
+    end = Finished(0, "stop", 5, 3, reasoning_tokens=2, further_prompt_tokens=10)
+    assert gathered([*said("a"), end])["usage"] == {
+        "input_tokens": 17,
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 22,
+    }
+
+
+def test_the_model_that_answered_is_told_from_the_first_event_on() -> None:
+    async def events() -> AsyncIterator[Event]:
+        yield Started("tiny:french", 1)
+        yield STOPPED
+
+    async def everything() -> list[Json]:
+        return [chunk async for chunk in output().chunks(events())]
+
+    told = [
+        event["response"]["model"] for event in asyncio.run(everything()) if "response" in event
+    ]
+    assert told == ["tiny:french"] * 3
+
+
+def test_how_it_was_sampled_is_told_whoever_chose_it() -> None:
+    async def events() -> AsyncIterator[Event]:
+        yield Started("tiny", 1, sampling=SamplingParams(temperature=0.6, top_p=0.9))
+        yield STOPPED
+
+    response = asyncio.run(output(top_p=0.9).gather(events()))
+    assert (response["temperature"], response["top_p"]) == (0.6, 0.9)
+
+
+def test_reasoning_is_sealed_for_those_who_ask() -> None:
+    answer = [*thought("Grüezi, ", "世界"), *said("a"), STOPPED]
+    (plain, _) = gathered(answer)["output"]
+    assert "encrypted_content" not in plain
+    include = ["reasoning.encrypted_content"]
+    (sealed, _) = assert_stream(streamed(answer, include=include))["output"]
+    assert unsealed(sealed["encrypted_content"]) == "Grüezi, 世界"
+    assert sealed["content"] == plain["content"]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "gAAAAABo",
+        "mlx-server.1.%",
+        "mlx-server.1.YQ",
+        "mlx-server.1." + base64.b64encode(b"\xff").decode(),
+        "mlx-server.1." + base64.b64encode("\ud800".encode(errors="surrogatepass")).decode(),
+        "mlx-server.1.é",
+    ],
+)
+def test_what_is_sealed_by_others_stays_shut(token: str) -> None:
+    assert unsealed(token) is None
+
+
+def test_remarks_come_at_the_end() -> None:
+    remark = {"index": 0, "what": "json", "where": "tool_calls[0].function.arguments"}
+    *before, last = streamed(ANSWERS["mended"])
+    assert last["response"]["mlx_server"] == {"repairs": [remark], "unenforced": []}
+    assert not any("mlx_server" in event.get("response", {}) for event in before)
+    assert "mlx_server" not in gathered(ANSWERS["text"])
+
+
+def test_log_probabilities() -> None:
+    (item,) = gathered(ANSWERS["log probabilities"])["output"]
+    (part,) = item["content"]
+    assert len(part["logprobs"]) == 4
+    assert part["logprobs"][0] == {
+        "token": "He",
+        "logprob": -0.5,
+        "bytes": [72, 101],
+        "top_logprobs": [
+            {"token": "He", "logprob": -0.5, "bytes": [72, 101]},
+            {"token": "H", "logprob": -2, "bytes": [72]},
+        ],
+    }
+
+
+def test_what_is_run_here_is_told_with_its_end() -> None:
+    listed, _, made, _ = gathered(WITH_MCP["a round"])["output"]
+    assert listed["tools"][0]["input_schema"] == {"type": "object"}
+    assert (made["arguments"], made["output"], made["error"]) == ('{"a":1}', "found", None)
+    _, failed, _ = gathered(WITH_MCP["a failed call"])["output"]
+    assert (failed["status"], failed["output"]) == ("failed", None)
+    assert failed["error"]["content"] == [{"type": "text", "text": "No."}]
+    first, second, _ = gathered(WITH_MCP["parallel"])["output"]
+    assert (first["output"], second["output"]) == ("first", "second")
+    assert second["approval_request_id"] == "mcpr_1"
+
+
+def test_a_response_may_wait_and_be_cancelled() -> None:
+    made = output(background=True)
+    events = list(made.queue())
+    for event in [STARTED, *said("a")]:
+        events += made.feed(event)
+    assert made.response["output"][0]["status"] == "in_progress"
+    assert_response(made.response)
+    events += made.cancel()
+    response = assert_stream(events)
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    assert (response["status"], shape(response)) == ("cancelled", [("message", "incomplete")])
+    assert response["background"] is True
+    assert events[-1]["type"] == "response.incomplete"

@@ -1,0 +1,324 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.response import new_response
+from mlx_server.errors import EngineDied
+from tests.api import wire
+from tests.api.responses_schema import assert_response, assert_stream, timeless
+from tests.api.wire import TEXT, Json, ScriptedEngine, error, ok
+
+PATH = "/v1/responses"
+BODY: Json = {"model": wire.MODEL, "input": "hi"}
+IGNORED = "x-mlx-server-ignored"
+
+OPTIONAL = [name for name, field in ResponsesBody.model_fields.items() if not field.is_required()]
+
+FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+INCLUDED = {"include": ["message.output_text.logprobs"]}
+
+REQUESTS: dict[str, Json] = {
+    "plain": {},
+    "instructions": {"instructions": "Be kind."},
+    "log probabilities": INCLUDED,
+    "and alternatives": {**INCLUDED, "top_logprobs": 3},
+    "cut off": {"max_output_tokens": 4, **INCLUDED},
+    "cut off inside a character": {"max_output_tokens": 5, **INCLUDED},
+    "a stop string": {"stop": "!", **INCLUDED},
+    "a stop string at once": {"stop": TEXT[0], **INCLUDED},
+    "everything that is told again": {
+        "metadata": {"a": "b"},
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "service_tier": "auto",
+        "temperature": 0,
+        "top_p": 0.5,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "top_logprobs": 1,
+        "truncation": "disabled",
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "max_tool_calls": 3,
+        "parallel_tool_calls": False,
+        "tools": [FUNCTION, {**FUNCTION, "name": "g", "description": "G", "strict": True}],
+        "tool_choice": "none",
+    },
+    "a choice among tools": {
+        "tools": [FUNCTION],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "f"}],
+        },
+    },
+    "tools of others": {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n"}]},
+}
+
+# (least, most) that are taken, and what is just outside
+NUMBERS: dict[str, tuple[list[float], list[float]]] = {
+    "temperature": ([0, 2], [-0.001, 2.001]),
+    "top_p": ([0.001, 1], [0, 1.001]),
+    "seed": ([-(2**63), 2**63 - 1], [2**63, 2**70]),
+    "max_output_tokens": ([1, 2**53 - 1], [0, -1, 2**53, 10**30]),
+    "max_response_tokens": ([1, 2**53 - 1], [0, 2**53]),
+    "max_tool_calls": ([1, 2**53 - 1], [0, 2**53]),
+    "thinking_budget": ([0, 2**53 - 1], [-1, 2**53]),
+    "top_logprobs": ([0, 20], [-1, 21]),
+}
+NO_NUMBERS: list[Any] = ["1", "", True, [], [1], {}]
+
+MANY = 10_000
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
+    with wire.client(tiny_path, engine) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _as_before(engine: ScriptedEngine) -> Iterator[None]:
+    yield
+    engine.silent, engine.failure = False, None
+    assert not engine.running
+
+
+def post(client: TestClient, **asked: Any) -> httpx2.Response:
+    return client.post(PATH, json={**BODY, **asked})
+
+
+def refused(client: TestClient, **asked: Any) -> Json:
+    return error(post(client, **asked))
+
+
+def stream(client: TestClient, **asked: Any) -> list[Json]:
+    """What it said, having made sure that each event is named, and that it ended as it should."""
+    response = post(client, stream=True, **asked)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *blocks, done, end = response.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [event(block) for block in blocks]
+
+
+def event(block: str) -> Json:
+    name, data = block.split("\n")
+    found: Json = json.loads(data.removeprefix("data: "))
+    assert name == f"event: {found['type']}"
+    return found
+
+
+def text_of(response: Json) -> str:
+    (item,) = response["output"]
+    (part,) = item["content"]
+    text: str = part["text"]
+    return text
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+def test_bodies_and_events_are_what_others_expect(client: TestClient, asked: Json) -> None:
+    body = ok(post(client, **asked))
+    assert_response(body)
+    response = assert_stream(stream(client, **asked))
+    assert timeless(response) == timeless(body)
+
+
+def test_an_answer(client: TestClient) -> None:
+    body = ok(post(client))
+    assert text_of(body) == TEXT
+    assert (body["status"], body["model"], body["object"]) == ("completed", wire.MODEL, "response")
+    assert body["usage"]["output_tokens"] == len(TEXT.encode()) + 1
+
+
+def test_what_is_told_again(client: TestClient) -> None:
+    asked = REQUESTS["everything that is told again"]
+    body = ok(post(client, **asked))
+    same = set(asked) - {"service_tier", "tools", "reasoning"}
+    assert {name: body[name] for name in same} == {name: asked[name] for name in same}
+    assert body["service_tier"] == "default"
+    assert body["reasoning"] == {"effort": "low", "summary": None}
+    assert body["tools"][0] == {**FUNCTION, "description": None, "strict": False}
+
+
+def test_a_format_is_told_again(client: TestClient) -> None:
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    asked = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    body = ok(post(client, text={"format": asked}, max_output_tokens=1))
+    assert body["text"]["format"] == {**asked, "description": None}
+    # The schemas of Open Responses know of no schema in a format but null.
+    assert_response(body, is_open=False)
+
+
+def test_a_failure_before_the_first_event_keeps_its_status(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    engine.failure = EngineDied("It died.")
+    assert error(post(client), 503)["code"] == "engine_died"
+
+
+def test_a_failure_in_the_middle_is_told_in_the_stream(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    engine.failure = EngineDied("It died.")
+    events = stream(client)
+    response = assert_stream(events)
+    assert (response["status"], text_of(response)) == ("failed", TEXT[:3])
+    assert response["error"] == {"code": "server_error", "message": "It died."}
+
+
+@pytest.mark.parametrize("name", [*OPTIONAL, *ResponsesBody.UNSUPPORTED])
+def test_null_means_unset(client: TestClient, name: str) -> None:
+    response = post(client, **{"input": [{"role": "user", "content": "hi"}], name: None})
+    if name != "input":
+        assert text_of(ok(response)) == TEXT
+        assert IGNORED not in response.headers
+
+
+@pytest.mark.parametrize("name", ResponsesBody.UNSUPPORTED)
+def test_what_belongs_elsewhere_is_refused_by_name(client: TestClient, name: str) -> None:
+    assert refused(client, **{name: "x"})["param"] == name
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers(client: TestClient, name: str) -> None:
+    inside, outside = NUMBERS[name]
+    for value in inside:
+        assert ok(post(client, **{name: value}))
+    for wrong in [*outside, *NO_NUMBERS]:
+        assert refused(client, **{name: wrong})["param"] == name
+
+
+def test_what_has_no_use_here_is_told_in_the_header(client: TestClient) -> None:
+    response = post(
+        client,
+        input=[{"role": "user", "content": "hi"}, {"type": "web_search_call", "id": "ws_1"}],
+        tools=[{"type": "web_search"}, {"type": "web_search"}, {"type": "custom", "name": "p"}],
+        reasoning={"summary": "auto"},
+        text={"verbosity": "low"},
+        frobnicate=1,
+        client_metadata={"a": "b"},
+    )
+    assert text_of(ok(response)) == TEXT
+    assert response.headers[IGNORED].split(", ") == [
+        "frobnicate",
+        "reasoning.summary",
+        "text.verbosity",
+        "tools.web_search",
+        "tools.custom",
+        "input.web_search_call",
+    ]
+
+
+USER: Json = {"role": "user", "content": "hi"}
+WRONG: list[tuple[Json, str]] = [
+    ({"model": None}, "model"),
+    ({"input": 5}, "input"),
+    ({"input": {}}, "input"),
+    ({"input": [5]}, "input[0]"),
+    ({"input": [None]}, "input[0]"),
+    ({"input": [{}]}, "input[0]"),
+    ({"input": [USER, {"type": "frobnicate"}]}, "input[1]"),
+    ({"input": [USER, {"type": ["message"]}]}, "input[1]"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].text"),
+    ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0]"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "reasoning", "content": "x"}]}, "input[0].content"),
+    ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+    ({"instructions": ["x"]}, "instructions"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"metadata": {"a": "b" * 513}}, "metadata.a"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"include": ["x"]}, "include[0]"),
+    ({"truncation": "some"}, "truncation"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ({"reasoning": {"summary": "x"}}, "reasoning.summary"),
+    ({"text": {"verbosity": "x"}}, "text.verbosity"),
+    ({"text": {"format": {"type": "x"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+    (
+        {"text": {"format": {"type": "json_schema", "schema": {"type": 5}, "strict": True}}},
+        "text.format.schema",
+    ),
+    ({"tools": [{}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),
+    ({"tools": [{"type": "mcp"}]}, "tools[0].server_label"),
+    ({"tools": [FUNCTION] * 1025}, "tools"),
+    ({"tool_choice": {}}, "tool_choice.type"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.name"),
+    ({"tool_choice": "x"}, "tool_choice"),
+    ({"stream": "true"}, "stream"),
+    ({"store": 1}, "store"),
+    ({"conversation": {}}, "conversation.id"),
+]
+
+
+@pytest.mark.parametrize(("asked", "param"), WRONG)
+def test_what_is_wrong_is_named(client: TestClient, asked: Json, param: str) -> None:
+    assert refused(client, **asked)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        USER,
+        {"type": "function_call", "call_id": "c", "name": "f"},
+        {"type": "reasoning", "summary": []},
+        {"type": "item_reference", "id": 5},
+        {"type": "mcp_call", "server_label": "s", "name": "n"},
+        {"role": "user", "content": [{"type": "input_image"}]},
+    ],
+)
+def test_many_items(client: TestClient, item: Json) -> None:
+    """They are answered, or refused for what they are, and nothing breaks."""
+    response = post(client, input=[item] * MANY, max_output_tokens=1)
+    assert response.status_code in (200, 400)
+    assert len(response.content) < 10_000
+
+
+def test_nesting_in_content(client: TestClient) -> None:
+    deep: Any = "x"
+    for _ in range(60):
+        deep = [deep]
+    for item in [{"role": "user", "content": deep}, {"type": "frobnicate", "x": deep}, deep]:
+        assert refused(client, input=[item])["param"].startswith("input[0]")
+
+
+@pytest.mark.parametrize("field", ["input", "instructions", "user", "prompt_cache_key", "stop"])
+def test_half_a_character_is_refused(client: TestClient, field: str) -> None:
+    raw = json.dumps({**BODY, field: "\ud800"})
+    response = client.post(PATH, content=raw, headers={"content-type": "application/json"})
+    assert error(response)["code"] == "invalid_json"
+
+
+def test_secrets_of_servers_are_not_told_again() -> None:
+    server = {
+        "type": "mcp",
+        "server_label": "docs",
+        "server_url": "https://example.com",
+        "headers": {"x-key": "secret"},
+        "authorization": "secret",
+        "require_approval": "never",
+    }
+    body = ResponsesBody.model_validate({**BODY, "tools": [server]})
+    response = new_response(body, "resp_1", stored=False)
+    assert "secret" not in str(response)
+    assert response["tools"][0]["require_approval"] == "never"
+    assert_response(response, is_open=False)
