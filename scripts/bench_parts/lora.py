@@ -13,14 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
-from mlx_server.engine import weights
+from bench_parts.inside import network, timed
 from mlx_server.engine.batch import Batch
 from mlx_server.engine.messages import Generate
 from mlx_server.lora.adapters import Adapters
@@ -35,12 +34,12 @@ WARM, STEPS = 5, 40
 
 def measured(folder: Path, scratch: Path) -> dict[str, Any]:
     adapters = [_random_adapter(folder, scratch / f"{n}", n) for n in range(max(ADAPTERS))]
-    base, wrapped = _network(folder), _network(folder)
+    base, wrapped = network(folder), network(folder)
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
     loaded = Adapters(wrapped)
-    loads = [_timed(lambda n=n, a=a: loaded.load(f"{n}", a)) for n, a in enumerate(adapters)]
+    loads = [timed(lambda n=n, a=a: loaded.load(f"{n}", a)) for n, a in enumerate(adapters)]
     kept = (mx.get_active_memory() - before) / len(adapters)
     _decoding(wrapped, [f"{n}" for n in range(len(adapters))])
     gc.collect()
@@ -63,7 +62,7 @@ def _steps(base: Any, fused: Any, wrapped: Any, rows: int) -> dict[str, float]:
         if count <= rows:
             batches[f"{count} adapters"] = _decoding(wrapped, uses)
     rounds = [
-        {name: _timed(batch.step) for name, batch in batches.items()} for _ in range(WARM + STEPS)
+        {name: timed(batch.step) for name, batch in batches.items()} for _ in range(WARM + STEPS)
     ][WARM:]
     found = {name: median(r[name] / r["base"] for r in rounds) for name in batches}
     found["base"] = 1e3 * median(r["base"] for r in rounds)
@@ -83,25 +82,8 @@ def _decoding(network: Any, uses: Iterable[str | None]) -> Batch:
     return batch
 
 
-def _timed(work: Any) -> float:
-    mx.synchronize()
-    began = perf_counter()
-    work()
-    mx.synchronize()
-    return perf_counter() - began
-
-
-def _network(folder: Path) -> Any:
-    loading = weights.load(folder)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return end.value
-
-
 def _fused(folder: Path, adapter: Path) -> Any:
-    model = load_adapters(_network(folder), str(adapter))
+    model = load_adapters(network(folder), str(adapter))
     layers = [(path, m.fuse()) for path, m in model.named_modules() if hasattr(m, "fuse")]
     model.update_modules(tree_unflatten(layers))
     mx.eval(model.parameters())
@@ -109,7 +91,7 @@ def _fused(folder: Path, adapter: Path) -> Any:
 
 
 def _random_adapter(base: Path, folder: Path, seed: int) -> Path:
-    model = _network(base)
+    model = network(base)
     model.freeze()
     parameters = {"rank": RANK, "scale": 2.0, "dropout": 0.0}
     linear_to_lora_layers(model, len(model.layers), parameters)

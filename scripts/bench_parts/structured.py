@@ -11,13 +11,12 @@ import sys
 import threading
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.llama import Model, ModelArgs
 
-from mlx_server.engine import weights
+from bench_parts.inside import network, timed
 from mlx_server.engine.batch import Batch
 from mlx_server.engine.guide import Guides
 from mlx_server.engine.messages import Generate
@@ -54,7 +53,7 @@ SCHEMA = {
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    networks = {"49k": _network(folder), "200k": _wide()}
+    networks = {"49k": network(folder), "200k": _wide()}
     return {
         name: {str(rows): _steps(network, folder, rows) for rows in ROWS}
         for name, network in networks.items()
@@ -64,7 +63,7 @@ def measured(folder: Path) -> dict[str, Any]:
 def _steps(network: Any, folder: Path, rows: int) -> dict[str, float]:
     """Milliseconds of a free step, and what a grammar adds to it: medians."""
     free, guided = _decoding(network, folder, rows, None), _decoding(network, folder, rows, SCHEMA)
-    rounds = [(_timed(free.step), _timed(guided.step)) for _ in range(WARM + STEPS)][WARM:]
+    rounds = [(timed(free.step), timed(guided.step)) for _ in range(WARM + STEPS)][WARM:]
     assert len(free) == len(guided) == rows, "a row has come to its end"
     return {
         "free": 1e3 * median(f for f, _ in rounds),
@@ -90,23 +89,6 @@ def _decoding(network: Any, folder: Path, rows: int, schema: Any) -> Batch:
     while batch.waiting:
         batch.step()
     return batch
-
-
-def _timed(work: Any) -> float:
-    mx.synchronize()
-    began = perf_counter()
-    work()
-    mx.synchronize()
-    return perf_counter() - began
-
-
-def _network(folder: Path) -> Any:
-    loading = weights.load(folder)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return end.value
 
 
 def _wide() -> Any:
