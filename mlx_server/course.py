@@ -16,7 +16,7 @@ from mlx_server.events import (
     TextDelta,
     ToolCallFinished,
 )
-from mlx_server.messages import Conversation
+from mlx_server.messages import Conversation, Phase
 from mlx_server.plan import made_again
 from mlx_server.pool.prepare import Prepared
 from mlx_server.repair.answers import Asked, Outcome, Said, asked_again, outcome
@@ -48,6 +48,8 @@ class Course:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._calls = 0
+        self._phase: Phase | None = None
+        """Of the last text."""
         self._before: Finished | None = None
         """Of the attempts that were not taken."""
         self._wrong: Mended | None = None
@@ -76,8 +78,9 @@ class Course:
 
     def _hear(self, event: Event) -> None:
         match event:
-            case TextDelta(_, text):
+            case TextDelta(_, text, _, phase):
                 self._texts.append(text)
+                self._phase = phase
             case ReasoningDelta(_, text):
                 self._reasoning.append(text)
             case ToolCallFinished():
@@ -132,7 +135,7 @@ class Course:
             yield from self._held
         elif self._holds or promoted:
             yield from (event for event in self._held if not isinstance(event, TextDelta))
-            yield TextDelta(self._index, found.text)
+            yield TextDelta(self._index, found.text, phase=self._phase)
         if self._holds or promoted:
             for what, where in found.repairs:
                 yield Repaired(self._index, what, where)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mlx_server.messages import Phase
 from mlx_server.requests import SamplingParams
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -36,6 +37,8 @@ class Started:
     """What the client's schema asks for and no grammar holds, as paths in the schema."""
     sampling: SamplingParams | None = None
     """Of the first answer, whoever chose it: the client, the owner or the publisher."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The prompt in the words of the family's own library, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class TextDelta:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     """Of the tokens that this text came from, if asked for."""
+    phase: Phase | None = None
+    """None where the model tells no phases apart, or where this goes on with the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,20 @@ class ToolCallFinished:
 
     index: int
     call: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInCall:
+    """Of a tool that the model knows from its training and that nobody offered: nothing runs it,
+    and the model goes on without a result."""
+
+    index: int
+    tool: str
+    """As the model calls it: "browser.search", "python"."""
+    text: str
+    """Its code, or its arguments as the model wrote them."""
+    is_whole: bool = True
+    """Or else the answer was cut off in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +208,8 @@ class Finished:
     """Of the rounds behind the first, whose prompt `Started` tells of."""
     led_on: bool = False
     """It stopped after nothing but reasoning, and was led on to an answer."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """All that followed the prompt in the words of the family's own library, if asked for."""
 
 
 Event = (
@@ -198,6 +219,7 @@ Event = (
     | ToolCallStarted
     | ToolCallDelta
     | ToolCallFinished
+    | BuiltInCall
     | ToolsListed
     | McpCallStarted
     | McpCallDelta

@@ -91,6 +91,7 @@ def _started(prepared: Prepared, planned: Plan, adapter: Adapter | None) -> Star
         fingerprint,
         planned.unenforced,
         planned.rows[0].sampling,
+        planned.messages,
     )
 
 

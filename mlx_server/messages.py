@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
+Phase = Literal["commentary", "final_answer"]
+"""commentary: what an assistant says while it is still at work."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -25,6 +28,8 @@ class Message:
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    phase: Phase | None = None
+    """Of an assistant's content, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """A request to the rows that the engine is to generate."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlx_server.contract import constrain
 from mlx_server.engine.messages import Generate
@@ -28,6 +30,8 @@ class Plan:
     ignored: tuple[str, ...]
     unenforced: tuple[str, ...]
     """What was asked of the answers and no grammar holds."""
+    messages: tuple[Mapping[str, Any], ...]
+    """The prompts in the words of the family's own library, if asked for."""
 
 
 def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None = None) -> Plan:
@@ -53,7 +57,19 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
         kv_bytes=sum(prepared.kv.for_tokens(_longest(prepared, request, row)) for row in rows),
         ignored=tuple(ignored),
         unenforced=lacking,
+        messages=tuple(_messages(prepared, prompts)) if request.raw_messages else (),
     )
+
+
+def _messages(prepared: Prepared, prompts: Sequence[Rendered]) -> Iterator[Mapping[str, Any]]:
+    for rendered in prompts:
+        if rendered.messages is None:
+            raise BadRequest(
+                f"`enable_response_messages` is for models of the family gpt_oss; {prepared.id} "
+                f"is of the family {prepared.family.name}.",
+                param="enable_response_messages",
+            )
+        yield from rendered.messages()
 
 
 def made_again(

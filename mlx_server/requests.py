@@ -116,6 +116,8 @@ class GenerateRequest:
     """Nobody sees an answer before it has come to its end, so that it can still be mended."""
     parallel_calls: bool = True
     """Whether an answer may call several tools; if not, it ends with the first call."""
+    raw_messages: bool = False
+    """Whether the events carry the messages in the words of the family's own library."""
     echo: bool = False
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
 

@@ -9,9 +9,10 @@ calls are ignored: a last round has the model answer with what it has.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
 from mlx_server.events import (
@@ -120,7 +121,7 @@ class _Rounds:
         self._ends = time.monotonic() + limits.seconds
         self._calls = self._runs = self._rounds = 0
         self._finished: list[Finished] = []
-        self._prompt_tokens: list[int] = []
+        self._started: list[Started] = []
 
     async def events(self) -> AsyncGenerator[Event]:
         choice = self._first_choice()
@@ -175,8 +176,8 @@ class _Rounds:
                     for told in turn.tell(event):
                         yield told
                     continue
-                self._prompt_tokens.append(event.prompt_tokens)
-                if len(self._prompt_tokens) == 1:
+                self._started.append(event)
+                if len(self._started) == 1:
                     yield event
         if turn.finished:
             self._finished.append(turn.finished)
@@ -327,9 +328,15 @@ class _Rounds:
             completion_tokens=sum(each.completion_tokens for each in rounds),
             cached_tokens=sum(each.cached_tokens for each in rounds),
             reasoning_tokens=sum(each.reasoning_tokens for each in rounds),
-            further_prompt_tokens=sum(self._prompt_tokens[1:]),
+            further_prompt_tokens=sum(each.prompt_tokens for each in self._started[1:]),
             led_on=any(each.led_on for each in rounds),
+            messages=(*self._between(), *rounds[-1].messages),
         )
+
+    def _between(self) -> tuple[Mapping[str, Any], ...]:
+        """What the rounds before the last one put behind the first prompt."""
+        first, last = self._started[0], self._started[-1]
+        return last.messages[len(first.messages) :]
 
 
 def _with(conversation: Conversation, message: Message) -> Conversation:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from mlx_server.events import (
     ApprovalRequested,
+    BuiltInCall,
     Event,
     Finished,
     McpCallDelta,
@@ -78,6 +79,8 @@ class Turn:
                 yield event
             case ReasoningDelta(text=text):
                 self.reasoning.append(text)
+                yield event
+            case BuiltInCall():
                 yield event
             case ToolCallStarted(call=at):
                 call = self.calls[at] = self._begun(event)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from mlx_server import tool_loop
 from mlx_server.errors import BadRequest, ContextTooLong, Overloaded
 from mlx_server.events import (
     ApprovalRequested,
+    BuiltInCall,
     Event,
     Finished,
     McpCallDelta,
@@ -170,6 +171,33 @@ async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
     second = the.engine.prompts[1]
     for said in ("Sum.", "Let me.", "add", "3"):  # the open round goes back whole, as it was
         assert said in second.removeprefix(the.engine.prompts[0].rpartition("1 + 2?")[0])
+
+
+async def test_messages_of_the_familys_own_are_told_of_all_rounds(tmp_path: Path) -> None:
+    async with lab(tmp_path, *OUTPUTS["gpt_oss"], family="gpt_oss") as the:
+        events = await the.events(raw_messages=True)
+    (started,), (finished,) = only(events, Started), only(events, Finished)
+    assert said_in(started.messages)[-1] == ("user", None, "1 + 2?")
+    assert said_in(finished.messages) == [
+        ("assistant", "analysis", "Sum."),
+        ("assistant", "commentary", "Let me."),
+        ("assistant", "commentary", '{"a": 1, "b": 2}'),
+        ("tool", "commentary", "3"),
+        ("assistant", "final", "Three."),
+    ]
+
+
+def said_in(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None, str | None]]:
+    return [(m["role"], m.get("channel"), m["content"][0].get("text")) for m in messages]
+
+
+async def test_a_built_in_tool_that_nobody_offered_is_told_of_and_not_run(tmp_path: Path) -> None:
+    first, second = OUTPUTS["gpt_oss"]
+    code = "<|channel|>analysis to=python code<|message|>1 + 2<|end|><|start|>assistant"
+    async with lab(tmp_path, code + first, second, family="gpt_oss") as the:
+        events = await the.events()
+    assert only(events, BuiltInCall) == [BuiltInCall(0, "python", "1 + 2")]
+    assert results(events) == [("3", None)]
 
 
 async def test_several_rounds_are_one_answer(tmp_path: Path) -> None:

@@ -41,9 +41,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, chunks: Chunks, headers: Mapping[str, str], *, source: Source
-    ) -> None:
+    def __init__(self, chunks: Chunks, headers: Mapping[str, str], *, source: Source) -> None:
         no_buffering = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         self.init_headers({**no_buffering, **headers})
         self.status_code = 200

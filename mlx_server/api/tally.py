@@ -79,6 +79,10 @@ class Tally:
                 answer.cached = event.cached_tokens
                 answer.reasoning_tokens = event.reasoning_tokens
 
+    def fingerprinted(self) -> dict[str, str]:
+        """Of an answer that has a fingerprint: null is none by OpenAI's schema."""
+        return {"system_fingerprint": self.fingerprint} if self.fingerprint else {}
+
     def usage(self) -> dict[str, Any]:
         """A prompt counts once, however many answers it has; so does what was cached of it."""
         completion = sum(answer.tokens for answer in self.answers)

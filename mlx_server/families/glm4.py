@@ -46,6 +46,7 @@ GLM4 = ModelFamily(
     name="glm4",
     layout=_without_marks,
     shapes=("<think>…</think>", "name ⏎ {…}"),
+    bridge="</think>",
     model_types=("chatglm", "glm", "glm4"),
     stop_tokens=STOPS,
     special_tokens=TURNS,

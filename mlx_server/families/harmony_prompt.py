@@ -31,7 +31,15 @@ from mlx_server.families.harmony_schema import readable
 from mlx_server.families.harmony_vocabulary import check, encoding, splitter
 from mlx_server.families.prompt import Rendered
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.parsers.harmony import BROWSER, FUNCTIONS, PYTHON, header_name, is_built_in
+from mlx_server.parsers.harmony import (
+    BROWSER,
+    CHANNELS,
+    FUNCTIONS,
+    PYTHON,
+    header_name,
+    is_built_in,
+    told,
+)
 
 EFFORTS = {
     "none": ReasoningEffort.LOW,
@@ -59,8 +67,9 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> Rendered:
     check(checkpoint.tokenizer)
     asked = conversation.template_kwargs
     try:
+        messages = list(_messages(conversation))
         tokens = encoding().render_conversation_for_completion(
-            HarmonyConversation.from_messages(list(_messages(conversation))),
+            HarmonyConversation.from_messages(messages),
             Role.ASSISTANT,
             # it would keep reasoning that came between two final answers
             RenderConversationConfig(auto_drop_analysis=False),
@@ -70,7 +79,7 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> Rendered:
             f"Harmony can't be written of these messages: {error}", param="messages"
         ) from None
     ignored = tuple(f"chat_template_kwargs.{name}" for name in asked if name not in KWARGS)
-    return Rendered(tokens, ignored)
+    return Rendered(tokens, ignored, lambda: [told(message) for message in messages])
 
 
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
@@ -174,8 +183,15 @@ def _turns(said: Sequence[Message], tools: Sequence[Tool]) -> Iterator[HarmonyMe
 
 
 def _closes(message: Message) -> bool:
-    answered = message.role == "assistant" and message.content and not message.tool_calls
-    return message.role == "user" or bool(answered)
+    said = message.role == "assistant" and message.content and not message.tool_calls
+    return message.role == "user" or bool(said and _channel(message) == "final")
+
+
+def _channel(message: Message) -> str:
+    """Of an assistant's content."""
+    if message.phase:
+        return CHANNELS[message.phase]
+    return "commentary" if message.tool_calls else "final"
 
 
 def _answer(
@@ -185,8 +201,7 @@ def _answer(
     if message.reasoning and with_reasoning:
         yield _message(author, _text(message.reasoning), "analysis")
     if message.content:
-        channel = "commentary" if message.tool_calls else "final"
-        yield _message(author, _text(message.content), channel)
+        yield _message(author, _text(message.content), _channel(message))
     for call in message.tool_calls:
         recipient, channel = _addressed(call.name, built_in)
         made = _message(author, _text(_arguments(call, recipient)), channel, recipient)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ class Rendered:
     tokens: list[int]
     ignored: tuple[str, ...] = ()
     """What the conversation set that this template has no place for, by parameter name."""
+    messages: Callable[[], list[Json]] | None = None
+    """The same in the words of the family's own library, if it has one."""
 
 
 def as_given(id: str, name: str, number: int) -> str:

@@ -6,14 +6,17 @@ forgot to end or to begin is ended and begun here. A header that it can't read i
 here, and what is no header of it is text.
 """
 
+import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from openai_harmony import (
+    Author,
     HarmonyEncoding,
     HarmonyError,
     Role,
@@ -21,9 +24,10 @@ from openai_harmony import (
     TextContent,
     ToolNamespaceConfig,
 )
+from openai_harmony import Message as HarmonyMessage
 
-from mlx_server.events import Event, Mended, ReasoningDelta, Repaired, TextDelta
-from mlx_server.messages import Tool
+from mlx_server.events import BuiltInCall, Event, Mended, ReasoningDelta, Repaired, TextDelta
+from mlx_server.messages import Phase, Tool
 from mlx_server.parsers.reading import Place, Reading
 from mlx_server.repair.json_text import around, json_text, parsed
 from mlx_server.repair.malformed import Malformed
@@ -42,6 +46,8 @@ LONGEST_HEADER = 128
 """Tokens; a model that writes more has forgotten that there are headers."""
 
 THINK, THINK_END = "<think>", "</think>"
+
+CHANNELS: dict[Phase, str] = {"commentary": "commentary", "final_answer": "final"}
 
 FUNCTIONS = "functions."
 PYTHON, BROWSER = "python", "browser"
@@ -78,6 +84,12 @@ def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
     ]
 
 
+def told(message: HarmonyMessage) -> dict[str, Any]:
+    """As JSON, which has no enumerations."""
+    found: dict[str, Any] = json.loads(message.to_json())
+    return found
+
+
 @lru_cache(maxsize=1)
 def control_ids(encoding: HarmonyEncoding) -> dict[str, int]:
     names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
@@ -97,6 +109,12 @@ class Header:
         in_reasoning: tuple[Mended, ...] = ("reasoning",) if self.channel == "analysis" else ()
         return (*in_reasoning, "unmarked") if self.broken else in_reasoning
 
+    @property
+    def phase(self) -> Phase:
+        """Of the text behind it; what was meant for a tool that there is not ends a turn, too."""
+        is_preamble = self.channel == "commentary" and not self.recipient
+        return "commentary" if is_preamble else "final_answer"
+
 
 class HarmonyParser:
     def __init__(self, encoding: HarmonyEncoding, reading: Reading) -> None:
@@ -111,6 +129,7 @@ class HarmonyParser:
         self._repairs: set[Repaired] = set()
         self._prose = Source()
         self._prose_steps = self._read_prose()
+        self._phase: Phase = "final_answer"
         tools = callable_tools(reading.tools)
         self._python = any(is_built_in(tool) and tool.name == PYTHON for tool in tools)
         self._calls = Calls(reading.index, tools, self._emit, allowed=reading.repair)
@@ -118,6 +137,7 @@ class HarmonyParser:
         self._role: Role | None = Role.ASSISTANT
         """Of the next message, where no header will say it."""
         self._message: Message | None = None
+        self._messages: list[Message] = []
 
     def feed(self, token: int, text: str) -> list[Event]:
         if token >= FIRST_CONTROL:
@@ -135,6 +155,9 @@ class HarmonyParser:
         self._prose.close(cut=cut)
         next(self._prose_steps, None)
         return self._taken()
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return [message.told() for message in self._messages]
 
     def _taken(self) -> list[Event]:
         events, self._events = self._events, []
@@ -173,7 +196,9 @@ class HarmonyParser:
 
     def _begin_broken(self) -> None:
         """A message whose header makes no sense to OpenAI's parser: a plain one in its place."""
-        header = self._taken_apart()
+        self._open_plain(self._taken_apart())
+
+    def _open_plain(self, header: Header) -> None:
         parser = StreamableParser(self._encoding, Role.ASSISTANT)
         parser.process(self._ids[MESSAGE])
         self._open(parser, header)
@@ -182,17 +207,15 @@ class HarmonyParser:
         self._header, self._role = [], Role.ASSISTANT
         self.place, sink = self._sink(header)
         self.awaits_answer = self.place == "reasoning"
-        self._message = Message(parser, sink)
-        if header.rest:
-            sink.into(header.rest)
+        self._message = Message(parser, sink, header)
+        self._messages.append(self._message)
 
     def _end(self, *, cut: bool = False) -> None:
         if self._header:
             header = self._taken_apart()
             # the last word of a header that was cut off may be half of anything
             if header.rest and not (cut and len(header.rest.split()) < 2):
-                _, sink = self._sink(Header(header.channel, broken=True))
-                sink.into(header.rest)
+                self._open_plain(replace(header, recipient=None, broken=True))
         self._header, self._role = [], Role.ASSISTANT
         if message := self._message:
             self._message = None
@@ -223,6 +246,7 @@ class HarmonyParser:
     def _sink(self, header: Header) -> "tuple[Place, Sink]":
         """Where the content of a message goes. Recipients that are no tools mean nothing."""
         name = header.recipient or ""
+        self._phase = header.phase
         if self._calls.knows(name):
             # those that the model was trained with belong to its reasoning
             self._calls.misplaced = () if BUILT_IN.fullmatch(name) else header.misplaced()
@@ -231,7 +255,7 @@ class HarmonyParser:
         if BUILT_IN.fullmatch(name):
             # meant for a part of OpenAI's own machinery, and no more for the user than reasoning
             log.info("the model called %s, which was not offered", name[:60])
-            return "reasoning", Sink(lambda piece: None)
+            return "reasoning", BuiltInSink(self._index, name, self._emit)
         if header.channel == "analysis" and not name.startswith(FUNCTIONS):
             if header.broken:
                 self._mended("unmarked", "reasoning_content")
@@ -286,7 +310,7 @@ class HarmonyParser:
 
     def _say(self, piece: str) -> None:
         if piece:
-            self._emit(TextDelta(self._index, piece))
+            self._emit(TextDelta(self._index, piece, phase=self._phase))
 
     def _reason(self, piece: str) -> None:
         if piece:
@@ -324,26 +348,63 @@ class CallSink(Sink):
         next(self._steps, None)
 
 
+class BuiltInSink(Sink):
+    def __init__(self, index: int, tool: str, emit: Callable[[Event], None]) -> None:
+        self._index, self._tool, self._emit = index, tool, emit
+        self._pieces: list[str] = []
+        super().__init__(self._pieces.append)
+
+    def end(self, *, cut: bool) -> None:
+        text = "".join(self._pieces)
+        self._emit(BuiltInCall(self._index, self._tool, text, is_whole=not cut))
+
+
 class Message:
     """The content of one message, from tokens to text."""
 
-    def __init__(self, parser: StreamableParser, sink: Sink) -> None:
+    def __init__(self, parser: StreamableParser, sink: Sink, header: Header) -> None:
         self._parser = parser
         self._sink = sink
+        self._header = header
         self._length = 0
+        self._pieces: list[str] = []
+        self._read = HarmonyMessage(
+            author=Author(role=parser.current_role or Role.ASSISTANT),
+            channel=parser.current_channel,
+            recipient=parser.current_recipient,
+            content_type=parser.current_content_type,
+        )
+        """But for its content."""
+        if header.rest:
+            self._pass(header.rest)
 
     def feed(self, token: int) -> None:
         self._parser.process(token)
         if piece := self._parser.last_content_delta:
             self._length += len(piece)
-            self._sink.into(piece)
+            self._pass(piece)
 
     def end(self, *, cut: bool) -> None:
         self._parser.process_eos()
+        (self._read,) = self._parser.messages
+        (content,) = self._read.content
+        assert isinstance(content, TextContent)
         # bytes of a character that never became whole come only now
-        if rest := _content(self._parser)[self._length :]:
-            self._sink.into(rest)
+        if rest := str(content.text)[self._length :]:
+            self._pass(rest)
         self._sink.end(cut=cut)
+
+    def told(self) -> dict[str, Any]:
+        """As far as it has come, with what OpenAI's parser could not read in its header."""
+        message = self._read.model_copy()
+        message.channel = message.channel or self._header.channel
+        message.recipient = message.recipient or self._header.recipient
+        message.content = [TextContent(text="".join(self._pieces))]
+        return told(message)
+
+    def _pass(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self._sink.into(piece)
 
 
 def json_arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
@@ -369,10 +430,3 @@ def code(source: Source, calls: Calls, name: str) -> Steps[None]:
     if not source.cut:
         call.end_text("code")
         call.finish()
-
-
-def _content(parser: StreamableParser) -> str:
-    (message,) = parser.messages
-    (content,) = message.content
-    assert isinstance(content, TextContent)
-    return str(content.text)

@@ -4,9 +4,10 @@ One pass for all of it, since marks mean something only where they stand: a call
 reasoning is reasoning, a mark inside of a call's string is the string.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_server.events import Event, Mended, ReasoningDelta, TextDelta, ToolCallFinished
 from mlx_server.parsers.reading import Place, Reading
@@ -85,6 +86,9 @@ class MarkupParser:
         """Closing marks that are text, as the opening one before them was."""
         self._steps = self._answer()
         next(self._steps, None)  # a prompt may have begun reasoning
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return ()
 
     @property
     def awaits_answer(self) -> bool:

@@ -127,7 +127,8 @@ class Bound(MarkupGrammar):
         if not (answers or unmarked):
             return None
         stray = one_of(self.lark.text(mark) for mark in self.layout.dropped)
-        before = f"(({stray}) {self._space()}){{0,{STRAYS}}}" if stray else ""
+        # a blank behind one would be a part of the text
+        before = f"({stray}){{0,{STRAYS}}}" if stray else ""
         behind = f"({self._space()} ({stray})){{0,{STRAYS}}}" if stray else ""
         apart = [f"{before} ({one_of(answers)}) {behind}"] if answers else []
         return self.lark.source(f"{self._reasoned()} ({one_of([*apart, *unmarked])})")

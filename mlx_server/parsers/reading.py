@@ -1,8 +1,8 @@
 """What a parser is told of the answer that it reads, and what it has to be."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from mlx_server.events import Event
 from mlx_server.messages import Tool
@@ -39,6 +39,9 @@ class Parser(Protocol):
 
     def feed(self, token: int, text: str) -> list[Event]:
         """text: what the token adds; empty for control tokens and unfinished characters."""
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """What was said up to here, as the family's own library tells it; empty if it has none."""
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         """The answer is over; text: what the detokenizer still held; cut: not by the model."""

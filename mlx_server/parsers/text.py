@@ -1,5 +1,8 @@
 """The parser of families whose output is nothing but text."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from mlx_server.events import Event, TextDelta
 from mlx_server.parsers.reading import Place, Reading
 
@@ -10,6 +13,9 @@ class TextParser:
 
     def __init__(self, reading: Reading) -> None:
         self._index = reading.index
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return ()
 
     def feed(self, token: int, text: str) -> list[Event]:
         return [TextDelta(self._index, text)] if text else []

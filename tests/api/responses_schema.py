@@ -25,6 +25,9 @@ OURS = {
     "presence_penalty",
     "frequency_penalty",
     "bytes",
+    # that vLLM's server sends
+    "input_messages",
+    "output_messages",
     # our own remarks
     "mlx_server",
 }
@@ -42,6 +45,8 @@ ENDING = {
     "completed_at",
     "incomplete_details",
     "error",
+    "input_messages",
+    "output_messages",
     "mlx_server",
 }
 """What the end may tell otherwise than the beginning."""
@@ -153,6 +158,10 @@ def folded(events: Sequence[Json]) -> list[Json]:
             item["arguments"] += event["delta"]
         elif kind.endswith("arguments.done"):
             assert item["arguments"] == event["arguments"]
+        elif kind.endswith("code.delta"):
+            item["code"] += event["delta"]
+        elif kind.endswith("code.done"):
+            assert item["code"] == event["code"]
     assert done == items.keys()
     return [items[place] for place in sorted(items)]
 
@@ -197,6 +206,11 @@ def _life(item: Json) -> list[str]:
             f"mcp_list_tools.{'completed' if item.get('tools') else 'failed'}",
         ],
         "mcp_approval_request": [],
+        "web_search_call": ["web_search_call.in_progress"],
+        "code_interpreter_call": [
+            "code_interpreter_call.in_progress",
+            "code_interpreter_call_code.done",
+        ],
     }
     return [*of_kind[item["type"]], "output_item.done"]
 

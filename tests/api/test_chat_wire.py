@@ -136,6 +136,7 @@ def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: J
         assert_strict(ChatCompletionChunk, chunk)
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert gathered(chunks) == summary(body)
+    assert None not in [each.get("system_fingerprint", "") for each in (body, *chunks)]
 
 
 def test_an_answer(client: TestClient) -> None:

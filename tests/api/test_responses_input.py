@@ -176,7 +176,18 @@ TURNS: dict[str, tuple[list[Json], list[Message]]] = {
     ),
     "commentary and answer": (
         [{**ASSISTANT, "phase": "commentary"}, THOUGHT, {**ASSISTANT, "phase": "final_answer"}],
-        [Message("assistant", "so"), Message("assistant", "so", reasoning="hm")],
+        [
+            Message("assistant", "so", phase="commentary"),
+            Message("assistant", "so", reasoning="hm", phase="final_answer"),
+        ],
+    ),
+    "commentary and a call": (
+        [{**ASSISTANT, "phase": "commentary"}, CALL],
+        [Message("assistant", "so", tool_calls=(F,), phase="commentary")],
+    ),
+    "texts of two phases and a call": (
+        [{**ASSISTANT, "phase": "commentary"}, ASSISTANT, CALL],
+        [Message("assistant", "so\n\nso", tool_calls=(F,))],
     ),
     "reasoning of nothing": (
         [THOUGHT, USER],

@@ -92,6 +92,14 @@ ANSWERS: dict[str, list[Event]] = {
         STOPPED,
     ],
     "log probabilities of no text": [TextDelta(0, "", (TOKEN,)), STOPPED],
+    "phases": [
+        *said("a"),
+        TextDelta(0, "b", phase="commentary"),
+        TextDelta(0, "", (TOKEN,)),
+        TextDelta(0, "c", phase="final_answer"),
+        *said("d"),
+        STOPPED,
+    ],
     "mended": [Repaired(0, "json", "tool_calls[0].function.arguments"), *said("a"), STOPPED],
 }
 
@@ -226,6 +234,7 @@ def test_an_error_of_ours_tells_nothing_of_us(caplog: pytest.LogCaptureFixture) 
         ("text, cut", [("message", "incomplete")]),
         ("a call, cut", [("function_call", "incomplete")]),
         ("a call that was none", [("function_call", "incomplete"), ("message", "completed")]),
+        ("phases", [("message", "completed")] * 3),
         ("text and calls", [("message", "completed"), *[("function_call", "completed")] * 2]),
         (
             "reasoning between texts",

@@ -20,6 +20,7 @@ import msgspec
 import yaml
 
 from mlx_server.events import (
+    BuiltInCall,
     Event,
     ReasoningDelta,
     Repaired,
@@ -61,6 +62,10 @@ class Reads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Names of calls that were begun and never finished."""
     repairs: list[str] = msgspec.field(default_factory=list)
     """What was mended, and where."""
+    commentary: str = ""
+    """The part of the text that is no answer yet."""
+    built_in: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    """Calls of tools that nobody offered: each tool, and what was written to it."""
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -245,6 +250,10 @@ def folded(events: Sequence[Event]) -> Reads:
         calls=[GoldenCall(names[n], _object(arguments[n]), ids[n]) for n in sorted(finished)],
         unfinished=[name for number, name in names.items() if number not in finished],
         repairs=[f"{e.what} {e.where}" for e in events if isinstance(e, Repaired)],
+        commentary="".join(
+            e.text for e in events if isinstance(e, TextDelta) and e.phase == "commentary"
+        ),
+        built_in=[(e.tool, e.text) for e in events if isinstance(e, BuiltInCall)],
     )
 
 

@@ -49,12 +49,15 @@ class Playing(EngineClient):
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
         answers = Answers()
         for row in rows:
-            row.row = len(self.rows)
-            self.rows.append(row)
-            self.prompts.append(self.tokenizer.raw(row.prompt))
-            for item in _played(row):
-                answers.put(item)
+            self.add(row, answers)
         yield answers
+
+    def add(self, row: Generate, answers: Answers) -> None:
+        row.row = len(self.rows)
+        self.rows.append(row)
+        self.prompts.append(self.tokenizer.raw(row.prompt))
+        for item in _played(row):
+            answers.put(item)
 
     def cancel(self, rows: Sequence[int]) -> None: ...
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai_harmony import Message as HarmonyMessage
 
 from mlx_server.events import (
+    BuiltInCall,
     Event,
     ReasoningDelta,
     TextDelta,
@@ -93,10 +95,15 @@ def test_the_browser_is_three_tools() -> None:
 
 @pytest.mark.parametrize("recipient", ["python", "browser.search", "container.exec"])
 @pytest.mark.parametrize("channel", ["analysis", "commentary"])
-def test_built_in_tools_that_were_not_offered_are_passed_over(recipient: str, channel: str) -> None:
-    output = f"<|channel|>{channel} to={recipient} code<|message|>x<|end|>"
-    assert heard(output) == []
-    assert heard(output + "<|start|>assistant<|channel|>final<|message|>y") == [["text", "y"]]
+def test_built_in_tools_that_were_not_offered_are_told_of_apart(
+    recipient: str, channel: str
+) -> None:
+    output = f"<|channel|>{channel} to={recipient} code<|message|>x\n y"
+    for end in ("", "<|end|>", "<|call|>"):
+        assert played(ids(output + end)) == [BuiltInCall(0, recipient, "x\n y")]
+    assert played(ids(output), cut=True) == [BuiltInCall(0, recipient, "x\n y", is_whole=False)]
+    *_, answer = played(ids(output + "<|end|><|start|>assistant<|channel|>final<|message|>y"))
+    assert answer == TextDelta(0, "y", phase="final_answer")
 
 
 def test_a_function_of_a_built_in_tools_name_is_a_function() -> None:
@@ -170,6 +177,64 @@ def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:
     assert len(text) > 1500
     assert words.startswith(text)
     assert heard(words) == [["text", words]]
+
+
+# Phases
+
+
+@pytest.mark.parametrize(
+    ("header", "phase"),
+    [
+        ("<|channel|>commentary<|message|>", "commentary"),
+        ("<|channel|>final<|message|>", "final_answer"),
+        ("<|channel|>final <|constrain|>json<|message|>", "final_answer"),
+        ("<|channel|>elsewhere<|message|>", "final_answer"),
+        ("<|message|>", "final_answer"),
+        ("<|channel|>commentary to=functions.unknown<|message|>", "final_answer"),
+        ("<|channel|>commentary one, two, three, four<|message|>", "commentary"),
+        ("", "final_answer"),
+    ],
+)
+def test_phases(header: str, phase: str) -> None:
+    found = [e for e in played(ids(header + "Hello")) if isinstance(e, TextDelta)]
+    assert "".join(e.text for e in found).endswith("Hello")
+    assert {e.phase for e in found} == {phase}
+
+
+# Messages as OpenAI's parser has them
+
+
+@pytest.mark.parametrize(
+    ("output", "messages"),
+    [
+        ("", []),
+        ("<|channel|>final<|message|>a", [(None, "final", None, "a")]),
+        ("<|channel|>final<|message|>", [(None, "final", None, "")]),
+        ("<|channel|>final a b c d<|message|>e", [(None, "final", None, "a b c de")]),
+        ("<|channel|>final a b", [(None, "final", None, "a b")]),
+        (CALL + "{}<|call|>", [("functions.note", "commentary", "<|constrain|>json", "{}")]),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=python"
+            "<|channel|>analysis code<|message|>1<|call|>",
+            [(None, "analysis", None, "a"), ("python", "analysis", "code", "1")],
+        ),
+    ],
+)
+def test_messages(output: str, messages: list[Any]) -> None:
+    reading = parser()
+    for token in ids(output):
+        reading.feed(token, "")
+    if not output.endswith(" b"):  # a header that is still open is none
+        assert told_of(reading) == messages, "those that have not ended are told of"
+    reading.finish("", cut=False)
+    assert told_of(reading) == messages
+
+
+def told_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
+    return [
+        (m.get("recipient"), m.get("channel"), m.get("content_type"), m["content"][0]["text"])
+        for m in reading.messages()
+    ]
 
 
 # Where it is
@@ -269,8 +334,14 @@ TOKENS_OF_ANY_KIND = st.lists(PIECES.map(ids) | CONTROL | ANY, max_size=25).map(
 @settings(deadline=None, max_examples=150)
 @given(TOKENS_OF_ANY_KIND, st.booleans(), st.sampled_from([TOOLS, (PYTHON, BROWSER), ()]))
 def test_whatever_the_model_writes(tokens: list[int], cut: bool, tools: tuple[Tool, ...]) -> None:
-    events = played(tokens, tools, cut=cut)
-    said = "".join(e.text for e in events if isinstance(e, TextDelta | ReasoningDelta))
+    reading = parser(tools)
+    events = [event for token in tokens for event in reading.feed(token, "")]
+    reading.messages()
+    events += reading.finish("", cut=cut)
+    for message in reading.messages():
+        assert HarmonyMessage.from_dict(dict(message)).to_dict() == message
+    texts = TextDelta | ReasoningDelta | BuiltInCall
+    said = "".join(e.text for e in events if isinstance(e, texts))
     written = "".join(e.arguments for e in events if isinstance(e, ToolCallDelta))
     assert not any(token in said + written for token in SPECIAL)
     assert "<|reserved_" not in said + written

@@ -210,7 +210,7 @@ def test_sound_outputs_are_allowed() -> None:
 def test_what_is_cut_off_was_allowed() -> None:
     source = grammar(*tools())
     for golden in goldens_of(GPT_OSS):
-        if golden.cut:
+        if golden.cut and not golden.reads.built_in:  # of what was not offered
             ids = tokenizer_of("gpt_oss").encode(golden.output)
             assert matcher("gpt_oss", source).validate_tokens(ids) == len(ids), golden.name
 

@@ -8,14 +8,12 @@ from mlx_server.api import formats
 from mlx_server.api.chat_completions.protocol import (
     AllowedToolsChoice,
     ChatBody,
-    Content,
     FunctionChoice,
-    MediaPart,
     MessageParam,
-    RefusalPart,
     ToolCallParam,
     ToolParam,
 )
+from mlx_server.api.content import text_of
 from mlx_server.api.tools import check_choice, check_offered
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
@@ -141,30 +139,12 @@ def _message(message: MessageParam, where: str) -> Message:
         )
     return Message(
         role=message.role,
-        content=_text(message.content, f"{where}.content") or message.refusal or "",
+        content=text_of(message.content, f"{where}.content") or message.refusal or "",
         name=message.name,
         reasoning=message.reasoning_content or message.reasoning,
         tool_calls=tuple(_tool_call(call) for call in message.tool_calls or ()),
         tool_call_id=message.tool_call_id,
     )
-
-
-def _text(content: Content | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for i, part in enumerate(content):
-        match part:
-            case MediaPart():
-                raise BadRequest(
-                    f"Content of type `{part.type}` can't be read: the models here read text.",
-                    param=f"{where}[{i}].type",
-                )
-            case RefusalPart():
-                texts.append(part.refusal)
-            case _:
-                texts.append(part.text)
-    return "\n".join(texts)
 
 
 def _tool_call(call: ToolCallParam) -> ToolCall:

@@ -66,7 +66,7 @@ class ChatOutput:
             "object": kind,
             "created": self._created,
             "model": self._tally.model,
-            "system_fingerprint": self._tally.fingerprint,
+            **self._tally.fingerprinted(),
         }
 
     def _chunk(

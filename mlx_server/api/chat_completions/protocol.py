@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from mlx_server.api.content import Content
 from mlx_server.api.fields import (
     MAX_TOP_LOGPROBS,
     Effort,
@@ -15,26 +16,6 @@ from mlx_server.api.fields import (
     WireModel,
 )
 from mlx_server.api.formats import ConstrainedBody
-
-
-class TextPart(WireModel):
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-class RefusalPart(WireModel):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class MediaPart(WireModel):
-    """Known, and refused by name: these models read text."""
-
-    type: Literal["image_url", "input_audio", "file"]
-
-
-Part = Annotated[TextPart | RefusalPart | MediaPart, Field(discriminator="type")]
-Content = str | Items[Part]
 
 
 class FunctionCall(WireModel):

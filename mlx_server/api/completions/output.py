@@ -51,7 +51,7 @@ class CompletionOutput:
             "object": "text_completion",
             "created": self._created,
             "model": self._tally.model,
-            "system_fingerprint": self._tally.fingerprint,
+            **self._tally.fingerprinted(),
         }
 
     def _chunk(self, choice: Wire) -> Wire:

@@ -1,6 +1,7 @@
 """How many tokens a request would send to the model."""
 
 import asyncio
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -16,5 +17,6 @@ async def input_tokens(http: Request, body: ResponsesBody) -> int:
     pool: Pool = http.app.state.pool
     name, _ = pool.named(body.model)
     prepared = await pool.prepared(name)
-    planned = await asyncio.to_thread(plan, prepared, found.asked.request)
+    silent = replace(prepared, transcript=None)  # or a replay model would be an answer further
+    planned = await asyncio.to_thread(plan, silent, found.asked.request)
     return planned.prompt_tokens

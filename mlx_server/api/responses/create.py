@@ -67,7 +67,8 @@ async def create(
         previous=None if is_recalled else body.previous_response_id,
         conversation=body.conversation_id,
     )
-    output = ResponseOutput(new_response(body, record.id, stored=stored), encrypts=body.encrypts)
+    response = new_response(body, record.id, stored=stored)
+    output = ResponseOutput(response, encrypts=body.encrypts, interprets=body.interprets)
     events = partial(events_of, connection, found.asked)
     run = Run(record, output, events(), runs if stored else Unkept())
     background = Background(run, events, stream=bool(body.stream)) if body.background else None

@@ -84,6 +84,7 @@ def to_request(
         thinking_budget=budget,
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
+        raw_messages=bool(body.enable_response_messages),
     )
     mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
     hosted = dict.fromkeys(f"input.{item.type}" for item in items if isinstance(item, HostedItem))

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
+from mlx_server.api.content import Content, TextPart
 from mlx_server.api.fields import Items, WireModel
+from mlx_server.messages import Phase
 
 Wire = dict[str, Any]
 
@@ -30,6 +32,8 @@ PREFIXES = {
     "mcp_approval_request": "mcpr",
     "mcp_approval_response": "mcpa",
     "compaction": "cmp",
+    "code_interpreter_call": "ci",
+    "web_search_call": "ws",
 }
 
 
@@ -37,31 +41,6 @@ def new_id(kind: str) -> str:
     return f"{PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
 
 
-class TextPart(WireModel):
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
-
-
-class RefusalPart(WireModel):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class MediaPart(WireModel):
-    """Known, and refused by name: these models read text."""
-
-    type: Literal[
-        "computer_screenshot",
-        "image_url",
-        "input_audio",
-        "input_file",
-        "input_image",
-        "input_video",
-    ]
-
-
-Part = Annotated[TextPart | RefusalPart | MediaPart, Field(discriminator="type")]
-Content = str | Items[Part]
 Texts = Items[TextPart]
 
 
@@ -73,7 +52,7 @@ class MessageItem(Item):
     type: Literal["message"]
     role: Literal["user", "system", "developer", "assistant"]
     content: Content | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: Phase | None = None
 
 
 class ReasoningItem(Item):
@@ -168,7 +147,7 @@ Hosted = Literal[
 
 
 class HostedItem(Item):
-    """Of tools that are OpenAI's own: nothing that a model here could read."""
+    """Of tools that are OpenAI's own: nothing that a model here reads."""
 
     type: Hosted
 

@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
-from mlx_server.api.responses import stream
+from mlx_server.api.responses import built_in, stream
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, OutputItem
 from mlx_server.api.tally import remarks
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.events import (
     ApprovalRequested,
+    BuiltInCall,
     Event,
     Finished,
     McpCallDelta,
@@ -34,14 +35,25 @@ log = logging.getLogger("mlx_server.api")
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
+UNANSWERED = (
+    stream.Reasoning,
+    stream.McpCall,
+    stream.McpListTools,
+    built_in.WebSearchCall,
+    built_in.CodeInterpreterCall,
+)
+"""Items behind which an answer is still to come."""
+
 BROKEN = "The answer broke off: an error on our side."
 
 
 class ResponseOutput:
-    def __init__(self, response: Wire, *, encrypts: bool) -> None:
-        """response: a new one, with no output. encrypts: reasoning comes sealed, too."""
+    def __init__(self, response: Wire, *, encrypts: bool, interprets: bool = False) -> None:
+        """response: a new one, with no output. encrypts: reasoning comes sealed, too. interprets:
+        the client knows of a code interpreter."""
         self._response = response
         self._encrypts = encrypts
+        self._interprets = interprets
         self._items: list[OutputItem] = []
         self._text: stream.TextItem | None = None
         """The item that text goes to."""
@@ -50,6 +62,7 @@ class ResponseOutput:
         self._number = 0
         self._begun = False
         self._prompt_tokens = 0
+        self._input_messages: tuple[Wire, ...] = ()
         self._unenforced: tuple[str, ...] = ()
         self._repairs: list[Repaired] = []
 
@@ -133,6 +146,8 @@ class ResponseOutput:
                 made = self._calls.pop(call)
                 assert isinstance(made, stream.McpCall)
                 yield from made.run(event)
+            case BuiltInCall():
+                yield from self._add_built_in(event)
             case ToolsListed():
                 yield from self._whole(stream.McpListTools(self._place, event))
             case ApprovalRequested():
@@ -150,6 +165,7 @@ class ResponseOutput:
     def _start(self, event: Started) -> Iterator[Wire]:
         self._prompt_tokens = event.prompt_tokens
         self._unenforced = event.unenforced
+        self._input_messages = tuple(map(dict, event.messages))
         self._response.update(status="in_progress", model=event.model)
         if event.sampling:
             used = {name: getattr(event.sampling, name) for name in SAMPLING}
@@ -161,10 +177,14 @@ class ResponseOutput:
 
     def _add_text(self, event: TextDelta) -> Iterator[Wire]:
         if event.text or event.logprobs:
-            if not isinstance(self._text, stream.Message):
-                yield from self._go_on_with(stream.Message(self._place))
+            if not self._goes_on(event):
+                yield from self._go_on_with(stream.Message(self._place, event.phase))
             assert self._text
             yield from self._text.add(event.text, event.logprobs)
+
+    def _goes_on(self, event: TextDelta) -> bool:
+        said = self._text
+        return isinstance(said, stream.Message) and event.phase in (None, said.phase)
 
     def _add_reasoning(self, text: str) -> Iterator[Wire]:
         if text:
@@ -174,6 +194,16 @@ class ResponseOutput:
             assert self._text
             yield from self._text.add(text)
 
+    def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
+        item = built_in.item_of(event, self._place, interprets=self._interprets)
+        if item:
+            yield from self._whole(item, "failed" if event.is_whole else "incomplete")
+        elif event.text:
+            reasoning = stream.Reasoning(self._place, encrypts=self._encrypts)
+            yield from self._add(reasoning)
+            yield from reasoning.add(event.text)
+            yield from reasoning.end("completed" if event.is_whole else "incomplete")
+
     def _go_on_with(self, item: stream.TextItem) -> Iterator[Wire]:
         yield from self._add(item)
         self._text = item
@@ -182,9 +212,9 @@ class ResponseOutput:
         yield from self._add(item)
         self._calls[call] = item
 
-    def _whole(self, item: OutputItem) -> Iterator[Wire]:
+    def _whole(self, item: OutputItem, status: End = "completed") -> Iterator[Wire]:
         yield from self._add(item)
-        yield from item.end("completed")
+        yield from item.end(status)
 
     def _add(self, item: OutputItem) -> Iterator[Wire]:
         yield from self._end_text("completed")
@@ -209,6 +239,7 @@ class ResponseOutput:
             yield from self._go_on_with(stream.Message(self._place))
         yield from self._close("incomplete" if cut else "completed")
         usage = self._usage(event)
+        self._response.update(self._raw(event))
         if cut:
             why = {"reason": "max_output_tokens"}
             yield self._ended("incomplete", "incomplete", usage=usage, incomplete_details=why)
@@ -218,8 +249,12 @@ class ResponseOutput:
 
     def _has_answer(self) -> bool:
         """Clients look for a message, or for calls, to know what to do next."""
-        unanswered = stream.Reasoning | stream.McpCall | stream.McpListTools
-        return bool(self._items) and not isinstance(self._items[-1], unanswered)
+        return bool(self._items) and not isinstance(self._items[-1], UNANSWERED)
+
+    def _raw(self, event: Finished) -> Wire:
+        if not self._input_messages:
+            return {}
+        return {"input_messages": self._input_messages, "output_messages": event.messages}
 
     def _usage(self, event: Finished) -> Wire:
         prompt = self._prompt_tokens + event.further_prompt_tokens

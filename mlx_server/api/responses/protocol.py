@@ -25,7 +25,7 @@ MAX_TOOLS = 1024
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # of items that no model here makes, and so easily included
+    # of what there is none of here, and so easily included
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -115,6 +115,8 @@ class ResponsesBody(SamplingBody):
     background: bool | None = None
     store: bool | None = None
     metadata: Metadata | None = None
+    enable_response_messages: bool | None = None
+    """vLLM's name for Harmony's own messages, beside the items that they become."""
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
     service_tier: Label | None = None
@@ -124,6 +126,11 @@ class ResponsesBody(SamplingBody):
     def encrypts(self) -> bool:
         """Whether reasoning comes with a text for the client to send back."""
         return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def interprets(self) -> bool:
+        """Whether the client knows of a code interpreter."""
+        return any(tool.type == "code_interpreter" for tool in self.tools or ())
 
     @property
     def logprobs(self) -> int | None:

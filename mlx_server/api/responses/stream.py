@@ -16,9 +16,10 @@ from mlx_server.events import (
     ToolCallStarted,
     ToolsListed,
 )
+from mlx_server.messages import Phase
 
 Events = Iterator[Wire]
-End = Literal["completed", "incomplete"]
+End = Literal["completed", "incomplete", "failed"]
 
 
 class OutputItem:
@@ -105,12 +106,14 @@ class Reasoning(TextItem):
 class Message(TextItem):
     kind, part = "message", "output_text"
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, phase: Phase | None = None) -> None:
         super().__init__(place)
+        self.phase = phase
         self._tokens: list[Wire] = []
 
     def wire(self) -> Wire:
-        return {**self._head(), "role": "assistant", "content": self._content()}
+        phase = {"phase": self.phase} if self.phase else {}
+        return {**self._head(), "role": "assistant", **phase, "content": self._content()}
 
     def _part(self) -> Wire:
         return {**super()._part(), "annotations": [], "logprobs": list(self._tokens)}

@@ -1,28 +1,26 @@
 """Items to messages: what a model said in one go becomes one turn again."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from mlx_server.api.content import text_of
 from mlx_server.api.responses.items import (
     CallOutputItem,
     CompactionItem,
-    Content,
     CustomCallItem,
     FunctionCallItem,
     InputItem,
     McpApprovalRequestItem,
     McpApprovalResponseItem,
     McpCallItem,
-    MediaPart,
     MessageItem,
     ReasoningItem,
-    RefusalPart,
     arguments_of,
     json_text,
     unsealed,
 )
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Message, ToolCall
+from mlx_server.messages import Message, Phase, ToolCall
 from mlx_server.requests import Approval
 
 SUMMARY = "What was said before, in short:\n\n"
@@ -33,6 +31,7 @@ DENIED = "The user has denied this call"
 class Said:
     reasoning: list[str] = field(default_factory=list)
     text: str | None = None
+    phase: Phase | None = None
 
 
 class Turns:
@@ -52,7 +51,8 @@ class Turns:
     def add(self, item: InputItem, where: str) -> None:
         match item:
             case MessageItem(role="assistant"):
-                self._speak().text = text_of(item.content, f"{where}.content")
+                said = self._speak()
+                said.text, said.phase = text_of(item.content, f"{where}.content"), item.phase
             case MessageItem(role=role):
                 self.end()
                 self.messages.append(Message(role, text_of(item.content, f"{where}.content")))
@@ -79,15 +79,14 @@ class Turns:
         """What comes next is nobody's who spoke last."""
         said, calls = self._said, tuple(self._calls)
         if calls:  # results have to follow their calls, so these are one turn with all the rest
-            texts = [each.text for each in said if each.text]
-            reasoning = [text for each in said for text in each.reasoning]
-            said = [Said(reasoning, "\n\n".join(texts))]
+            said = [_as_one(said)]
         self.messages += [
             Message(
                 "assistant",
                 each.text or "",
                 reasoning="\n\n".join(each.reasoning) or None,
                 tool_calls=calls,
+                phase=each.phase,
             )
             for each in said
         ]
@@ -158,22 +157,14 @@ class Turns:
             self._results.append(Message("tool", told, tool_call_id=call.id))
 
 
-def text_of(content: Content | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for i, part in enumerate(content):
-        match part:
-            case MediaPart():
-                raise BadRequest(
-                    f"Content of type `{part.type}` can't be read: the models here read text.",
-                    param=f"{where}[{i}].type",
-                )
-            case RefusalPart():
-                texts.append(part.refusal)
-            case _:
-                texts.append(part.text)
-    return "\n".join(texts)
+def _as_one(said: Sequence[Said]) -> Said:
+    spoken = [(each.text, each.phase) for each in said if each.text]
+    phases = {phase for _, phase in spoken}
+    return Said(
+        reasoning=[text for each in said for text in each.reasoning],
+        text="\n\n".join(text for text, _ in spoken),
+        phase=phases.pop() if len(phases) == 1 else None,
+    )
 
 
 def _reasoning(item: ReasoningItem, where: str) -> str:

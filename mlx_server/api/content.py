@@ -1,0 +1,54 @@
+"""The content of a message on the wire: text, or a list of parts."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mlx_server.api.fields import Items, WireModel
+from mlx_server.errors import BadRequest
+
+
+class TextPart(WireModel):
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+
+
+class RefusalPart(WireModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class MediaPart(WireModel):
+    """Known, and refused by name: these models read text."""
+
+    type: Literal[
+        "computer_screenshot",
+        "file",
+        "image_url",
+        "input_audio",
+        "input_file",
+        "input_image",
+        "input_video",
+    ]
+
+
+Part = Annotated[TextPart | RefusalPart | MediaPart, Field(discriminator="type")]
+Content = str | Items[Part]
+
+
+def text_of(content: Content | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        match part:
+            case MediaPart():
+                raise BadRequest(
+                    f"Content of type `{part.type}` can't be read: the models here read text.",
+                    param=f"{where}[{i}].type",
+                )
+            case RefusalPart():
+                texts.append(part.refusal)
+            case _:
+                texts.append(part.text)
+    return "\n".join(texts)
