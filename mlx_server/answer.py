@@ -1,6 +1,6 @@
 """One answer: what the engine says of it in, events out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -9,6 +9,7 @@ from mlx_server.contract import reading_of
 from mlx_server.engine.client import Item
 from mlx_server.engine.messages import Generate, Logprobs, Prefilled, Scored, Token
 from mlx_server.events import (
+    BuiltInCall,
     Event,
     Finished,
     FinishReason,
@@ -52,6 +53,7 @@ class Answer:
         self._cached: int | None = None
         self._said = self._led_on = False
         self._logprobs: list[TokenLogprob] = []
+        self._marks = frozenset(self._tokenizer.control_tokens.values())
 
     def begin(self) -> Iterator[Event]:
         if self._echo and not self._row.score:
@@ -88,8 +90,11 @@ class Answer:
         place = self._parser.place
         if token.logprobs and place != "reasoning":  # what begins as a call may turn out to be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
-        yield from self._passed(self._parser.feed(token.id, self._text.feed(token.id)))
-        self._reasoning += place == self._parser.place == "reasoning"  # marks are none of it
+        events = self._parser.feed(token.id, self._text.feed(token.id))
+        if text := "".join(event.text for event in events if isinstance(event, TextDelta)):
+            self._forget_marks(text)
+        yield from self._passed(events)
+        self._reasoning += self._reasoned(place, events)
         if self._parser.place != place and self._parser.place != "call":
             self._logprobs = []  # of a mark
         self._answered(place)
@@ -100,13 +105,24 @@ class Answer:
         elif token.finish or self._room == 0:
             yield from self._finish(token.finish or "length")
 
+    def _forget_marks(self, text: str) -> None:
+        """Those of reasoning in which nothing was said: the text that comes has none of them."""
+        self._logprobs = [
+            logprob
+            for logprob in self._logprobs
+            if logprob.token in text or logprob.token not in self._marks
+        ]
+
+    def _reasoned(self, place: Place, events: Sequence[Event]) -> bool:
+        """Marks are none of it, but some are only known by what comes behind them."""
+        if self._parser.place != "reasoning":
+            return False
+        return place == "reasoning" or any(isinstance(e, ReasoningDelta) for e in events)
+
     def _answered(self, place: Place) -> None:
-        """place: where the last token was thought to belong."""
-        if self._room is None:
-            return
-        if self._parser.place == "reasoning" and not self._said:  # all of it was a mark
-            self._room = self._request.max_response_tokens
-        elif place != "reasoning":
+        """Counts what follows the first that was said: before, it may be marks and white space.
+        place: where the last token was thought to belong."""
+        if self._room is not None and self._said and place != "reasoning":
             self._room -= 1
 
     def next_row(self) -> Generate | None:
@@ -151,6 +167,7 @@ class Answer:
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
         place = self._parser.place
         yield from self._passed(self._parser.finish(self._text.finish(), cut=reason == "length"))
+        self._forget_marks("")
         if self._logprobs and place == "text":  # of last tokens that had no text
             yield from self._passed([TextDelta(self._index, "")])
         yield from self._stops.finish()
@@ -166,7 +183,7 @@ class Answer:
                 if not self._stops.matched:
                     yield event
                 continue
-            self._said = self._said or not isinstance(event, ReasoningDelta)
+            self._said = self._said or not isinstance(event, ReasoningDelta | BuiltInCall)
             if isinstance(event, TextDelta):
                 logprobs, self._logprobs = tuple(self._logprobs), []
                 yield from self._stops.feed(replace(event, logprobs=logprobs))
@@ -186,6 +203,7 @@ class Answer:
             cached_tokens=self._cached or 0,
             reasoning_tokens=self._reasoning,
             led_on=self._led_on,
+            messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
         )
 
 

@@ -96,7 +96,7 @@ def _thinking(prepared: Prepared, wanted: Wanted, end: str, budget: int | None) 
         return None
     before, behind = _parted(end, closes)
     lead, rest = tokenizer.encode(before), tokenizer.encode(behind)
-    if budget is not None and len(lead) > budget:  # no room even for what leads to the mark
+    if budget is not None and len(lead) >= budget:  # room for reasoning, or what leads out of it
         lead = []
     return Thinking(
         budget=None if budget is None else budget - len(lead),

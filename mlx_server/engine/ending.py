@@ -81,7 +81,7 @@ class Pieces:
         }
         self.size = np.array([len(text) for text in texts])
         self.start = np.array([_start(text) for text in texts])
-        self.start[self.control] = CONTROL
+        self.start[self.control] = -1 - np.arange(len(self.control))
         self.kind = np.array([_kind(text) for text in texts])
         self.kind[self.control] = -1 - np.arange(len(self.control))
         self.closers = self._known(sorted(CLOSERS, key=len, reverse=True))
@@ -93,6 +93,7 @@ class Pieces:
         self.worth = np.array([_worth(text) for text in texts])
         self.worth[self.control] = -64
         self.after = [*self._known([b",", b"}", b"]", b")"]), self.stop]
+        self.colon = self._known([b":"])
         self.parting = self._known([b',"', b","])
         self.single = self._known(bytes([byte]) for byte in range(33, 127))
         self.linking = [b":" in text or b"," in text for text in texts]
@@ -147,7 +148,9 @@ class Prospect:
 def prospect(pieces: Pieces, matcher: LLMatcher, grammar: str = "") -> Prospect:
     """matcher: one that has read nothing; it is not changed. grammar: what it was made of, in
     Lark. Takes up to some ten milliseconds, so not on the thread that steps rows."""
-    hints = [way for text in _quoted(grammar) if (way := pieces.cut(text))]
+    marks = dict.fromkeys(re.findall(r"<\[(\d+)\]>", grammar))
+    spelled = [way for text in _quoted(grammar) if (way := pieces.cut(text))]
+    hints = [*([int(id)] for id in marks), *spelled][:HINTS]
     row = Ending(pieces, Prospect(hints))
     tokens = row.shortest(matcher, FIRST_STEPS)
     return Prospect(hints, tokens, max(REACH, 2 * row.explore(matcher)))
@@ -157,8 +160,20 @@ def _quoted(grammar: str) -> list[bytes]:
     """The texts that a grammar spells out, such as closing tags: where it reads free text,
     nothing else tells what may end it."""
     own = [line for line in grammar.splitlines() if "%json" not in line and line[:1] != "%"]
-    found = re.findall(r'"(?:[^"\\]|\\.)+"', "\n".join(own))
-    return [json.loads(text).encode() for text in dict.fromkeys(found)][:HINTS]
+    # quotes inside of regular expressions are none
+    found = re.findall(r'/(?:[^/\\]|\\.)+/|("(?:[^"\\]|\\.)+")', "\n".join(own))
+    texts = (_spelled(text) for text in dict.fromkeys(found) if text)
+    return [text.encode() for text in texts if text]
+
+
+def _spelled(text: str) -> str:
+    """Nothing where a client wrote it in other words than JSON's."""
+    try:
+        found: str = json.loads(text)
+        found.encode()
+    except ValueError:
+        return ""
+    return found
 
 
 class Ending:
@@ -334,9 +349,9 @@ class Ending:
         return bool(matcher.validate_tokens([id])) and self._no_text(matcher, [id])
 
     def _no_text(self, matcher: LLMatcher, tokens: list[int]) -> bool:
-        """Whether they may follow, and a letter may not follow them."""
-        letter = self._pieces.prose[:1]
-        return matcher.validate_tokens([*tokens, *letter]) == len(tokens)
+        """Whether they may follow, and text may not follow them."""
+        on = [[*tokens, id] for id in self._pieces.prose] or [tokens]
+        return min(map(matcher.validate_tokens, on)) == len(tokens)
 
     def _stands(self, matcher: LLMatcher, id: int) -> bool:
         """Whether this is a whole value here, and not the beginning of some text."""
@@ -356,13 +371,20 @@ class Ending:
         found = (id for id in self._pieces.parting if self._parts(matcher, id))
         return next(([id] for id in found), [])
 
+    def _goes_on(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+        """Whether what they end may end there: no name that is forced begins with them."""
+        behind = (*self._pieces.after, *self._pieces.colon)
+        size = len(tokens) + 1
+        return any(matcher.validate_tokens([*tokens, id]) == size for id in behind)
+
     def _peek(self, matcher: LLMatcher) -> list[int]:
         """The one character that a pattern waits for before its text may end."""
         for quote, _ in self._pieces.quotes:
             if not matcher.validate_tokens([quote]):
                 for id in self._pieces.single:
-                    if self._no_text(matcher, [id, quote]):
-                        return [id, quote]
+                    way = [id, quote]
+                    if self._no_text(matcher, way) and self._goes_on(matcher, way):
+                        return way
         return []
 
     def _fill(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
@@ -381,6 +403,10 @@ class Ending:
         ids = dense if len(dense) else ids
         if not len(ids):
             return []
+        # a longer token may hold the end and what goes on behind it
+        ends = (id for id in ids[:WORD].tolist() if matcher.validate_tokens([id, pieces.stop]) == 2)
+        if (last := next(ends, None)) is not None:
+            return [last]
         starts = pieces.start[ids]
         score = pieces.worth[ids]
         for key, times in used.items():
@@ -396,7 +422,7 @@ class Ending:
         return [token]
 
 
-CONTROL, LETTER, CAPITAL, DIGIT, BEYOND, BLANK, SPACED = range(256, 263)
+LETTER, CAPITAL, DIGIT, BEYOND, BLANK, SPACED = range(256, 262)
 STARTS = 264
 
 
@@ -409,7 +435,7 @@ def _worth(text: bytes) -> int:
 
 
 def _start(text: bytes) -> int:
-    """How a token begins: a punctuation mark is itself."""
+    """How a token begins: a punctuation mark is itself, and so is a control token."""
     first = text[:1]
     if not text.strip():
         return BLANK

@@ -21,6 +21,12 @@ class Budget:
         self._tail = b""
         """What could be the beginning of a mark."""
         self._ahead: list[int] = []
+        self._rests: list[bytes] = []
+        """What may follow the mark before, and make a longer one of it;"""
+        self._begun = b""
+        """... so far,"""
+        self._held = 0
+        """... in so many tokens, which count if it does not."""
 
     @property
     def inside(self) -> bool:
@@ -50,7 +56,7 @@ class Budget:
             del self._ahead[0]
             self._inside = self._inside and bool(self._ahead)
         elif reasoned:
-            self._left -= 1
+            self._left -= self._reasoned()
         elif not self._inside:
             self._answer -= 1
 
@@ -58,12 +64,32 @@ class Budget:
         """Whether it was reasoning, or the last of it after a mark."""
         tail = self._tail + text
         passed = False
+        self._begun += text if self._rests else b""
         while behind := self._behind(tail):
             self._inside = not self._inside
+            self._rests = self._longer(tail[:behind]) if self._inside else []
             tail = tail[behind:]
+            self._begun, self._held = tail, 0
             passed = True
         self._tail = tail[-self._kept :] if self._kept else b""
         return self._inside and (bool(tail) or not passed)
+
+    def _longer(self, text: bytes) -> list[bytes]:
+        """What is missing of marks that begin with one that this ends with."""
+        ends = [mark for mark in self._opens if text.endswith(mark)]
+        return [o[len(m) :] for m in ends for o in self._opens if o != m and o.startswith(m)]
+
+    def _reasoned(self) -> int:
+        """How many tokens of reasoning there are more than was known."""
+        self._held += 1
+        whole = [rest for rest in self._rests if self._begun.startswith(rest)]
+        if not whole and any(rest.startswith(self._begun) for rest in self._rests):
+            return 0
+        found = self._held
+        if whole:
+            found = int(self._begun not in whole)
+        self._rests, self._begun, self._held = [], b"", 0
+        return found
 
     def _behind(self, tail: bytes) -> int:
         """Where the mark ends that is complete first, so that it counts not how text is cut."""

@@ -56,6 +56,20 @@ def test_a_token_may_hold_more_than_a_mark() -> None:
     assert until_used_up(budget(0, inside=True), [A]) == 0
 
 
+def test_a_mark_may_begin_a_longer_one() -> None:
+    text = [b"<c>", b"thou", b"ght", b"\n", b"\na", b"hm"]
+    opens = [b"<c>thought\n", b"<c>"]
+    for said, taken in [
+        ([0, 1, 2, 3, 5, 5, 5], 6),
+        ([0, 1, 2, 4, 5, 5, 5], 5),
+        ([0, 5, 5, 5], 3),
+        ([0, 1, 5, 5], 3),
+        ([0, 1, 2, 5, 5], 4),  # more than two, since nobody could tell
+    ]:
+        counted = Budget(Thinking(2, False, opens, [b"</c>"], []), text)
+        assert until_used_up(counted, said) == taken
+
+
 def test_what_is_no_text_counts_too() -> None:
     assert until_used_up(budget(3, inside=True), [SILENT, A, SILENT, A]) == 3
 

@@ -1,0 +1,83 @@
+"""Every family's answers can be brought to an end, whatever they have to be.
+
+Where no ending is found, an answer under a grammar is cut at its token limit.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_server.engine import grammar
+from mlx_server.engine.vocabulary import Vocabulary
+from mlx_server.families import FAMILIES, family_named
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.checkpoint import read_checkpoint
+from mlx_server.grammars.lark import OPTIONS
+from mlx_server.messages import Tool
+from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.wanted import Wanted
+from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from mlx_server.requests import Format, JsonFormat, Named, ToolChoice
+from tests.contract.pairs import FORMATS, PARAMETERS
+from tests.contract.structured import NESTED
+
+TOOLS = tuple(Tool(name, "", parameters) for name, parameters in PARAMETERS.items())
+LARGER = (*TOOLS, Tool("order", "", NESTED))
+LONGEST = 500
+"""Tokens, of which some vocabularies have one for each byte."""
+
+WANTED: list[tuple[ToolChoice, tuple[Tool, ...], Format | None]] = [
+    ("required", TOOLS, None),
+    ("required", LARGER[2:], None),
+    (Named("add"), LARGER, None),
+    ("auto", LARGER, JsonFormat(NESTED)),
+    *(("none", (), value.format) for value in FORMATS),
+]
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
+def test_an_ending_is_known_from_the_beginning(name: str, tmp_path: Path) -> None:
+    family = family_named(name)
+    assert unended(family, replay_checkpoint(tmp_path, family, None)) == []
+
+
+@pytest.mark.parametrize("name", ["smollm2", "plain", "lfm2", "llama3"])
+def test_also_in_the_words_of_a_real_vocabulary(name: str, demo_path: Path) -> None:
+    assert unended(family_named(name), demo_path) == []
+
+
+def test_whoever_reasons_can_be_led_out_of_it() -> None:
+    for family in FAMILIES:
+        opens, _ = family.thinking_marks()
+        assert bool(opens) == bool(family.bridge), family.name
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'start: /[^"]*/ T\nT: "\\n" "a"',
+        'start: "\\x41"',
+        "start: /\"/ /'/",
+        'start: /a/ "b" // "\n',
+    ],
+)
+def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
+    """Its texts are looked for, whoever wrote it."""
+    vocabulary = Vocabulary(demo_path, [2]).plant()
+    assert grammar._compile(f"{OPTIONS}\n{source}\n", vocabulary).matcher
+
+
+def unended(family: ModelFamily, folder: Path) -> list[str]:
+    checkpoint = read_checkpoint(folder)
+    vocabulary = Vocabulary(folder, sorted(family.stops(checkpoint))).plant()
+    control, thinks = checkpoint.tokenizer.control_tokens, family.thinks(checkpoint)
+    found = []
+    for choice, tools, format in WANTED:
+        reading = Reading(tools=tools, ends_with="assistant: ", control=control)
+        source = family.grammar(Wanted(reading, choice, format, thinks))
+        if source is None:  # a family that knows no calls
+            continue
+        ending = grammar._compile(source, vocabulary).prospect.tokens
+        if ending is None or len(ending) > LONGEST:
+            found.append(f"{choice}, {format}: {ending}")
+    return found

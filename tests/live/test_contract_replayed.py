@@ -1,0 +1,317 @@
+"""The decode contract on replay models, to the token: what was recorded tells what is exact."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from mlx_server.families import family_named
+from mlx_server.pool.replay_checkpoint import built_in_tokenizer
+from tests.contract import pairs
+from tests.contract.answers import Answer, Completion, NotAnswered, asked, stream
+from tests.contract.pairs import NAMED, SAID, SCHEMA, TOOLS
+from tests.live.server import LiveServer, eventually, serving
+
+THINKING = ("qwen3", "gpt_oss", "seed_oss", "glm4_5", "gemma4")
+OTHERS = ("qwen3_coder", "mistral", "deepseek_v3", "smollm2")
+THOUGHT = "Let me see, step by step. " * 12
+SLOW = "Word by word it comes, and nothing stops it. " * 8
+DELAY = 10
+LONGEST_GAP = 5.0
+"""Seconds between two tokens of a stream, of which others know nothing."""
+
+JSON_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("replayed")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        models = {}
+        for name in (*THINKING, *OTHERS):
+            entries = [
+                {"match": "slowly", "output": SLOW, "delay_ms": DELAY},
+                {"output": pairs.script(name, THOUGHT)},
+            ]
+            (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)))
+            models[name] = {"source": f"replay:{name}.jsonl", "family": name}
+        with serving(folder, {"models": models}) as server:
+            yield server
+            assert "Traceback" not in server.log
+            assert " ERROR " not in server.log
+
+
+def body(model: str, text: str = "Well?", **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 600, **more}
+
+
+def run(server: LiveServer, ask: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+    async def with_client() -> Any:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as http:
+            return await ask(http)
+
+    return asyncio.run(with_client())
+
+
+def answered(server: LiveServer, asking: dict[str, Any]) -> tuple[Answer, Completion]:
+    found: Completion = run(server, lambda http: asked(http, asking))
+    (answer,) = found.answers
+    return answer, found
+
+
+def refused(server: LiveServer, asking: dict[str, Any]) -> NotAnswered:
+    with pytest.raises(NotAnswered) as caught:
+        run(server, lambda http: asked(http, asking))
+    return caught.value
+
+
+@pytest.mark.parametrize("format", [None, JSON_SCHEMA], ids=["free", "json_schema"])
+@pytest.mark.parametrize("budget", [0, 1, 7, 50])
+@pytest.mark.parametrize("model", THINKING)
+def test_a_budget_of_reasoning_is_kept_to_the_token(
+    server: LiveServer, model: str, budget: int, format: Any
+) -> None:
+    asking = body(model, thinking_budget=budget, response_format=format)
+    answer, found = answered(server, asking)
+    assert found.reasoning_tokens == budget
+    assert THOUGHT.startswith(answer.reasoning.strip())
+    assert answer.reasoning.strip() or budget < 2
+    assert answer.finish == "stop"
+    if format:
+        jsonschema.validate(json.loads(answer.text), SCHEMA)
+    else:
+        assert answer.text == SAID
+
+
+@pytest.mark.parametrize("model", THINKING)
+def test_a_budget_that_is_not_used_up_changes_nothing(server: LiveServer, model: str) -> None:
+    free, whole = answered(server, body(model))
+    assert (free.text, free.finish) == (SAID, "stop")
+    assert free.reasoning.strip() == THOUGHT.strip()
+    assert answered(server, body(model, thinking_budget=1000)) == (free, whole)
+
+
+@pytest.mark.parametrize("format", [None, JSON_SCHEMA], ids=["free", "json_schema"])
+@pytest.mark.parametrize("model", THINKING)
+def test_no_effort_is_no_reasoning(server: LiveServer, model: str, format: Any) -> None:
+    asking = body(model, reasoning_effort="none", response_format=format)
+    answer, found = answered(server, asking)
+    assert (answer.reasoning, found.reasoning_tokens) == ("", 0)
+    assert answer.text == SAID or format
+    assert answer.finish == "stop"
+
+
+@pytest.mark.parametrize("budget", [None, 5])
+@pytest.mark.parametrize("most", [1, 6])
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+def test_an_answer_has_as_many_tokens_as_it_may(
+    server: LiveServer, model: str, most: int, budget: int | None
+) -> None:
+    tokenizer = built_in_tokenizer(family_named(model))
+    told = tokenizer.decode(tokenizer.encode(SAID).ids[:most])
+    asking = body(model, max_response_tokens=most, thinking_budget=budget)
+    answer, _ = answered(server, asking)
+    assert (answer.text, answer.finish) == (told, "length")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"response_format": JSON_SCHEMA},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": NAMED, "thinking_budget": 3},
+        {"structured_outputs": {"regex": pairs.PATTERN}, "logprobs": True, "top_logprobs": 2},
+        {"stop": ["step", "~"], "logit_bias": {"11": -100}},
+        {"response_format": JSON_SCHEMA, "max_response_tokens": 30, "stop": ["}"]},
+    ],
+    ids=lambda more: ",".join(more),
+)
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+def test_streaming_equals_not_streaming(
+    server: LiveServer, model: str, more: dict[str, Any]
+) -> None:
+    asking = body(model, seed=3, **{"temperature": 1, **more})
+    whole, counted = answered(server, asking)
+    streamed, too = answered(server, {**asking, "stream": True})
+    streamed.deltas = 0
+    assert streamed == whole
+    for details in ("completion_tokens", "completion_tokens_details"):
+        assert too.usage[details] == counted.usage[details]
+
+
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+def test_arguments_come_as_they_are_made(server: LiveServer, model: str) -> None:
+    asking = body(model, tools=TOOLS, tool_choice=NAMED, stream=True, seed=1, temperature=1)
+    answer, _ = answered(server, asking)
+    ((name, arguments),) = answer.calls
+    jsonschema.validate(json.loads(arguments), pairs.PARAMETERS[name])
+    assert answer.deltas > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{"response_format": JSON_SCHEMA}, {"tools": TOOLS}])
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+def test_what_has_no_room_is_cut_and_no_call(
+    server: LiveServer, model: str, more: dict[str, Any], stream: bool
+) -> None:
+    choice = {"tool_choice": "required"} if "tools" in more else {}
+    asking = body(model, thinking_budget=0, stream=stream, **more, **choice)
+    answer, found = answered(server, {**asking, "max_tokens": 4})
+    assert (answer.finish, found.tokens) == ("length", 4)
+    if stream:  # what was shown of a call can't be taken back
+        assert not [arguments for _, arguments in answer.calls if _is_json(arguments)]
+    else:
+        assert not answer.calls
+    assert not answer.text or not _is_json(answer.text)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("model", ["qwen3", "gpt_oss", "smollm2"])
+def test_bias_and_penalties_choose_among_what_a_grammar_allows(
+    server: LiveServer, model: str
+) -> None:
+    pattern = {"regex": "[A-Z] [A-Z] [A-Z] [A-Z]"}
+    letters: dict[str, Any] = {"structured_outputs": pattern, "thinking_budget": 0}
+    tokenizer = built_in_tokenizer(family_named(model))
+    plain, _ = answered(server, body(model, **letters))
+    first = plain.text[0]
+    biased = {
+        str(id): -100
+        for token, id in tokenizer.get_vocab().items()
+        if token in (first, "Ġ" + first)
+    }
+    other, _ = answered(server, body(model, **letters, logit_bias=biased))
+    assert first not in other.text
+    varied, _ = answered(server, body(model, **letters, presence_penalty=2))
+    assert len(set(varied.text) - {" "}) == 4
+
+
+def test_two_formats_contradict_each_other(server: LiveServer) -> None:
+    for said in pairs.contradictions():
+        error = refused(server, body("qwen3", **said)).error
+        assert error["code"] is None or "schema" not in error["code"]
+        assert "send one of them" in error["message"]
+        assert error["param"]
+
+
+@asynccontextmanager
+async def beside(http: httpx.AsyncClient) -> AsyncIterator[None]:
+    """A stream that goes on meanwhile, as if it were alone."""
+    times: list[float] = []
+    begun = asyncio.Event()
+
+    async def follow() -> str:
+        text = ""
+        async for chunk in stream(http, body("smollm2", "slowly")):
+            times.append(time.monotonic())
+            text += "".join(c["delta"].get("content") or "" for c in chunk["choices"])
+            if text:
+                begun.set()
+        return text
+
+    following = asyncio.create_task(follow())
+    await begun.wait()
+    yield
+    assert await following == SLOW
+    assert max(b - a for a, b in pairwise(times)) < LONGEST_GAP
+
+
+HOSTILE: list[tuple[Any, str]] = [
+    ({"type": "strin"}, "#/properties/a/type"),
+    ({"not": {}}, "#/properties/a/not"),
+    ({"$ref": "http://localhost/x"}, "#/properties/a/$ref"),
+    ({"$ref": "#/properties/a"}, "#/properties/a"),
+    ({"pattern": "(a{1000}){1000}"}, "#/properties/a/pattern"),
+    ({"pattern": "(?=a)b"}, "#/properties/a/pattern"),
+    ({"minItems": 10**6}, "#/properties/a/minItems"),
+    ({"enum": list(range(10_001))}, "#/properties/a/enum"),
+    ({"uniqueItems": True}, "#/properties/a/uniqueItems"),
+    ({"const": "x" * 300_000}, "#"),
+    ({"multipleOf": 0}, "#/properties/a/multipleOf"),
+]
+
+
+def test_hostile_schemas_are_refused_and_no_stream_minds(server: LiveServer) -> None:
+    async def ask(http: httpx.AsyncClient) -> list[BaseException | Completion]:
+        async with beside(http):
+            schemas = [{"type": "object", "properties": {"a": a}} for a, _ in HOSTILE]
+            asking = [
+                asked(http, body("qwen3", response_format=_format(schema))) for schema in schemas
+            ]
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+    for (_, path), found in zip(HOSTILE, run(server, ask), strict=True):
+        assert isinstance(found, NotAnswered), path
+        assert found.status == 400
+        assert found.error["code"] == "invalid_json_schema"
+        assert found.error["param"] == "response_format.json_schema.schema"
+        assert path in found.error["message"]
+
+
+def _format(schema: Any) -> dict[str, Any]:
+    wanted = {"name": "a", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": wanted}
+
+
+LABORIOUS: list[dict[str, Any]] = [
+    {"response_format": _format({"type": "array", "minItems": 9_999, "items": {"minimum": 3}})},
+    {"response_format": _format({"enum": [f"value {n}" for n in range(9_999)]})},
+    {"response_format": _format({"type": "string", "minLength": 9_000, "maxLength": 9_001})},
+    {"structured_outputs": {"regex": "(a|b)*a(a|b){12}"}},
+    {"structured_outputs": {"regex": "([a-z]{3}[0-9]{2}-){500}"}},
+    {"structured_outputs": {"grammar": 'start: a\na: "(" a ")" | a a | "x"'}},
+]
+
+
+def test_laborious_grammars_hold_nobody_up(server: LiveServer) -> None:
+    """They are kept to, refused, or end alone."""
+
+    async def ask(http: httpx.AsyncClient) -> list[BaseException | Completion]:
+        async with beside(http):
+            asking = [
+                asked(http, body("qwen3", thinking_budget=0, seed=1, **{**more, "max_tokens": 60}))
+                for more in LABORIOUS
+            ]
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+    for more, found in zip(LABORIOUS, run(server, ask), strict=True):
+        assert isinstance(found, Completion | NotAnswered), more
+        if isinstance(found, Completion):
+            assert found.answers[0].finish in ("stop", "length")
+        else:
+            assert found.status == 400, (more, found)
+    eventually(server.idle, "their rows are free")
+
+
+def test_a_client_that_leaves_before_its_grammar_is_ready(server: LiveServer) -> None:
+    async def ask(http: httpx.AsyncClient) -> None:
+        async with beside(http):
+            for number in range(8):
+                schema = {"enum": [f"{number} {n}" for n in range(5_000)]}
+                asking = asked(http, body("qwen3", response_format=_format(schema)))
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(asking, 0.02)
+            await asked(http, body("qwen3", response_format=JSON_SCHEMA))
+
+    run(server, ask)
+    eventually(server.idle, "their rows are free")
