@@ -53,7 +53,7 @@ class Answer:
         self._cached: int | None = None
         self._said = self._led_on = False
         self._logprobs: list[TokenLogprob] = []
-        self._marks = frozenset(self._tokenizer.control_tokens.values())
+        self._marks = _marks(prepared) if request.logprobs is not None else frozenset()
 
     def begin(self) -> Iterator[Event]:
         if self._echo and not self._row.score:
@@ -205,6 +205,13 @@ class Answer:
             led_on=self._led_on,
             messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
         )
+
+
+def _marks(prepared: Prepared) -> frozenset[str]:
+    """The control tokens that reasoning is marked with."""
+    marks = [mark for marks in prepared.family.thinking_marks() for mark in marks]
+    control = prepared.checkpoint.tokenizer.control_tokens.values()
+    return frozenset(token for token in control if any(token in mark for mark in marks))
 
 
 def _parser(prepared: Prepared, index: int, row: Generate, request: GenerateRequest) -> Parser:

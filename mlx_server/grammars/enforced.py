@@ -209,6 +209,15 @@ def _closed(schema: Mapping[str, Any]) -> bool:
     return schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 
+def may_spell(schema: Schema) -> bool:
+    """Whether a member may have any name, beside such as have a schema of their own."""
+    named = ("properties", "required", "patternProperties")
+    return any(
+        isinstance(found, dict) and any(found.get(key) for key in named) and not _closed(found)
+        for _, found in Document(schema).reached()
+    )
+
+
 def _vacuous(schema: Mapping[str, Any], key: str) -> bool:
     """Says nothing, as it stands here."""
     value = schema[key]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlx_server.grammars.enforced import plain
+from mlx_server.grammars.enforced import may_spell, plain
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Text that a grammar forces would be tokenised, and could become a control token."""
@@ -17,9 +17,11 @@ OPTIONS = '%llguidance {"no_forcing": true}'
 SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
 """Between the parts of JSON. Bounded, or a small model writes blanks until its limit."""
 
-JSON = {"whitespace_pattern": SPACE, "json_allowed_escapes": 'nrbtf\\"', "coerce_one_of": True}
-"""Without \\u: a name that `properties` lists could be spelled so, and escape its schema.
-`oneOf` is read as `anyOf` because those that may overlap don't come here (see enforced.py)."""
+JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
+"""`oneOf` is read as `anyOf` because those that may overlap don't come here (see enforced.py)."""
+
+
+ESCAPES = 'nrbtf\\"'
 
 
 class Lark:
@@ -44,7 +46,9 @@ class Lark:
         if told is False:
             return self.rule("%json false")
         members = told if isinstance(told, dict) else {}
-        return self.rule(f"%json {json.dumps({**members, 'x-guidance': JSON})}")
+        # with \\u, a name that `properties` lists could be spelled so, and escape its schema
+        escapes = {"json_allowed_escapes": ESCAPES if may_spell(told) else ESCAPES + "u"}
+        return self.rule(f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}")
 
     def text(self, literal: str) -> str:
         """Exactly this; control tokens that it spells are meant as such."""

@@ -6,6 +6,7 @@ be mended of a call is told when it ends: of one that never does nothing was.
 """
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,10 @@ NAMESPACE = "functions."
 """Models are taught to write a tool's name with it, some more than others."""
 
 ARGUMENTS = ".function.arguments"
+
+
+HALVES = re.compile("[\ud800-\udfff]")
+"""Of surrogate pairs."""
 
 
 def new_id() -> str:
@@ -276,8 +281,8 @@ def fitted(
 def _json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
     except (ValueError, RecursionError):
-        # an infinite number, half a surrogate pair, or endless lists in lists
+        # an infinite number, or endless lists in lists
         raise Malformed("nothing that JSON can say") from None
-    return text
+    # half a pair is no character: it stays as the model wrote it
+    return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

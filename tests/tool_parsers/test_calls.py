@@ -115,16 +115,21 @@ def test_of_a_key_given_twice_the_first_counts(heard: Heard) -> None:
     assert heard.arguments() == '{"count": 1}'
 
 
-@pytest.mark.parametrize(
-    "value", [float("inf"), float("nan"), [float("-inf")], "\ud800", ["\udc00"], {"\ud800": 1}]
-)
+@pytest.mark.parametrize("value", ["\ud800", ["\udc00"], {"\udbffx": "é"}])
+def test_half_of_a_surrogate_pair_stays_as_it_was_written(heard: Heard, value: Any) -> None:
+    call = heard.calls.start("now")
+    call.value("x", value)
+    call.finish()
+    assert heard.arguments().encode()
+    assert json.loads(heard.arguments()) == {"x": value}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), [float("-inf")]])
 def test_what_json_can_not_say_is_malformed(heard: Heard, value: Any) -> None:
     with pytest.raises(Malformed):
         heard.calls.start("now").value("x", value)
     with pytest.raises(Malformed):
         heard.calls.start("now").finish_with({"x": value})
-    with pytest.raises(Malformed):
-        heard.calls.start("now").value("\ud800", 1)
     assert not heard.of(ToolCallDelta)
     assert not heard.of(ToolCallFinished)
 

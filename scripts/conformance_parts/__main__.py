@@ -1,0 +1,135 @@
+"""Runs the suites, prints what they found, and fails for what EXPECTED.md does not explain."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from conformance_parts import expected, installed
+from conformance_parts.comply import comply
+from conformance_parts.expected import Known
+from conformance_parts.outcomes import Outcome
+from conformance_parts.probe import SUITE as PROBE
+from conformance_parts.probe import probe
+from conformance_parts.served import THINKER, server
+from conformance_parts.talks import CLIENTS, talk
+from tests.live.server import DEMO
+
+PARTS = ("llm-comply", PROBE, *CLIENTS)
+PIPE_WIDTH = 120
+DETAIL = 400
+
+COUNTED = ("passed", "known", "failed", "skipped")
+COLUMNS = ("suite", "of", "passed", "failed, explained", "failed", "skipped")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+progress = Console(stderr=True, highlight=False)
+
+
+@app.command()
+def main(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Some of the parts.", show_default=True)
+    ] = ",".join(PARTS),
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all that was found to it.")
+    ] = None,
+) -> None:
+    """What other people's suites and clients say of this server, run live.
+
+    \b
+    scripts/conformance
+    scripts/conformance --only openai,agents
+    scripts/conformance --only llm-comply --json found.json
+
+    A failure that scripts/conformance_parts/EXPECTED.md explains is known; any other is an error.
+    """
+    parts = only.split(",")
+    if unknown := set(parts) - set(PARTS):
+        raise typer.BadParameter(f"--only knows no {', '.join(sorted(unknown))}.")
+    found = list(_told(_run(parts)))
+    if json:
+        json.write_bytes(msgspec.json.encode(found))
+    known = expected.expected()
+    _show(found, known)
+    failed = [each for each in found if each.verdict == "failed"]
+    raise typer.Exit(int(not all(expected.explanation(each, known) for each in failed)))
+
+
+def _run(parts: Collection[str]) -> Iterator[Outcome]:
+    python = installed.clients()
+    progress.out("The clients are there, the server starts ...")
+    with server(CLIENTS) as served:
+        for part in parts:
+            if part == "llm-comply":
+                for model in (DEMO, THINKER):
+                    yield from comply(python, model, served.url)
+            elif part == PROBE:
+                yield from _probed(served.url)
+            else:
+                yield from talk(python, part, served.url)
+        yield _log(served.log)
+
+
+def _probed(url: str) -> Iterator[Outcome]:
+    try:
+        command = installed.probe()
+    except installed.Missing as missing:
+        yield Outcome(PROBE, DEMO, "all of it", "skipped", (str(missing),))
+    else:
+        yield from probe(command, DEMO, url)
+
+
+def _log(text: str) -> Outcome:
+    """What our server thought of it."""
+    bad = [line for line in text.splitlines() if "Traceback" in line or " ERROR " in line]
+    return Outcome("server", "log", "no errors", "failed" if bad else "passed", tuple(bad))
+
+
+def _told(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """One by one, for whoever waits."""
+    for each in outcomes:
+        mark = {"passed": "+", "failed": "-", "skipped": "?"}[each.verdict]
+        why = "" if each.verdict == "passed" else f"  {_why(each)}"
+        progress.out(f"{mark} {' / '.join(each.key)}{why}")
+        yield each
+
+
+def _why(outcome: Outcome) -> str:
+    return "; ".join(dict.fromkeys(outcome.why))[:DETAIL]
+
+
+def _show(found: Sequence[Outcome], known: Sequence[Known]) -> None:
+    console = Console()
+    console.width = console.width if console.is_terminal else PIPE_WIDTH
+    console.print(_totals(found, known))
+    for each in found:
+        if each.verdict == "failed":
+            why = expected.explanation(each, known)
+            state = f"known: {why}" if why else f"NOT EXPLAINED: {_why(each)}"
+            console.out(f"{' / '.join(each.key)}\n    {state}", highlight=False)
+    for line in expected.outdated(found, known):
+        name = f"{line.suite} / {line.subject} / {line.test}"
+        console.out(f"{name}\n    no longer fails: take it out of EXPECTED.md", highlight=False)
+
+
+def _totals(found: Sequence[Outcome], known: Sequence[Known]) -> Table:
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for each in found:
+        is_known = each.verdict == "failed" and expected.explanation(each, known)
+        counted = "known" if is_known else each.verdict
+        counts.setdefault((each.suite, each.subject), Counter())[counted] += 1
+    table = Table(*COLUMNS)
+    for (suite, subject), count in counts.items():
+        numbers = (count[name] for name in COUNTED)
+        table.add_row(suite, subject, *map(str, numbers))
+    return table
+
+
+if __name__ == "__main__":
+    app(prog_name="scripts/conformance")

@@ -1,0 +1,58 @@
+"""llmprobe: the surface of the API, and what it must do.
+
+It judges the model too, which is none of our business here, and measures its speed if it may.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from conformance_parts.outcomes import Outcome, Verdict
+from conformance_parts.talks import QUIET
+
+SUITE = "llmprobe"
+SECONDS = 1800.0
+Told = dict[str, Any]
+
+VERDICTS: dict[str, Verdict] = {"pass": "passed", "fail": "failed"}
+
+
+def probe(command: Sequence[str], model: str, url: str) -> Iterator[Outcome]:
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        asked = [*command, url, "-m", model, "--full", "--no-bench", "--no-save"]
+        done = subprocess.run(
+            [*asked, "--timeout", "180", "--save", str(report)],
+            env={**os.environ, **QUIET, "HOME": folder},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        if not report.is_file():
+            last = (done.stderr or done.stdout).strip()[-500:]
+            yield Outcome(SUITE, model, "all of it", "failed", (last,))
+            return
+        told = json.loads(report.read_text("utf-8"))
+    yield from _conformance(told["conformance"]["results"], model)
+    yield from _coverage(told["coverage"]["entries"], model)
+
+
+def _conformance(results: Sequence[Told], model: str) -> Iterator[Outcome]:
+    for result in results:
+        if result["outcome"] != "unsupported":  # which its coverage tells once
+            why = [each["message"] for each in result["failures"]] or [result.get("reason", "")]
+            verdict = VERDICTS.get(result["outcome"], "skipped")
+            yield Outcome(SUITE, model, result["id"], verdict, tuple(why))
+
+
+def _coverage(entries: Sequence[Told], model: str) -> Iterator[Outcome]:
+    for entry in entries:
+        if entry.get("probed", True):
+            verdict: Verdict = "passed" if entry["supported"] else "failed"
+            why = (entry.get("detail", ""),)
+            yield Outcome(SUITE, model, f"has {entry['id']}", verdict, why)
