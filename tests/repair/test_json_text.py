@@ -98,10 +98,12 @@ def is_written(leaf: Any, text: str) -> bool:
             numbers = re.findall(r"-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
             return any(float(number) == float(leaf) for number in numbers)
     bare = re.sub(r"\\(.)", r"\1", text)
+    # what only looks like an escape stays
+    half = re.sub(r'\\(["\\/])', r"\1", text)
     return any(
         spelled in where
         for spelled in (leaf, json.dumps(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False)[1:-1])
-        for where in (text, bare)
+        for where in (text, bare, half)
     )
 
 
