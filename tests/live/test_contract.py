@@ -22,6 +22,8 @@ from tests.live.server import DEMO, DEMO_MODEL, LiveServer, serving
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 SAME = 16
 """Characters of the demo model's answer that float noise must leave alone."""
+ALONE = 3
+"""Of so many answers with a seed, one is asked for again by itself, which takes longest."""
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +90,9 @@ def test_every_pair_of_what_may_be_asked_holds_at_once(
             together = await asyncio.gather(*map(one, table))
             beside = list(zip(table, together, strict=True))
             faults = [fault for row, found in beside if (fault := _fault(row, found))]
-            for row, found in beside:
-                if row.has("seed") and isinstance(found, Completion):
+            seeded = [each for each in beside if each[0].has("seed")]
+            for row, found in seeded[::ALONE]:
+                if isinstance(found, Completion):
                     faults += _changed(row, found, await one(row))
             return faults
 

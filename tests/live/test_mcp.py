@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ def asked(connector: str) -> dict[str, Any]:
 def running(server: LiveServer, habit: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(server.process.pid).children(recursive=True):
-        if habit in process.cmdline():
-            found.append(process)
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if habit in process.cmdline():
+                found.append(process)
     return found
 
 

@@ -692,7 +692,7 @@ def test_keeps_its_promises_whatever_happens() -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=1200,
+            max_examples=600,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,
