@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from mlx_server.api.responses.items import read_items, unsealed
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
+from mlx_server.api.responses.run import Record, Run, Unkept
 from mlx_server.errors import BadRequest, EngineDied
 from mlx_server.events import (
     ApprovalRequested,
@@ -147,7 +148,7 @@ WITH_MCP: dict[str, list[Event]] = {
 }
 
 
-async def _told(events: Sequence[Event], failure: Exception | None = None) -> AsyncIterator[Event]:
+async def _told(events: Sequence[Event], failure: Exception | None = None) -> AsyncGenerator[Event]:
     for event in [STARTED, *events]:
         yield event
     if failure:
@@ -160,10 +161,13 @@ def output(**asked: Any) -> ResponseOutput:
 
 
 def streamed(events: Sequence[Event], failure: Exception | None = None, **asked: Any) -> list[Json]:
-    async def everything() -> list[Json]:
-        return [chunk async for chunk in output(**asked).chunks(_told(events, failure))]
+    return asyncio.run(_chunks(output(**asked), _told(events, failure)))
 
-    return asyncio.run(everything())
+
+async def _chunks(made: ResponseOutput, events: AsyncGenerator[Event]) -> list[Json]:
+    run = Run(Record("resp_1", "", 0.0, ()), made, events, Unkept())
+    await run.begin()
+    return [chunk async for chunk in run.chunks()]
 
 
 def gathered(events: Sequence[Event], **asked: Any) -> Json:
@@ -272,16 +276,12 @@ def test_usage() -> None:
 
 
 def test_the_model_that_answered_is_told_from_the_first_event_on() -> None:
-    async def events() -> AsyncIterator[Event]:
+    async def events() -> AsyncGenerator[Event]:
         yield Started("tiny:french", 1)
         yield STOPPED
 
-    async def everything() -> list[Json]:
-        return [chunk async for chunk in output().chunks(events())]
-
-    told = [
-        event["response"]["model"] for event in asyncio.run(everything()) if "response" in event
-    ]
+    chunks = asyncio.run(_chunks(output(), events()))
+    told = [chunk["response"]["model"] for chunk in chunks if "response" in chunk]
     assert told == ["tiny:french"] * 3
 
 

@@ -3,9 +3,8 @@
 There is one way to both: the response is what the stream's events have made of it.
 """
 
-import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from mlx_server.api.responses import built_in, stream
 from mlx_server.api.responses.items import Wire
@@ -30,8 +29,6 @@ from mlx_server.events import (
     ToolCallStarted,
     ToolsListed,
 )
-
-log = logging.getLogger("mlx_server.api")
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
@@ -76,20 +73,6 @@ class ResponseOutput:
             for _ in self.feed(event):
                 pass
         return self.response
-
-    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
-        """Errors are told in it once the response has begun."""
-        try:
-            async for event in events:
-                for chunk in self.feed(event):
-                    yield chunk
-        except ServerError as error:
-            for chunk in self.fail(error):
-                yield chunk
-        except Exception:
-            log.exception("a response broke")
-            for chunk in self.fail(ServerError(BROKEN, code="internal_error")):
-                yield chunk
 
     def queue(self) -> Iterator[Wire]:
         """For a response that has to wait for its turn."""
