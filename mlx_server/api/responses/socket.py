@@ -155,14 +155,16 @@ class Socket:
         marked = {**event, "stream_id": lane} if lane is not None else event
         text = msgspec.json.encode(marked).decode()
         try:
-            await asyncio.wait_for(self._websocket.send_text(text), SLOW_SECONDS)
+            async with asyncio.timeout(SLOW_SECONDS):
+                await self._websocket.send_text(text)
         except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             raise Gone from None
 
     async def _close(self, code: int) -> None:
         if self._websocket.application_state == WebSocketState.CONNECTED:
             with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
-                await asyncio.wait_for(self._websocket.close(code), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._websocket.close(code)
 
 
 async def _parsed(frame: str | bytes) -> Wire:
