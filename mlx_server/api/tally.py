@@ -100,9 +100,12 @@ class Tally:
         return remarks([repair for each in answers for repair in each.repairs], self._unenforced)
 
 
-def remarks(repairs: Sequence[Repaired], unenforced: Sequence[str]) -> dict[str, Any]:
+def remarks(
+    repairs: Sequence[Repaired], unenforced: Sequence[str], ignored: Sequence[str] = ()
+) -> dict[str, Any]:
     """What OpenAI's bodies have no place for, if there is anything to say."""
-    if not repairs and not unenforced:
+    if not (repairs or unenforced or ignored):
         return {}
     told = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
-    return {"mlx_server": {"repairs": told, "unenforced": list(unenforced)}}
+    unheard = {"ignored": list(ignored)} if ignored else {}
+    return {"mlx_server": {"repairs": told, "unenforced": list(unenforced), **unheard}}

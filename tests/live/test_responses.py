@@ -163,6 +163,13 @@ def test_in_the_background(client: OpenAI) -> None:
         ask(client, background=True, model="none")
 
 
+def test_what_the_model_ignores_in_the_background_is_told(client: OpenAI) -> None:
+    extra = {"chat_template_kwargs": {"unheard_of": 1}}
+    done = awaited(client, ask(client, background=True, extra_body=extra).id)
+    assert done.model_extra
+    assert done.model_extra["mlx_server"]["ignored"] == ["chat_template_kwargs.unheard_of"]
+
+
 def test_what_goes_wrong_in_the_background_is_told(client: OpenAI) -> None:
     made = ask(client, "word " * 100_000, background=True)
     failed = awaited(client, made.id)

@@ -156,6 +156,12 @@ def test_only_the_latest_are_remembered(line: ClientConnection) -> None:
     assert refusal(line)["code"] == "previous_response_not_found"
 
 
+def test_what_is_ignored_is_told_in_the_response(line: ClientConnection) -> None:
+    response = answer(line, unheard_of=1, reasoning={"summary": "auto"})
+    assert set(response["mlx_server"]["ignored"]) == {"reasoning.summary", "unheard_of"}
+    assert "mlx_server" not in answer(line)
+
+
 def test_warming_up(line: ClientConnection) -> None:
     create(line, "one", generate=False, store=False)
     told = events(line)

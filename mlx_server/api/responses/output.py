@@ -61,6 +61,7 @@ class ResponseOutput:
         self._prompt_tokens = 0
         self._input_messages: tuple[Wire, ...] = ()
         self._unenforced: tuple[str, ...] = ()
+        self._unheard: list[str] | None = None
         self._repairs: list[Repaired] = []
 
     @property
@@ -73,6 +74,11 @@ class ResponseOutput:
             for _ in self.feed(event):
                 pass
         return self.response
+
+    def tell_ignored(self, names: Iterable[str]) -> None:
+        """Parameters, of these and of what the model ignores: in the response itself, where there
+        is no header for them."""
+        self._unheard = list(names)
 
     def queue(self) -> Iterator[Wire]:
         """For a response that has to wait for its turn."""
@@ -103,7 +109,7 @@ class ResponseOutput:
         return {"type": f"response.{what}", "response": self.response}
 
     def _ended(self, status: str, event: str, **more: object) -> Wire:
-        said = remarks(self._repairs, self._unenforced)
+        said = remarks(self._repairs, self._unenforced, self._unheard or ())
         self._response.update(status=status, **more, **said)
         return self._told(event)
 
@@ -148,6 +154,8 @@ class ResponseOutput:
     def _start(self, event: Started) -> Iterator[Wire]:
         self._prompt_tokens = event.prompt_tokens
         self._unenforced = event.unenforced
+        if self._unheard is not None:
+            self._unheard += event.ignored
         self._input_messages = tuple(map(dict, event.messages))
         self._response.update(status="in_progress", model=event.model)
         if event.sampling:

@@ -53,6 +53,7 @@ async def responses(http: Request) -> Response:
 async def _in_background(http: Request, created: Created, background: Background) -> Response:
     runs, run = _runs(http), created.run
     runs.check_room()
+    run.output.tell_ignored(())  # by the model, later: there is a header for the others
     await run.keep()
     runs.go_on(background)
     headers = ignored_header(created.ignored)

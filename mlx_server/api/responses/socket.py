@@ -130,6 +130,7 @@ class Socket:
         body = _body(request)
         created = await create(self._websocket, body, self._memory.said)
         run = created.run
+        run.output.tell_ignored(created.ignored)
         try:
             if request.get("generate") is False:
                 await run.keep()
