@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from mlx_server.engine.ending import Pieces
+from mlx_server.engine.pieces import Pieces
 from mlx_server.vocabulary import byte_letters, is_control
 
 Words = NDArray[np.uint32]

@@ -14,7 +14,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
-from mlx_server.engine.ending import Ending, Ids, Pieces, Prospect, prospect
+from mlx_server.engine.ending import Ending, Prospect, prospect
+from mlx_server.engine.pieces import Ids, Pieces
 from mlx_server.engine.vocabulary import Vocabulary
 from mlx_server.grammars.lark import Lark
 
