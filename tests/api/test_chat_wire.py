@@ -1,7 +1,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,23 +71,7 @@ WHOLE = (
 )
 NO_NUMBERS: list[Any] = ["1", "", True, False, [], [1], {}, {"value": 1}]
 
-
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
-    with wire.client(tiny_path, engine) as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def _as_before(engine: ScriptedEngine) -> Iterator[None]:
-    yield
-    engine.silent, engine.failure = False, None
-    assert not engine.running
+pytestmark = pytest.mark.usefixtures("_as_before")
 
 
 def post(client: TestClient, **asked: Any) -> httpx2.Response:

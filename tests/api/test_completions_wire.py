@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -43,23 +41,7 @@ NUMBERS: dict[str, tuple[list[float], list[float]]] = {
     "temperature": ([0, 2], [-0.001, 2.001]),
 }
 
-
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
-    with wire.client(tiny_path, engine) as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def _as_before(engine: ScriptedEngine) -> Iterator[None]:
-    yield
-    engine.failure = None
-    assert not engine.running
+pytestmark = pytest.mark.usefixtures("_as_before")
 
 
 def post(client: TestClient, **asked: Any) -> httpx2.Response:

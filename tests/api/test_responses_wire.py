@@ -1,6 +1,4 @@
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -77,23 +75,7 @@ NO_NUMBERS: list[Any] = ["1", "", True, [], [1], {}]
 
 MANY = 10_000
 
-
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
-    with wire.client(tiny_path, engine) as client:
-        yield client
-
-
-@pytest.fixture(autouse=True)
-def _as_before(engine: ScriptedEngine) -> Iterator[None]:
-    yield
-    engine.silent, engine.failure = False, None
-    assert not engine.running
+pytestmark = pytest.mark.usefixtures("_as_before")
 
 
 def post(client: TestClient, **asked: Any) -> httpx2.Response:
