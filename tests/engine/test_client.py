@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ParamSpec, cast
 
@@ -250,6 +251,19 @@ async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
             assert loaded - before > 0.9 * size
             assert loaded - process.memory_info().rss > 0.9 * size
         await first_token(feed)
+
+
+@asynchronous
+async def test_a_stream_goes_on_while_another_model_loads(tiny_path: Path, tmp_path: Path) -> None:
+    large = tiny_llama(tmp_path / "large", hidden=1024, layers=4)
+    told: list[str] = []
+    async with running(tiny_path) as engine, engine.generate([ask(ENDLESS)]) as feed:
+        await first_token(feed)
+        engine.on_step = lambda step: told.append("step")
+        await engine.load("large", str(large), lambda done, total: told.append("piece"))
+    pieces = [at for at, what in enumerate(told) if what == "piece"]
+    assert len(pieces) > 4
+    assert all("step" in told[one:next] for one, next in pairwise(pieces))
 
 
 @asynchronous

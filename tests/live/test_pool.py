@@ -1,7 +1,6 @@
 """Two models in room for one, a stream beside a load, and engines that die: from outside."""
 
 import json
-import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,9 +16,6 @@ from openai import OpenAI
 from mlx_server.pool.memory import weights_bytes
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
-
-PIECE_BYTES = 64 << 20
-"""Of the weights, what the engine loads between two steps."""
 
 NO_END = {"0": -100, "2": -100}
 """A bias with which neither of the tiny models' end tokens can come."""
@@ -127,42 +123,6 @@ def test_what_never_fits_is_refused_at_once(tmp_path: Path, pair: dict[str, Path
         with pytest.raises(openai.BadRequestError, match=r"MB.* MB") as caught:
             asked(client, "a")
         assert caught.value.code == "not_enough_memory"
-
-
-def test_a_stream_goes_on_while_another_model_loads(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path
-) -> None:
-    """Every step of the one tells how much memory is in use: also how much of the other is loaded.
-
-    So what is seen between nothing and all of it was told by steps between two pieces.
-    """
-    large = tiny_llama(tmp_path_factory.mktemp("large"), hidden=1024, layers=6)
-    pieces = weights_bytes(large, upcast=True) // PIECE_BYTES
-    seen: set[int] = set()
-
-    def look(http: httpx.Client) -> None:
-        found = re.search(
-            r"^mlx_server_active_bytes (\S+)$", http.get("/metrics").text, re.MULTILINE
-        )
-        assert found
-        seen.add(round(float(found[1]) / PIECE_BYTES))
-
-    models = {"small": {"source": str(tiny_path)}, "large": {"source": str(large)}}
-    endless = {"stream": True, "max_tokens": 1900, "logit_bias": NO_END}
-    with (
-        serving(tmp_path, {"models": models}) as server,
-        server.openai() as client,
-        closing(asked(client, "small", **endless)) as stream,
-        ThreadPoolExecutor(1) as threads,
-        Watch(server, look),
-    ):
-        loading = threads.submit(asked, client, "large")
-        for _ in stream:
-            if loading.done():
-                break
-        assert loading.result().model == "large"
-    assert pieces >= 3
-    assert seen & set(range(1, pieces)), seen
 
 
 # Engines that are lost
