@@ -156,17 +156,17 @@ def test_arguments_of_an_unknown_tool_come_as_text_at_once() -> None:
 
 def test_long_arguments_take_no_long_time() -> None:
     text = 'naïve \\n \\"code\\" 🗼 ' * 4000
-    begun = time.monotonic()
+    begun = time.thread_time()
     ((_, _, arguments),) = heard(CALL + f'{{"text": "{text}"}}')
-    assert time.monotonic() - begun < 4
+    assert time.thread_time() - begun < 4
     assert arguments == {"text": json.loads(f'"{text}"')}
 
 
 def test_many_messages_take_no_long_time() -> None:
-    begun = time.monotonic()
+    begun = time.thread_time()
     output = "<|channel|>final<|message|>x<|end|><|start|>assistant" * 3000
     assert heard(output) == [["text", "x" * 3000]]
-    assert time.monotonic() - begun < 4
+    assert time.thread_time() - begun < 4
 
 
 def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:

@@ -46,6 +46,6 @@ def test_where_nothing_is_trimmed_all_of_it_is_passed_at_once(text: str, size: i
 @pytest.mark.parametrize("size", [1, 4, 1 << 20])
 def test_much_space_takes_time_by_its_length(size: int) -> None:
     space = Space(trims=True)
-    began = time.perf_counter()
+    began = time.thread_time()
     assert passed(space, " " * 400_000 + "x", size) == " " * 400_000 + "x"
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began < 2

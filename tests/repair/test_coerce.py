@@ -231,7 +231,7 @@ def chain(length: int) -> dict[str, Any]:
     ids=["itself", "root", "many roots", "many selves", "wide", "chain"],
 )
 def test_schemas_without_end_take_no_time(schema: dict[str, Any]) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     coerced([{"k": "5"}] * 100, schema, "k")
     takes_text(schema, "k")
-    assert time.perf_counter() - began < 3
+    assert time.thread_time() - began < 3

@@ -197,7 +197,7 @@ def test_noise_is_malformed_and_nothing_else(text: str) -> None:
     ids=lambda text: text[:16],
 )
 def test_no_text_takes_long(text: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     with contextlib.suppress(Malformed):
         loads(text)
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5

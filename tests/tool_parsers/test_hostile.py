@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import thread_time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -105,7 +105,7 @@ def _tokenized(wrote: Written) -> Written:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), size=st.integers(2, 9))
 def test_nothing_raises_and_no_cut_changes_what_is_read(
     name: str, data: st.DataObject, size: int
@@ -127,7 +127,7 @@ def test_text_without_marks_stays_as_it_is(name: str, text: str, size: int) -> N
     )
 
 
-SHORT, LONG = 4 << 10, 32 << 10
+SHORT, LONG = 2 << 10, 16 << 10
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,7 +138,7 @@ def test_long_answers_take_time_in_proportion(name: str) -> None:
     tried += [("", repeated) for repeated in ("<", "{", "[", " ", "<think>")]
     tried += [(_opened(family), repeated) for repeated in ("{", "[", '"', "\\", "</", "\n")]
     for opening, repeated in tried:
-        # 8 times the input; the square of it would be 64. A busy machine gets another try
+        # 8 times the input; the square of it would be 64. Of the thread's own time, and still with another try
         slow = all(_growth(family, opening, repeated) > 24 for _ in range(3))
         assert not slow, f"{repeated!r} after {opening!r}"
 
@@ -154,9 +154,9 @@ def _growth(family: ModelFamily, opening: str, repeated: str) -> float:
         text = opening + repeated * (size // len(repeated))
         wrote = _tokenized(Written(family, ((NO_TOKEN, text),), "", cut=False))
         units = wrote.as_cut(16)
-        start = perf_counter()
+        start = thread_time()
         wrote.read(units)
-        return perf_counter() - start
+        return thread_time() - start
 
     # a floor, for what is too quick to be measured
     return seconds(LONG) / max(seconds(SHORT), 0.002)

@@ -240,7 +240,7 @@ def test_text_that_stays_text_streams_and_other_values_come_whole() -> None:
 def test_a_long_string_takes_time_by_its_length(written: str, key: str, size: int) -> None:
     """Far under a second; a minute, if each piece were added to all that came before."""
     text = f'{{"{key}": "{written * (200_000 // len(written))}"}}'
-    began = time.perf_counter()
+    began = time.thread_time()
     events = read([text[at : at + size] for at in range(0, len(text), size)])
-    assert time.perf_counter() - began < 4
+    assert time.thread_time() - began < 4
     assert json.loads(arguments(events)) == json.loads(text)
