@@ -6,17 +6,19 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp.http import http
 from mlx_server.mcp.limits import Limits
-from mlx_server.mcp.server import Server
-from mlx_server.mcp.session import Session
-from mlx_server.mcp.stdio import stdio
-from mlx_server.mcp.streams import Connect
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.requests import McpServer
+
+if TYPE_CHECKING:
+    from mlx_server.mcp.server import Server
+    from mlx_server.mcp.session import Session
+    from mlx_server.mcp.streams import Connect
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 HEADER_VALUE = re.compile(r"[\t -~]{0,8192}")
@@ -57,7 +59,8 @@ class Connectors:
     async def open(self, asked: Sequence[McpServer]) -> AsyncIterator[Toolset]:
         """Raises BadRequest for what can't be a server; one that fails has no tools."""
         self._check(asked)
-        servers = [Server(each, self._connection(each), self.limits, self._keep) for each in asked]
+        await asyncio.to_thread(_import_sdk)
+        servers = [self._server(each) for each in asked]
         if self._places.locked():
             raise Overloaded("Too many responses use MCP servers. Try again in a moment.")
         async with self._places:
@@ -75,7 +78,12 @@ class Connectors:
                 session.stop()
             await asyncio.wait([session.task for session in self._sessions])
 
-    def _keep(self, session: Session) -> None:
+    def _server(self, asked: McpServer) -> "Server":
+        from mlx_server.mcp.server import Server
+
+        return Server(asked, self._connection(asked), self.limits, self._keep)
+
+    def _keep(self, session: "Session") -> None:
         self._sessions.add(session)
         session.task.add_done_callback(lambda _: self._sessions.discard(session))
 
@@ -93,7 +101,10 @@ class Connectors:
                 )
             labels.add(server.label)
 
-    def _connection(self, asked: McpServer) -> Connect:
+    def _connection(self, asked: McpServer) -> "Connect":
+        from mlx_server.mcp.http import http
+        from mlx_server.mcp.stdio import stdio
+
         headers = dict(_headers(asked))
         if (asked.url is None) == (asked.connector is None):
             raise _wrong(asked, "needs a URL or a connector, and not both")
@@ -114,6 +125,12 @@ class Connectors:
         return partial(
             http, connector.url, {**headers, **owners}, self.limits, allow_private=private
         )
+
+
+def _import_sdk() -> None:
+    """Takes most of a second, which neither the server's start nor its event loop waits for."""
+    for transport in ("http", "stdio"):
+        import_module(f"mlx_server.mcp.{transport}")
 
 
 def _headers(asked: McpServer) -> Iterable[tuple[str, str]]:

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mlx_server.mcp.errors import McpError
-from mlx_server.mcp.server import Server
+
+if TYPE_CHECKING:
+    from mlx_server.mcp.server import Server
 
 
 class Toolset:
-    def __init__(self, servers: Sequence[Server], parallel_calls: int) -> None:
+    def __init__(self, servers: "Sequence[Server]", parallel_calls: int) -> None:
         self.servers = servers
         self._by_label = {server.asked.label: server for server in servers}
         self._places = asyncio.Semaphore(parallel_calls)
