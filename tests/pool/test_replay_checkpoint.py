@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,9 +35,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelFamily], Checkpoint]:
+    folder = tmp_path_factory.mktemp("replay")
+    return cache(lambda family: made(folder, family))
+
+
 @EVERY_FAMILY
-def test_special_tokens_of_the_family_are_single_ids(tmp_path: Path, family: ModelFamily) -> None:
-    checkpoint = made(tmp_path, family)
+def test_special_tokens_of_the_family_are_single_ids(
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
+) -> None:
+    checkpoint = checkpoint_of(family)
     tokenizer = checkpoint.tokenizer
     for token in (*family.special_tokens, *family.stop_tokens):
         assert tokenizer.encode(token) == [tokenizer.id_of(token)]
@@ -47,27 +57,24 @@ def test_special_tokens_of_the_family_are_single_ids(tmp_path: Path, family: Mod
 
 
 @EVERY_FAMILY
-def test_an_answer_can_end(tmp_path: Path, family: ModelFamily) -> None:
-    checkpoint = made(tmp_path, family)
+def test_an_answer_can_end(
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
+) -> None:
+    checkpoint = checkpoint_of(family)
     stops = family.stops(checkpoint)
     assert stops
     assert all(checkpoint.tokenizer.is_silent(token) for token in stops)
     assert max(stops) < checkpoint.config["vocab_size"] == checkpoint.tokenizer.vocabulary
 
 
-CHECKPOINTS: dict[str, Checkpoint] = {}
-
-
 @EVERY_FAMILY
 @settings(deadline=None)  # the first example makes the checkpoint
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_comes_back_a_byte_a_token(
-    tmp_path_factory: pytest.TempPathFactory, family: ModelFamily, text: str
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily, text: str
 ) -> None:
     assume(not any(token in text for token in family.special_tokens))
-    if family.name not in CHECKPOINTS:
-        CHECKPOINTS[family.name] = made(tmp_path_factory.mktemp("replay"), family)
-    tokenizer = CHECKPOINTS[family.name].tokenizer
+    tokenizer = checkpoint_of(family).tokenizer
     ids = tokenizer.encode(text)
     assert family.real_tokenizer or len(ids) == len(text.encode())
     assert tokenizer.decode(ids) == text
@@ -76,8 +83,10 @@ def test_any_text_comes_back_a_byte_a_token(
 
 
 @EVERY_FAMILY
-def test_a_conversation_is_rendered(tmp_path: Path, family: ModelFamily) -> None:
-    checkpoint = made(tmp_path, family)
+def test_a_conversation_is_rendered(
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
+) -> None:
+    checkpoint = checkpoint_of(family)
     conversation = Conversation((Message("system", "Be brief."), Message("user", "Hi 🙂")))
     rendered = family.render(checkpoint, conversation)
     text = checkpoint.tokenizer.decode(rendered.tokens)
