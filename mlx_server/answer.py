@@ -1,5 +1,6 @@
 """One answer: what the engine says of it in, events out."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -27,6 +28,9 @@ from mlx_server.parsers.text import TextParser
 from mlx_server.pool.prepare import Prepared
 from mlx_server.requests import GenerateRequest, Named
 
+LONGEST_MARK = 32
+"""Tokens."""
+
 
 class Answer:
     """One of a request's; it may go on with another row than it began with."""
@@ -42,6 +46,8 @@ class Answer:
         self._next: Generate | None = None
         self._echo = request.echo
         self._parallel = request.parallel_calls and not isinstance(request.tool_choice, Named)
+        self._limit = row.max_tokens - row.spare
+        """Where it is over, unless more is spared for what it is in the middle of."""
         self._room = request.max_response_tokens
         """Tokens that the answer itself may still have."""
         self._tokenizer = prepared.checkpoint.tokenizer
@@ -53,7 +59,8 @@ class Answer:
         self._cached: int | None = None
         self._said = self._led_on = False
         self._logprobs: list[TokenLogprob] = []
-        self._marks = _marks(prepared) if request.logprobs is not None else frozenset()
+        _, self._closes = prepared.family.thinking_marks()
+        self._silent = _silent(prepared)
 
     def begin(self) -> Iterator[Event]:
         if self._echo and not self._row.score:
@@ -91,10 +98,10 @@ class Answer:
         if token.logprobs and place != "reasoning":  # what begins as a call may turn out to be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
         events = self._parser.feed(token.id, self._text.feed(token.id))
-        if text := "".join(event.text for event in events if isinstance(event, TextDelta)):
-            self._forget_marks(text)
         yield from self._passed(events)
         self._reasoning += self._reasoned(place, events)
+        if place == "reasoning" != self._parser.place:
+            self._reasoning -= self._of_mark()
         if self._parser.place != place and self._parser.place != "call":
             self._logprobs = []  # of a mark
         self._answered(place)
@@ -102,16 +109,28 @@ class Answer:
             yield self._finished("stop")
         elif self._calls and not self._parallel:
             yield self._finished("tool_calls")
-        elif token.finish or self._room == 0:
+        elif token.finish or self._room == 0 or self._is_cut():
             yield from self._finish(token.finish or "length")
 
-    def _forget_marks(self, text: str) -> None:
-        """Those of reasoning in which nothing was said: the text that comes has none of them."""
-        self._logprobs = [
-            logprob
-            for logprob in self._logprobs
-            if logprob.token in text or logprob.token not in self._marks
-        ]
+    def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
+        """Of the tokens that it stands in. Those before them are of what is no text; those behind
+        may be of text that comes."""
+        spelled, said = self._spelled(), text.encode()
+        at = spelled.find(said)
+        while at > 0 and not self._silent.fullmatch(spelled, 0, at):
+            at = spelled.find(said, at + 1)
+        taken, behind, place = [], [], 0
+        for logprob in self._logprobs:
+            begin, place = place, place + len(logprob.bytes)
+            if said and begin >= at + len(said) and at >= 0:
+                behind.append(logprob)
+            elif place > at or begin == at:  # some have no text
+                taken.append(logprob)
+        self._logprobs = behind
+        return tuple(taken)
+
+    def _spelled(self) -> bytes:
+        return b"".join(logprob.bytes for logprob in self._logprobs)
 
     def _reasoned(self, place: Place, events: Sequence[Event]) -> bool:
         """Marks are none of it, but some are only known by what comes behind them."""
@@ -119,11 +138,24 @@ class Answer:
             return False
         return place == "reasoning" or any(isinstance(e, ReasoningDelta) for e in events)
 
+    def _of_mark(self) -> int:
+        """Tokens that were thought to be reasoning, until a mark was whole that they began."""
+        spelled = ""
+        for before, token in enumerate(self._ids[: -LONGEST_MARK - 1 : -1]):
+            spelled = self._tokenizer.spelling(token) + spelled
+            if any(mark in spelled for mark in self._closes):
+                return before - (spelled not in self._closes)
+        return 0
+
     def _answered(self, place: Place) -> None:
         """Counts what follows the first that was said: before, it may be marks and white space.
         place: where the last token was thought to belong."""
         if self._room is not None and self._said and place != "reasoning":
             self._room -= 1
+
+    def _is_cut(self) -> bool:
+        """More is spared for text alone."""
+        return self._tokens >= self._limit and not (self._said and self._parser.place == "text")
 
     def next_row(self) -> Generate | None:
         """A row that this answer goes on with."""
@@ -167,12 +199,14 @@ class Answer:
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
         place = self._parser.place
         yield from self._passed(self._parser.finish(self._text.finish(), cut=reason == "length"))
-        self._forget_marks("")
-        if self._logprobs and place == "text":  # of last tokens that had no text
+        # of last tokens that had no text
+        if self._logprobs and place == "text" and not self._silent.fullmatch(self._spelled()):
             yield from self._passed([TextDelta(self._index, "")])
         yield from self._stops.finish()
         if reason == "stop" and self._calls and not self._stops.matched:
             reason = "tool_calls"
+        if reason == "stop" and len(self._ids) > self._limit:
+            yield Repaired(self._index, "cut", "content")
         yield self._finished("stop" if self._stops.matched else reason)
 
     def _passed(self, events: Iterable[Event]) -> Iterator[Event]:
@@ -185,7 +219,7 @@ class Answer:
                 continue
             self._said = self._said or not isinstance(event, ReasoningDelta | BuiltInCall)
             if isinstance(event, TextDelta):
-                logprobs, self._logprobs = tuple(self._logprobs), []
+                logprobs = self._logprobs_of(event.text)
                 yield from self._stops.feed(replace(event, logprobs=logprobs))
             elif not self._stops.matched:
                 yield from self._stops.finish()  # what is no text ends the text before it
@@ -207,11 +241,14 @@ class Answer:
         )
 
 
-def _marks(prepared: Prepared) -> frozenset[str]:
-    """The control tokens that reasoning is marked with."""
-    marks = [mark for marks in prepared.family.thinking_marks() for mark in marks]
+def _silent(prepared: Prepared) -> re.Pattern[bytes]:
+    """Marks, or the control tokens that they are made with, and white space beside them."""
+    marks = prepared.family.silent_marks()
     control = prepared.checkpoint.tokenizer.control_tokens.values()
-    return frozenset(token for token in control if any(token in mark for mark in marks))
+    parts = (token for token in control if any(token in mark for mark in marks))
+    spelled = sorted({*marks, *parts}, key=len, reverse=True)
+    either = b"|".join([rb"\s", *(re.escape(mark.encode()) for mark in spelled)])
+    return re.compile(b"(?:%s)*" % either)
 
 
 def _parser(prepared: Prepared, index: int, row: Generate, request: GenerateRequest) -> Parser:

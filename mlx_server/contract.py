@@ -58,7 +58,7 @@ def constrain(prepared: Prepared, request: GenerateRequest, asked: Prompt, row: 
     if row.thinking:
         row.thinking.answer = answer
     elif answer is not None:  # it is all that there will be
-        row.max_tokens = min(row.max_tokens, answer)
+        row.end_within(answer)
 
 
 def is_forced(request: GenerateRequest) -> bool:

@@ -24,7 +24,10 @@ REACH = 64
 that one token can begin."""
 
 WALK = 24
-"""Tokens, on the way to find out."""
+"""Choices, on the way to find out."""
+
+FORCED = 128
+"""Tokens between two of them, at most: many where tokens are short."""
 
 HINTS = 64
 
@@ -69,10 +72,17 @@ def prospect(pieces: Pieces, matcher: LLMatcher, grammar: str = "") -> Prospect:
     Lark. Takes up to some ten milliseconds, so not on the thread that steps rows."""
     marks = dict.fromkeys(re.findall(r"<\[(\d+)\]>", grammar))
     spelled = [way for text in _quoted(grammar) if (way := pieces.cut(text))]
-    hints = [*([int(id)] for id in marks), *spelled][:HINTS]
+    hints = [*_made_with_control(pieces, grammar), *([int(id)] for id in marks), *spelled][:HINTS]
     row = Ending(pieces, Prospect(hints))
     tokens = row.shortest(matcher, FIRST_STEPS)
     return Prospect(hints, tokens, max(REACH, 2 * row.explore(matcher)))
+
+
+def _made_with_control(pieces: Pieces, grammar: str) -> list[list[int]]:
+    """Marks of a control token, a text and another one."""
+    found = re.findall(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>', grammar)
+    cut = ((b, pieces.cut(_spelled(text).encode()), e) for b, text, e in dict.fromkeys(found))
+    return [[int(begin), *way, int(end)] for begin, way, end in cut if way]
 
 
 def _quoted(grammar: str) -> list[bytes]:
@@ -130,6 +140,7 @@ class Ending:
         matcher = matcher.deep_copy()
         most = 0
         for _ in range(WALK):
+            self._pass_forced(matcher)
             self._tokens = self.shortest(matcher)
             if self._tokens is None:
                 break
@@ -145,6 +156,14 @@ class Ending:
                 break
             matcher.consume_token(following)
         return most
+
+    def _pass_forced(self, matcher: LLMatcher) -> None:
+        for _ in range(FORCED):
+            ids = self._pieces.allowed(np.frombuffer(matcher.compute_bitmask(), dtype=np.int32))
+            if len(ids) != 1 or matcher.is_accepting():
+                return
+            matcher.consume_token(int(ids[0]))
+            self._tokens = self._tokens and self._tokens[1:]
 
     def shortest(self, matcher: LLMatcher, steps: int = STEPS) -> list[int] | None:
         """A short way, not always the shortest, to where the grammar may stop."""

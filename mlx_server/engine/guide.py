@@ -30,14 +30,17 @@ class Guide:
         budget: Budget | None,
         stop_tokens: Collection[int],
         max_tokens: int,
+        spare: int = 0,
     ) -> None:
         self._vocabulary = vocabulary
+        self._grammar = grammar
         self._matcher = grammar and grammar.matcher
-        self._ending = Ending(vocabulary.pieces, grammar.prospect) if grammar else None
+        self._ending = self._to_its_end()
         self._budget = budget
         self._stop_tokens = stop_tokens
-        self.left = max_tokens
-        """Tokens that the row may still have."""
+        self.left = max_tokens - spare
+        """Tokens that the row may still have, those aside that are spared."""
+        self._spare = spare
         self.failure: str | None = None
 
     def step(self, token: int | None, words: Words) -> bool:
@@ -54,8 +57,16 @@ class Guide:
             self.failure = f"its grammar could not be followed: {error}"
             return False
 
+    def _to_its_end(self) -> Ending | None:
+        """What makes the room suffice that there is from now on."""
+        grammar = self._grammar
+        return Ending(self._vocabulary.pieces, grammar.prospect) if grammar else None
+
     def _advance(self, token: int) -> None:
         self.left -= 1
+        if not self.left and self._spare:
+            self.left, self._spare = self._spare, 0
+            self._ending = self._to_its_end()
         if self._budget:
             self._budget.advance(token)
         if self._matcher and not self._matcher.is_stopped():
@@ -139,7 +150,7 @@ class Guides:
         budget = Budget(asked.thinking, vocabulary.text) if asked.thinking else None
         if asked.thinking and asked.script:
             asked.script = cut_short(asked.script, asked.thinking, vocabulary.text)
-        return Guide(vocabulary, grammar, budget, asked.stop_tokens, asked.max_tokens)
+        return Guide(vocabulary, grammar, budget, asked.stop_tokens, asked.max_tokens, asked.spare)
 
 
 def masks(

@@ -104,6 +104,11 @@ class ModelFamily:
         layout = self.layout_with()
         return layout.opens_reasoning, layout.ends_of_reasoning
 
+    def silent_marks(self) -> tuple[str, ...]:
+        """Those that are no text, and that nothing is told of."""
+        opens, closes = self.thinking_marks()
+        return (*opens, *closes, *(() if self.own else self.layout_with().dropped))
+
     def end_of_reasoning(self, wanted: Wanted) -> str:
         """What leads from reasoning to what is wanted; empty where nothing ends it."""
         return self.own.end_of_reasoning(wanted) if self.own else self.bridge

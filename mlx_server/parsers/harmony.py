@@ -254,7 +254,7 @@ class HarmonyParser:
             return "call", CallSink(source, self._read(source, name))
         if BUILT_IN.fullmatch(name):
             # meant for a part of OpenAI's own machinery, and no more for the user than reasoning
-            log.info("the model called %s, which was not offered", name[:60])
+            log.info("the model called a tool that was not offered")
             return "reasoning", BuiltInSink(self._index, name, self._emit)
         if header.channel == "analysis" and not name.startswith(FUNCTIONS):
             if header.broken:

@@ -19,6 +19,8 @@ class Repair:
     retries: int = 1
     """How often a model is asked again whose answer is not what had to come. An answer of which
     something was told already is never made again."""
+    continuations: int = 1
+    """JSON that the owner's limit cuts short goes on for so many times as many tokens."""
     streaming: Streaming = "live"
     """`accumulate`: what can be checked is held back until it was, so that a stream too can be
     mended."""

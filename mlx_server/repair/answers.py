@@ -43,17 +43,13 @@ class Outcome:
     errors: tuple[str, ...] = ()
     """Each as "path: what": why it should be asked for again, where that is allowed. If it can't
     be, the text counts all the same."""
-    cut: bool = False
-    """JSON that a limit cut short: to be continued where there is room, and else left so."""
 
 
 def outcome(said: Said, asked: Asked, allowed: Repair, check: Check = conforms) -> Outcome:
     """May block for seconds where there is a schema to be followed."""
     json = asked.format if isinstance(asked.format, JsonFormat) else None
-    if said.calls:
+    if said.calls or said.reason == "length":
         return Outcome(said.text)
-    if said.reason == "length":
-        return Outcome(said.text, cut=bool(json and said.text.strip()))
     if asked.choice == "required" or isinstance(asked.choice, Named):
         return Outcome(said.text, errors=(_no_call(asked.choice),))
     if said.text.strip():

@@ -19,9 +19,37 @@ FORMAT: Any = {
         "schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
     },
 }
+TOWN = "A town"
+LONG = '{"the_name_of_the_town": "Rome"}'
+LIMIT = 20
+"""A token is a byte: fewer than even an empty name can be told in."""
+CONTEXT = 200
+
+
+def named(key: str, *, strict: bool = True) -> Any:
+    """Of a schema that asks for this and nothing else."""
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "string"}},
+        "required": [key],
+        "additionalProperties": False,
+        **({} if strict else {"if": {"minProperties": 2}, "then": False}),
+    }
+    wanted = {"name": "a", "strict": strict, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
+
+TOLD = named("the_name_of_the_town")
+LOOSE = named("the_name_of_the_town", strict=False)
+LONGER = named("the_name_of_the_town_" + "and_of_its_river_" * 2)
+
 SAID = [
     {"match": QUESTION, "output": "<think>\nEasy.\n</think>\n\n[1, 1]"},
     {"match": "Thought", "output": "<think>\nIt is 4.\n</think>\n\n"},
+    {"match": TOWN, "output": LONG},
+    {"match": "regex:^Any town", "output": LONG},
+    {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
+    {"match": "Think of a town", "output": "<think>\n" + "Rome? " * 9 + "\n</think>\n\n" + LONG},
     # to whatever else it is told
     {"output": "<think>\nOnce more.\n</think>\n\n[1, 2]"},
 ]
@@ -32,11 +60,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder: Path = tmp_path_factory.mktemp("repair")
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, SAID)), "utf-8")
     model = {"source": "replay:said.jsonl", "family": "qwen3", "lead_on": False}
-    models = {
+    models: dict[str, Any] = {
         "live": model,
         "held": {**model, "repair": {"streaming": "accumulate"}},
         "once": {**model, "repair": {"retries": 0, "promote_reasoning": False}},
+        "short": model,
+        "short_held": {**model, "repair": {"streaming": "accumulate"}},
+        "short_narrow": {**model, "context_length": CONTEXT},
+        "short_for_good": {**model, "repair": {"continuations": 0}},
+        "short_thrice": {**model, "repair": {"continuations": 3}},
     }
+    for name in models:
+        if name.startswith("short"):
+            models[name] = {**models[name], "defaults": {"max_tokens": LIMIT}}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
         with serving(folder, {"models": models}) as server:
@@ -122,3 +158,104 @@ def test_unless_its_owner_does_not_want_that(client: OpenAI) -> None:
     body = asked(client, "once", "Thought")
     assert body.choices[0].message.content == ""
     assert repairs(body) == []
+
+
+def ends(client: OpenAI, model: str, question: str, stream: bool, **more: Any) -> tuple[Any, ...]:
+    """An answer's text, why it is over, its tokens and what was mended."""
+    if not stream:
+        body = asked(client, model, question, **more)
+        (choice,) = body.choices
+        text, tokens = choice.message.content or "", body.usage.completion_tokens
+        return text, choice.finish_reason, tokens, repairs(body)
+    more["stream_options"] = {"include_usage": True}
+    chunks = list(asked(client, model, question, stream=True, **more))
+    *deltas, last, usage = chunks
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in deltas)
+    return text, last.choices[0].finish_reason, usage.usage.completion_tokens, repairs(last)
+
+
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+CUT = [("cut", "content")]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [("short", TOLD), ("short", LOOSE), ("short_held", LOOSE), ("short_thrice", TOLD)],
+    ids=["strict", "not strict", "held back", "more room"],
+)
+def test_json_that_a_limit_cuts_short_goes_on(
+    server: LiveServer, client: OpenAI, model: str, more: Any, stream: bool
+) -> None:
+    counted = f'mlx_server_repairs_total{{model="{model}",what="cut"}}'
+    before = metric(server, counted)
+    found = ends(client, model, TOWN, stream, **more)
+    assert found == (LONG, "stop", len(LONG) + 1, CUT)
+    assert metric(server, counted) == before + 1
+
+
+def metric(server: LiveServer, name: str) -> float:
+    with server.http() as http:
+        lines = http.get("/metrics").text.splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("model", "question", "more", "tokens"),
+    [
+        ("short", TOWN, LONGER, 2 * LIMIT),
+        ("short", TOWN, {}, LIMIT),
+        ("short", "Think of a town", TOLD, LIMIT),
+        ("short_for_good", TOWN, TOLD, LIMIT),
+        ("short", TOWN, {**TOLD, "max_tokens": LIMIT}, LIMIT),
+        ("short", TOWN, {**TOLD, "extra_body": {"max_response_tokens": LIMIT + 5}}, LIMIT + 5),
+        ("live", TOWN, {**TOLD, "max_tokens": LIMIT}, LIMIT),
+    ],
+    ids=[
+        *("cut again", "no JSON", "only reasoning", "not allowed by the owner"),
+        *("the client's limit", "the client's limit of the answer", "no other limit"),
+    ],
+)
+def test_what_is_cut_short_for_good(
+    client: OpenAI, model: str, question: str, more: Any, tokens: int, stream: bool
+) -> None:
+    text, reason, used, mended = ends(client, model, question, stream, **more)
+    assert (reason, used, mended) == ("length", tokens, [])
+    assert len(text) <= tokens
+    with pytest.raises(ValueError, match="line 1"):
+        json.loads(text)
+
+
+@both_ways
+def test_json_goes_on_as_far_as_the_context_has_room(client: OpenAI, stream: bool) -> None:
+    asks = "Any town"
+    prompt = asked(client, "short_narrow", asks, max_tokens=1).usage.prompt_tokens
+    for room in (LIMIT - 5, LIMIT + 5):
+        filled = asks + "!" * (CONTEXT - room - prompt)
+        text, reason, used, mended = ends(client, "short_narrow", filled, stream, **TOLD)
+        assert (text, reason, used, mended) == (LONG[:room], "length", room, [])
+
+
+@both_ways
+def test_what_goes_on_is_brought_to_its_end_too(client: OpenAI, stream: bool) -> None:
+    text, reason, used, mended = ends(client, "short", "A long name", stream, **TOLD)
+    assert (reason, mended) == ("stop", CUT)
+    assert LIMIT < used <= 2 * LIMIT
+    assert list(json.loads(text)) == ["the_name_of_the_town"]
+
+
+def test_json_that_can_end_within_the_limit_does(client: OpenAI) -> None:
+    text, reason, used, mended = ends(client, "short", TOWN, False, **named("the_name"))
+    assert (reason, mended) == ("stop", [])
+    assert used <= LIMIT
+    assert list(json.loads(text)) == ["the_name"]
+
+
+def test_each_of_several_answers_goes_on_by_itself(client: OpenAI) -> None:
+    body = asked(client, "short", TOWN, n=2, logprobs=True, **TOLD)
+    assert [choice.message.content for choice in body.choices] == [LONG] * 2
+    assert repairs(body) == CUT * 2
+    for choice in body.choices:
+        assert "".join(entry.token for entry in choice.logprobs.content) == LONG

@@ -26,7 +26,6 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repair: dict[str, Any] = {}
     asked_again: list[str] = []
     """How each of the errors begins."""
-    goes_on: bool = False
 
     def played(self) -> Player:
         golden = Golden(self.name, self.output, self.reads, cut=self.cut)
@@ -63,7 +62,6 @@ def test_whether_the_model_is_asked_again(case: Case) -> None:
     end = ended(case, folded(case.played().by_tokens()))
     pairs = zip(end.errors, case.asked_again, strict=True)
     assert all(error.startswith(begin) for error, begin in pairs), end.errors
-    assert end.cut == case.goes_on
 
 
 def test_what_was_mended_is_never_told_in_the_models_words() -> None:
