@@ -24,7 +24,9 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         prepared = await pool.prepared(name)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await asyncio.to_thread(plan, prepared, request, adapter)
-        async with pool.lease(prepared, planned.kv_bytes, adapter) as model, AsyncExitStack() as on:
+        rows = len(planned.rows)
+        lease = pool.lease(prepared, planned.kv_bytes, adapter, rows)
+        async with lease as model, AsyncExitStack() as on:
             _check_ids(model, request)
             engine = pool.engine
             feed, items = await _admitted(engine, on, planned, request)

@@ -13,7 +13,13 @@ from mlx_server.messages import Conversation
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.prepare import Prepared
 from mlx_server.pool.transcript import Entry
-from mlx_server.requests import GenerateRequest, Prompt, SamplingChoices, SamplingParams
+from mlx_server.requests import (
+    GenerateRequest,
+    JsonFormat,
+    Prompt,
+    SamplingChoices,
+    SamplingParams,
+)
 
 CORRECTION = 1024
 """Tokens that a model may be told of what was wrong with its answer."""
@@ -27,6 +33,7 @@ class Plan:
     rows: list[Generate]
     prompt_tokens: int
     kv_bytes: int
+    """Of the longest row."""
     ignored: tuple[str, ...]
     unenforced: tuple[str, ...]
     """What was asked of the answers and no grammar holds."""
@@ -54,7 +61,7 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
     return Plan(
         rows=rows,
         prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
-        kv_bytes=sum(prepared.kv.for_tokens(_longest(prepared, request, row)) for row in rows),
+        kv_bytes=max(prepared.kv.for_tokens(_longest(prepared, request, row)) for row in rows),
         ignored=tuple(ignored),
         unenforced=lacking,
         messages=tuple(_messages(prepared, prompts)) if request.raw_messages else (),
@@ -81,7 +88,8 @@ def made_again(
     if room <= 0:
         return None
     (row,) = _rows(prepared, replace(request, n=1), conversation, prompt)
-    row.max_tokens = min(first.max_tokens, room)
+    row.max_tokens, row.spare = first.max_tokens, first.spare
+    row.end_within(room)
     row.adapter, row.adapter_scale = first.adapter, first.adapter_scale
     return row
 
@@ -169,12 +177,14 @@ def _row(
     prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int], choice: int
 ) -> Generate:
     room = prepared.context_length - len(prompt)
-    wanted = prepared.spec.max_tokens if request.max_tokens is None else request.max_tokens
+    limit = min(_limit(prepared, request), room)
+    spare = min(_spare(prepared, request), room - limit)
     row = Generate(
         row=0,
         model=prepared.id,
         prompt=prompt,
-        max_tokens=min(LONGEST_ANSWER if wanted is None else wanted, room),
+        max_tokens=limit + spare,
+        spare=spare,
         stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
         sampling=_sampling(prepared, request, choice),
         score=request.echo and (request.logprobs is not None or request.max_tokens == 0),
@@ -182,6 +192,20 @@ def _row(
     if prepared.transcript:
         _replay(prepared, row, prepared.transcript.pick(asked))
     return row
+
+
+def _limit(prepared: Prepared, request: GenerateRequest) -> int:
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return LONGEST_ANSWER if prepared.spec.max_tokens is None else prepared.spec.max_tokens
+
+
+def _spare(prepared: Prepared, request: GenerateRequest) -> int:
+    """Tokens for JSON that the owner's limit cuts short. A client's own limit holds."""
+    if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
+        return 0
+    limit = _limit(prepared, request)
+    return min(prepared.spec.repair.continuations * limit, max(0, LONGEST_ANSWER - limit))
 
 
 def _sampling(prepared: Prepared, request: GenerateRequest, choice: int) -> SamplingParams:
@@ -208,4 +232,4 @@ def _replay(prepared: Prepared, row: Generate, entry: Entry) -> None:
     output = entry.tokens(tokenizer)
     row.script = [*output, row.stop_tokens[0]]
     if entry.finish == "length" and output:
-        row.max_tokens = min(row.max_tokens, len(output))
+        row.end_within(len(output))

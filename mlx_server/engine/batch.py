@@ -9,7 +9,7 @@ with them goes the adapter of each row.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -29,7 +29,7 @@ from mlx_server.engine.messages import Generate, Logprobs, Prefilled, RowFailed,
 from mlx_server.engine.pace import Cycle, Pace
 from mlx_server.engine.prompt_cache import PromptCache, cache_key
 from mlx_server.engine.replay import ReplayModel, follow
-from mlx_server.engine.sampling import Row, RowLogprobs, Sampler
+from mlx_server.engine.sampling import Row, RowLogprobs, Sampled, Sampler, one_by_one
 from mlx_server.lora.slots import BASE, Rows, Use, using
 
 PIECE = 2048
@@ -37,6 +37,12 @@ PIECE = 2048
 
 LAST_PIECE = 1.5
 """So many times as long as other pieces, the last of a prompt may be: a short one wastes time."""
+
+PER_ROW = (
+    *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
+    *("_next_logprobs", "_token_context", "_num_tokens", "_matchers"),
+)
+"""What mlx-lm keeps in a list with an entry for each row."""
 
 SHARED = 32
 """Two prompts that begin with so many equal tokens are prefilled one after the other, the second
@@ -61,10 +67,8 @@ class Decode(GenerationBatch):
         sampler, rows = self._for_rows()
         with using(rows):
             logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
-        if sampler.guided:
-            sampled = sampler(logits, inputs, self._masks(sampler, logits, inputs))
-        else:
-            sampled = sampler(logits, inputs)
+        faults = [row.fault for row in self.samplers]
+        sampled = self._sampled(sampler, logits, inputs)
         self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
         mx.async_eval(*sampled.pending)
 
@@ -72,7 +76,16 @@ class Decode(GenerationBatch):
         ids = cast(list[int], inputs.tolist())
         for tokens, token in zip(self.tokens, ids, strict=True):
             tokens.append(token)
+        for row, fault in zip(self.samplers, faults, strict=True):
+            row.error = fault()
         return ids, [entry.read() if entry else None for entry in logprobs]
+
+    def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
+        masks = self._masks(sampler, logits, inputs) if sampler.guided else None
+        try:
+            return sampler(logits, inputs, masks)
+        except Exception:
+            return one_by_one(self.samplers, logits, inputs, masks)
 
     def _masks(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> mx.array | None:
         """Made while the logits are computed."""
@@ -85,6 +98,17 @@ class Decode(GenerationBatch):
             logits.shape[-1],
         )
         return None if found is None else mx.array(found)
+
+    def part(self, at: int) -> "Decode":
+        """One row, which leaves with all that it has."""
+        one: Decode = Decode.empty(self.model, self.fallback_sampler)
+        for name in PER_ROW:
+            setattr(one, name, [getattr(self, name)[at]])
+        one._next_tokens = self._next_tokens[at : at + 1]
+        one.prompt_cache = Prefill(self.model, one.uids, [self.extract_cache(at)]).prompt_cache
+        mx.eval([cache.state for cache in one.prompt_cache])  # or it would keep all of the batch
+        self.filter([i for i in range(len(self)) if i != at])
+        return one
 
     def _for_rows(self) -> tuple[Sampler, Rows]:
         """What was made for a step serves the next one if its rows are the same."""
@@ -171,8 +195,13 @@ class Batch:
         concurrency: int,
         key: str = "",
         cache: PromptCache | None = None,
+        held: Collection[int] = (),
     ) -> None:
+        """held: rows that get no tokens, for as long as they are among these."""
         self.model = model
+        self._held = held
+        self._aside: list[Decode] = []
+        """Of the rows that were held, one in each."""
         self._concurrency = concurrency
         self._key = key
         self._cache = cache or PromptCache(0)
@@ -192,7 +221,8 @@ class Batch:
         self.vocabulary: int = model(mx.array([[0]])).shape[-1]
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._prefill) + len(self._decode)
+        """Those that there is something to do for."""
+        return len(self._waiting) + len(self._prefill) + len(self._decode) + len(self._returning)
 
     @property
     def plays(self) -> bool:
@@ -200,11 +230,20 @@ class Batch:
 
     @property
     def rows(self) -> list[int]:
-        return [*(w.row.number for w in self._waiting), *self._prefill.uids, *self._decode.uids]
+        return [row.number for row in self._rows]
 
     def rows_with(self, adapter: str) -> list[int]:
-        rows = [w.row for w in self._waiting] + self._prefill.samplers + self._decode.samplers
-        return [row.number for row in rows if row.use[0] == adapter]
+        return [row.number for row in self._rows if row.use[0] == adapter]
+
+    @property
+    def _rows(self) -> list[Row]:
+        waiting = [waiting.row for waiting in self._waiting]
+        aside = [row for one in self._aside for row in one.samplers]
+        return [*waiting, *self._prefill.samplers, *self._decode.samplers, *aside]
+
+    @property
+    def _returning(self) -> list[Decode]:
+        return [one for one in self._aside if one.uids[0] not in self._held]
 
     @property
     def waiting(self) -> int:
@@ -241,6 +280,7 @@ class Batch:
             self._prefill.filter([i for i in range(len(self._prefill)) if i != at])
         else:
             self._waiting = deque(w for w in self._waiting if w.row.number != number)
+            self._aside = [one for one in self._aside if one.uids[0] != number]
 
     def step(self) -> Done:
         """A token for every row that decodes, or a piece of the next prompt: in turns, so that
@@ -249,6 +289,7 @@ class Batch:
         done = Done()
         if not self._room:
             self._began = began
+            self._set_aside()
             self._decode_step(done)
             self._cycle = Cycle(len(self._decode), self._joining)
             self._room = self._pace.tokens(self._cycle) if self.waiting else 0
@@ -261,6 +302,15 @@ class Batch:
         self._drop_failed(self._decode.samplers, done)
         return done
 
+    def _set_aside(self) -> None:
+        """Those that are held; those that no longer are come back when there is room."""
+        for row in [row for row in self._decode.uids if row in self._held]:
+            self._aside.append(self._decode.part(self._decode.uids.index(row)))
+        room = self._concurrency - len(self._decode) - len(self._prefill)
+        for one in self._returning[: max(0, room)]:
+            self._aside.remove(one)
+            self._decode.extend(one)
+
     def _decode_step(self, done: Done) -> None:
         rows = {row.number: row for row in self._decode.samplers}
         responses = self._decode.next()
@@ -269,12 +319,12 @@ class Batch:
         self._drop_failed(list(rows.values()), done)
 
     def _drop_failed(self, rows: list[Row], done: Done) -> None:
-        for row in [row for row in rows if row.guide and row.guide.failure]:
-            assert row.guide
-            assert row.guide.failure
+        for row, failure in [(row, row.failure) for row in rows if row.failure]:
             self.cancel(row.number)
             done.tokens = [token for token in done.tokens if token.row != row.number]
-            done.failed.append(RowFailed(row.number, row.guide.failure))
+            done.failed.append(RowFailed(row.number, failure))
+            if row.error:  # what was computed of it may be no numbers either
+                self._cache.forget(self._computed_by(row))
 
     @property
     def _joining(self) -> int:
@@ -359,7 +409,7 @@ class Batch:
 
     def _keep(self, row: Row, tokens: list[int], extracted: Callable[[], list[Any]]) -> None:
         """Extracting costs something, and can't be done of a cache that is empty."""
-        if self._cache.wants(tokens):
+        if not row.failure and self._cache.wants(tokens):
             self._cache.store(self._computed_by(row), list(tokens), extracted())
 
     def _computed_by(self, row: Row) -> str:

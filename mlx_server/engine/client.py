@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from copy import copy
+from itertools import chain
 from typing import Any
 
 from mlx_server.engine import messages
@@ -21,6 +22,10 @@ from mlx_server.engine.messages import (
     Cancel,
     Command,
     Generate,
+    GoOn,
+    Hold,
+    LimitCache,
+    LimitMemory,
     Load,
     LoadAdapter,
     Loaded,
@@ -32,7 +37,6 @@ from mlx_server.engine.messages import (
     RowFailed,
     RowRefused,
     Scored,
-    ShrinkCache,
     Stepped,
     Token,
     Unload,
@@ -53,10 +57,13 @@ log = logging.getLogger("mlx_server.engine")
 Item = Admitted | Prefilled | Scored | Token
 OnLoading = Callable[[int, int], None]
 
+Asked = dict[tuple[str, str], list[asyncio.Future[Any]]]
+"""By model and adapter, who waits for a reply; they come in order."""
+
 START_SECONDS = 120.0
 """Until the first word: a cold machine reads MLX from its disk."""
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 0.5
 
 SILENT_SECONDS = 2.0
 """Without a word from the process, its heartbeat included: it is stopped or deadlocked."""
@@ -68,17 +75,33 @@ FIRST_STEP_SECONDS = 60.0
 """The first steps of a model compile its kernels, and a load reads from the disk."""
 
 
+UNREAD_BYTES = 128 << 10
+"""Of one request, of what its client is too slow to read: then its rows are held."""
+
+ON_THE_WAY_BYTES = 8 << 10
+"""Of reports: what an engine says is not heard before it is told to hold."""
+
+ITEM_BYTES = 128
+"""Of a token, or of one of its log probabilities, in memory."""
+
+
 class Answers:
     """What the engine says about one request's rows, until the request leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, go_on: Callable[["Answers"], None] = lambda answers: None) -> None:
+        """go_on: called when a request that was held has taken all there was."""
         self.rows: list[int] = []
+        self.unread = 0
+        """Bytes, about."""
+        self.held = False
+        self._go_on = go_on
         self._items: list[Item] = []
         self._error: ServerError | None = None
         self._news = asyncio.Event()
 
     def put(self, item: Item) -> None:
         self._items.append(item)
+        self.unread += _bytes(item)
         self._news.set()
 
     def fail(self, error: ServerError) -> None:
@@ -89,11 +112,23 @@ class Answers:
         """Everything that has come since the last call; waits for at least one."""
         await self._news.wait()
         items, self._items = self._items, []
+        self.unread = 0
+        if self.held:
+            self._go_on(self)
         if not self._error:
             self._news.clear()
         elif not items:
             raise _fresh(self._error)
         return items
+
+
+def _bytes(item: Item) -> int:
+    match item:
+        case Token(logprobs=found):
+            return ITEM_BYTES * (1 + (1 + len(found.top) if found else 0))
+        case Scored(logprobs=scored):
+            return ITEM_BYTES * sum(1 + len(found.top) for found in scored)
+    return ITEM_BYTES
 
 
 class EngineClient:
@@ -109,8 +144,8 @@ class EngineClient:
         self._loads: dict[str, tuple[asyncio.Future[Loaded], OnLoading]] = {}
         self._rows: dict[int, Answers] = {}
         self._unloads: dict[str, asyncio.Future[None]] = {}
-        self._adapter_loads: dict[tuple[str, str], asyncio.Future[AdapterLoaded]] = {}
-        self._adapter_unloads: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._adapter_loads: Asked = {}
+        self._adapter_unloads: Asked = {}
         self._next_row = 0
         self._words = 0
         self._watching: asyncio.Task[None] | None = None
@@ -130,7 +165,9 @@ class EngineClient:
 
     async def start(self) -> Ready:
         ours, theirs = socket.socketpair()
-        with theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_THE_WAY_BYTES)
+        with theirs, ExitStack() as unless_it_starts:
+            unless_it_starts.enter_context(ours)
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -143,7 +180,8 @@ class EngineClient:
                 # a group of its own, so that Ctrl-C reaches the server alone, which drains first
                 start_new_session=True,
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+            unless_it_starts.pop_all()
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=ON_THE_WAY_BYTES)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(reader))
         ready = await self._first_word(self._ready)
@@ -195,20 +233,20 @@ class EngineClient:
     async def load_adapter(self, model: str, adapter: str, path: str) -> AdapterLoaded:
         """adapter: what rows are to call it, other weights by another name."""
         which = model, adapter
-        if which not in self._adapter_loads:
-            self._send(LoadAdapter(model, adapter, path))
-            self._adapter_loads[which] = _awaited()
-        return await asyncio.shield(self._adapter_loads[which])
+        self._send(LoadAdapter(model, adapter, path))
+        loaded: AdapterLoaded = await _reply(self._adapter_loads, which)
+        return loaded
 
     async def unload_adapter(self, model: str, adapter: str) -> None:
         which = model, adapter
-        if which not in self._adapter_unloads:
-            self._send(UnloadAdapter(model, adapter))
-            self._adapter_unloads[which] = _awaited()
-        await asyncio.shield(self._adapter_unloads[which])
+        self._send(UnloadAdapter(model, adapter))
+        await _reply(self._adapter_unloads, which)
 
-    def shrink_cache(self, max_bytes: int) -> None:
-        self._send(ShrinkCache(max_bytes))
+    def limit_cache(self, max_bytes: int) -> None:
+        self._send(LimitCache(max_bytes))
+
+    def limit_memory(self, max_bytes: int) -> None:
+        self._send(LimitMemory(max_bytes))
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
@@ -216,7 +254,7 @@ class EngineClient:
 
         The rows' own numbers are overwritten: they are counted here, in order.
         """
-        answers = Answers()
+        answers = Answers(self._let_go_on)
         for row in rows:
             self._number(row, answers)
         try:
@@ -225,6 +263,8 @@ class EngineClient:
             yield answers
         finally:
             self.cancel(answers.rows)
+            if answers.held:
+                self._let_go_on(answers)
 
     def add(self, row: Generate, answers: Answers) -> None:
         """One more row, which ends with the others."""
@@ -242,6 +282,15 @@ class EngineClient:
         unfinished = [row for row in rows if self._rows.pop(row, None)]
         if unfinished and self.alive:
             self._send(Cancel(unfinished))
+
+    def _hold(self, answers: Answers) -> None:
+        answers.held = True
+        self._send(Hold(answers.rows))
+
+    def _let_go_on(self, answers: Answers) -> None:
+        answers.held = False
+        if self.alive:
+            self._send(GoOn(answers.rows))
 
     def _send(self, command: Command) -> None:
         if self._death:
@@ -269,9 +318,11 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Gives the process up when it says nothing any more; `_take` looks at what it says."""
-        heard = -1
-        while heard != self._words:
-            heard = self._words
+        clock = asyncio.get_running_loop().time
+        heard, until = -1, 0.0
+        # what comes while the server itself is busy is heard late
+        while heard != self._words or clock() > until + SILENT_SECONDS:
+            heard, until = self._words, clock() + SILENT_SECONDS
             await asyncio.sleep(SILENT_SECONDS)
         self._give_up("stopped answering")
 
@@ -279,6 +330,9 @@ class EngineClient:
         if not self._death:
             log.error("the engine process %s %s and is ended", self.pid, what)
             self._die(EngineDied(f"The engine process {what}. Send the request again."))
+        self.kill()
+
+    def kill(self) -> None:
         if self._process and self._process.returncode is None:
             self._process.kill()
 
@@ -311,12 +365,12 @@ class EngineClient:
                 if (unloaded := self._unloads.pop(model, None)) and not unloaded.done():
                     unloaded.set_result(None)
             case AdapterLoaded(model, adapter):
-                self._adapter_loads.pop((model, adapter)).set_result(report)
+                _first(self._adapter_loads, (model, adapter)).set_result(report)
             case AdapterFailed(model, adapter, message):
                 invalid = AdapterInvalid(f"The adapter can't be used: {message}")
-                self._adapter_loads.pop((model, adapter)).set_exception(invalid)
+                _first(self._adapter_loads, (model, adapter)).set_exception(invalid)
             case AdapterUnloaded(model, adapter):
-                self._adapter_unloads.pop((model, adapter)).set_result(None)
+                _first(self._adapter_unloads, (model, adapter)).set_result(None)
             case Ready() if self._ready and not self._ready.done():
                 self._ready.set_result(report)
 
@@ -325,6 +379,8 @@ class EngineClient:
         answers = self._rows.pop(row, None) if last else self._rows.get(row)
         if answers:
             answers.put(item)
+            if answers.unread > UNREAD_BYTES and not answers.held:
+                self._hold(answers)
 
     def _die(self, error: ServerError) -> None:
         self._death = self._death or error
@@ -340,8 +396,8 @@ class EngineClient:
         self._loads.clear()
         waited: list[asyncio.Future[Any]] = [
             *self._unloads.values(),
-            *self._adapter_loads.values(),
-            *self._adapter_unloads.values(),
+            *chain.from_iterable(self._adapter_loads.values()),
+            *chain.from_iterable(self._adapter_unloads.values()),
         ]
         for future in waited:
             if not future.done():
@@ -353,11 +409,20 @@ class EngineClient:
             self._ready.set_exception(self._death)
 
 
-def _awaited() -> asyncio.Future[Any]:
+async def _reply(asked: Asked, which: tuple[str, str]) -> Any:
+    """Each command's own: what was loaded when one was sent may be unloaded by the next."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     # who waited may be gone when it fails
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return future
+    asked.setdefault(which, []).append(future)
+    return await asyncio.shield(future)
+
+
+def _first(asked: Asked, which: tuple[str, str]) -> asyncio.Future[Any]:
+    first, *others = asked.pop(which)
+    if others:
+        asked[which] = others
+    return first
 
 
 def _fresh(error: ServerError) -> ServerError:
@@ -365,9 +430,14 @@ def _fresh(error: ServerError) -> ServerError:
     return copy(error)
 
 
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+"""For glibc: what is large goes back to the system as soon as it is free. By itself it learns to
+keep ever larger pieces, and what lies behind a small one that stays."""
+
+
 def _environment() -> dict[str, str]:
     """MLX's Linux wheel brings a slow reference BLAS; a fast one is preloaded if there is one."""
-    environment = dict(os.environ)
+    environment = {**MALLOC, **os.environ}
     if blas := fast_blas():
         preloaded = environment.get("LD_PRELOAD")
         environment["LD_PRELOAD"] = f"{preloaded}:{blas}" if preloaded else blas

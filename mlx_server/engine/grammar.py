@@ -22,7 +22,7 @@ Key = tuple[Vocabulary, str]
 
 AT_ONCE = 2
 
-KNOWN = 256
+KNOWN = 64
 """Compiled grammars kept, of all models."""
 
 COMPILE_SECONDS = 5.0

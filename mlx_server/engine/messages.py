@@ -56,9 +56,28 @@ class Generate(msgspec.Struct, tag=True):
     grammar: str | None = None
     """In Lark, for llguidance: of the whole answer, reasoning and calls included."""
     thinking: Thinking | None = None
+    spare: int = 0
+    """The last of max_tokens, for what a grammar can't bring to its end before them. Whoever asked
+    cancels the row where it goes on for any other reason."""
+
+    def end_within(self, tokens: int) -> None:
+        """Lowers its limit; what is spared goes first."""
+        beyond = max(0, self.max_tokens - tokens)
+        self.max_tokens -= beyond
+        self.spare = max(0, self.spare - beyond)
 
 
 class Cancel(msgspec.Struct, tag=True):
+    rows: list[int]
+
+
+class Hold(msgspec.Struct, tag=True):
+    """They keep what they have, and get no more until they go on."""
+
+    rows: list[int]
+
+
+class GoOn(msgspec.Struct, tag=True):
     rows: list[int]
 
 
@@ -82,11 +101,30 @@ class UnloadAdapter(msgspec.Struct, tag=True):
     adapter: str
 
 
-class ShrinkCache(msgspec.Struct, tag=True):
+class LimitCache(msgspec.Struct, tag=True):
+    """What the prompt cache may hold, until the next one of these."""
+
     max_bytes: int
 
 
-Command = Load | Unload | LoadAdapter | UnloadAdapter | Generate | Cancel | ShrinkCache
+class LimitMemory(msgspec.Struct, tag=True):
+    """What MLX may hold before it waits for work to end, and gives up what it keeps for reuse."""
+
+    max_bytes: int
+
+
+Command = (
+    Load
+    | Unload
+    | LoadAdapter
+    | UnloadAdapter
+    | Generate
+    | Cancel
+    | Hold
+    | GoOn
+    | LimitCache
+    | LimitMemory
+)
 
 
 class Ready(msgspec.Struct, tag=True):

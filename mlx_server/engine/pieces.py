@@ -53,7 +53,8 @@ class Pieces:
             if quote in self.ids
         ]
         self.worth = np.array([_worth(text) for text in texts])
-        self.worth[self.control] = -64
+        # the one that closes stands behind the one that opens
+        self.worth[self.control] = -64 - np.arange(len(self.control)) % 64
         self.after = [*self._known([b",", b"}", b"]", b")"]), self.stop]
         self.colon = self._known([b":"])
         self.parting = self._known([b',"', b","])

@@ -4,7 +4,6 @@ Its main thread owns MLX. One thread reads commands, so that the process goes wi
 in a long step; another one beats, so that a long step is told from a dead process.
 """
 
-import logging
 import os
 import queue
 import signal
@@ -18,6 +17,7 @@ from functools import partial
 
 import mlx.core as mx
 
+from mlx_server import logs
 from mlx_server.engine import messages
 from mlx_server.engine.messages import Beat, Command, Ready, Report
 from mlx_server.engine.worker import Engine
@@ -116,7 +116,7 @@ def _recommended_bytes() -> int | None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    logs.configure("warning", os.environ.get(logs.FORMAT_VARIABLE, "text"))
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()

@@ -34,8 +34,8 @@ def cache_key(*parts: str | float | None) -> str:
 
 
 class PromptCache:
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = self.max_bytes = most_bytes
         self._by_key: dict[str, LRUPromptCache] = {}
 
     @property
@@ -56,14 +56,21 @@ class PromptCache:
         return self.max_bytes > 0 and len(tokens) >= SHORTEST
 
     def store(self, key: str, tokens: list[int], cache: Cache) -> None:
-        if sum(c.nbytes for c in cache) > self.max_bytes:
+        nbytes = sum(c.nbytes for c in cache)
+        if nbytes > self.max_bytes:
             return
+        self.shrink(self.max_bytes - nbytes)  # before it takes any
         for entry in cache:
             _part(entry)
         mx.async_eval([c.state for c in cache])
         kept = self._by_key.pop(key, None) or _Sequences(max_size=SEQUENCES)
         self._by_key[key] = kept  # the last used key is dropped last
         kept.insert_cache(key, tokens, cache)
+        self.shrink(self.max_bytes)
+
+    def limit(self, max_bytes: int) -> None:
+        """What it may hold from now on, up to what it may hold at all."""
+        self.max_bytes = min(max_bytes, self._most_bytes)
         self.shrink(self.max_bytes)
 
     def shrink(self, max_bytes: int) -> None:

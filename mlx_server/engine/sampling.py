@@ -5,10 +5,11 @@ that its neighbours and its place in the batch can't change what it gets. A toke
 adding Gumbel noise and taking the largest: masked tokens stay at minus infinity and can't win.
 """
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 
 import mlx.core as mx
@@ -18,6 +19,8 @@ from mlx_server.engine.guide import Guide
 from mlx_server.engine.messages import Logprobs
 from mlx_server.lora.slots import BASE, Use
 from mlx_server.requests import SamplingParams
+
+log = logging.getLogger("mlx_server.engine")
 
 NOTHING = -math.inf
 
@@ -35,6 +38,11 @@ FURTHEST = 1e30
 masked one, however cold it is drawn."""
 
 
+Fault = Callable[[], str | None]
+
+NOT_NUMBERS = "the model gave no numbers to choose its next token by"
+
+
 class Row:
     """One sequence being generated: what it asked for, and what sampling keeps for it."""
 
@@ -47,12 +55,21 @@ class Row:
         self.use: Use = BASE
         self.guide: Guide | None = None
         self.drawn = 0
+        self.fault: Fault = _none
+        """Of the latest draw: known once that is computed."""
+        self.error: str | None = None
+        """What was wrong with a draw."""
         self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
         if self.penalised:
             in_prompt = np.zeros(vocabulary, np.bool_)
             in_prompt[list(prompt)] = True
             self.in_prompt = mx.array(in_prompt)
             self.counts = mx.zeros(vocabulary)
+
+    @property
+    def failure(self) -> str | None:
+        """Why it can't go on."""
+        return self.error or (self.guide.failure if self.guide else None)
 
     @property
     def penalised(self) -> bool:
@@ -63,6 +80,10 @@ class Row:
         """The random key of the row's next draw."""
         digest = blake2b(self._seed + self.drawn.to_bytes(8, "little"), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def _none() -> None:
+    return None
 
 
 class Sampled:
@@ -104,15 +125,64 @@ class Sampler:
             logits = self._masks(logits, masks)
         tokens = self._draws(logits)
         reported = self._reports(raw, tokens)
-        for row in self.rows:
+        faults = _Faults(raw)
+        # Nothing of a row changes before all went well: else its draw could not be repeated.
+        self._penalties.keep()
+        for place, row in enumerate(self.rows):
             row.drawn += 1
+            row.fault = partial(faults.of, place)
         logprobs = [RowLogprobs(reported, place) for place in self._reports.places]
         by_row = dict(zip(self._reports.at, logprobs, strict=True))
         return Sampled(
             tokens,
             [by_row.get(i) for i in range(len(self.rows))],
-            [*self._penalties.state(), *reported.arrays()],
+            [faults.fine, *self._penalties.state(), *reported.arrays()],
         )
+
+
+def one_by_one(
+    rows: Sequence[Row], logits: mx.array, inputs: mx.array, masks: mx.array | None = None
+) -> Sampled:
+    """As a Sampler of all the rows, which raised: the row that it was about is told from others."""
+    guided = iter(range(len(rows)))
+    each = []
+    for at, row in enumerate(rows):
+        mask = None
+        if row.guide:
+            place = next(guided)
+            mask = None if masks is None else masks[place : place + 1]
+        each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], mask))
+    return Sampled(
+        mx.concatenate([sampled.tokens for sampled in each]),
+        [entry for sampled in each for entry in sampled.logprobs],
+        [array for sampled in each for array in sampled.pending],
+    )
+
+
+def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, masks: mx.array | None) -> Sampled:
+    try:
+        return Sampler([row])(logits, inputs, masks)
+    except Exception as error:
+        log.warning("row %d can't be sampled", row.number, exc_info=True)
+        message = f"its next token could not be chosen: {type(error).__name__}: {error}"
+        row.fault = lambda: message
+        return Sampled(mx.zeros(1, mx.uint32), [None], [])
+
+
+class _Faults:
+    """Which rows of a step had logits that are numbers, read back once for all."""
+
+    def __init__(self, raw: mx.array) -> None:
+        # One NaN or infinity shows in the sum; a token may be ruled out by minus infinity.
+        self.fine = mx.sum(raw, axis=-1) < math.inf
+
+    @cached_property
+    def _fine(self) -> list[bool]:
+        fine: list[bool] = np.array(self.fine).tolist()
+        return fine
+
+    def of(self, place: int) -> str | None:
+        return None if self._fine[place] else NOT_NUMBERS
 
 
 class _Biases:
@@ -156,9 +226,12 @@ class _Penalties:
         counts = mx.stack([row.counts for row in self.rows])
         generated = mx.array([float(row.drawn > 0) for row in self.rows])
         counts = counts.at[mx.arange(len(self.rows)), inputs].add(generated)
-        for i, row in enumerate(self.rows):
-            row.counts = counts[i]
+        self.counts = counts
         return counts
+
+    def keep(self) -> None:
+        for i, row in enumerate(self.rows):
+            row.counts = self.counts[i]
 
     def state(self) -> list[mx.array]:
         return [row.counts for row in self.rows]

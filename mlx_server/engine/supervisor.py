@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Ready
-from mlx_server.errors import EngineDied, ServerError
+from mlx_server.errors import EngineDied, ServerError, told
 
 log = logging.getLogger("mlx_server.engine")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 """Seconds before the next attempt when an engine was lost; doubled while they do not live long."""
 
 LIVED_SECONDS = 60.0
@@ -37,6 +37,10 @@ class Supervisor:
         return self._client is not None and self._client.alive
 
     @property
+    def pid(self) -> int | None:
+        return self._client.pid if self._client else None
+
+    @property
     def client(self) -> EngineClient:
         """The engine that runs now. Raises EngineDied while there is none."""
         if self._client is None or not self._client.alive:
@@ -55,6 +59,10 @@ class Supervisor:
             await asyncio.wait({self._keeping})
         if self._client:
             await self._client.stop(error)
+
+    def kill(self) -> None:
+        if self._client:
+            self._client.kill()
 
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -76,7 +84,7 @@ class Supervisor:
         try:
             await self._client.start()
         except (ServerError, OSError) as error:
-            log.error("the engine could not be started again: %s", error)
+            log.error("the engine could not be started again: %s", told(error))
             self._client.lost.set()
             return
         log.info("the engine runs again as process %s", self._client.pid)

@@ -31,6 +31,10 @@ from mlx_server.engine.messages import (
     Cancel,
     Command,
     Generate,
+    GoOn,
+    Hold,
+    LimitCache,
+    LimitMemory,
     Load,
     LoadAdapter,
     Loaded,
@@ -40,7 +44,6 @@ from mlx_server.engine.messages import (
     RowFailed,
     RowRefused,
     Scored,
-    ShrinkCache,
     Stepped,
     Thinking,
     Token,
@@ -50,7 +53,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.prompt_cache import PromptCache, cache_key
 from mlx_server.engine.scoring import Scoring, score
-from mlx_server.errors import ServerError
+from mlx_server.errors import ServerError, told
 from mlx_server.lora.adapters import Adapters
 from mlx_server.requests import SamplingParams
 
@@ -60,6 +63,10 @@ GONE = "the model was unloaded"
 ADAPTER_GONE = "its adapter was unloaded"
 
 LARGEST_SCALE = 4.0
+
+MOST_FREED, FREED_SHARE = 32 << 20, 0.01
+"""What MLX keeps of freed buffers on a CPU, where it counts them for nothing: as many bytes as it
+would by itself, if that is no more than this share of its limit."""
 
 LONGEST_GRAMMAR = 4 << 20
 MOST_MARKS = 64
@@ -94,6 +101,8 @@ class Engine:
         self._unguided: dict[int, Generate] = {}
         """Rows that wait for their guide."""
         self._scorings: dict[int, tuple[Generate, Guide | None, Scoring]] = {}
+        self._held: set[int] = set()
+        """Rows that get no tokens for now, wherever they are."""
 
     @property
     def pause(self) -> float | None:
@@ -129,8 +138,14 @@ class Engine:
                 return self._alone(row, partial(self._generate, command))
             case Cancel(rows):
                 return self._cancel(rows)
-            case ShrinkCache(max_bytes):
-                self._cache.shrink(max_bytes)
+            case Hold(rows):
+                self._held.update(rows)
+            case GoOn(rows):
+                self._held.difference_update(rows)
+            case LimitCache(max_bytes):
+                self._cache.limit(max_bytes)
+            case LimitMemory(max_bytes):
+                _limit_memory(max_bytes)
         return []
 
     def step(self) -> list[Report]:
@@ -231,6 +246,7 @@ class Engine:
         return [Scored(row, logprobs)]
 
     def _cancel(self, rows: list[int]) -> list[Report]:
+        self._held.difference_update(rows)
         for row in rows:
             self._unguided.pop(row, None)
             self._scorings.pop(row, None)
@@ -264,7 +280,13 @@ class Engine:
         return Loaded(model, batch.vocabulary, nbytes)
 
     def _batch(self, model: str, network: nn.Module) -> Batch:
-        return Batch(network, concurrency=self._concurrency, key=model, cache=self._cache)
+        return Batch(
+            network,
+            concurrency=self._concurrency,
+            key=model,
+            cache=self._cache,
+            held=self._held,
+        )
 
     def _unload(self, model: str) -> list[Report]:
         given_up = [LoadFailed(model, GONE)] if self._loads.pop(model, None) else []
@@ -364,9 +386,13 @@ def _in_range(s: SamplingParams) -> bool:
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, ServerError):
-        return error.message
-    return f"{type(error).__name__}: {error}"
+    return error.message if isinstance(error, ServerError) else told(error)
+
+
+def _limit_memory(max_bytes: int) -> None:
+    mx.set_memory_limit(max_bytes)
+    if not mx.metal.is_available():  # there, the limit is also for what is kept for reuse
+        mx.set_cache_limit(min(MOST_FREED, int(FREED_SHARE * max_bytes)))
 
 
 def _give_back_memory() -> None:

@@ -42,6 +42,13 @@ class _Held:
     def gives_way(self) -> bool:
         return not self.leases and not self.adapter.pinned
 
+    @property
+    def staying(self) -> int:
+        """Bytes that no lease has reserved: weights may be wider in memory than in their file."""
+        if self.adapter.pinned:
+            return self.nbytes
+        return max(0, self.nbytes - self.leases * self.adapter.spec.nbytes) if self.leases else 0
+
 
 def find(catalog: Catalog, asked: str, allowed: Sequence[Path]) -> Adapter:
     """By name, or a folder inside of an allowed one. Raises AdapterNotFound or AdapterInvalid."""
@@ -73,7 +80,7 @@ def _by_folder(catalog: Catalog, folder: Path) -> str:
 
 class Adapters:
     def __init__(self, engine: Callable[[], EngineClient], changed: Callable[[], None]) -> None:
-        """changed: called whenever what is idle or pinned has."""
+        """changed: called whenever what is idle or staying has."""
         self._engine = engine
         self._changed = changed
         self._held: dict[tuple[str, str], _Held] = {}
@@ -86,9 +93,9 @@ class Adapters:
         """Of those that give way."""
         return sum(held.nbytes for held in self._held.values() if held.gives_way)
 
-    def pinned_bytes(self, model: str) -> int:
-        found = [held for (id, _), held in self._held.items() if id == model]
-        return sum(held.nbytes for held in found if held.adapter.pinned)
+    def staying_bytes(self, model: str) -> int:
+        """Of those that do not give way, beside what their leases have reserved."""
+        return sum(held.staying for (id, _), held in self._held.items() if id == model)
 
     def of(self, model: str) -> list[tuple[str, int, int]]:
         """Name, leases and bytes of those that are loaded."""
@@ -105,6 +112,7 @@ class Adapters:
             held = self._held[key] = _Held(adapter, loading, adapter.spec.nbytes)
             loading.add_done_callback(partial(self._loaded, key, held))
         held.leases += 1
+        self._changed()
         try:
             await asyncio.shield(held.loading)
             yield

@@ -5,7 +5,7 @@ An estimate may be too high and must not be too low: what is unknown is counted 
 
 import json
 import math
-import struct
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import psutil
 
 from mlx_server.errors import ModelUnusable
+from mlx_server.lora.headers import BadHeader, read_header_of
 
 MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library itself
 MOST_LAYERS = 10_000
@@ -28,13 +29,9 @@ STEP = 256
 STATE_BYTES = 4
 """Per value: recurrent states are mostly kept in float32, whatever the model is in."""
 
-SIZES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "C64": 8,
-}  # fmt: skip
-"""Of what MLX can load."""
+NOT_OF_MLX = frozenset({"F64", "F8_E5M2"})
+
+COUNT = re.compile("(layer|expert|block|loop)s?$")
 
 Kind = Literal["full", "sliding", "state", "both", "none"]
 
@@ -191,35 +188,14 @@ def _listed_files(index: Path) -> set[str]:
 
 def _tensor_bytes(file: Path, upcast: bool) -> int:
     try:
-        header, data_bytes = _header(file)
-        tensors = [_tensor(entry) for name, entry in header.items() if name != "__metadata__"]
+        tensors = read_header_of(file, MOST_HEADER_BYTES).tensors
     except OSError as error:
         raise _unusable(file, f"cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error):
-        raise _unusable(file, "is damaged, or holds what MLX cannot read") from None
-    if max((end for _, _, end in tensors), default=0) != data_bytes:
-        raise _unusable(file, "is damaged: its length is not what its header says")
-    return sum((end - begin) * _growth(dtype, upcast) for dtype, begin, end in tensors)
-
-
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """And the number of bytes that follow it."""
-    with file.open("rb") as opened:
-        (size,) = struct.unpack("<Q", opened.read(8))
-        rest = file.stat().st_size - 8 - size
-        if size > MOST_HEADER_BYTES or rest < 0:
-            raise ValueError
-        return json.loads(opened.read(size)), rest
-
-
-def _tensor(entry: Any) -> tuple[str, int, int]:
-    """Its type and where it begins and ends."""
-    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if any(type(n) is not int or n < 0 for n in (*shape, begin, end)):
-        raise ValueError
-    if math.prod(shape) * SIZES[dtype] != end - begin:
-        raise ValueError
-    return dtype, begin, end
+    except BadHeader as error:
+        raise _unusable(file, f"is damaged: it {error}") from None
+    if strange := sorted({tensor.dtype for tensor in tensors.values()} & NOT_OF_MLX):
+        raise _unusable(file, f"holds {strange[0]}, which MLX cannot read")
+    return sum((t.end - t.begin) * _growth(t.dtype, upcast) for t in tensors.values())
 
 
 def _growth(dtype: str, upcast: bool) -> int:
@@ -238,6 +214,7 @@ def _unusable(file: Path, what: str) -> ModelUnusable:
 def kv_bytes_per_token(config: dict[str, Any], bytes_per_value: int) -> KvCost:
     """config: the model's config.json. bytes_per_value: of its activations."""
     flat = _flat(config)
+    _check_counts(flat)
     kinds = Counter(_kinds(flat))
     caches = _caches(flat)
     window = _number(flat, *WINDOW)
@@ -264,6 +241,16 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _check_counts(config: Mapping[str, Any]) -> None:
+    """mlx-lm makes as many layers as it is told to."""
+    for name in filter(COUNT.search, config):
+        if (count := _number(config, name)) > MOST_LAYERS:
+            raise ModelUnusable(
+                f"config.json: {name[-60:]} is {str(count)[:20]}, and more than {MOST_LAYERS} "
+                "can't be. Download the model again."
+            )
+
+
 def _number(config: Mapping[str, Any], *names: str) -> int:
     """The first that is there; the largest where each layer has its own; 0 if there is none."""
     for name in names:
@@ -284,7 +271,7 @@ def _caches(config: Mapping[str, Any]) -> int:
 def _kinds(config: Mapping[str, Any]) -> list[Kind]:
     """What each layer keeps."""
     types = _layer_types(config)
-    count = min(_number(config, *LAYERS) or len(types) or UNKNOWN_LAYERS, MOST_LAYERS)
+    count = _number(config, *LAYERS) or len(types) or UNKNOWN_LAYERS
     kept = count - _number(config, "num_kv_shared_layers")
     return [_kind(config, i, count, types) for i in range(kept if kept > 0 else count)]
 

@@ -4,7 +4,7 @@ Events go in and actions come out; nothing here runs, sleeps or measures. What i
 the budget: the weights of models, the KV cache reserved by granted tickets, and the prompt cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -90,10 +90,15 @@ class View:
 class _Model:
     id: str
     facts: Facts
-    nbytes: int
+    weights: int
+    beside: int = 0
     state: State = "unloaded"
     leases: int = 0
     last_used: float | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights + self.beside
 
     @property
     def here(self) -> bool:
@@ -118,10 +123,35 @@ class _Ask:
 
     ticket: Ticket
     model: str
+    rows: int
     kv_bytes: int
+    """Of its longest row."""
+    beside: int
     since: float
     number: int
     """In order of arrival."""
+
+
+class _Reserved:
+    """Memory for asks, beside their models: a batch keeps every row as long as its longest."""
+
+    def __init__(self, asks: Iterable[_Ask]) -> None:
+        self.nbytes = 0
+        self._batches: dict[str, tuple[int, int]] = {}
+        """Of each model, rows and the bytes of the longest."""
+        for ask in asks:
+            self.add(ask)
+
+    def add(self, ask: _Ask) -> None:
+        self.nbytes += self.more(ask)
+        rows, longest = self._batches.get(ask.model, (0, 0))
+        self._batches[ask.model] = rows + ask.rows, max(longest, ask.kv_bytes)
+
+    def more(self, ask: _Ask) -> int:
+        """What it would add."""
+        rows, longest = self._batches.get(ask.model, (0, 0))
+        padded = (rows + ask.rows) * max(longest, ask.kv_bytes)
+        return padded - rows * longest + ask.beside
 
 
 @dataclass
@@ -158,12 +188,22 @@ class Policy:
         self._arrivals = 0
         self._actions: list[Load | Unload | ShrinkCache | Grant | Refuse] = []
 
-    def request(self, ticket: Ticket, model: str, kv_bytes: int, now: float) -> Actions:
-        """Asks for a lease on the model with `kv_bytes` beside it, from `Grant` to `release`."""
+    def request(
+        self,
+        ticket: Ticket,
+        model: str,
+        kv_bytes: int,
+        now: float,
+        *,
+        rows: int = 1,
+        beside: int = 0,
+    ) -> Actions:
+        """Asks for a lease on the model, from `Grant` to `release`, with the caches of `rows`, of
+        which the longest takes `kv_bytes`, and `beside` bytes of whatever else."""
         assert ticket not in self._granted
         assert ticket not in self.waiting
         self._arrivals += 1
-        self._waiting.append(_Ask(ticket, model, kv_bytes, now, self._arrivals))
+        self._waiting.append(_Ask(ticket, model, rows, kv_bytes, beside, now, self._arrivals))
         return self._settle(now)
 
     def release(self, ticket: Ticket, now: float) -> Actions:
@@ -181,13 +221,13 @@ class Policy:
 
     def loaded(self, model: str, nbytes: int, now: float) -> Actions:
         self._become(model, "loading", "ready")
-        self._models[model].nbytes = nbytes
+        self._models[model].weights = nbytes
         self._models[model].last_used = now
         return self._settle(now)
 
-    def weighs(self, model: str, nbytes: int, now: float) -> Actions:
-        """A model that is there, with what stays in memory beside it."""
-        self._models[model].nbytes = nbytes
+    def beside(self, model: str, nbytes: int, now: float) -> Actions:
+        """What stays in memory with a model that is there, and goes with it."""
+        self._models[model].beside = nbytes
         return self._settle(now)
 
     def load_failed(self, model: str, now: float) -> Actions:
@@ -200,6 +240,7 @@ class Policy:
     def unloaded(self, model: str, now: float) -> Actions:
         """The memory is really back."""
         self._become(model, "unloading", "unloaded")
+        self._models[model].beside = 0
         return self._settle(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
@@ -213,7 +254,7 @@ class Policy:
         self._granted.clear()
         self.cache = 0
         for model in self._models.values():
-            model.state, model.leases = "unloaded", 0
+            model.state, model.leases, model.beside = "unloaded", 0, 0
         return self._settle(now)
 
     def preload(self, model: str, now: float) -> Actions:
@@ -232,7 +273,7 @@ class Policy:
     def estimate(self, model: str, nbytes: int) -> None:
         """A better guess, of a model whose files have only now been seen."""
         if self._models[model].state == "unloaded":
-            self._models[model].nbytes = nbytes
+            self._models[model].weights = nbytes
 
     def tick(self, now: float) -> Actions:
         return self._settle(now)
@@ -253,7 +294,11 @@ class Policy:
 
     @property
     def kv_reserved(self) -> int:
-        return sum(ask.kv_bytes for ask in self._granted.values())
+        return self._reserved.nbytes
+
+    @property
+    def _reserved(self) -> _Reserved:
+        return _Reserved(self._granted.values())
 
     @property
     def used(self) -> int:
@@ -303,14 +348,14 @@ class Policy:
     def _misfit(self, ask: _Ask) -> NeverFits | None:
         model = self._models[ask.model]
         stay = sum(m.nbytes for m in self._models.values() if m.stays and m is not model)
-        needed, available = model.nbytes + ask.kv_bytes, self.budget - stay
+        needed, available = model.nbytes + _Reserved([ask]).nbytes, self.budget - stay
         return NeverFits(needed, available) if needed > available else None
 
     def _may_go(self, ask: _Ask, line: _Line) -> bool:
         return (
             self._models[ask.model].state == "ready"
             and ask.model not in line.models
-            and ask.kv_bytes <= min(self._free, self._free_soon - line.promised)
+            and self._reserved.more(ask) <= min(self._free, self._free_soon - line.promised)
             and (not line.stuck or self._may_pass(ask, line))
         )
 
@@ -319,16 +364,18 @@ class Policy:
         passing = [ask, *(lease for lease in self._granted.values() if lease.number > first)]
         beside = {m.id for m in self._models.values() if m.stays} | {p.model for p in passing}
         beside |= {id for id in line.models if self._models[id].facts.pinned}
-        taken = sum(self._models[id].nbytes for id in beside) + sum(p.kv_bytes for p in passing)
+        taken, weights = _Reserved(passing), sum(self._models[id].nbytes for id in beside)
         return all(
-            taken + self._needs(earlier, earlier.model in beside) <= self.budget
+            weights + taken.nbytes + self._needs(earlier, taken, earlier.model in beside)
+            <= self.budget
             for earlier in line.asks
         )
 
     def _wait_in(self, line: _Line, ask: _Ask) -> None:
         """Its model is loaded, or others are evicted for it, as soon as that is enough."""
         model = self._models[ask.model]
-        needs = self._needs(ask, model.here or ask.model in line.models)
+        taken = _Reserved([*self._granted.values(), *line.asks])
+        needs = self._needs(ask, taken, model.here or ask.model in line.models)
         keep = {*line.models, ask.model}
         line.stuck = line.stuck or not self._make_room(line.promised + needs, keep)
         if not line.stuck:
@@ -339,8 +386,8 @@ class Policy:
         line.asks.append(ask)
         line.models.add(ask.model)
 
-    def _needs(self, ask: _Ask, model_counted: bool) -> int:
-        return ask.kv_bytes + (0 if model_counted else self._models[ask.model].nbytes)
+    def _needs(self, ask: _Ask, taken: _Reserved, model_counted: bool) -> int:
+        return taken.more(ask) + (0 if model_counted else self._models[ask.model].nbytes)
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
         """Whether there will be room without a lease having to end; if not, nothing is evicted."""
@@ -369,7 +416,7 @@ class Policy:
                 self._unload(model)
 
     def _grant(self, ask: _Ask, now: float) -> None:
-        self._shrink_cache(ask.kv_bytes)
+        self._shrink_cache(self._reserved.more(ask))
         self._waiting.remove(ask)
         self._granted[ask.ticket] = ask
         model = self._models[ask.model]

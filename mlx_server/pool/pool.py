@@ -43,7 +43,7 @@ OnProgress = Callable[[str, str, int, int], None]
 
 T = TypeVar("T")
 
-STOP_SECONDS = 1.0
+STOP_SECONDS = 0.2
 """For a download to notice that the server stops."""
 
 CACHE_SHARE = 0.2
@@ -154,6 +154,8 @@ class Pool:
         self._policy = self._policy_for(0)
         self._cache_bytes = 0
         """Of the prompt cache."""
+        self._cache_room: int | None = None
+        """That this engine was told it has for the prompt cache."""
         self.adapters = Adapters(lambda: self.engine, self._count_adapters)
         self._closed: ServerError | None = None
         self._threads: set[asyncio.Future[Any]] = set()
@@ -161,7 +163,7 @@ class Pool:
         """Answers being generated or waiting for it."""
         self.on_step: Callable[[Stepped], None] = lambda step: None
         self.make_engine: Callable[..., EngineClient] = EngineClient
-        self.supervisor = Supervisor(self._spawn, self._engine_lost, self._preload)
+        self.supervisor = Supervisor(self._spawn, self._engine_lost, self._started)
 
     @property
     def engine(self) -> EngineClient:
@@ -179,7 +181,7 @@ class Pool:
         ready = await self.supervisor.start()
         self._upcast = not ready.metal
         self._policy = self._policy_for(machine_budget(ready.recommended_bytes))
-        self._preload()
+        self._started()
 
     async def stop(self, error: ServerError | None = None) -> None:
         """Whoever waits, and whoever comes later, gets `error`."""
@@ -189,9 +191,9 @@ class Pool:
         for waiter in self._waiting.values():
             waiter.refuse(copy(self._closed))
         await _cancelled(e.preparing for e in self._entries.values() if e.preparing)
+        await self.supervisor.stop(error)
         if self._threads:
             await asyncio.wait(self._threads, timeout=STOP_SECONDS)
-        await self.supervisor.stop(error)
         await _cancelled(self._work)
 
     def spec(self, name: str) -> ModelSpec:
@@ -241,9 +243,8 @@ class Pool:
     def named(self, name: str) -> tuple[str, str | None]:
         """A model and its adapter, of `model:adapter`; what is a model's own name is no more."""
         model, _, adapter = name.rpartition(":")
-        return (
-            (model, adapter) if name not in self._names and model in self._names else (name, None)
-        )
+        is_both = adapter and name not in self._names and model in self._names
+        return (model, adapter) if is_both else (name, None)
 
     async def adapter(self, prepared: Prepared, asked: str) -> Adapter:
         """Its files, looked at anew if they have changed."""
@@ -286,18 +287,22 @@ class Pool:
 
     @asynccontextmanager
     async def lease(
-        self, prepared: Prepared, kv_bytes: int, adapter: Adapter | None = None
+        self, prepared: Prepared, kv_bytes: int, adapter: Adapter | None = None, rows: int = 1
     ) -> AsyncIterator[Model]:
-        """The model, loaded, and its adapter, with so much memory beside them, until the block is
-        left."""
+        """The model, loaded, and its adapter, with so much memory beside them for each of the
+        rows, until the block is left."""
         self._check_open()
         _ = self.engine  # raises while there is none, which nobody could tell of a load
         ticket = next(self._tickets)
         waiter = _Waiter(self._entries[prepared.id], asyncio.get_running_loop().create_future())
         self._waiting[ticket] = waiter
         try:
-            nbytes = kv_bytes + (adapter.spec.nbytes if adapter else 0)
-            self._do(self._policy.request(ticket, prepared.id, nbytes, _now()))
+            beside = adapter.spec.nbytes if adapter else 0
+            self._do(
+                self._policy.request(
+                    ticket, prepared.id, kv_bytes, _now(), rows=rows, beside=beside
+                )
+            )
             model = await waiter.model
             async with self.adapters.lease(prepared.id, adapter) if adapter else nullcontext():
                 yield model
@@ -350,8 +355,7 @@ class Pool:
     def _count_adapters(self) -> None:
         for model in self.loaded:
             id = model.prepared.id
-            nbytes = model.nbytes + self.adapters.pinned_bytes(id)
-            self._do(self._policy.weighs(id, nbytes, _now()))
+            self._do(self._policy.beside(id, self.adapters.staying_bytes(id), _now()))
         self._count_idle()
 
     def _count_idle(self) -> None:
@@ -363,11 +367,17 @@ class Pool:
             task.cancel()
         for entry in self._entries.values():
             entry.model = entry.progress = None
+        self._cache_bytes, self._cache_room = 0, None
         self.adapters.forget()
         for ticket, waiter in self._waiting.items():
             self._policy.cancel(ticket, _now())
             waiter.refuse(EngineDied("The engine process was lost. Send the request again."))
         self._do(self._policy.engine_lost(_now()))
+
+    def _started(self) -> None:
+        with suppress(EngineDied):
+            self.engine.limit_memory(self._policy.budget)
+        self._preload()
 
     def _preload(self) -> None:
         for entry in self._entries.values():
@@ -420,20 +430,28 @@ class Pool:
                 case policy.Unload(model):
                     self._begin(self._unload(self._entries[model]))
                 case policy.ShrinkCache(to_bytes):
-                    with suppress(EngineDied):
-                        self._shrink(to_bytes)
+                    self._shrink(to_bytes)
                 case policy.Grant(ticket):
                     self._waiting.pop(ticket).grant()
                 case policy.Refuse(ticket, reason):
                     self._waiting.pop(ticket).refuse(self._refusal(reason))
+        self._limit_cache()
         self._set_timer()
 
     def _shrink(self, to_bytes: int) -> None:
         """The prompt cache first, then idle adapters."""
-        left = max(0, to_bytes - self.adapters.idle_bytes)
-        self.engine.shrink_cache(left)
-        self._cache_bytes = min(self._cache_bytes, left)
         self.adapters.shrink(to_bytes)
+        left = max(0, to_bytes - self.adapters.idle_bytes)
+        self._cache_bytes = min(self._cache_bytes, left)
+
+    def _limit_cache(self) -> None:
+        """The engine keeps to it by itself, and is told before anybody else who gets memory."""
+        others = self._policy.used - self._policy.cache + self.adapters.idle_bytes
+        room = max(0, self._policy.budget - others)
+        if room != self._cache_room:
+            with suppress(EngineDied):
+                self.engine.limit_cache(room)
+                self._cache_room = room
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -142,7 +142,7 @@ def _replay(spec: ModelSpec) -> Prepared:
     checkpoint = read_checkpoint(path, spec.chat_template)
     if not family.stops(checkpoint):
         raise ModelUnusable(
-            f"Nothing tells which token of {spec.tokenizer} ends an answer of {spec.id}: name one "
+            f"Nothing tells which token of its tokenizer ends an answer of {spec.id}: name one "
             "as `eos_token` in its tokenizer_config.json."
         )
     transcript = Path(spec.source.removeprefix(REPLAY))

@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from mlx_server.errors import ModelUnusable
+from mlx_server.errors import ModelUnusable, told
 from mlx_server.families.base import ModelFamily
+from mlx_server.folders import check_model
 
 MODEL_TYPE = "replay"
 CONTEXT = 131_072
@@ -47,7 +48,7 @@ def replay_checkpoint(folder: Path, family: ModelFamily, tokenizer: Path | None)
             _write(checkpoint, files)
     except OSError as error:
         raise ModelUnusable(
-            f"Can't make the replay model in {folder}: {error}. Make it writable, or set "
+            f"Can't make the replay model in the cache: {told(error)}. Make it writable, or set "
             "MLX_SERVER_CACHE to another folder."
         ) from None
     return checkpoint
@@ -87,6 +88,7 @@ def _built_in(family: ModelFamily) -> Files:
 
 def _borrowed(folder: Path) -> Files:
     """The owner's own, with the template and the end token that belong to it."""
+    check_model(folder)
     made = _from_folder(folder)
     files = {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})}
     for name in ("tokenizer_config.json", "chat_template.jinja"):
@@ -109,14 +111,14 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{path} can't be read: {error}.") from None
+        raise ModelUnusable(f"{path.name} can't be read: {told(error)}.") from None
 
 
 def _from_folder(folder: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises nothing narrower
-        raise ModelUnusable(f"{folder / 'tokenizer.json'} can't be read: {error}.") from None
+        raise ModelUnusable(f"tokenizer.json can't be read: {told(error)}.") from None
 
 
 def _byte_level(special: Sequence[str]) -> Tokenizer:

@@ -8,7 +8,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from mlx_server.errors import AdapterInvalid, ModelUnusable, SettingsError
+from mlx_server.errors import AdapterInvalid, ModelUnusable, SettingsError, told
+from mlx_server.folders import check_model
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 from mlx_server.pool.cache import Progress
 
@@ -45,7 +46,7 @@ def resolve(source: str, progress: Progress) -> Path:
         return _from_hub(source, progress)
     if not source or re.match(r"[a-z]\w*:", source):
         raise SettingsError(f"{source!r} is not a known kind of model source. Use {KINDS}.")
-    raise ModelUnusable(f"There is no folder {folder.absolute()}. Use {KINDS}.")
+    raise ModelUnusable(f"There is no folder {folder.name!r} where it should be. Use {KINDS}.")
 
 
 def on_disk(source: str) -> Path | None:
@@ -111,15 +112,17 @@ def _demo(name: str, progress: Progress) -> Path:
 def _local(folder: Path) -> Path:
     if not folder.is_dir():
         raise ModelUnusable(
-            f"{folder} is a file. Give the folder of a checkpoint, with config.json, "
+            f"{folder.name!r} is a file. Give the folder of a checkpoint, with config.json, "
             "tokenizer.json and model*.safetensors in it."
         )
     if missing := _missing(folder):
         raise ModelUnusable(
-            f"The checkpoint in {folder} lacks {', '.join(missing)}. Copy what is missing, or make "
-            "an MLX checkpoint with `mlx_lm.convert`."
+            f"The checkpoint in {folder.name!r} lacks {', '.join(missing)}. Copy what is "
+            "missing, or make an MLX checkpoint with `mlx_lm.convert`."
         )
-    return folder.resolve()
+    folder = folder.resolve()
+    check_model(folder)
+    return folder
 
 
 def _missing(folder: Path) -> list[str]:
@@ -143,10 +146,11 @@ def _from_hub(name: str, progress: Progress) -> Path:
         raise ModelUnusable(f"Can't get {name} from the hub: {_fix(name, error)}") from error
     if missing := _missing(folder):
         raise ModelUnusable(
-            f"{name} has no {', '.join(missing)}, neither in {folder} nor where it came from. "
+            f"{name} has no {', '.join(missing)}, neither here nor where it came from. "
             "Use an MLX checkpoint of the model, such as those of mlx-community; if hub access "
             f"is off (HF_HUB_OFFLINE), fetch the rest with `hf download {name}`."
         )
+    check_model(folder)
     return folder
 
 
@@ -224,9 +228,8 @@ def _fix(name: str, error: Exception) -> str:
         case errors.LocalEntryNotFoundError():
             return (
                 "it is not, or not all, in the local cache, and the hub can't be reached "
-                f"({error.__cause__}). Check the network, or give the path of a local folder."
+                f"({told(error.__cause__ or error)}). Check the network, or give the path of a "
+                "local folder."
             )
         case _:
-            return (
-                f"{error or type(error).__name__}. Check the network and the disk, and try again."
-            )
+            return f"{told(error)}. Check the network and the disk, and try again."

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from mlx_server.errors import BadRequest, ModelUnusable
+from mlx_server.errors import BadRequest, ModelUnusable, told
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Conversation
 from mlx_server.requests import Prompt
@@ -92,7 +92,7 @@ def read_transcript(path: Path, vocabulary: int) -> Transcript:
             raise ModelUnusable(f"The transcript {path.name} is over {MAX_BYTES >> 20} MiB.")
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"The transcript {path} can't be read: {error}.") from None
+        raise ModelUnusable(f"The transcript {path.name} can't be read: {told(error)}.") from None
     try:
         entries = [
             _entry(number, raw, vocabulary) for number, raw in enumerate(_parsed(path, text), 1)

@@ -64,6 +64,12 @@ class ScriptedEngine(EngineClient):
     async def stop(self, error: ServerError | None = None) -> None:
         assert not self.running
 
+    def limit_memory(self, max_bytes: int) -> None:
+        pass
+
+    def limit_cache(self, max_bytes: int) -> None:
+        pass
+
     async def load(
         self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
     ) -> Loaded:

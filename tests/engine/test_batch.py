@@ -375,9 +375,9 @@ def test_a_step_samples_once_for_all_rows(tiny_model: Any, monkeypatch: pytest.M
     calls: list[int] = []
     sample = Sampler.__call__
 
-    def counted(self: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
+    def counted(self: Sampler, logits: mx.array, inputs: mx.array, *masks: Any) -> Sampled:
         calls.append(len(self.rows))
-        return sample(self, logits, inputs)
+        return sample(self, logits, inputs, *masks)
 
     monkeypatch.setattr(Sampler, "__call__", counted)
     run = Run(tiny_model)

@@ -226,7 +226,7 @@ async def test_a_failed_request_says_so_as_often_as_it_is_asked(tiny_path: Path)
 @asynchronous
 async def test_a_load_that_fails_leaves_the_engine_serving(tiny_path: Path) -> None:
     async with running(tiny_path) as engine:
-        with pytest.raises(ModelUnusable, match="nowhere"):
+        with pytest.raises(ModelUnusable, match="No such file"):
             await engine.load("lost", "/nowhere", ignored)
         assert len((await answered(engine, ask()))[0]) == 5
 
@@ -297,17 +297,17 @@ async def test_a_load_that_is_given_up_fails(tiny_path: Path) -> None:
 @asynchronous
 async def test_the_prompt_cache_is_kept_and_shrunk(tiny_path: Path) -> None:
     async def cached(engine: EngineClient) -> int:
-        found: list[int] = []
+        items: list[Item] = []
         async with engine.generate([ask(1, prompt=60)]) as feed:
-            while not found:
-                found = [i.cached_tokens for i in await feed.take() if isinstance(i, Prefilled)]
-            await first_token(feed)
-        return found[0]
+            while not any(isinstance(item, Token) for item in items):
+                items += await feed.take()
+        (found,) = [item.cached_tokens for item in items if isinstance(item, Prefilled)]
+        return found
 
     async with running(tiny_path, cache_bytes=1 << 20) as engine:
         assert await cached(engine) == 0
         assert await cached(engine) > 50
-        engine.shrink_cache(0)
+        engine.limit_cache(0)
         assert await cached(engine) == 0
 
 

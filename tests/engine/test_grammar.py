@@ -54,8 +54,10 @@ JSON = f"{HEAD}start: %json {json.dumps(SCHEMA)}\n"
 GRAMMARS = (DIGITS, WORDS, JSON)
 
 
-def loaded(path: Path, stops: list[int] = ENDS, concurrency: int = 8) -> Engine:
-    made = Engine(concurrency=concurrency)
+def loaded(
+    path: Path, stops: list[int] = ENDS, concurrency: int = 8, cache_bytes: int = 0
+) -> Engine:
+    made = Engine(concurrency=concurrency, cache_bytes=cache_bytes)
     made.handle(Load("tiny", str(path), stops))
     drain(made)
     return made

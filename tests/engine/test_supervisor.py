@@ -260,7 +260,7 @@ async def test_the_pauses_grow_while_it_can_not_be_started(
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 1.0)
     engines = [Stub(True), *(Stub(False) for _ in range(6))]
-    assert await pauses_of(engines, [FOR_EVER], monkeypatch) == [1, 2, 4, 8, 16, 30, 30]
+    assert await pauses_of(engines, [FOR_EVER], monkeypatch) == [1, 2, 4, 8, 8, 8, 8]
 
 
 @asynchronous

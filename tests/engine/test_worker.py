@@ -19,6 +19,7 @@ from mlx_server.engine.messages import (
     Admitted,
     Cancel,
     Generate,
+    LimitCache,
     Load,
     Loaded,
     LoadFailed,
@@ -27,7 +28,6 @@ from mlx_server.engine.messages import (
     Report,
     RowFailed,
     Scored,
-    ShrinkCache,
     Stepped,
     Token,
     Unload,
@@ -581,10 +581,11 @@ def test_the_prompt_cache_gives_way_when_told_to(tiny_path: Path) -> None:
     assert of(Prefilled, again) == [Prefilled(4, 61)]
 
     half = full.cache_bytes // 2
-    assert engine.handle(ShrinkCache(half)) == []
+    assert engine.handle(LimitCache(half)) == []
     left = of(Stepped, run(engine, ask(5, prompt=5)))[-1].cache_bytes
     assert half // 2 < left <= half
-    engine.handle(ShrinkCache(0))
+    engine.handle(LimitCache(0))
     assert of(Prefilled, run(engine, ask(6, prompt=63))) == [Prefilled(6, 0)]
-    # It gave way once, and fills again.
-    assert of(Prefilled, run(engine, ask(7, prompt=63))) == [Prefilled(7, 61)]
+    engine.handle(LimitCache(1 << 30))
+    assert of(Prefilled, run(engine, ask(7, prompt=63))) == [Prefilled(7, 0)]
+    assert of(Prefilled, run(engine, ask(8, prompt=63))) == [Prefilled(8, 61)]

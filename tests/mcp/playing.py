@@ -39,6 +39,10 @@ class Playing(EngineClient):
 
     async def stop(self, error: ServerError | None = None) -> None: ...
 
+    def limit_memory(self, max_bytes: int) -> None: ...
+
+    def limit_cache(self, max_bytes: int) -> None: ...
+
     async def load(
         self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
     ) -> Loaded:

@@ -1,25 +1,15 @@
 """Who gets into memory, who waits, who is evicted.
 
-First the rules one by one, in numbers small enough to follow. Then a machine that throws events at
-the policy in any order, carries its actions out as an engine would, and holds it to its promises.
+First the rules one by one, in numbers small enough to follow; then all at once, in any order.
 """
 
 from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
 from mlx_server.pool.policy import (
-    Actions,
     Facts,
     Grant,
     Load,
@@ -33,8 +23,18 @@ from mlx_server.pool.policy import (
     View,
     WaitedTooLong,
 )
+from tests.pool.policy_machine import WAIT, PolicyMachine
 
-BUDGET, WAIT = 10, 30.0
+BUDGET = 10
+
+MANY = settings(
+    max_examples=350,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 def policy_of(
@@ -165,15 +165,29 @@ def test_the_prompt_cache_gives_way_first() -> None:
 def test_waits_its_turn_within_one_model() -> None:
     policy = policy_of(a=Facts(5), ready="a")
     assert policy.request(1, "a", 4, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 4, 5.0) == ()
+    assert policy.request(2, "a", 2, 5.0) == ()
     assert policy.request(3, "a", 1, 5.0) == ()
     assert policy.release(1, 6.0) == (Grant(2), Grant(3))
 
 
+def test_a_batch_keeps_all_its_rows_as_long_as_its_longest() -> None:
+    policy = policy_of(budget=30, a=Facts(5), b=Facts(5), ready="ab")
+    assert policy.request(1, "a", 1, 5.0, rows=3) == (Grant(1),)
+    assert policy.kv_reserved == 3
+    assert policy.request(2, "b", 4, 5.0, beside=2) == (Grant(2),)
+    assert policy.kv_reserved == 3 + 6
+    assert policy.request(3, "a", 4, 5.0) == (), "16 of 20"
+    assert policy.release(2, 6.0) == (Grant(3),)
+    assert policy.kv_reserved == 16
+    assert policy.release(3, 7.0) == ()
+    assert policy.kv_reserved == 3
+    assert policy.request(4, "a", 7, 8.0, rows=4) == (Refuse(4, NeverFits(33, 30)),)
+
+
 def test_passes_one_that_waits_for_its_load() -> None:
     policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(1), ready="a")
-    assert policy.request(1, "b", 2, 5.0) == (Load("b"),)
-    assert policy.request(2, "a", 2, 5.0) == (Grant(2),)
+    assert policy.request(1, "b", 3, 5.0) == (Load("b"),)
+    assert policy.request(2, "a", 1, 5.0) == (Grant(2),)
     assert policy.request(3, "a", 1, 5.0) == (), "1 was promised those bytes"
     assert policy.request(4, "c", 0, 5.0) == (), "models are loaded in order of arrival"
     assert policy.loaded("b", 3, 6.0) == (Grant(1),)
@@ -313,7 +327,7 @@ def test_waiting_ends_but_not_while_the_model_loads() -> None:
 
 def test_whoever_is_no_longer_in_the_way_lets_others_go() -> None:
     policy = policy_of(a=Facts(5), ready="a")
-    assert policy.request(1, "a", 3, 5.0) == (Grant(1),)
+    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "a", 5, 6.0) == ()
     assert policy.request(3, "a", 1, 7.0) == ()
     assert policy.tick(36.0) == (Refuse(2, WaitedTooLong(30.0)), Grant(3))
@@ -399,304 +413,5 @@ def test_events_out_of_turn_are_our_own_bugs() -> None:
         policy.unloaded("a", 0.0)
 
 
-class Machine(RuleBasedStateMachine):
-    """Believes nothing the policy says of itself: it keeps its own books of what is where."""
-
-    @initialize(
-        sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4),
-        pinned=st.sets(st.integers(0, 3), max_size=2),
-        ttls=st.lists(st.none() | st.integers(1, 20), min_size=4, max_size=4),
-        budget=st.integers(6, 20),
-        max_waiting=st.integers(1, 8),
-        honest=st.booleans(),
-        prompt=st.booleans(),
-    )
-    def begin(
-        self,
-        sizes: list[int],
-        pinned: set[int],
-        ttls: list[int | None],
-        budget: int,
-        max_waiting: int,
-        honest: bool,
-        prompt: bool,
-    ) -> None:
-        """honest: no model turns out larger than was thought. prompt: the engine takes no time."""
-        facts = zip(sizes, ttls, strict=False)
-        self.facts = {f"m{i}": Facts(s, i in pinned, ttl) for i, (s, ttl) in enumerate(facts)}
-        self.budget, self.max_waiting, self.honest, self.prompt = (
-            budget,
-            max_waiting,
-            honest,
-            prompt,
-        )
-        self.policy = Policy(self.facts, budget=budget, max_waiting=max_waiting, wait_seconds=WAIT)
-        self.now = 0.0
-        self.tickets = 0
-        self.cache = 0
-        self.states = dict.fromkeys(self.facts, "unloaded")
-        self.sizes = {id: facts.weights for id, facts in self.facts.items()}
-        self.waiting: dict[int, tuple[str, int, float]] = {}
-        self.leases: dict[int, tuple[str, int]] = {}
-        self.used_at: dict[str, float] = {}
-        self.owner_unloads: str | None = None
-
-    def held(self, *, but: str = "") -> int:
-        weights = sum(self.sizes[m] for m, s in self.states.items() if s not in ("unloaded", but))
-        return weights + sum(kv for _, kv in self.leases.values())
-
-    def leased(self, model: str) -> bool:
-        return any(model == lease[0] for lease in self.leases.values())
-
-    def evictable(self) -> set[str]:
-        ready = {model for model, state in self.states.items() if state == "ready"}
-        return {m for m in ready if not self.leased(m) and not self.facts[m].pinned}
-
-    def asked_for(self, model: str) -> list[int]:
-        return [ticket for ticket, ask in self.waiting.items() if ask[0] == model]
-
-    def carry_out(self, actions: Actions) -> None:
-        for action in actions:
-            match action:
-                case Load(model):
-                    assert self.states[model] == "unloaded"
-                    self.states[model] = "loading"
-                case Unload(model):
-                    assert self.states[model] == "ready"
-                    assert not self.leased(model)
-                    assert not self.facts[model].pinned or model == self.owner_unloads
-                    self.states[model] = "unloading"
-                case ShrinkCache(to_bytes):
-                    assert self.held() + self.cache <= self.budget or to_bytes < self.cache
-                    assert 0 <= to_bytes < self.cache
-                    self.cache = to_bytes
-                case Grant(ticket):
-                    self.granted(ticket)
-                case Refuse(ticket, reason):
-                    self.refused(ticket, reason)
-            if self.honest and not isinstance(action, Refuse | Unload):
-                assert self.held() + self.cache <= self.budget, action
-        self.owner_unloads = None
-        if self.prompt:
-            self.drain(until=0)
-
-    def granted(self, ticket: int) -> None:
-        model, kv_bytes, _ = self.waiting[ticket]
-        assert self.states[model] == "ready"
-        assert self.asked_for(model)[0] == ticket, "first come, first served"
-        assert self.held() + kv_bytes + self.cache <= self.budget
-        del self.waiting[ticket]
-        self.leases[ticket] = model, kv_bytes
-        self.used_at[model] = self.now
-
-    def refused(self, ticket: int, reason: object) -> None:
-        model, kv_bytes, since = self.waiting[ticket]
-        match reason:
-            case NeverFits(needed, available):
-                stay = (m for m, facts in self.facts.items() if facts.pinned and m != model)
-                pinned = sum(self.sizes[m] for m in stay if self.states[m] in ("loading", "ready"))
-                assert (needed, available) == (self.sizes[model] + kv_bytes, self.budget - pinned)
-                assert needed > available
-            case QueueFull(waiting):
-                assert waiting == self.max_waiting == len(self.waiting) - 1
-                assert ticket == self.tickets
-            case WaitedTooLong(seconds):
-                assert seconds == self.now - since >= WAIT
-                assert self.states[model] != "loading"
-            case LoadFailed(failed):
-                assert failed == model
-                assert self.states[model] == "unloaded"
-        del self.waiting[ticket]
-
-    def models(self, data: st.DataObject, state: str) -> str:
-        return data.draw(st.sampled_from([m for m, s in self.states.items() if s == state]))
-
-    def some(self, state: str) -> bool:
-        return state in self.states.values()
-
-    def any_model(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.facts)))
-
-    @rule(data=st.data(), all_kv_bytes=st.lists(st.integers(0, 4), min_size=1, max_size=4))
-    def requests(self, data: st.DataObject, all_kv_bytes: list[int]) -> None:
-        for kv_bytes in all_kv_bytes:
-            model = self.any_model(data)
-            self.tickets += 1
-            self.waiting[self.tickets] = model, kv_bytes, self.now
-            self.carry_out(self.policy.request(self.tickets, model, kv_bytes, self.now))
-
-    @precondition(lambda self: self.leases)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        self.end(data.draw(st.sampled_from(sorted(self.leases))))
-
-    def end(self, ticket: int) -> None:
-        model, _ = self.leases.pop(ticket)
-        self.used_at[model] = self.now
-        self.carry_out(self.policy.release(ticket, self.now))
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        ticket = data.draw(st.sampled_from(sorted(self.waiting)))
-        del self.waiting[ticket]
-        self.carry_out(self.policy.cancel(ticket, self.now))
-
-    @precondition(lambda self: self.some("loading"))
-    @rule(data=st.data(), difference=st.integers(-2, 4), fails=st.integers(0, 5).map((5).__eq__))
-    def load_ends(self, data: st.DataObject, difference: int, fails: bool) -> None:
-        model = self.models(data, "loading")
-        self.fail_load(model) if fails else self.finish_load(model, difference)
-
-    def finish_load(self, model: str, difference: int) -> None:
-        difference = min(difference, 0) if self.honest else difference
-        self.states[model] = "ready"
-        self.sizes[model] = max(1, self.sizes[model] + difference)
-        self.used_at[model] = self.now
-        self.carry_out(self.policy.loaded(model, self.sizes[model], self.now))
-
-    def fail_load(self, model: str) -> None:
-        self.states[model] = "unloaded"
-        self.carry_out(self.policy.load_failed(model, self.now))
-        assert not self.asked_for(model)
-
-    @precondition(lambda self: self.some("unloading"))
-    @rule(data=st.data())
-    def unload_ends(self, data: st.DataObject) -> None:
-        self.finish_unload(self.models(data, "unloading"))
-
-    def finish_unload(self, model: str) -> None:
-        self.states[model] = "unloaded"
-        self.carry_out(self.policy.unloaded(model, self.now))
-
-    @rule(nbytes=st.integers(0, 12))
-    def cache_is_reported(self, nbytes: int) -> None:
-        self.cache = nbytes
-        self.carry_out(self.policy.cache_bytes(nbytes))
-
-    @rule(data=st.data())
-    def something_rare(self, data: st.DataObject) -> None:
-        match data.draw(st.integers(0, 9)):
-            case 0:
-                self.lose_engine()
-            case 1 | 2:
-                self.unload_for_owner(self.any_model(data))
-            case 3 | 4:
-                self.preload(self.any_model(data))
-
-    def lose_engine(self) -> None:
-        self.states = dict.fromkeys(self.states, "unloaded")
-        void, self.leases, self.cache = self.leases, {}, 0
-        self.carry_out(self.policy.engine_lost(self.now))
-        for ticket in void:
-            self.carry_out(self.policy.release(ticket, self.now))
-
-    def unload_for_owner(self, model: str) -> None:
-        self.owner_unloads = model
-        idle = self.states[model] == "ready" and not self.leased(model)
-        self.carry_out(self.policy.unload_request(model, self.now))
-        assert not idle or self.states[model] != "ready" or self.prompt
-
-    def preload(self, model: str) -> None:
-        possible = self.states[model] == "unloaded" and not self.waiting
-        fits = self.held() + self.sizes[model] <= self.budget
-        self.carry_out(self.policy.preload(model, self.now))
-        assert not possible or (self.states[model] in ("loading", "ready")) == fits
-
-    @rule(seconds=st.sampled_from([None, 0.5, 17.0]))
-    def time_passes(self, seconds: float | None) -> None:
-        """None: until something is due, which is then done."""
-        if seconds is not None:
-            self.now += seconds
-        else:
-            self.now = max(self.now, self.policy.next_deadline() or 0.0)
-            self.carry_out(self.policy.tick(self.now))
-            self.nothing_is_overdue()
-
-    def nothing_is_overdue(self) -> None:
-        due = self.policy.next_deadline()
-        assert due is None or due > self.now
-        for model in self.evictable():
-            ttl = self.facts[model].ttl
-            assert ttl is None or self.asked_for(model) or self.used_at[model] + ttl > self.now
-        for model, _, since in self.waiting.values():
-            assert self.states[model] == "loading" or since + WAIT > self.now
-
-    @rule()
-    def engine_catches_up(self) -> None:
-        self.drain(until=0)
-
-    def drain(self, until: int) -> None:
-        """The engine does all it was asked to; tickets up to this one are released when granted."""
-        while (
-            (loading := [m for m, s in self.states.items() if s == "loading"])
-            or (unloading := [m for m, s in self.states.items() if s == "unloading"])
-            or (leases := [ticket for ticket in self.leases if ticket <= until])
-        ):
-            if loading:
-                self.finish_load(loading[0], 0)
-            elif unloading:
-                self.finish_unload(unloading[0])
-            else:
-                self.end(leases[0])
-
-    @invariant()
-    def the_views_are_true(self) -> None:
-        views = self.policy.views()
-        assert {model: view.state for model, view in views.items()} == self.states
-        for model, view in views.items():
-            assert view.leases == sum(model == leased for leased, _ in self.leases.values())
-            assert view.nbytes == self.sizes[model]
-            assert view.last_used == self.used_at.get(model)
-            assert not view.leases or view.state == "ready"
-        assert self.policy.waiting == tuple(self.waiting)
-        assert self.policy.used == self.held() + self.cache
-        assert self.policy.cache == self.cache
-
-    @invariant()
-    def memory_is_kept_to_the_budget(self) -> None:
-        if self.honest:
-            assert self.held() + self.cache <= self.budget
-        elif self.held() > self.budget:
-            assert not self.cache
-            assert self.held(but="unloading") <= self.budget or not self.evictable()
-
-    @invariant()
-    def the_queue_is_bounded(self) -> None:
-        assert len(self.waiting) <= self.max_waiting
-
-    @invariant()
-    def the_first_does_not_wait_for_nothing(self) -> None:
-        for model, kv_bytes, _ in list(self.waiting.values())[:1]:
-            there = self.states[model] in ("loading", "ready")
-            needed = kv_bytes + (0 if there else self.sizes[model])
-            if self.states[model] in ("ready", "unloaded"):
-                assert self.held() + needed > self.budget
-            missing = self.held(but="unloading") + needed - self.budget
-            others = sum(self.sizes[m] for m in self.evictable() - {model})
-            assert missing <= 0 or missing > others
-
-    def teardown(self) -> None:
-        """Nobody waits for ever, and nobody for those who came later, however long these stay."""
-        if hasattr(self, "policy"):
-            for ticket in tuple(self.waiting) if self.honest else ():
-                self.drain(until=ticket)
-                assert ticket not in self.waiting
-            self.drain(until=self.tickets)
-            assert not self.waiting
-            assert not self.leases
-            assert set(self.states.values()) <= {"ready", "unloaded"}
-
-
 def test_keeps_its_promises_whatever_happens() -> None:
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=600,
-            stateful_step_count=50,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
+    run_state_machine_as_test(PolicyMachine, settings=MANY)
