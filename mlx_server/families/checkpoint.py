@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from mlx_server.errors import ModelUnusable
+from mlx_server.errors import ModelUnusable, told
 from mlx_server.families.template import ChatTemplate
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.requests import SamplingChoices
@@ -92,7 +92,7 @@ def _text(path: Path) -> str:
     try:
         return _existing(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{path.name} can't be read: {error}.") from None
+        raise ModelUnusable(f"{path.name} can't be read: {told(error)}.") from None
 
 
 def _existing(path: Path) -> Path:

@@ -16,7 +16,7 @@ import tokenizers
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, load_harmony_encoding
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from mlx_server.errors import ModelUnusable
+from mlx_server.errors import ModelUnusable, told
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.vocabulary import byte_letters
 
@@ -139,8 +139,8 @@ def _loaded(vocabulary: bytes) -> HarmonyEncoding:
             return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except OSError as error:
         raise ModelUnusable(
-            f"gpt-oss's vocabulary could not be unpacked: {error}. Make room in the folder for "
-            "temporary files, or set TMPDIR to another one."
+            f"gpt-oss's vocabulary could not be unpacked: {told(error)}. Make room in the "
+            "folder for temporary files, or set TMPDIR to another one."
         ) from None
 
 

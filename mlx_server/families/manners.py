@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from mlx_server.errors import BadRequest
 from mlx_server.families.conversation import REASONING_KEYS, Manners
+from mlx_server.families.sandbox import TooMuch
 from mlx_server.families.template import ChatTemplate
 
 Said = dict[str, Any]
@@ -44,6 +45,8 @@ def _found(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Manne
         variables = {**dict(tokens), "messages": list(messages), "add_generation_prompt": True}
         try:
             return template.render({**variables, "tools": [TOOL]})
+        except TooMuch:
+            raise
         except BadRequest:
             return ""
 

@@ -21,6 +21,7 @@ from mlx_server.families.conversation import (
 )
 from mlx_server.families.effort import switches, with_word, word_for
 from mlx_server.families.manners import manners_of
+from mlx_server.families.sandbox import TooMuch
 from mlx_server.families.seal import Seal
 from mlx_server.families.template import ChatTemplate
 from mlx_server.families.written import Close, WriteCalls
@@ -98,6 +99,8 @@ def first_taken(template: ChatTemplate, variables: Json, shapes: Iterable[list[J
             return template.render(
                 {**variables, "messages": messages, "add_generation_prompt": True}
             )
+        except TooMuch:
+            raise
         except BadRequest as error:
             refusal = refusal or error
     assert refusal

@@ -66,10 +66,11 @@ class Seal:
         spelled = (range(a + 1, b + 1) for a, b in self._tokenizer.spelled(text))
         behind = {place for places in spelled for place in places if place in marked}
         cuts = sorted(behind | {place - 1 for place in behind})
+        encode, as_text = self._tokenizer.encode_as_spelled, self._tokenizer.as_text
         return [
             token
             for a, b in pairwise([0, *cuts, len(text)])
-            for token in self._tokenizer.encode_as_spelled(text[a:b])
+            for token in (as_text if b in behind and b - a == 1 else encode)(text[a:b])
         ]
 
 

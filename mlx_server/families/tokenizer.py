@@ -1,34 +1,45 @@
 """Text to token ids and back, from the checkpoint's own tokenizer.json."""
 
+import json
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
-from mlx_server.errors import ModelUnusable
+from mlx_server.errors import ModelUnusable, ServerError, told
 from mlx_server.vocabulary import byte_letters, is_control
+
+PROBE = "Hello, 123 wörld!\n"
+
+MOST_GROWTH = 1000
+"""Times that a normalizer may make a text longer; real ones replace a sign by another."""
 
 
 class Tokenizer:
     def __init__(self, path: Path) -> None:
-        try:
+        with _its_fault(path.name):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelUnusable(
-                f"{path.name} of this model can't be read: {error}. Download the model again."
-            ) from None
+            _check_growth(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        _keep_nothing(self._tokenizer)
+        self.decode(self.encode(PROBE))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Special tokens spelled in the text become special tokens: for text that a template or
         the owner wrote. Rendering keeps everybody else's text apart (families/seal.py)."""
         # in a batch of one, since `encode` keeps all other threads waiting
-        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with _its_fault("tokenizer.json"):
+            (found,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         ids: list[int] = found.ids
         return ids
 
@@ -42,7 +53,8 @@ class Tokenizer:
 
         A normalizer makes them of other characters as well: those are then taken one by one.
         """
-        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        with _its_fault("tokenizer.json"):
+            (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         control = self.control_tokens
         made = [
             (a, b)
@@ -51,11 +63,27 @@ class Tokenizer:
             and token not in self._unknown
             and text[a:b].strip() != control[token].strip()
         ]
-        if not made or len(text) == 1:
+        if not made:
             ids: list[int] = found.ids
             return ids
+        if len(text) == 1:
+            return self.as_text(text)
         cuts = sorted({0, len(text), *(place for a, b in made for place in range(a, b + 1))})
         return [id for a, b in pairwise(cuts) for id in self.encode_as_spelled(text[a:b])]
+
+    def as_text(self, character: str) -> list[int]:
+        """A control token of one character can't be cut: what the model itself makes of it, which
+        may be nothing."""
+        ids = self.encode(character)
+        if self.control_tokens.keys().isdisjoint(ids):
+            return ids
+        whole = self._tokenizer
+        with _its_fault("tokenizer.json"):
+            text = whole.normalizer.normalize_str(character) if whole.normalizer else character
+            split = whole.pre_tokenizer
+            words = [word for word, _ in split.pre_tokenize_str(text)] if split else [text]
+            ids = [token.id for word in words for token in whole.model.tokenize(word)]
+        return [id for id in ids if id not in self.control_tokens]
 
     @cached_property
     def _unknown(self) -> frozenset[int]:
@@ -63,7 +91,8 @@ class Tokenizer:
         return frozenset(self.encode("\ufdd0"))
 
     def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        with _its_fault("tokenizer.json"):
+            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def raw(self, ids: list[int]) -> str:
         """Special tokens included: what a replay model plays."""
@@ -193,6 +222,41 @@ class Detokenizer:
     def finish(self) -> str:
         """What is left of an answer that ended inside a character."""
         return self._characters.decode(b"", final=True)
+
+
+@contextmanager
+def _its_fault(file: str) -> Iterator[None]:
+    try:
+        yield
+    except (ServerError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # nothing narrower, and the library's panics are no Exception
+        raise ModelUnusable(
+            f"{file} of this model can't be read or used: {told(error)}. Download the model again."
+        ) from None
+
+
+def _keep_nothing(tokenizer: tokenizers.Tokenizer) -> None:
+    """By itself it keeps what it made of ten thousand words, which are clients' and of up to 256
+    letters: megabytes that stay as long as the model, and it is no faster for them."""
+    if resize := getattr(tokenizer.model, "_resize_cache", None):
+        resize(0)
+
+
+def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
+    normalizer = tokenizer.normalizer
+    growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
+    if growth > MOST_GROWTH:
+        raise ValueError("its normalizer makes texts far longer than they are")
+
+
+def _growths(step: Any) -> Iterator[int]:
+    """Of each replacement in a normalizer, whatever holds it."""
+    if isinstance(step, dict):
+        yield max(1, len(str(step.get("content") or "")))
+        step = list(step.values())
+    for inner in step if isinstance(step, list) else ():
+        yield from _growths(inner)
 
 
 def _letters(text: str) -> str:

@@ -94,4 +94,6 @@ def _lists_all(parameters: Mapping[str, Any]) -> bool:
     listed, required = parameters.get("properties"), parameters.get("required", ())
     if not isinstance(listed, Mapping) or not _SAYS_MORE.isdisjoint(parameters):
         return False
-    return isinstance(required, list | tuple) and all(name in listed for name in required)
+    if not isinstance(required, list | tuple):
+        return False
+    return all(isinstance(name, str) and name in listed for name in required)

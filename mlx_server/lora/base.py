@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlx_server.errors import ModelUnusable
+from mlx_server.folders import check_model
 from mlx_server.lora.headers import BadHeader, Header, Tensor, read_header_of
 
 MOST_HEADER_BYTES = 100_000_000
@@ -35,6 +37,10 @@ def read_base(folder: Path | None, source: str) -> Base:
     """source: as models.yaml names it. What the files don't tell is left out."""
     if folder is None:
         return Base(names=frozenset(_names(source)))
+    try:
+        check_model(folder)
+    except ModelUnusable:  # loading the model will say so
+        return Base(names=frozenset(_names(source, str(folder))))
     headers = _headers(folder)
     bits = _Bits(folder / "config.json")
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}

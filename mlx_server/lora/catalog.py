@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlx_server.errors import AdapterInvalid, AdapterNotFound
+from mlx_server.folders import is_inside
 from mlx_server.lora.base import Base, plain_name
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
 from mlx_server.lora.reader import (
     PICKLES,
     AdapterSpec,
     Stamp,
-    is_inside,
     names_in,
     read_adapter,
     stamp_of,
@@ -130,8 +130,8 @@ def check_link(path: Path, folder: Path | None) -> None:
     """Of what is in the adapters' folder, nothing may be a link that leads out of it."""
     if folder and path.parent == folder and not is_inside(path, folder):
         raise AdapterInvalid(
-            f"Adapter {path.name!r} is a link that leads out of {folder}. Put its files there, or "
-            "name its folder under `adapters:` of the model in models.yaml."
+            f"Adapter {path.name!r} is a link that leads out of {folder.name!r}. Put its "
+            "files there, or name its folder under `adapters:` of the model in models.yaml."
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_server.errors import AdapterInvalid
+from mlx_server.errors import AdapterInvalid, told
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS
 
 Leaves = dict[str, mx.array]
@@ -41,7 +41,7 @@ def read(folder: Path) -> dict[str, Pair]:
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise AdapterInvalid(f"{CONFIG} can't be read: {error}") from error
+        raise AdapterInvalid(f"{CONFIG} can't be read: {told(error)}") from error
     if not isinstance(config, dict):
         raise AdapterInvalid(f"{CONFIG} is not an object")
     return _read_peft(folder, config) if "peft_type" in config else _read_mlx(folder, config)
@@ -133,7 +133,7 @@ def _leaves(weights: Path, leaf_of: Callable[[str], tuple[str, str] | None]) -> 
     try:
         tensors = mx.load(str(weights))
     except Exception as error:
-        raise AdapterInvalid(f"{weights.name} can't be read: {error}") from error
+        raise AdapterInvalid(f"{weights.name} can't be read: {told(error)}") from error
     assert isinstance(tensors, dict)
     layers: dict[str, Leaves] = {}
     for name, tensor in tensors.items():

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from mlx_server.errors import AdapterInvalid
+from mlx_server.folders import is_own
 from mlx_server.lora.base import plain_path
 from mlx_server.lora.config import (
     CONFIG,
@@ -136,10 +137,6 @@ def read_adapter(
     )
 
 
-def is_inside(path: Path, folder: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
 def _unreadable(folder: Path, file: str, error: OSError) -> AdapterInvalid:
     return invalid(folder, f"can't be read: {file}: {error.strerror}. See to its permissions")
 
@@ -168,11 +165,7 @@ def _file(folder: Path, name: str) -> Path | None:
     path = folder / name
     if not os.path.lexists(path):
         return None
-    # The hub's cache keeps a file's bytes in `blobs`, beside the snapshots that link to it.
-    homes = [folder]
-    if folder.parent.name == "snapshots":
-        homes.append(folder.parent.parent / "blobs")
-    if not any(is_inside(path, home) for home in homes):
+    if not is_own(path, folder):
         raise invalid(
             folder,
             f"is not all in its folder: {name} is a link that leads out of it. Copy the file",
@@ -191,7 +184,7 @@ def _weights_file(folder: Path, name: str) -> Path:
             f"has its weights in {pickles[0]} only, and such a file can run code, so it is never "
             f"opened. Save them as {name}",
         )
-    raise invalid(folder, f"has no {name}. Copy it to {folder}")
+    raise invalid(folder, f"has no {name}. Copy it there")
 
 
 def _pairs(folder: Path, config: AdapterConfig, header: Header) -> list[_Pair]:

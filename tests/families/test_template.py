@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.families import template
+from mlx_server.families import sandbox
 from mlx_server.families.template import ChatTemplate
 
 
@@ -72,15 +72,16 @@ def test_its_own_refusal_reaches_the_client() -> None:
         rendered("{{ raise_exception('Roles must alternate') }}")
 
 
-def test_output_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "CHARACTERS", 1000)
-    assert len(rendered("{% for i in range(100) %}{{ '0123456789' }}{% endfor %}")) == 1000
+@pytest.mark.parametrize("text", ["0123456789", "{{ '0123456789' }}"])
+def test_output_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sandbox, "CHARACTERS", 1000)
+    assert len(rendered("{% for i in range(100) %}" + text + "{% endfor %}")) == 1000
     with pytest.raises(BadRequest, match="too long"):
-        rendered("{% for i in range(101) %}{{ '0123456789' }}{% endfor %}")
+        rendered("{% for i in range(101) %}" + text + "{% endfor %}")
 
 
 def test_rendering_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "SECONDS", -1.0)
+    monkeypatch.setattr(sandbox, "SECONDS", -1.0)
     with pytest.raises(BadRequest, match="too long"):
         rendered("{% for i in range(1000) %}{{ i }}{% endfor %}")
 

@@ -1,0 +1,53 @@
+"""What belongs to a folder that came from a stranger, and what of it is read."""
+
+import os
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+
+from mlx_server.errors import ModelUnusable
+
+WEIGHTS = "model*.safetensors"
+
+MOST_BYTES: Mapping[str, int] = {
+    "config.json": 4 << 20,
+    "generation_config.json": 1 << 20,
+    "hf_quant_config.json": 4 << 20,
+    "tokenizer_config.json": 16 << 20,
+    "tokenizer.json": 256 << 20,
+    "chat_template.jinja": 1 << 20,
+    "model.safetensors.index.json": 64 << 20,
+}
+"""Of all that we or mlx-lm read beside the weights; real ones are a tenth of it at most."""
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def is_own(path: Path, folder: Path) -> bool:
+    """Whether it is in the folder, links followed.
+
+    The hub's cache keeps a file's bytes in `blobs`, beside the snapshots that link to it.
+    """
+    homes = [folder]
+    if folder.parent.name == "snapshots":
+        homes.append(folder.parent.parent / "blobs")
+    return any(is_inside(path, home) for home in homes)
+
+
+def check_model(folder: Path) -> None:
+    """What is there of a model is its own, and files of a sensible size. Raises ModelUnusable."""
+    for path in chain(folder.glob(WEIGHTS), map(folder.joinpath, MOST_BYTES)):
+        if not os.path.lexists(path):
+            continue
+        if not is_own(path, folder):
+            raise _unusable(path, "is a link that leads out of it. Copy the file")
+        if not path.is_file():
+            raise _unusable(path, "is no file. Download the model again")
+        if path.stat().st_size > (most := MOST_BYTES.get(path.name, path.stat().st_size)):
+            raise _unusable(path, f"is larger than {most:,} bytes. Download the model again")
+
+
+def _unusable(path: Path, what: str) -> ModelUnusable:
+    return ModelUnusable(f"{path.name} in the model's folder {path.parent.name!r} {what}.")
