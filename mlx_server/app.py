@@ -1,6 +1,8 @@
 """Everything is put together here and nowhere else."""
 
 import asyncio
+import gc
+import logging
 import os
 import signal
 import sys
@@ -9,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any, cast
 
 import uvicorn
@@ -24,9 +27,11 @@ from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.conversations import router as conversations
 from mlx_server.api.gate import Gate, authorise
+from mlx_server.api.http import http
 from mlx_server.api.native import router as native
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
+from mlx_server.api.unread import patient
 from mlx_server.api.web_sockets import WebSockets
 from mlx_server.errors import ShuttingDown, StoreUnavailable
 from mlx_server.mcp import Connector, Connectors
@@ -45,9 +50,14 @@ from mlx_server.settings import (
 )
 from mlx_server.store import Retention, Store
 
+log = logging.getLogger("mlx_server")
+
 MAX_HEAD_BYTES = 64 << 10
+EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 PRUNE_SECONDS = 3600.0
 POLL_SECONDS = 0.1
+LAST_WORDS_SECONDS = 0.5
+"""For errors to reach who reads, when the drain time is over."""
 
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
@@ -65,6 +75,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(_unheard)
         async with AsyncExitStack() as on:
             store = await on.enter_async_context(_opened(settings.store))
             app.state.runs = runs = Runs(store, server.concurrency)
@@ -113,6 +124,11 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     return app
 
 
+def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio's own way would print the task, with what it was called with."""
+    log.error("an error that nobody waited for", exc_info=context.get("exception"))
+
+
 @asynccontextmanager
 async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
     with TemporaryDirectory() as folder:
@@ -136,27 +152,31 @@ async def _prune(store: Store) -> None:
 
 def run(settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C."""
-    logs.configure(settings.server.log_level)
-    app = create_app(settings, progress_display())
+    logs.configure(settings.server.log_level, settings.server.log_format)
+    server = server_of(settings, create_app(settings, progress_display()))
+    for signum, code in EXIT_CODES.items():
+        _exit_after(signum, code)
+    server.run()
+
+
+def server_of(settings: Settings, app: FastAPI) -> "Server":
     config = uvicorn.Config(
         app,
         host=settings.server.host,
         port=settings.server.port,
-        # The other one, httptools, takes headers without end.
-        http="h11",
+        # By h11: the other one, httptools, takes headers without end.
+        http=patient(http(settings.server.receive_seconds), settings.server.send_seconds),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         server_header=False,
-        ws=WebSockets,
+        ws=patient(WebSockets, settings.server.send_seconds),
         # each of its messages is a body
         ws_max_size=settings.server.max_body_bytes,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=int(settings.server.drain_seconds) + 5,
     )
-    _exit_after(signal.SIGTERM, 0)
-    _exit_after(signal.SIGINT, 130)
-    Server(config, app, settings.server.drain_seconds).run()
+    return Server(config, app, settings.server.drain_seconds)
 
 
 def _exit_after(signum: signal.Signals, code: int) -> None:
@@ -175,6 +195,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
+        # what the server itself consists of stays: collections need not walk it again
+        gc.collect()
+        gc.freeze()
         for server in getattr(self, "servers", []):
             host, port = server.sockets[0].getsockname()[:2]
             name = f"[{host}]" if ":" in host else host
@@ -194,10 +217,23 @@ class Server(uvicorn.Server):
         with suppress(asyncio.CancelledError):
             await ending
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal, whichever, waits for nobody; MCP servers go with their guards."""
+        if self.should_exit:
+            self._app.state.pool.supervisor.kill()
+            os._exit(EXIT_CODES[signal.Signals(sig)])
+        super().handle_exit(sig, frame)
+
     async def _end_streams(self) -> None:
         await asyncio.sleep(self._drain_seconds)
         pool: Pool = self._app.state.pool
+        # who waits for one of their servers goes on without it, and is told by the pool
+        leaving = asyncio.create_task(self._app.state.connectors.stop())
         await pool.stop(ShuttingDown("The server is shutting down."))
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await leaving
 
 
 def spec_named(config: Path | None, name: str) -> ModelSpec:

@@ -65,6 +65,7 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
 ) -> None:
     """Serve models until Ctrl-C.
 
@@ -86,6 +87,7 @@ def serve(
         "api_keys": tuple(api_key) if api_key else None,
         "concurrency": concurrency,
         "log_level": log_level,
+        "log_format": log_format,
     }
     settings = load_settings(config, models=models or (), overrides=overrides)
     from mlx_server.app import run
@@ -172,21 +174,27 @@ def doctor(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Check this machine and models.yaml, and say what to do.
+    """Check this machine and models.yaml, and say what to do: what a bug report needs.
 
     \b
     mlx-server doctor
     mlx-server doctor --config team.yaml
+    mlx-server doctor --json > report.json
     mlx-server doctor | grep fail
 
-    The exit code is 0 if nothing failed, else 1.
+    It shows no key. The exit code is 0 if nothing failed, else 1.
     """
+    from itertools import chain
+
     from rich.console import Console
 
-    from mlx_server.doctor import examine, report
+    from mlx_server.doctor import as_json, examine, report
+    from mlx_server.trial import try_out
 
-    if not report(examine(config), Console()):
+    show = as_json if json else report
+    if not show(chain(examine(config), try_out()), Console()):
         raise typer.Exit(1)
 
 

@@ -1,14 +1,19 @@
-"""Is this machine fit to serve, and if not, what is to be done. Every check is one line."""
+"""Is this machine fit to serve, and if not, what is to be done. Every check is one line.
+
+Together they are what a report of a bug needs, and may be shown: no key is in them.
+"""
 
 import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +26,21 @@ from mlx_server.adapters_table import rows_of
 from mlx_server.engine.blas import fast_blas
 from mlx_server.errors import SettingsError
 from mlx_server.pool.cache import cache_dir
-from mlx_server.settings import Settings, check_file, find_file, load_settings
+from mlx_server.settings import (
+    ServerSettings,
+    Settings,
+    check_file,
+    find_file,
+    load_settings,
+)
 
 Status = Literal["ok", "warn", "fail"]
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
+PACKAGES = (
+    *("mlx-server", "mlx", "mlx-lm", "llguidance", "openai-harmony", "tokenizers"),
+    *("fastapi", "uvicorn", "mcp"),
+)
 PYTHONS = ((3, 11), (3, 14))
 SCARCE_MEMORY = 2 << 30
 SCARCE_DISK = 5 << 30
@@ -57,6 +72,7 @@ class Check:
 def examine(config: Path | None) -> Iterator[Check]:
     """Yields as it goes, since MLX takes a while to import."""
     yield _python()
+    yield _versions()
     yield _platform()
     mlx, working_set = _mlx()
     yield mlx
@@ -73,6 +89,21 @@ def _python() -> Check:
     if oldest <= sys.version_info[:2] < newest:
         return Check("ok", "python", found)
     return Check("fail", "python", found, "use Python 3.11, 3.12 or 3.13")
+
+
+def _versions() -> Check:
+    found = {name: _version(name) for name in PACKAGES}
+    text = ", ".join(f"{name} {number or 'is missing'}" for name, number in found.items())
+    if all(found.values()):
+        return Check("ok", "packages", text)
+    return Check("fail", "packages", text, "install mlx-server again")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _platform() -> Check:
@@ -165,7 +196,27 @@ def _settings(config: Path | None) -> Iterator[Check]:
     else:
         found = f"{file or 'no models.yaml, so the demo'}: serves {', '.join(settings.models)}"
         yield Check("ok", "settings", found)
+        yield from _changed(settings.server)
+        yield _port(settings.server)
         yield from _adapters(settings)
+
+
+def _changed(server: ServerSettings) -> Iterator[Check]:
+    """What its owner has set; pydantic shows stars for keys."""
+    changed = server.model_dump(mode="json", exclude_defaults=True)
+    if changed:
+        yield Check("ok", "server", ", ".join(f"{name}: {v}" for name, v in changed.items()))
+
+
+def _port(server: ServerSettings) -> Check:
+    place = f"{server.host}:{server.port}"
+    try:
+        found = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+        with socket.create_server(found[0][4][:2], family=found[0][0]):
+            return Check("ok", "port", f"{place} is free")
+    except OSError as error:
+        fix = "serve at another one with `--port`, unless it is mlx-server that has it"
+        return Check("warn", "port", f"{place}: {error.strerror}", fix)
 
 
 def _adapters(settings: Settings) -> Iterator[Check]:
@@ -181,6 +232,13 @@ def report(checks: Iterable[Check], console: Console) -> bool:
     """Whether nothing failed. A terminal gets a table, a pipe one plain line per check."""
     show = _table if console.is_terminal else _lines
     return "fail" not in show(checks, console)
+
+
+def as_json(checks: Iterable[Check], console: Console) -> bool:
+    """As `report`, for programs."""
+    found = [asdict(check) for check in checks]
+    console.out(json.dumps(found, indent=2), highlight=False)
+    return all(check["status"] != "fail" for check in found)
 
 
 def _table(checks: Iterable[Check], console: Console) -> list[Status]:

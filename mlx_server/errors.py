@@ -24,7 +24,15 @@ ServerError
 └── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
 """
 
+import os
+import re
 from typing import Any, ClassVar
+
+LONGEST = 1000
+"""Characters that a client is told: a message may repeat a name of the client's own."""
+
+FOLDERS = re.compile(r"(?<![\w:/.])~?/(?:.*/)?")
+"""From the first to the last of a line, since their names may have spaces."""
 
 
 class ServerError(Exception):
@@ -43,8 +51,9 @@ class ServerError(Exception):
             self.code = code
 
     def body(self) -> dict[str, Any]:
+        cut = self.message[: LONGEST - 3] + "..."
         error = {
-            "message": self.message,
+            "message": self.message if len(self.message) <= LONGEST else cut,
             "type": self.type,
             "param": self.param,
             "code": self.code,
@@ -150,3 +159,12 @@ class ModelUnusable(ServerError):
 
 class SettingsError(ServerError):
     code = "settings"
+
+
+def told(error: BaseException) -> str:
+    """What may be told of an error that is not ours: its text may name folders of this machine."""
+    name = type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        file = f": {os.path.basename(os.fsdecode(error.filename))!r}" if error.filename else ""
+        return f"{name}: {error.strerror}{file}"
+    return FOLDERS.sub("", f"{name}: {error}")

@@ -169,11 +169,16 @@ class ServerSettings(_Frozen):
     """Serve other machines without a key."""
     drain_seconds: float = Field(default=10.0, ge=0)
     max_body_bytes: int = Field(default=16 << 20, gt=0)
+    receive_seconds: float = Field(default=30.0, gt=0)
+    """How long a request may take to arrive, head and body."""
+    send_seconds: float = Field(default=30.0, gt=0)
+    """How long a client may leave unread what it is sent."""
     memory_budget: Bytes | None = None
     """For weights and caches; None: what suits the machine."""
     wait_seconds: float = Field(default=300.0, gt=0)
     """How long a request may wait for memory that others hold."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
     adapters_dir: Folder | None = None
     """Each folder in it is an adapter, for every model that it fits."""
     runtime_adapters: bool = False
@@ -214,6 +219,7 @@ class RepairSettings(_Frozen):
     coerce: bool = True
     promote_reasoning: bool = True
     retries: int = Field(default=1, ge=0, le=4)
+    continuations: int = Field(default=1, ge=0, le=4)
     streaming: Literal["live", "accumulate"] = "live"
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,8 @@ from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unautho
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.table import markdown
 from mlx_server.settings import Settings
+from mlx_server.trial import try_out
+from tests.hostile.outbound import sitecustomize as outbound
 
 ROOT = Path(__file__).parent.parent
 DONE = "data: [DONE]\n\n"
@@ -215,9 +218,35 @@ def test_doctor_is_content_with_a_good_file() -> None:
     lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
     assert result.returncode == 0, result.stdout
     names = {name for _, name, _ in lines}
-    assert names >= {"python", "platform", "mlx", "memory", "cache", "settings"}
+    assert names >= {"python", "packages", "platform", "mlx", "memory", "cache", "settings"}
+    assert names >= {"port", "engine", "demo"}
     assert ["ok", "settings", "models.yaml: serves a"] in lines
     assert "\x1b" not in result.stdout
+
+
+def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        Path("models.yaml").write_text(
+            f"server: {{port: {port}, api_keys: [a-key], queue: 3}}\n"
+            "models: {a: {source: x/y}}\n"
+        )
+        result = run("doctor", "--json")
+    assert result.returncode == 0, result.stdout
+    found = {check["name"]: check for check in json.loads(result.stdout)}
+    for package in ("mlx", "mlx-lm", "llguidance"):
+        assert f"{package} {version(package)}" in found["packages"]["found"]
+    assert "queue: 3" in found["server"]["found"]
+    assert "a-key" not in result.stdout
+    assert (found["port"]["status"], "--port" in found["port"]["fix"]) == ("warn", True)
+    assert found["engine"]["found"].startswith("starts in ")
+
+
+def test_doctor_tells_of_an_engine_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    (check,) = try_out()
+    assert (check.status, check.name) == ("fail", "engine")
+    assert check.found == "FileNotFoundError: No such file or directory: 'python'"
 
 
 def test_doctor_tells_every_problem_on_a_line_of_its_own() -> None:
@@ -398,7 +427,7 @@ def test_an_unusable_url_or_key(nothing_at_home: None) -> None:
     with pytest.raises(Unavailable, match="mlx-server serve"), connected(silent, None, None):
         pass
     for url in ("no-scheme", "http://[", "ftp://x"):
-        with pytest.raises(ServerError), connected(url, None, None):
+        with outbound.allowed(), pytest.raises(ServerError), connected(url, None, None):
             pass
     with pytest.raises(BadRequest) as error:
         client_of("http://127.0.0.1", "sk-secret\n")

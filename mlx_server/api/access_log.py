@@ -1,11 +1,29 @@
-"""One log line a request: what was asked, how it ended, how long it took; never what was said."""
+"""One log line a request: what was asked, how it ended, how long it took; never what was said.
+
+Of a path only those parts are told that are the app's own: the others are a client's words.
+"""
 
 import logging
 import time
+from collections.abc import Iterable
+from functools import lru_cache
 
+from fastapi.routing import iter_route_contexts
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlx_server.logs import Asked, asked
+
 log = logging.getLogger("mlx_server.access")
+
+SOCKET = "WS"
+"""As if it were the method of a response over a WebSocket."""
+METHODS = {"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "TRACE", "CONNECT", SOCKET}
+HIDDEN = "*"
+MOST_PARTS = 12
+
+STARTS = {"http.response.start", "websocket.http.response.start"}
+SWITCHING_PROTOCOLS, BROKEN = 101, 500
 
 
 class AccessLog:
@@ -13,7 +31,7 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
@@ -29,8 +47,10 @@ class AccessLog:
 
         async def noted(message: Message) -> None:
             nonlocal status, complete
-            if message["type"] == "http.response.start":
+            if message["type"] in STARTS:
                 status = message["status"]
+            elif message["type"] == "websocket.accept":
+                status = SWITCHING_PROTOCOLS
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)
             await send(message)
@@ -38,11 +58,31 @@ class AccessLog:
         try:
             await self._app(scope, heard, noted)
         finally:
-            log.info(
-                "%s %s %s %.3fs %s",
-                scope["method"],
-                ascii(scope["path"])[1:-1][:200],
-                "gone" if gone else status or 500,
-                time.perf_counter() - began,
-                scope.get("state", {}).get("request_id", "-"),
-            )
+            method = scope.get("method", "GET")
+            note(method, scope, "gone" if gone else status or BROKEN, began)
+
+
+def note(method: str, scope: Scope, status: int | str, began: float) -> None:
+    turn = asked.get() or Asked("")
+    facts = {
+        "method": method if method in METHODS else HIDDEN,
+        "route": _own_parts(scope),
+        "status": status,
+        "seconds": round(time.perf_counter() - began, 3),
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.completion_tokens,
+    }
+    log.info("%s %s %s %.3fs %d+%d tokens", *facts.values(), extra={"facts": facts})
+
+
+def _own_parts(scope: Scope) -> str:
+    known = _words(scope["app"]) if "app" in scope else frozenset()
+    parts = scope["path"].split("/", MOST_PARTS)
+    return "/".join(part if part in known else HIDDEN for part in parts)
+
+
+@lru_cache(maxsize=8)
+def _words(app: Starlette) -> frozenset[str]:
+    """What the paths of its routes are made of."""
+    paths: Iterable[str] = (str(route.path) for route in iter_route_contexts(app.routes))
+    return frozenset(part for path in paths for part in path.split("/") if "{" not in part)

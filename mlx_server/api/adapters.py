@@ -15,6 +15,8 @@ from mlx_server.pool.prepare import REPLAY
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 Name = Annotated[str, Field(min_length=1)]
+Path = Annotated[str, Field(min_length=1, max_length=4096)]
+"""As long as systems take: to look up a longer one costs its length squared."""
 
 router = APIRouter()
 
@@ -26,7 +28,7 @@ class Unload(WireModel):
 
 
 class Load(Unload):
-    lora_path: Name
+    lora_path: Path
 
 
 @router.post(LOAD, openapi_extra=documented(LOAD, Load))

@@ -1,4 +1,8 @@
-"""Work that is worth doing only while the client is there."""
+"""Work that is worth doing only while the client is there.
+
+One that closes its side alone, as HTTP would let it, counts as gone: nothing tells it from one
+that has left.
+"""
 
 import asyncio
 from collections.abc import Coroutine

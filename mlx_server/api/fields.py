@@ -5,6 +5,7 @@ OpenAI's clients send null for whatever they leave unset, so null always means u
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Annotated, ClassVar, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
@@ -18,10 +19,19 @@ MAX_ANSWERS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_ADAPTER_SCALE = 4
 IGNORED_HEADER = "x-mlx-server-ignored"
+MOST_IGNORED = 1000
+"""Names that are told; a body holds hundreds of thousands."""
 
 T = TypeVar("T")
-Items = Annotated[list[T], Field(fail_fast=True)]
-"""Refused at the first wrong item: a body holds millions, and each report of one is kept."""
+
+
+def _breathe(item: T) -> T:
+    """A call of Python's own lets other threads run, which pydantic would not between two items."""
+    return item
+
+
+Items = Annotated[list[Annotated[T, AfterValidator(_breathe)]], Field(fail_fast=True)]
+"""Refused at the first wrong item: a body holds many thousands, and each report of one is kept."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -118,7 +128,8 @@ class SamplingBody(WireModel):
             if given.get(name) is not None:
                 raise BadRequest(f"`{name}` can't be used: {reason}.", param=name)
         known = self.ACCEPTED | self.UNSUPPORTED.keys()
-        return [name for name, value in given.items() if name not in known and value is not None]
+        unknown = (name for name, v in given.items() if name not in known and v is not None)
+        return list(islice(unknown, MOST_IGNORED))
 
 
 class GenerationBody(SamplingBody):

@@ -27,10 +27,12 @@ from mlx_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from mlx_server.logs import Asked, asked
 
 METHODS = "GET, POST, DELETE, OPTIONS"
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
 EXPOSED = "x-request-id, x-mlx-server-ignored, retry-after"
+OWN_SITES = {"same-origin", "none"}
 PREFLIGHT_SECONDS = "600"
 POLICY_VIOLATION = 1008
 
@@ -80,6 +82,7 @@ class Gate:
         stamp = {"x-request-id": _request_id(headers)}
         state = scope.setdefault("state", {})
         state.update(request_id=stamp["x-request-id"], response_headers=stamp)
+        asked.set(Asked(stamp["x-request-id"]))
         reply = _Stamped(send, stamp)
         try:
             self._check_host(headers)
@@ -124,10 +127,10 @@ class Gate:
         raise _forbidden_page(f"The origin {quoted(', '.join(origins))}")
 
     def _check_fetch_site(self, headers: Headers) -> None:
-        # An <img> of another site sends no Origin, yet its browser tells.
+        # An <img> of another page sends no Origin, yet its browser tells.
         sites = {site.lower() for site in headers.getlist("sec-fetch-site")}
-        if "cross-site" in sites and not self._any_origin:
-            raise _forbidden_page("A page of another site")
+        if sites - OWN_SITES and not self._any_origin:
+            raise _forbidden_page("Another page")
 
     def _check_body(self, scope: Scope, headers: Headers) -> None:
         if scope["type"] != "http":

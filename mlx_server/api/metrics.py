@@ -1,5 +1,6 @@
 """Prometheus metrics, counted where the events pass."""
 
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -20,6 +21,8 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
+from mlx_server.logs import Asked, asked
+from mlx_server.pool.footprint import footprint
 from mlx_server.pool.pool import Pool
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -83,6 +86,12 @@ class Metrics:
         self.model_bytes = Gauge(
             "mlx_server_model_bytes", "Memory of a model.", by_model, registry=registry
         )
+        self.process_bytes = Gauge(
+            "mlx_server_process_bytes",
+            "Resident size of a process; on a Mac, its physical footprint.",
+            ("process",),
+            registry=registry,
+        )
 
     def on_step(self, step: Stepped) -> None:
         self.batch.set(len(step.tokens))
@@ -92,13 +101,14 @@ class Metrics:
     async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
         began = time.perf_counter()
         last: dict[int, float] = {}
-        model, outcome = "", "cancelled"
+        model, outcome, turn = "", "cancelled", asked.get() or Asked("")
         try:
             async with aclosing(events):
                 async for event in events:
                     match event:
                         case Started():
                             model = event.model
+                            turn.prompt_tokens += event.prompt_tokens
                             self.prompt_tokens.labels(model).inc(event.prompt_tokens)
                         case (
                             TextDelta(index)
@@ -114,6 +124,8 @@ class Metrics:
                         case McpCallFinished(index):  # the time before was not the model's
                             last[index] = time.perf_counter()
                         case Finished():
+                            turn.prompt_tokens += event.further_prompt_tokens
+                            turn.completion_tokens += event.completion_tokens
                             self.prompt_tokens.labels(model).inc(event.further_prompt_tokens)
                             self.completion_tokens.labels(model).inc(event.completion_tokens)
                             self.cached_tokens.labels(model).inc(event.cached_tokens)
@@ -139,6 +151,9 @@ class Metrics:
             self.queue.set(0)
         for model in self._pool.loaded:
             self.model_bytes.labels(model.prepared.id).set(model.nbytes)
+        self.process_bytes.labels("server").set(footprint(os.getpid()))
+        engine = self._pool.supervisor.pid
+        self.process_bytes.labels("engine").set(footprint(engine) if engine else 0)
         return exposition(self.registry)
 
 

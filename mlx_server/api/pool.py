@@ -1,6 +1,7 @@
 """`GET /v1/pool`: what is in memory, for the owner."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -27,7 +28,7 @@ def _model(view: View) -> dict[str, Any]:
         "id": view.spec.id,
         "aliases": view.spec.aliases,
         "family": view.family,
-        "source": view.spec.source,
+        "source": _without_folders(view.spec.source),
         "state": view.state,
         "leases": view.leases,
         "bytes": view.nbytes,
@@ -41,3 +42,9 @@ def _model(view: View) -> dict[str, Any]:
             for name, leases, nbytes in view.adapters
         ],
     }
+
+
+def _without_folders(source: str) -> str:
+    """Whoever has a key may ask; where the owner's files lie is not for all of them."""
+    kind, colon, path = source.rpartition(":")
+    return kind + colon + (Path(path).name if path.startswith("/") else path)

@@ -17,6 +17,10 @@ from mlx_server.errors import BadRequest
 
 MAX_DEPTH = 64
 MAX_DIGITS = 400
+MOST_NODES = 1 << 16
+MOST_STRINGS = 1 << 18
+"""In one text; nodes are lists and objects. Making, checking and freeing millions of them would
+keep every other thread of the process waiting, whichever thread does it."""
 QUOTED = 60
 
 OPENING, CLOSING, QUOTE = b"[{", b"]}", ord('"')
@@ -25,6 +29,9 @@ OPENING, CLOSING, QUOTE = b"[{", b"]}", ord('"')
 LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
 )
+
+PIECE = 256 << 10
+LONGEST_ESCAPE = len(r"\ud83d\ude42")
 
 STEP = np.zeros(256, np.int8)
 STEP[list(OPENING)] = 1
@@ -48,10 +55,10 @@ def parse(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
         raise _invalid("the body starts with a byte order mark, plain UTF-8 was expected")
     text = _decode(body)
     masked = _mask_escapes(body)
-    _check_depth(body, masked, max_depth)
+    _check_strings(masked)
+    _check_nodes(body, masked, max_depth)
     value = _load(text, body, masked)
-    if lone := LONE_SURROGATE.search(masked):
-        raise _invalid(f"half of a surrogate pair {_place(body, lone.start())}")
+    _check_surrogates(body, masked)
     return value
 
 
@@ -81,17 +88,36 @@ def _mask_escapes(body: bytes) -> bytes:
     return body.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
 
 
-def _check_depth(body: bytes, masked: bytes, max_depth: int) -> None:
+def _check_strings(masked: bytes) -> None:
+    if masked.count(b'"') > 2 * MOST_STRINGS:
+        raise _invalid(f"more than {MOST_STRINGS} strings, keys included")
+
+
+def _check_nodes(body: bytes, masked: bytes, max_depth: int) -> None:
     """Before `json` recurses; up to the first fault, where `json` stops, the count is exact."""
     if sum(masked.count(bracket) for bracket in OPENING) <= max_depth:
         return
     chars = np.frombuffer(masked, np.uint8)
     in_string = np.logical_xor.accumulate(chars == QUOTE)
-    depth = np.cumsum(np.where(in_string, 0, STEP[chars]), dtype=np.int32)
+    steps = np.where(in_string, 0, STEP[chars])
+    depth = np.cumsum(steps, dtype=np.int32)
     too_deep = depth > max_depth
     if too_deep.any():
         where = _place(body, int(too_deep.argmax()))
         raise _invalid(f"nested deeper than {max_depth} levels {where}")
+    if np.count_nonzero(steps > 0) > MOST_NODES:
+        raise _invalid(f"more than {MOST_NODES} lists and objects")
+
+
+def _check_surrogates(body: bytes, masked: bytes) -> None:
+    """In pieces: `re` lets no other thread run while it searches."""
+    if rb"\u" not in masked:
+        return
+    for start in range(0, len(masked), PIECE):
+        end = start + PIECE
+        lone = LONE_SURROGATE.search(masked, start, end + LONGEST_ESCAPE)
+        if lone and lone.start() < end:
+            raise _invalid(f"half of a surrogate pair {_place(body, lone.start())}")
 
 
 def _load(text: str, body: bytes, masked: bytes) -> Any:

@@ -52,7 +52,7 @@ class Server:
             self.listing = await self._within(self._limits.open_seconds, self._list)
         except McpError as error:
             self.listing = Listing(failure=str(error))
-            log.warning("the MCP server %r has no tools: %r", self.asked.label, str(error))
+            log.warning("an MCP server has no tools (%s)", type(cause(error)).__name__)
             self.stop()
 
     def stop(self) -> None:

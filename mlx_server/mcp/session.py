@@ -36,14 +36,16 @@ class Session:
 
     async def failure(self) -> BaseException | None:
         """Why it ended by itself; who waits for an answer only hears that there will be none."""
+        if self._closing.is_set():  # it was ended by us
+            return None
         self.stop()
         await asyncio.wait([self.task], timeout=END_SECONDS)
         return self._failure
 
     def stop(self) -> None:
-        if self._opened.done():
-            self._closing.set()
-        else:
+        self._closing.set()
+        if not self._opened.done():
+            self._fail(Gone("The connection was closed."))  # whatever it takes to end the server
             self._scope.cancel()
 
     async def _hold(self) -> None:

@@ -18,6 +18,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
+from mlx_server.errors import told
 from mlx_server.mcp.errors import Gone, McpError
 from mlx_server.mcp.limits import Limits
 from mlx_server.mcp.streams import Meter, Streams
@@ -75,7 +76,7 @@ async def _started(
             )
     except (OSError, ValueError) as error:
         os.close(ours)
-        raise McpError(f"It can't be started: {error}.") from None
+        raise McpError(f"It can't be started: {told(error)}.") from None
     finally:
         os.close(theirs)
     return process, ours

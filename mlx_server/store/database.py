@@ -12,7 +12,7 @@ from functools import partial, wraps
 from sqlite3 import Connection
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge
+from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge, told
 from mlx_server.store.file import Guest
 
 log = logging.getLogger("mlx_server.store")
@@ -110,7 +110,7 @@ class Database:
         self._trouble = f"The store of responses {remedy}"
         if isinstance(error, StoreUnavailable):
             self._trouble = error.message
-        log.warning("%s: %s", self._file.path, error)
+        log.warning("%s: %s", self._file.path.name, told(error))
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if code not in PASSING:
             self._disconnect()
@@ -122,7 +122,7 @@ class Database:
             self._file.set_aside()
             self._retry_at = 0.0
         except OSError as error:
-            log.warning("%s can't be set aside: %s", self._file.path, error)
+            log.warning("%s can't be set aside: %s", self._file.path.name, told(error))
 
     def _disconnect(self) -> None:
         if self._db is not None:

@@ -118,7 +118,7 @@ class Keeper(Guest):
             file = self.path.with_name(self.path.name + ending)
             if file.exists():
                 file.rename(aside.with_name(aside.name + ending))
-        log.error("%s is damaged: set aside as %s, and a new store begun", self.path, aside.name)
+        log.error("%s is damaged: set aside as %s", self.path.name, aside.name)
 
     def close(self) -> None:
         if self._lock is not None:

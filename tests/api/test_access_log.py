@@ -1,16 +1,31 @@
-"""One line a request: a client that leaves too early is told from one that was answered."""
+"""One line a request, with its id: how it ended and what it used, and not a word of it."""
 
 import asyncio
+import json
 import logging
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
+from mlx_server import logs
 from mlx_server.api.access_log import AccessLog
+from tests.api import wire
+from tests.api.wire import MODEL, Json, ScriptedEngine
+from tests.live.server import eventually
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 PIECE: Message = {"type": "http.response.body", "body": b"data: 1", "more_body": True}
 END: Message = {"type": "http.response.body", "body": b"data: [DONE]", "more_body": False}
+
+OWN_ID = {"x-request-id": "mine"}
+COMPLETION = {"model": MODEL, "prompt": "four", "max_tokens": 3}
+RESPONSE = {"model": MODEL, "input": "a", "max_output_tokens": 16}
 
 
 def logged(caplog: pytest.LogCaptureFixture, before: list[Message], after: list[Message]) -> str:
@@ -37,14 +52,14 @@ def logged(caplog: pytest.LogCaptureFixture, before: list[Message], after: list[
 
 
 def test_a_stream_that_was_sent_to_its_end_is_a_success(caplog: pytest.LogCaptureFixture) -> None:
-    assert logged(caplog, [START, PIECE, END], []).startswith("POST /v1/x\\n 200 ")
+    assert logged(caplog, [START, PIECE, END], []).startswith("POST */*/* 200 ")
 
 
 @pytest.mark.parametrize("before", [[], [START], [START, PIECE]])
 def test_a_client_that_leaves_before_the_end_is_gone(
     caplog: pytest.LogCaptureFixture, before: list[Message]
 ) -> None:
-    assert logged(caplog, before, [PIECE]).startswith("POST /v1/x\\n gone ")
+    assert logged(caplog, before, [PIECE]).startswith("POST */*/* gone ")
 
 
 def test_an_app_that_says_nothing_has_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,3 +76,117 @@ def test_an_app_that_says_nothing_has_failed(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "mlx_server.access"), pytest.raises(RuntimeError):
         asyncio.run(AccessLog(silent)(scope, receive, send))
     assert " 500 " in caplog.records[0].getMessage()
+
+
+class Lines(logging.Handler):
+    """What programs read of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(json.loads(logs.Json().format(record)))
+
+    def only(self, **facts: Any) -> None:
+        (line,) = self.told
+        assert facts.items() <= line.items()
+        assert 0 <= line["seconds"] < 60
+        self.told.clear()
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    log, found = logging.getLogger("mlx_server.access"), Lines()
+    log.addHandler(found)
+    log.setLevel(logging.INFO)
+    yield found
+    log.removeHandler(found)
+    log.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_request_used(client: TestClient, lines: Lines, stream: bool) -> None:
+    client.post("/v1/completions", json={**COMPLETION, "stream": stream}, headers=OWN_ID)
+    lines.only(
+        method="POST",
+        route="/v1/completions",
+        status=200,
+        prompt_tokens=4,
+        completion_tokens=3,
+        request_id="mine",
+        level="info",
+        logger="mlx_server.access",
+    )
+    client.post("/v1/responses", json={**RESPONSE, "stream": stream}, headers=OWN_ID)
+    lines.only(route="/v1/responses", completion_tokens=16, request_id="mine")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "told"),
+    [
+        ("GET", "/health", {}, ("GET", "/health", 200)),
+        (
+            "GET",
+            "/v1/responses/resp_1/input_items",
+            {},
+            ("GET", "/v1/responses/*/input_items", 404),
+        ),
+        ("GET", "/chat/completions?a=b", {}, ("GET", "/chat/completions", 404)),
+        ("BREW", "/v1/coffee", {}, ("*", "/v1/*", 404)),
+        ("GET", "/" + "a/" * 100, {}, ("GET", "/*" * 12, 404)),
+        ("POST", "/v1/completions", {"host": "evil.example"}, ("POST", "/v1/completions", 403)),
+        ("POST", "/v1/completions", {"content-encoding": "br"}, ("POST", "/v1/completions", 415)),
+    ],
+)
+def test_every_answer_is_told_by_its_route_and_has_an_id(
+    client: TestClient, lines: Lines, method: str, path: str, headers: Any, told: Any
+) -> None:
+    for sent in (OWN_ID, {}, {"x-request-id": "x" * 1000}):
+        answer = client.request(method, path, headers={**headers, **sent})
+        id = answer.headers["x-request-id"]
+        assert id == "mine" if sent == OWN_ID else id.startswith("req_")
+        lines.only(method=told[0], route=told[1], status=told[2], request_id=id)
+
+
+def test_responses_over_a_websocket_are_told_one_by_one(client: TestClient, lines: Lines) -> None:
+    frames: tuple[tuple[Json, str, int, int], ...] = (
+        ({**RESPONSE, "type": "response.create"}, "response.incomplete", 200, 16),
+        ({"type": "response.create", "model": "none", "input": "a"}, "error", 404, 0),
+        ({"type": "session.update"}, "error", 400, 0),
+    )
+    with (
+        suppress(CancelledError),  # starlette's client leaves by cancelling the app
+        client.websocket_connect("ws://localhost/v1/responses", headers=OWN_ID) as line,
+    ):
+        assert (b"x-request-id", b"mine") in (line.extra_headers or [])
+        for frame, last, *_ in frames:
+            line.send_json(frame)
+            while line.receive_json()["type"] != last:
+                pass
+    eventually(lambda: any(told["status"] == 101 for told in lines.told), "it has left")
+    assert all(told["request_id"] == "mine" for told in lines.told)
+    found = [
+        (told["method"], told["route"], told["status"], told["completion_tokens"])
+        for told in lines.told
+    ]
+    turns = [("WS", "/v1/responses", status, tokens) for _, _, status, tokens in frames]
+    assert found == [*turns, ("GET", "/v1/responses", 101, 0)]
+
+
+def test_other_lines_have_the_id_too(
+    tiny_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedEngine, "_said", None)
+    caplog.handler.setFormatter(logs.Plain())
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        client.post("/v1/completions", json=COMPLETION, headers=OWN_ID)
+    (told,) = [line for line in caplog.text.splitlines() if "unexpected error" in line]
+    assert told.endswith("ERROR   mlx_server: unexpected error in request mine mine")
+
+
+def test_a_line_is_one_line() -> None:
+    record = logging.LogRecord("a", logging.INFO, "", 1, "one\ntwo\x1b[2J\u2028%s", ("\r",), None)
+    line = logs.Plain().format(record)
+    assert line.endswith("INFO    a: one\\ntwo\\x1b[2J\\u2028\\r")
+    assert json.loads(logs.Json().format(record))["message"] in line

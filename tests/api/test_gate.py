@@ -267,6 +267,7 @@ def test_a_long_host_is_not_repeated_whole() -> None:
         ([("origin", PAGE), ("sec-fetch-site", "cross-site")], 200),
         ([("sec-fetch-site", "cross-site")], 403),
         ([("sec-fetch-site", "Cross-Site")], 403),
+        ([("sec-fetch-site", "same-site")], 403),
         ([("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")], 403),
         ([("sec-fetch-site", "same-origin")], 200),
         ([("sec-fetch-site", "none")], 200),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_server.api.strict_json import parse, parse_object, quoted
+from mlx_server.api.strict_json import PIECE, parse, parse_object, quoted
 from mlx_server.errors import BadRequest
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -193,3 +193,13 @@ def test_parse_object() -> None:
     for body in (b"[]", b"null", b'"{}"', b"1"):
         with pytest.raises(BadRequest, match="not a JSON object"):
             parse_object(body)
+
+
+@pytest.mark.parametrize("before", range(PIECE - 13, PIECE + 1))
+def test_surrogates_where_one_piece_ends_and_the_next_begins(before: int) -> None:
+    padding = "x" * (before - 1)
+    pair, half = r"\ud83d\ude42", r"\ud83d"
+    assert parse(f'"{padding}{pair}"'.encode()) == padding + "🙂"
+    for lone in (half, half + half, pair[6:], pair + half, half + pair):
+        with pytest.raises(BadRequest, match="half of a surrogate pair"):
+            parse(f'"{padding}{lone}"'.encode())

@@ -49,6 +49,7 @@ def test_a_name_with_a_public_and_a_private_address_is_refused(
         asyncio.run(resolved("rebound.example", 80, allow_private=False))
 
 
+@pytest.mark.usefixtures("_may_connect")
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 300, "ä" * 70 + ".example", ""])
 def test_a_host_that_is_not_there(host: str) -> None:
     with pytest.raises(McpError):

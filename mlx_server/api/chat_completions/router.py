@@ -1,3 +1,5 @@
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.answering import answer
@@ -14,7 +16,7 @@ router = APIRouter()
 @router.post(PATH, openapi_extra=documented(PATH, ChatBody))
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
-    request = to_request(body)
+    request = await asyncio.to_thread(to_request, body)
     output = ChatOutput(
         model=body.model,
         n=request.n,

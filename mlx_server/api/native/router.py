@@ -1,3 +1,5 @@
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.answering import answer_whole
@@ -21,7 +23,8 @@ async def generate(http: Request) -> Response:
     ignored = body.ignored()
     pool: Pool = http.app.state.pool
     model = body.model or _first(pool)
-    request = to_request(body, model, await while_connected(http, _family(pool, model)))
+    family = await while_connected(http, _family(pool, model))
+    request = await asyncio.to_thread(to_request, body, model, family)
     return await answer_whole(http, request, NativeOutput(model=model), ignored=ignored)
 
 

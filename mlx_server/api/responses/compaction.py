@@ -17,7 +17,7 @@ from mlx_server.api.responses.items import Wire, new_id, sealed
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
-from mlx_server.errors import GenerationFailed
+from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools
 
@@ -35,7 +35,10 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
         response = await output.gather(events)
     summary = "".join(_texts(response["output"])).strip()
     if not summary:
-        raise GenerationFailed("The model wrote no summary. Try again, or another model.")
+        raise BadRequest(
+            "The model wrote no summary. Let it write more tokens, or ask another model.",
+            param="model",
+        )
     users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
     short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed(summary)}
     return {

@@ -23,6 +23,7 @@ from mlx_server.api.responses.truncation import fitted
 from mlx_server.errors import BadRequest
 from mlx_server.mcp import Connectors
 from mlx_server.pool.pool import Pool
+from mlx_server.store import Item
 from mlx_server.tool_loop import respond
 
 NOTHING: Recalled = MappingProxyType({})
@@ -44,6 +45,8 @@ class Read:
     asked: Asked
     earlier: Sequence[Wire]
     own: Sequence[Wire]
+    input: Sequence[Item]
+    """What is stored of it."""
 
 
 async def create(
@@ -63,7 +66,7 @@ async def create(
         id=new_id("response"),
         owner=connection.state.owner,
         created_at=time.time(),
-        input=as_stored([*found.earlier, *found.own] if is_recalled else found.own),
+        input=found.input,
         previous=None if is_recalled else body.previous_response_id,
         conversation=body.conversation_id,
     )
@@ -91,15 +94,17 @@ async def read_all(
     store, owner = connection.app.state.runs.store, connection.state.owner
     before = await earlier(body.previous_response_id, body.conversation_id, store, owner, recalled)
     references = await referred(body.input, store, owner)
-    if before:
-        return await asyncio.to_thread(_read, body, before, references)
-    return _read(body, before, references)
+    whole = body.previous_response_id in recalled  # nobody finds those before it in the store
+    return await asyncio.to_thread(_read, body, before, references, whole)
 
 
-def _read(body: ResponsesBody, before: Sequence[Wire], references: dict[str, Wire]) -> Read:
+def _read(
+    body: ResponsesBody, before: Sequence[Wire], references: dict[str, Wire], whole: bool
+) -> Read:
     items = input_items(body, references.__getitem__)
     asked = to_request(body, items, read_items(before))
-    return Read(asked, before, [wire(item) for item in items])
+    own = [wire(item) for item in items]
+    return Read(asked, before, own, as_stored([*before, *own] if whole else own))
 
 
 def events_of(connection: HTTPConnection, asked: Asked) -> Events:

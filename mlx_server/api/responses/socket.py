@@ -1,6 +1,7 @@
 """Responses over one WebSocket, one after another: frames in, events out."""
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from mlx_server.api import strict_json
+from mlx_server.api import access_log, strict_json
 from mlx_server.api.body import LARGE_BYTES
 from mlx_server.api.errors import validation_error
 from mlx_server.api.responses.create import Created, create
@@ -19,6 +20,7 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.run import log
 from mlx_server.api.responses.runs import Runs
 from mlx_server.errors import BadRequest, ServerError
+from mlx_server.logs import Asked, asked
 
 MOST_FRAMES = 8
 """That may wait for the response before them."""
@@ -113,6 +115,16 @@ class Socket:
         return None
 
     async def _answer(self, frame: str | bytes) -> None:
+        began = time.perf_counter()
+        status: int | str = "gone"
+        asked.set(Asked(self._websocket.state.request_id))
+        try:
+            status = await self._status(frame)
+        finally:
+            access_log.note(access_log.SOCKET, self._websocket.scope, status, began)
+
+    async def _status(self, frame: str | bytes) -> int:
+        """As which its answer would have gone over HTTP."""
         lane: str | None = None
         try:
             request = await _parsed(frame)
@@ -120,14 +132,17 @@ class Socket:
             await self._respond(request, lane)
         except ServerError as error:
             await self._refuse(error, lane)
+            return error.status
         except (Gone, asyncio.CancelledError):
             raise
         except Exception as error:
             log.error("a WebSocket's request broke", exc_info=error)
             await self._refuse(ServerError(BROKEN, code="internal_error"), lane)
+            return ServerError.status
+        return 200
 
     async def _respond(self, request: Wire, lane: str | None) -> None:
-        body = _body(request)
+        body = await asyncio.to_thread(_body, request)
         created = await create(self._websocket, body, self._memory.said)
         run = created.run
         run.output.tell_ignored(created.ignored)

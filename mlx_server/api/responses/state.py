@@ -1,5 +1,6 @@
 """What a request goes on from: earlier responses, a conversation, items by their ids."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,13 +50,14 @@ async def _item(id: str, store: Store, owner: str) -> Wire:
 
 async def _of_response(id: str, store: Store, owner: str) -> list[Wire]:
     try:
-        return [_read(item) for item in await store.chain(id, owner)]
+        found = await store.chain(id, owner)
     except NotFound:
         raise BadRequest(
-            f"Previous response with id '{id}' not found.",
+            f"Previous response with id '{id[:100]}' not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         ) from None
+    return await asyncio.to_thread(_read_all, found)
 
 
 async def _of_conversation(id: str, store: Store, owner: str) -> list[Wire]:
@@ -70,7 +72,11 @@ async def _of_conversation(id: str, store: Store, owner: str) -> list[Wire]:
             raise BadRequest(
                 f"Conversation '{id}' is too long to be read. Begin anew.", param="conversation"
             )
-    return [_read(item) for item in found]
+    return await asyncio.to_thread(_read_all, found)
+
+
+def _read_all(items: Iterable[Item]) -> list[Wire]:
+    return [_read(item) for item in items]
 
 
 def _read(item: Item) -> Wire:
@@ -81,9 +87,8 @@ async def taken(items: Iterable[InputItem], store: Store, owner: str) -> list[It
     """For a conversation, with what they refer to in its place."""
     items = list(items)
     references = await referred(items, store, owner)
-    return as_stored(
-        references[item.id] if isinstance(item, ItemReference) else wire(item) for item in items
-    )
+    wires = (references[i.id] if isinstance(i, ItemReference) else wire(i) for i in items)
+    return await asyncio.to_thread(as_stored, wires)
 
 
 def as_stored(items: Iterable[Wire]) -> list[Item]:

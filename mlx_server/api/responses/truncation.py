@@ -5,6 +5,7 @@ so that a long conversation is not rendered over and over. What the system says 
 does the last turn.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -32,8 +33,8 @@ async def fitted(request: GenerateRequest, respond: Respond) -> AsyncGenerator[E
                     yield event
             return
         except ContextTooLong:
-            shorter = without_oldest(whole, 2**attempt)
-            if begun or shorter == left:
+            shorter = await asyncio.to_thread(without_oldest, whole, 2**attempt)
+            if begun or len(shorter.messages) == len(left.messages):
                 raise
             left = shorter
 

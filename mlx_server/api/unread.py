@@ -1,0 +1,64 @@
+"""What a client does not read: little of it is kept, and not for long."""
+
+import asyncio
+import socket
+from typing import Any, ClassVar, TypeVar
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+SEND_BUFFER_BYTES = 128 << 10
+"""Linux takes twice as much. Without a limit it goes up to megabytes."""
+
+LEAST_BYTES = 64 << 10
+"""Whoever reads less of a long answer in the time there is does not read."""
+
+
+class Unread(asyncio.Protocol):
+    """Before one of uvicorn's protocols: cuts the connection of a client that does not read.
+
+    Closing it would not do: that waits for what is unread. uvicorn sends nothing more while
+    something is, so streams pause, and hears of the cut as if the client had left.
+    """
+
+    send_seconds: ClassVar[float] = 30.0
+    transport: asyncio.Transport
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if sock := transport.get_extra_info("socket"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def _wait(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(self.send_seconds, self._check_progress, left)
+
+    def _check_progress(self, before: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left > before - LEAST_BYTES:
+            self.transport.abort()
+        else:
+            self._wait()
+
+    def _stop_waiting(self) -> None:
+        if self._patience:
+            self._patience.cancel()
+            self._patience = None
+
+
+def patient(protocol: type[P], send_seconds: float) -> type[P]:
+    return type(protocol.__name__, (protocol,), {"send_seconds": send_seconds})
