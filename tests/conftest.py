@@ -1,11 +1,44 @@
-"""Checkpoints that many tests share, made once. MLX is imported only where a test needs it."""
+"""Checkpoints that many tests share, made once. MLX is imported only where a test needs it.
 
+And for the whole suite: a test that lets a connection leave this machine has failed.
+"""
+
+import os
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlx_server.pool.sources import resolve
+from tests.hostile.outbound import sitecustomize as outbound
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    handle, os.environ[outbound.VARIABLE] = tempfile.mkstemp(prefix="outbound-")
+    os.close(handle)
+    everywhere = [str(Path(outbound.__file__).parent), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, everywhere))
+    outbound.watch()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.unlink(os.environ.pop(outbound.VARIABLE))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Also of what its servers did since the test before it."""
+    yield
+    assert not outbound.attempts()
+
+
+@pytest.fixture
+def _may_connect() -> Iterator[None]:
+    """For a test that asks for it."""
+    with outbound.allowed():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -32,4 +65,5 @@ def tiny_model(tiny_path: Path) -> Any:
 @pytest.fixture(scope="session")
 def demo_path() -> Path:
     """The demo model, which is real; fetched once per machine."""
-    return resolve("demo:smollm2", lambda what, done, total: None)
+    with outbound.allowed():
+        return resolve("demo:smollm2", lambda what, done, total: None)

@@ -138,7 +138,7 @@ def test_long_answers_take_time_in_proportion(name: str) -> None:
     tried += [("", repeated) for repeated in ("<", "{", "[", " ", "<think>")]
     tried += [(_opened(family), repeated) for repeated in ("{", "[", '"', "\\", "</", "\n")]
     for opening, repeated in tried:
-        # 8 times the input; the square of it would be 64. Of the thread's own time, and still with another try
+        # 8 times the input; the square of it would be 64. A busy machine gets another try
         slow = all(_growth(family, opening, repeated) > 24 for _ in range(3))
         assert not slow, f"{repeated!r} after {opening!r}"
 

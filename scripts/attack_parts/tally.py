@@ -1,0 +1,100 @@
+"""What became of a server under attack."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+
+from attack_parts.servers import Server
+from tests.hostile.corpus import Attack, Call
+from tests.hostile.sending import Outcome, carry_out
+
+CONTROL = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 8,
+}
+ANSWERED, FAILED, SILENT, DIED, CHANGED = (
+    "answered",
+    "server error",
+    "no answer",
+    "died",
+    "control changed",
+)
+OUTCOMES = (ANSWERED, FAILED, SILENT, DIED, CHANGED)
+"""The first three are one of each attack; what follows them comes on top."""
+
+
+def under_attack(server: Server, attacks: list[Attack]) -> Iterator[tuple[Attack, list[str]]]:
+    """One after another; what has died, or no longer says what it said, is started again."""
+    server.start()
+    try:
+        before = control(server)
+        if before is None:
+            raise SystemExit(f"{server.name} does not answer the control request.")
+        for attack in attacks:
+            found = [became_of(server, attack), *after(server, before)]
+            yield attack, found
+            if len(found) > 1:
+                server.stop()
+                server.start()
+    finally:
+        server.stop()
+
+
+def became_of(server: Server, attack: Attack) -> str:
+    try:
+        with server.http() as http:
+            outcome = carry_out(attack, http)
+    except (OSError, httpx.HTTPError):
+        return SILENT
+    return judged(outcome, attack)
+
+
+def judged(outcome: Outcome, attack: Attack) -> str:
+    """By what any good server does: a refusal, or a whole answer, each as often as it was asked."""
+    statuses = [step for step in outcome.steps if isinstance(step, int)]
+    if not statuses:
+        may_close = any("closes" in few for few in attack.expected.steps)
+        return ANSWERED if may_close else SILENT
+    if max(statuses) >= 500:
+        return FAILED
+    if isinstance(attack.sent, Call) and statuses == [200] and not _is_whole(outcome):
+        return FAILED
+    return ANSWERED
+
+
+def _is_whole(outcome: Outcome) -> bool:
+    try:
+        return outcome.is_whole()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def after(server: Server, before: str) -> Iterator[str]:
+    if server.has_died():
+        yield DIED
+    elif control(server) != before:
+        yield CHANGED
+
+
+def control(server: Server) -> str | None:
+    """The same words as ever; None: no answer. Twice, since the first may wait for an attack."""
+    for _ in range(2):
+        try:
+            with server.http() as http:
+                answer = http.post("/v1/chat/completions", json={**CONTROL, "model": server.model})
+                text: str = answer.json()["choices"][0]["message"]["content"]
+                return text
+        except (httpx.HTTPError, ValueError, KeyError):
+            continue
+    return None
+
+
+def table(found: list[tuple[Attack, list[str]]]) -> Iterator[tuple[str, ...]]:
+    """A row for each category, and one for all."""
+    categories = list(dict.fromkeys(attack.category for attack, _ in found))
+    for category in (*categories, "all"):
+        outcomes = [each for attack, each in found if category in (attack.category, "all")]
+        counted = Counter(name for each in outcomes for name in each)
+        yield category, str(len(outcomes)), *(str(counted[name]) for name in OUTCOMES)

@@ -1,0 +1,7 @@
+"""Every parameter that there is, by the class and the field that take it."""
+
+from tests.hostile.parameters.chatting import CHATTING
+from tests.hostile.parameters.owning import OWNING
+from tests.hostile.parameters.responding import RESPONDING
+
+__all__ = ["CHATTING", "OWNING", "RESPONDING"]

@@ -1,0 +1,240 @@
+"""Of chat completions, completions and /generate."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlx_server.api import content, fields, formats
+from mlx_server.api.chat_completions import protocol as chat
+from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.native import protocol as native
+from tests.hostile.parameters.case import (
+    ADAPTER,
+    CALLS,
+    HI,
+    SAID,
+    THINKS,
+    A,
+    Case,
+    Json,
+    Shown,
+    refused,
+)
+
+FORMATS = "tests/api/test_formats_wire.py"
+
+DEEP: Json = {"temperature": 2, "seed": 1}
+BOTH: Json = {"logit_bias": {str(A + i): 100 for i in range(5)}}
+ONLY_A: Json = {"logit_bias": {str(A): 100}}
+LIKELY_A: Json = {"logit_bias": {str(A): 20}}
+UNIQUE: Json = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+
+SAMPLING: Mapping[str, Shown] = {
+    "adapter": Case({"adapter": ADAPTER}),
+    "adapters": Case({"adapters": ADAPTER}),
+    "adapter_scale": Case({"adapter_scale": 0}, {"adapter": ADAPTER}),
+    "stop": Case({"stop": ["aaa"]}, ONLY_A),
+    "seed": Case({"seed": 2}, DEEP),
+    "logit_bias": Case(ONLY_A),
+    "temperature": Case({"temperature": 2}, {"seed": 1}),
+    "top_p": Case({"top_p": 1e-9}, DEEP),
+    "top_k": Case({"top_k": 1}, DEEP),
+    "min_p": Case({"min_p": 1}, DEEP),
+    "repetition_penalty": Case({"repetition_penalty": 10}, LIKELY_A),
+    "presence_penalty": Case({"presence_penalty": 2}, BOTH),
+    "frequency_penalty": Case({"frequency_penalty": 2}, BOTH),
+}
+
+CALL_TOKENS = 40
+"""As many as the name of a tool comes within."""
+
+FUNCTION: Json = {
+    "name": "f",
+    "description": "does f",
+    "parameters": {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]},
+}
+
+
+def offered(*functions: Json, **more: Any) -> Json:
+    """As chat completions have it."""
+    return {"tools": [{"type": "function", "function": each} for each in functions], **more}
+
+
+OFFERED = offered(FUNCTION)
+ONE = offered(FUNCTION, max_tokens=CALL_TOKENS)
+TWO = offered(FUNCTION, {**FUNCTION, "name": "g"}, max_tokens=CALL_TOKENS)
+
+
+def named(name: str) -> Json:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> Json:
+    some = {"mode": mode, "tools": [named(name) for name in names]}
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": some}}
+
+
+def asked(text: str, **more: Any) -> Json:
+    return {
+        "model": SAID,
+        "max_tokens": 80,
+        "messages": [{"role": "user", "content": text}],
+        **more,
+    }
+
+
+def answered(call: Json | None = None, result: Json | None = None, **more: Any) -> Json:
+    """A turn of the model in between, with what its message has besides."""
+    made = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    asks = {"role": "assistant", "content": "a", "tool_calls": [{**made, **(call or {})}], **more}
+    gives = {"role": "tool", "tool_call_id": "c", "content": "x", **(result or {})}
+    return {"messages": [HI, asks, gives]}
+
+
+def calling(id: str) -> Json:
+    """And nobody has answered yet."""
+    made = {"id": id, "function": {"name": "f", "arguments": "{}"}}
+    return {"messages": [HI, {"role": "assistant", "tool_calls": [made]}, HI]}
+
+
+def user(**more: Any) -> Json:
+    return {"messages": [{**HI, **more}]}
+
+
+def schema(schema: Any, **more: Any) -> Json:
+    asked = {"name": "n", "schema": schema, **more}
+    return {"response_format": {"type": "json_schema", "json_schema": asked}}
+
+
+def structured(**asked: Any) -> Case:
+    return Case({"structured_outputs": asked})
+
+
+CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
+    fields.SamplingBody: SAMPLING,
+    fields.GenerationBody: {
+        "model": Case({"model": SAID}),
+        "stream": Case({"stream": True}),
+        "n": Case({"n": 2}),
+    },
+    fields.StreamOptions: {
+        "include_usage": Case({"stream_options": {"include_usage": True}}, {"stream": True}),
+    },
+    formats.ConstrainedBody: {
+        "guided_json": Case({"guided_json": {"const": "x"}}),
+        "guided_regex": Case({"guided_regex": "xyz"}),
+        "guided_choice": Case({"guided_choice": ["xyz"]}),
+        "guided_grammar": Case({"guided_grammar": 'root ::= "xyz"'}),
+    },
+    formats.JsonObjectFormat: {"type": Case({"response_format": {"type": "json_object"}})},
+    formats.JsonSchemaParam: {
+        "schema_": Case(schema({"const": "x"}), schema({"const": "y"})),
+        "name": f"{FORMATS}::test_the_model_is_told_of_a_schema_and_of_nothing_else",
+        "description": f"{FORMATS}::test_the_model_is_told_of_a_schema_and_of_nothing_else",
+        "strict": refused(schema(UNIQUE, strict=True), **schema(UNIQUE)),
+    },
+    formats.StructuredOutputs: {
+        "json_": structured(json={"const": "x"}),
+        "regex": structured(regex="xyz"),
+        "choice": structured(choice=["xyz"]),
+        "grammar": structured(grammar='root ::= "xyz"'),
+        "json_object": structured(json_object=True),
+        "structural_tag": refused({"structured_outputs": {"structural_tag": {}, "regex": "xyz"}}),
+    },
+    chat.ChatBody: {
+        "messages": Case(user(content="Ho")),
+        "max_tokens": Case({"max_tokens": 3}),
+        "max_completion_tokens": Case({"max_completion_tokens": 3}),
+        "logprobs": Case({"logprobs": True}),
+        "top_logprobs": Case({"top_logprobs": 2}, {"logprobs": True}),
+        "tool_choice": Case({"tool_choice": "required"}, ONE),
+        "parallel_tool_calls": Case({"parallel_tool_calls": False}, asked(CALLS, **OFFERED)),
+        "modalities": refused({"modalities": ["audio"]}),
+        "reasoning_effort": Case({"reasoning_effort": "low"}),
+        "thinking_budget": Case({"thinking_budget": 2}, asked(THINKS)),
+        "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
+        "chat_template_kwargs": Case({"chat_template_kwargs": {"color": "red"}}),
+    },
+    chat.MessageParam: {
+        "role": Case(user(role="system")),
+        "content": Case(user(content="Ho")),
+        "name": Case(user(name="me")),
+        "reasoning": Case(answered(reasoning="Hm"), answered()),
+        "reasoning_content": Case(answered(reasoning_content="Hm"), answered()),
+        "refusal": Case(answered(content=None, refusal="No"), answered(content=None)),
+        "tool_call_id": refused(answered(result={"tool_call_id": None}), **answered()),
+    },
+    chat.ToolCallParam: {"id": Case(calling("d"), calling("c"))},
+    chat.FunctionCall: {
+        "name": Case(answered({"function": {"name": "g", "arguments": "{}"}}), answered()),
+        "arguments": Case(
+            answered({"function": {"name": "f", "arguments": '{"b": 1}'}}), answered()
+        ),
+    },
+    chat.FunctionParam: {
+        "name": Case(offered({**FUNCTION, "name": "g"}), OFFERED),
+        "description": Case(offered({**FUNCTION, "description": "does g"}), OFFERED),
+        "parameters": Case(offered({**FUNCTION, "parameters": {"type": "object"}}), OFFERED),
+        "strict": refused(
+            offered({"name": "f", "parameters": {"properties": {"a": UNIQUE}}, "strict": True}),
+            **offered({"name": "f", "parameters": {"properties": {"a": UNIQUE}}}),
+        ),
+    },
+    chat.FunctionName: {
+        "name": Case({"tool_choice": named("g")}, {**TWO, "tool_choice": named("f")}),
+    },
+    chat.AllowedTools: {
+        "mode": Case(allowed("required", "f"), {**TWO, **allowed("auto", "f")}),
+        "tools": Case(allowed("required", "g"), {**TWO, **allowed("required", "f")}),
+    },
+    chat.ThinkingParam: {
+        "type": Case({"thinking": {"type": "disabled"}}),
+        "budget_tokens": Case(
+            {"thinking": {"type": "enabled", "budget_tokens": 2}},
+            asked(THINKS, thinking={"type": "enabled"}),
+        ),
+    },
+    content.TextPart: {
+        "text": Case(
+            user(content=[{"type": "text", "text": "Ho"}]),
+            user(content=[{"type": "text", "text": "Hi"}]),
+        ),
+    },
+    content.RefusalPart: {
+        "refusal": Case(
+            user(content=[{"type": "refusal", "refusal": "Ho"}]),
+            user(content=[{"type": "refusal", "refusal": "Hi"}]),
+        ),
+    },
+    content.MediaPart: {"type": refused(user(content=[{"type": "image_url"}]))},
+    CompletionBody: {
+        "prompt": Case({"prompt": "Ho"}),
+        "max_tokens": Case({"max_tokens": 3}),
+        "logprobs": Case({"logprobs": 2}),
+        "echo": Case({"echo": True}),
+        "best_of": refused({"best_of": 2}),
+    },
+    native.NativeBody: {
+        "messages": Case(user(content="Ho")),
+        "model": Case({"model": SAID}),
+        "stream": refused({"stream": True}),
+        "two_pass": Case(
+            {"two_pass": False}, asked(THINKS, max_thinking_tokens=3, max_response_tokens=3)
+        ),
+        "think_tag": refused({"think_tag": "ponder"}),
+        "max_thinking_tokens": Case({"max_thinking_tokens": 3}, asked(THINKS)),
+        "max_response_tokens": Case({"max_response_tokens": 3}),
+        "tool_choice": Case(
+            {"tool_choice": "required"}, {"tools": [FUNCTION], "max_response_tokens": CALL_TOKENS}
+        ),
+        "tool_parser": refused({"tool_parser": "mine"}),
+    },
+    native.NativeTool: {
+        "name": Case({"tools": [{**FUNCTION, "name": "g"}]}, {"tools": [FUNCTION]}),
+        "description": Case({"tools": [{**FUNCTION, "description": "g"}]}, {"tools": [FUNCTION]}),
+        "parameters": Case(
+            {"tools": [{**FUNCTION, "parameters": {"type": "object"}}]}, {"tools": [FUNCTION]}
+        ),
+    },
+}

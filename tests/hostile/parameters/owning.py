@@ -1,0 +1,88 @@
+"""Of the owner: what models.yaml says of a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlx_server import settings
+from tests.hostile.parameters.case import SAID, THINKS, TOLD, Case, Json
+from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered
+
+TYPED = offered(
+    {**FUNCTION, "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+)
+FORGETS, MISNAMES, SLIPS, QUOTES = "Forget.", "Misname.", "Slip.", "Quote."
+POOL, REPAIR = "tests/pool/test_pool.py", "tests/live/test_repair.py"
+
+
+@dataclass(frozen=True)
+class Setting:
+    given: Json
+    asked: Json = field(default_factory=dict)
+    """Of the model with the setting, and of the same model without it."""
+    of: str = TOLD
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a model is kept, as the owner is told."""
+
+    given: Json
+    field: str
+    value: Any
+    of: str = TOLD
+
+
+def default(name: str) -> Setting:
+    shown = SAMPLING[name]
+    assert isinstance(shown, Case)
+    unset = {name: None for name in ("temperature",) if name in shown.given}
+    return Setting({"defaults": shown.given}, {**shown.base, **unset})
+
+
+def repaired(name: str, text: str) -> Setting:
+    return Setting({"repair": {name: False}}, asked(text, **TYPED), SAID)
+
+
+OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
+    settings.ModelSettings: {
+        "source": Setting({"source": "replay:other.jsonl"}, asked(THINKS), SAID),
+        "family": Setting({"family": "mistral"}, asked(THINKS), SAID),
+        "chat_template": Setting({"chat_template": "other.jinja"}),
+        "aliases": Told({"aliases": ["nick"]}, "aliases", ["nick"]),
+        "context_length": Setting({"context_length": 64}, {"max_tokens": 100}),
+        "tokenizer": Setting({"tokenizer": "checkpoint"}, asked(THINKS), SAID),
+        "template_kwargs": Setting({"template_kwargs": {"color": "red"}}),
+        "lead_on": Setting({"lead_on": False}, asked(FORGETS), SAID),
+        "constrain_calls": Setting({"constrain_calls": True}, asked(QUOTES, **TYPED), SAID),
+        "preload": f"{POOL}::test_preloading_begins_at_the_start_and_only_where_asked_for",
+        "pinned": Told({"pinned": True}, "pinned", True),
+        "ttl": Told({"ttl": 3600.0}, "ttl", 3600.0),
+    },
+    settings.RepairSettings: {
+        "names": repaired("names", MISNAMES),
+        "json_": repaired("json", SLIPS),
+        "coerce": repaired("coerce", QUOTES),
+        "promote_reasoning": f"{REPAIR}::test_unless_its_owner_does_not_want_that",
+        "retries": f"{REPAIR}::test_where_nobody_allows_it_the_answer_is_told_as_it_is",
+        "continuations": f"{REPAIR}::test_what_is_cut_short_for_good",
+        "streaming": f"{REPAIR}::test_a_stream_that_is_held_back_is_mended",
+    },
+    settings.SamplingDefaults: {
+        **{
+            name: default(name)
+            for name in settings.SamplingDefaults.model_fields
+            if name != "max_tokens"
+        },
+        "max_tokens": Setting(
+            {"defaults": {"max_tokens": 3}}, asked(THINKS, max_tokens=None), SAID
+        ),
+    },
+    settings.AdapterSettings: {
+        "path": "tests/hostile/test_parameters.py::test_it_changes_the_answer",
+        "pinned": "tests/pool/test_adapters.py::test_bytes_that_are_idle_and_bytes_that_are_pinned",
+        "allow_other_base": "tests/lora/test_catalog.py::test_another_base_needs_the_owners_word",
+    },
+}

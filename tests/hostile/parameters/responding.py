@@ -1,0 +1,237 @@
+"""Of responses, conversations and the adapters that clients load."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlx_server.api import adapters
+from mlx_server.api.conversations import protocol as conversations
+from mlx_server.api.responses import items, tools
+from mlx_server.api.responses import protocol as responses
+from mlx_server.api.responses.items import sealed
+from tests.hostile.parameters.case import (
+    CALLS,
+    SAID,
+    THINKS,
+    Case,
+    Json,
+    Shown,
+    refused,
+    whole,
+)
+from tests.hostile.parameters.chatting import CALL_TOKENS, FUNCTION, UNIQUE
+
+OFFERED: Json = {"tools": [{"type": "function", **FUNCTION}]}
+TWO: Json = {
+    "tools": [*OFFERED["tools"], {"type": "function", **FUNCTION, "name": "g"}],
+    "max_output_tokens": CALL_TOKENS,
+}
+USER: Json = {"role": "user", "content": "Hi"}
+ASSISTANT: Json = {"role": "assistant", "content": "Yes?"}
+LONG: Json = {"role": "user", "content": "x" * 1200}
+LOOP, INPUT = "tests/test_tool_loop.py", "tests/api/test_responses_input.py"
+LIVE, ADAPTERS = "tests/live/test_responses.py", "tests/live/test_adapters.py"
+APPROVALS = f"{INPUT}::test_answers_to_requests_are_handed_on"
+SOME_TOOLS = f"{INPUT}::test_allowed_tools_of_a_server"
+CHOSEN = f"{INPUT}::test_choice_of_a_servers_tool"
+SERVERS = "tests/hostile/test_parameters.py::test_a_server_is_what_was_asked_for"
+CONVERSATION = "tests/api/test_conversations.py"
+
+
+def tool(**more: Any) -> Json:
+    return {"tools": [{"type": "function", **FUNCTION, **more}]}
+
+
+def allowed(mode: str, *names: str) -> Json:
+    some = [{"type": "function", "name": name} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": some}}
+
+
+def asked(text: str, **more: Any) -> Json:
+    return {"model": SAID, "input": text, "max_output_tokens": 80, **more}
+
+
+def given(*items: Json) -> Json:
+    return {"input": [USER, *items]}
+
+
+class Item:
+    """One that stands behind a user's, and what a change of it changes."""
+
+    def __init__(self, base: Json, *before: Json, behind: tuple[Json, ...] = ()) -> None:
+        self.base, self.before, self.behind = base, before, behind
+
+    def with_(self, **more: Any) -> Case:
+        return Case(self._asked({**self.base, **more}), self._asked(self.base))
+
+    def refused(self, **more: Any) -> Case:
+        return refused(self._asked({**self.base, **more}), **self._asked(self.base))
+
+    def _asked(self, item: Json) -> Json:
+        return given(*self.before, item, *self.behind)
+
+
+SCHEMA: Json = {"type": "json_schema", "name": "n"}
+
+
+def schema(schema: Any, **more: Any) -> Json:
+    return {"text": {"format": {**SCHEMA, "schema": schema, **more}}}
+
+
+CALL: Json = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+RESULT: Json = {"type": "function_call_output", "call_id": "c", "output": "x"}
+TEXT: Json = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}
+TEXTS: Json = {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}
+RAN: Json = {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}"}
+
+MESSAGE = Item(USER)
+REASONING = Item({"type": "reasoning"}, behind=(CALL, RESULT))
+CALLING = Item(CALL, behind=(RESULT,))
+CUSTOM = Item(TEXT, behind=(TEXTS,))
+OUTPUT = Item(RESULT, CALL)
+SERVED = Item({**RAN, "output": "y"})
+
+RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
+    responses.ResponsesBody: {
+        "model": Case({"model": SAID}),
+        "input": Case({"input": "Ho"}),
+        "instructions": Case({"instructions": "Be brief."}),
+        "previous_response_id": f"{LIVE}::test_a_chain",
+        "conversation": f"{LIVE}::test_a_conversation_grows",
+        "parallel_tool_calls": Case({"parallel_tool_calls": False}, asked(CALLS, **OFFERED)),
+        "tool_choice": Case({"tool_choice": "required"}, TWO),
+        "max_tool_calls": f"{LOOP}::test_calls_over_max_tool_calls_are_ignored",
+        "max_output_tokens": Case({"max_output_tokens": 3}),
+        "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
+        "thinking_budget": Case({"thinking_budget": 2}, asked(THINKS)),
+        "chat_template_kwargs": Case({"chat_template_kwargs": {"color": "red"}}),
+        "truncation": Case(
+            {"truncation": "auto"}, given(ASSISTANT, LONG, ASSISTANT, LONG), before=400
+        ),
+        "include": Case({"include": ["message.output_text.logprobs"]}),
+        "top_logprobs": Case({"top_logprobs": 2}),
+        "stream": Case({"stream": True}),
+        "background": Case({"background": True, "store": True}, {"store": True}),
+        "store": f"{LIVE}::test_nothing_is_left_of_what_is_not_stored",
+        "metadata": Case({"metadata": {"a": "b"}}, sees=whole),
+        "enable_response_messages": refused({"enable_response_messages": True}),
+        "prompt_cache_key": Case({"prompt_cache_key": "k"}, sees=whole),
+        "safety_identifier": Case({"safety_identifier": "k"}, sees=whole),
+        "service_tier": "tests/api/test_responses_wire.py::test_what_is_told_again",
+        "user": Case({"user": "k"}, sees=whole),
+    },
+    responses.Reasoning: {
+        "effort": Case({"reasoning": {"effort": "low"}}),
+        "summary": Case({"reasoning": {"summary": "auto"}}),
+        "generate_summary": Case({"reasoning": {"generate_summary": "auto"}}),
+    },
+    responses.Text: {"verbosity": Case({"text": {"verbosity": "low"}})},
+    responses.JsonSchemaFormat: {
+        "schema_": Case(schema({"const": "x"}), schema({"const": "y"})),
+        "name": f"{INPUT}::test_formats",
+        "description": f"{INPUT}::test_formats",
+        "strict": refused(schema(UNIQUE, strict=True), **schema(UNIQUE)),
+    },
+    responses.StreamOptions: {
+        "include_obfuscation": "tests/api/test_responses_wire.py::test_null_means_unset",
+    },
+    responses.ConversationParam: {"id": f"{LIVE}::test_a_conversation_grows"},
+    items.Item: {"id": f"{LIVE}::test_items_are_referred_to"},
+    items.MessageItem: {
+        "role": MESSAGE.with_(role="system"),
+        "content": MESSAGE.with_(content="Ho"),
+        "phase": "tests/api/test_responses_harmony.py::test_commentary_closes_no_round",
+    },
+    items.ReasoningItem: {
+        "content": REASONING.with_(content=[{"type": "reasoning_text", "text": "Hm"}]),
+        "summary": REASONING.with_(summary=[{"type": "summary_text", "text": "Hm"}]),
+        "encrypted_content": REASONING.with_(encrypted_content=sealed("Hm")),
+    },
+    items.FunctionCallItem: {
+        "call_id": refused(given({**CALL, "call_id": "d"}, RESULT), **given(CALL, RESULT)),
+        "name": CALLING.with_(name="g"),
+        "arguments": CALLING.with_(arguments='{"b": 1}'),
+    },
+    items.CustomCallItem: {
+        "call_id": refused(given({**TEXT, "call_id": "d"}, TEXTS), **given(TEXT, TEXTS)),
+        "name": CUSTOM.with_(name="g"),
+        "input": CUSTOM.with_(input="y"),
+    },
+    items.CallOutputItem: {
+        "call_id": OUTPUT.refused(call_id="d"),
+        "output": OUTPUT.with_(output="y"),
+    },
+    items.McpListToolsItem: {
+        "server_label": f"{INPUT}::test_a_list_that_the_client_knows",
+        "error": f"{INPUT}::test_a_list_that_the_client_knows",
+    },
+    items.McpCallItem: {
+        "server_label": f"{LOOP}::test_earlier_calls_go_by_the_names_of_now",
+        "name": SERVED.with_(name="g"),
+        "arguments": SERVED.with_(arguments='{"b": 1}'),
+        "output": SERVED.with_(output="z"),
+        "error": Item(RAN).with_(error={"type": "mcp_tool_execution_error", "content": "no"}),
+        "approval_request_id": f"{INPUT}::test_those_that_the_model_has_heard_of_are_not",
+    },
+    items.McpApprovalRequestItem: dict.fromkeys(
+        ("id", "server_label", "name", "arguments"), APPROVALS
+    ),
+    items.McpApprovalResponseItem: dict.fromkeys(
+        ("approval_request_id", "approve", "reason"), APPROVALS
+    ),
+    items.CompactionItem: {
+        "encrypted_content": Case(
+            given({"type": "compaction", "encrypted_content": sealed("x")}),
+            given({"type": "compaction", "encrypted_content": sealed("y")}),
+        ),
+    },
+    items.ItemReference: {"id": f"{LIVE}::test_items_are_referred_to"},
+    items.HostedItem: {"type": Case(given({"type": "web_search_call"}), given())},
+    tools.FunctionTool: {
+        "name": Case(tool(name="g"), OFFERED),
+        "description": Case(tool(description="does g"), OFFERED),
+        "parameters": Case(tool(parameters={"type": "object"}), OFFERED),
+        "strict": refused(
+            tool(parameters={"properties": {"a": UNIQUE}}, strict=True),
+            **tool(parameters={"properties": {"a": UNIQUE}}),
+        ),
+    },
+    tools.OtherTool: {"type": Case({"tools": [{"type": "web_search"}]})},
+    tools.McpTool: {
+        **dict.fromkeys(
+            (
+                *("server_label", "server_url", "connector_id", "headers", "authorization"),
+                "server_description",
+            ),
+            SERVERS,
+        ),
+        "allowed_tools": SOME_TOOLS,
+        "require_approval": f"{INPUT}::test_approval",
+    },
+    tools.ToolFilterParam: dict.fromkeys(("tool_names", "read_only"), SOME_TOOLS),
+    tools.FunctionChoice: {
+        "name": Case(
+            {"tool_choice": {"type": "function", "name": "g"}},
+            {**TWO, "tool_choice": {"type": "function", "name": "f"}},
+        ),
+    },
+    tools.McpChoiceParam: dict.fromkeys(("server_label", "name"), CHOSEN),
+    tools.AllowedToolsChoice: {
+        "mode": Case(allowed("required", "f"), {**TWO, **allowed("auto", "f")}),
+        "tools": Case(allowed("required", "g"), {**TWO, **allowed("required", "f")}),
+    },
+    conversations.ConversationBody: {
+        "items": f"{CONVERSATION}::test_items_come_in_pages",
+        "metadata": f"{CONVERSATION}::test_one_is_made_found_changed_and_deleted",
+    },
+    conversations.UpdateBody: {
+        "metadata": f"{CONVERSATION}::test_one_is_made_found_changed_and_deleted",
+    },
+    conversations.ItemsBody: {"items": f"{CONVERSATION}::test_items_are_added_found_and_deleted"},
+    adapters.Unload: {
+        "lora_name": f"{ADAPTERS}::test_load_and_unload_while_it_runs",
+        "model": f"{ADAPTERS}::test_load_and_unload_while_it_runs",
+    },
+    adapters.Load: {"lora_path": f"{ADAPTERS}::test_load_and_unload_while_it_runs"},
+}

@@ -1,0 +1,236 @@
+"""Every route that takes a body, and bodies that it takes: together they use all of its fields."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_server.api.adapters import Load, Unload
+from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.fields import SamplingBody, WireModel
+from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.responses.protocol import ResponsesBody
+
+Json = dict[str, Any]
+
+TINY, SAID = "tiny", "said"
+"""Random weights; and a replay model that thinks, calls and answers."""
+CONTEXT = 640
+HI: Json = {"role": "user", "content": "hi"}
+
+
+@dataclass(frozen=True)
+class Route:
+    path: str
+    """`{id}` is that of a response or of a conversation."""
+    wire_type: type[WireModel]
+    valid: tuple[Json, ...]
+    answers: int = 200
+    """To them."""
+
+    @property
+    def fields(self) -> list[str]:
+        unsupported = self.wire_type.UNSUPPORTED if issubclass(self.wire_type, SamplingBody) else ()
+        return [*self.wire_type.model_fields, *unsupported]
+
+
+SAMPLING: Json = {
+    "temperature": 0.9,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": {"5": -100},
+    "seed": 1,
+    "stop": ["x", "yz"],
+    "adapter_scale": 1.0,
+    "adapter": None,
+    "adapters": None,
+}
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "^a+$"}, "b": {"$ref": "#/$defs/b"}},
+    "required": ["a"],
+    "$defs": {"b": {"enum": [1, None, "x"]}},
+}
+FUNCTION: Json = {"name": "f", "description": "does f", "parameters": SCHEMA, "strict": False}
+STREAMED: Json = {"stream": True, "stream_options": {"include_usage": True}}
+GUIDED: tuple[Json, ...] = (
+    {"guided_json": SCHEMA},
+    {"guided_regex": "[a-c]{1,3}"},
+    {"guided_choice": ["x", "yz"]},
+    {"guided_grammar": 'root ::= "x" | "y"'},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"json_object": True, "structural_tag": None}},
+    {"structured_outputs": {"regex": "a|b"}},
+)
+
+TALK: list[Json] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "me"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Hm.",
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "x"},
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "refusal": "no"},
+    HI,
+]
+CHOSEN: Json = {"type": "function", "function": {"name": "f"}}
+CHAT: tuple[Json, ...] = (
+    {
+        "model": TINY,
+        "messages": TALK,
+        "max_tokens": 2,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "modalities": ["text"],
+        "chat_template_kwargs": {"a": 1},
+        **SAMPLING,
+        **STREAMED,
+    },
+    {
+        "model": SAID,
+        "messages": TALK,
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "max_completion_tokens": 40,
+        "max_response_tokens": 20,
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "reasoning_effort": "low",
+    },
+    {
+        "model": TINY,
+        "messages": [HI],
+        "max_tokens": 2,
+        "thinking_budget": 2,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+        },
+    },
+    {
+        "model": TINY,
+        "messages": [HI],
+        "max_tokens": 2,
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [CHOSEN]},
+        },
+    },
+    *({"model": TINY, "messages": [HI], "max_tokens": 2, **guided} for guided in GUIDED),
+)
+COMPLETIONS: tuple[Json, ...] = (
+    {"model": TINY, "prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 2, **SAMPLING},
+    {"model": TINY, "prompt": [[1, 5], [6]], "max_tokens": 2, "n": 2, "best_of": 2, **STREAMED},
+    {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True},
+    {"model": TINY, "prompt": [5, 6], "max_tokens": 2, "response_format": {"type": "json_object"}},
+    *({"model": TINY, "prompt": "Hi", "max_tokens": 2, **guided} for guided in GUIDED),
+)
+NATIVE: tuple[Json, ...] = (
+    {
+        "model": SAID,
+        "messages": TALK,
+        "two_pass": True,
+        "think_tag": "think",
+        "max_thinking_tokens": 5,
+        "max_response_tokens": 20,
+        "tools": [{"name": "f", "description": "does f", "parameters": SCHEMA}],
+        "tool_choice": "auto",
+        "tool_parser": "hermes",
+        "stream": False,
+    },
+    {"messages": [HI], "two_pass": False, "max_response_tokens": 2, **SAMPLING},
+)
+
+CALLED: list[Json] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+    {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "x"},
+    {"type": "message", "role": "assistant", "content": "x", "phase": "commentary"},
+    {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "x"},
+    {"type": "custom_tool_call_output", "call_id": "d", "output": "y"},
+    {"type": "mcp_list_tools", "server_label": "s", "tools": []},
+    {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}", "output": "x"},
+    {"type": "web_search_call", "id": "ws_1"},
+]
+FORMAT: Json = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
+RESPONSES: tuple[Json, ...] = (
+    {
+        "model": TINY,
+        "input": CALLED,
+        "instructions": "Be brief.",
+        "max_output_tokens": 2,
+        "tools": [{"type": "function", **FUNCTION}, {"type": "web_search"}],
+        "tool_choice": "none",
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "metadata": {"a": "b"},
+        "store": True,
+        "background": False,
+        "previous_response_id": None,
+        "conversation": None,
+        "truncation": "auto",
+        "user": "me",
+        "safety_identifier": "me",
+        "prompt_cache_key": "k",
+        "service_tier": "auto",
+        **SAMPLING,
+    },
+    {
+        "model": SAID,
+        "input": "hi",
+        "stream": True,
+        "stream_options": {"include_obfuscation": False},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "thinking_budget": 5,
+        "max_response_tokens": 20,
+        "tools": [{"type": "function", **FUNCTION}],
+        "parallel_tool_calls": False,
+        "max_tool_calls": 3,
+        "enable_response_messages": False,
+        "chat_template_kwargs": {"a": 1},
+    },
+    {"model": TINY, "input": "hi", "max_output_tokens": 2, "text": {"format": FORMAT}},
+    {"model": TINY, "input": "hi", "max_output_tokens": 2, "background": True},
+    {
+        "model": TINY,
+        "input": [HI],
+        "max_output_tokens": 2,
+        "structured_outputs": {"choice": ["x", "yz"]},
+        "store": False,
+    },
+)
+SHORTENED = tuple({**body, "model": SAID} for body in RESPONSES)
+MADE: tuple[Json, ...] = ({"items": CALLED, "metadata": {"a": "b"}}, {})
+
+ROUTES = (
+    Route("/v1/chat/completions", ChatBody, CHAT),
+    Route("/v1/completions", CompletionBody, COMPLETIONS),
+    Route("/generate", NativeBody, NATIVE),
+    Route("/v1/responses", ResponsesBody, RESPONSES),
+    Route("/v1/responses/compact", ResponsesBody, SHORTENED),
+    Route("/v1/responses/input_tokens", ResponsesBody, RESPONSES),
+    Route("/v1/responses/{id}/cancel", WireModel, ({},)),
+    Route("/v1/conversations", ConversationBody, MADE),
+    Route("/v1/conversations/{id}", UpdateBody, ({"metadata": {"a": "b"}},)),
+    Route("/v1/conversations/{id}/items", ItemsBody, ({"items": CALLED[:1]},)),
+    Route(
+        "/v1/load_lora_adapter",
+        Load,
+        ({"lora_name": "a", "lora_path": "adapters/a", "model": TINY},),
+        answers=400,  # there is none
+    ),
+    Route("/v1/unload_lora_adapter", Unload, ({"lora_name": "a", "model": TINY},), answers=404),
+)

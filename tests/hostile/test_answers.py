@@ -1,0 +1,128 @@
+"""What reads a row's tokens goes wrong, on the server's side: one answer ends, with an error."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.answer import Answer
+from mlx_server.app import create_app
+from mlx_server.settings import ModelSettings, Settings
+from tests.live.server import TINY
+
+CHAT = "/v1/chat/completions"
+ROWS = 8
+POISONED = 3
+STEPS = [0, 1, 17]
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path) -> Iterator[TestClient]:
+    settings = Settings(models={TINY: ModelSettings(source=str(tiny_path), preload=True)})
+    with TestClient(
+        create_app(settings), base_url="http://localhost", raise_server_exceptions=False
+    ) as found:
+        yield found
+
+
+def body(row: int, *, stream: bool) -> dict[str, Any]:
+    return {
+        "model": TINY,
+        "messages": [{"role": "user", "content": f"Row {row}"}],
+        "max_tokens": 24,
+        "seed": row,
+        "logit_bias": {"0": -100, "2": -100},
+        "stream": stream,
+    }
+
+
+@dataclass
+class Told:
+    status: int
+    text: str = ""
+    error: Any = None
+
+
+def answers(client: TestClient, *, stream: bool) -> list[Told]:
+    """To eight requests at once."""
+
+    async def all_of_them() -> list[Told]:
+        asked = (asyncio.to_thread(answer, client, row, stream=stream) for row in range(ROWS))
+        return await asyncio.gather(*asked)
+
+    return asyncio.run(all_of_them())
+
+
+def answer(client: TestClient, row: int, *, stream: bool) -> Told:
+    response = client.post(CHAT, json=body(row, stream=stream))
+    if not stream:
+        found = response.json()
+        if "error" in found:
+            return Told(response.status_code, error=found["error"])
+        return Told(response.status_code, found["choices"][0]["message"]["content"])
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    told = Told(response.status_code)
+    for chunk in map(json.loads, lines):
+        if "error" in chunk:
+            told.error = chunk["error"]
+        else:
+            told.text += chunk["choices"][0]["delta"].get("content") or ""
+    return told
+
+
+class Fails:
+    """Does as what it stands for does, so many times."""
+
+    def __init__(self, what: Any, times: int) -> None:
+        self._what, self._left = what, times
+
+    def feed(self, *given: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise IndexError("a secret of the machine's")
+        return self._what.feed(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._what, name)
+
+
+@pytest.fixture(scope="module")
+def unharmed(client: TestClient) -> list[Told]:
+    told = answers(client, stream=False)
+    assert all(each.status == 200 and each.text for each in told)
+    assert [each.text for each in answers(client, stream=True)] == [each.text for each in told]
+    return told
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("part", ["_parser", "_text"], ids=["parser", "detokenizer"])
+def test_an_answer_that_can_not_be_read_ends_alone(
+    client: TestClient,
+    unharmed: list[Told],
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    step: int,
+    stream: bool,
+) -> None:
+    def begin(self: Answer, *given: Any) -> None:
+        made(self, *given)
+        if self._request.seed == POISONED:
+            setattr(self, part, Fails(getattr(self, part), step))
+
+    made = Answer.__init__
+    monkeypatch.setattr(Answer, "__init__", begin)
+    told = answers(client, stream=stream)
+    poisoned, wanted = told.pop(POISONED), list(unharmed)
+    assert wanted.pop(POISONED).text.startswith(poisoned.text)
+    assert told == wanted
+    assert (poisoned.status, poisoned.error["code"]) == (200 if stream else 500, "internal_error")
+    assert "secret" not in str(poisoned.error)
+    assert client.get("/v1/pool").json()["memory"]["kv_reserved"] == 0
+    assert client.get("/health").status_code == 200

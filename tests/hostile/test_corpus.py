@@ -1,0 +1,188 @@
+"""Every attack of the corpus on one server: each gets its answer, and nobody else notices."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.wire import error_of
+from tests.hostile.corpus import Attack, Call, Json, Target, attacks
+from tests.hostile.sending import Outcome, carry_out
+from tests.live.server import LiveServer, eventually, serving
+
+MODEL, REPLAYED = "tiny", "replayed"
+CORPUS = list(attacks(Target(MODEL, head=320, tokens=259)))
+THREADS = 8
+PATIENCE_SECONDS = 120.0
+KEPT = httpx.Limits(keepalive_expiry=2.0)
+"""Shorter than the server keeps a connection, so that none is used while it is closed."""
+
+CLEAR = 1e-2
+"""A likeliest token that float noise does not change."""
+STREAMED = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Sea"}],
+    "temperature": 0,
+    "max_tokens": 60,
+    "logit_bias": {"0": -100, "2": -100},
+    "logprobs": True,
+    "top_logprobs": 2,
+    "stream": True,
+}
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What must be the same after the attacks as before them."""
+
+    server: int
+    engine: int
+    tokens: list[str]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
+    from tests.engine.lora_files import mlx_adapter
+
+    folder = tmp_path_factory.mktemp("hostile")
+    mlx_adapter(folder / "adapters" / "odd", tiny_path)
+    (folder / "adapters" / "broken").mkdir()
+    (folder / "adapters" / "broken" / "adapter_config.json").write_text("{")
+    (folder / "said.jsonl").write_text(json.dumps({"match": "regex:.", "output": "Yes, yes."}))
+    config = {
+        "server": {"runtime_adapters": True},
+        "models": {
+            MODEL: {"source": str(tiny_path), "preload": True},
+            REPLAYED: {"source": "replay:said.jsonl", "family": "hermes", "preload": True},
+        },
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        with serving(folder, config) as server:
+            yield server
+            assert "Traceback" not in server.log
+            assert " ERROR " not in server.log
+
+
+@dataclass(frozen=True)
+class Run:
+    outcomes: Mapping[str, Outcome | Exception]
+    before: Witness
+    after: Witness
+    meanwhile: list[list[str]]
+    """What those got who streamed all the time."""
+
+
+@pytest.fixture(scope="module")
+def run(server: LiveServer, request: pytest.FixtureRequest) -> Run:
+    """Of the attacks that were selected, in several threads, once."""
+    wanted = {item.name for item in request.session.items}
+    chosen = [attack for attack in CORPUS if f"test_an_attack[{attack}]" in wanted]
+    chosen.sort(key=outwaits, reverse=True)
+    before = witness(server)
+    with (
+        streaming_on(server) as meanwhile,
+        http(server) as client,
+        ThreadPoolExecutor(THREADS + sum(map(outwaits, chosen))) as threads,
+    ):
+        found = list(threads.map(partial(carried_out, client), chosen))
+    outcomes = dict(zip(map(str, chosen), found, strict=True))
+    return Run(outcomes, before, witness(server), meanwhile)
+
+
+def outwaits(attack: Attack) -> bool:
+    """Those that are begun first, and wait for the server to lose its patience."""
+    return any(step == {"closes"} for step in attack.expected.steps)
+
+
+def carried_out(http: httpx.Client, attack: Attack) -> Outcome | Exception:
+    try:
+        return carry_out(attack, http)
+    except (OSError, httpx.HTTPError) as error:
+        return error
+
+
+def http(server: LiveServer) -> httpx.Client:
+    return httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE_SECONDS, limits=KEPT)
+
+
+def witness(server: LiveServer) -> Witness:
+    with http(server) as client:
+        assert client.get("/health").status_code == 200
+        return Witness(server.process.pid, server.engine.pid, tokens(streamed(client)))
+
+
+def tokens(steps: list[Json]) -> list[str]:
+    return [step["token"] for step in steps]
+
+
+def streamed(client: httpx.Client) -> list[Json]:
+    """With the alternatives at each step."""
+    answer = client.post("/v1/chat/completions", json=STREAMED)
+    assert answer.status_code == 200, answer.text
+    *events, done, end = answer.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events if event[0] != ":"]
+    told = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"]]
+    return [step for logprobs in told if logprobs for step in logprobs["content"]]
+
+
+@contextmanager
+def streaming_on(server: LiveServer) -> Iterator[list[list[str]]]:
+    """Somebody streams all the time, again and again."""
+    over, found = threading.Event(), list[list[str]]()
+
+    def stream() -> None:
+        with http(server) as client:
+            while not over.is_set():
+                found.append(tokens(streamed(client)))
+
+    with ThreadPoolExecutor(1) as thread:
+        streaming = thread.submit(stream)
+        yield found
+        over.set()
+        streaming.result(PATIENCE_SECONDS)
+
+
+def test_what_is_streamed_is_beyond_doubt(server: LiveServer) -> None:
+    with http(server) as client:
+        for step in streamed(client):
+            first, second = step["top_logprobs"]
+            assert first["logprob"] - second["logprob"] > CLEAR
+
+
+def test_nobody_notices(server: LiveServer, run: Run) -> None:
+    eventually(server.idle, "no row is left")
+    assert len(run.before.tokens) > 20
+    assert run.after == run.before
+    assert len(run.meanwhile) > 0
+    assert all(got == run.before.tokens for got in run.meanwhile)
+
+
+@pytest.mark.parametrize("attack", CORPUS, ids=str)
+def test_an_attack(run: Run, attack: Attack) -> None:
+    outcome = run.outcomes[str(attack)]
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert outcome.meets(attack.expected), (outcome.steps, outcome.body[:500])
+    if isinstance(attack.sent, Call) and attack.sent.method != "HEAD":
+        look_at(outcome, attack)
+
+
+def look_at(outcome: Outcome, attack: Attack) -> None:
+    """An error says what it has to, and no more; an answer is a whole one."""
+    assert "x-evil" not in outcome.headers
+    if outcome.steps == (200,):
+        assert outcome.is_whole()
+        return
+    error = error_of(json.loads(outcome.body))
+    assert len(outcome.body) < 1000
+    told = {name: error[name] for name in attack.expected.error}
+    assert told == attack.expected.error

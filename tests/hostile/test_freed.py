@@ -1,0 +1,103 @@
+"""A cancelled row's memory is back when the next step is done, whatever state it was in."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.batch import Batch
+from mlx_server.engine.messages import Cancel, Hold, Report, Stepped
+from mlx_server.engine.worker import Engine
+from tests.engine.test_batch import Steady
+from tests.engine.test_grammar import DIGITS, gate, loaded
+from tests.engine.test_worker import ask, of, tokens_of, until
+
+__all__ = ["gate"]
+
+ROW, PROMPT = 1, 800
+KV_BYTES = PROMPT * 2 * 2 * 2 * 16 * 4
+"""Of its prompt: layers, keys and values, heads, their width, and float32."""
+SLACK = KV_BYTES // 10
+
+
+@pytest.fixture
+def engine(tiny_path: Path) -> Engine:
+    """With a row that decodes."""
+    made = loaded(tiny_path, concurrency=2)
+    made.handle(ask(0, prompt=40, tokens=2000))
+    until(made, lambda reports: len(tokens_of(0, reports)) == 3)
+    return made
+
+
+def begin(engine: Engine, **more: Any) -> Batch:
+    engine.handle(ask(ROW, prompt=PROMPT, tokens=500, **more))
+    return engine._batches["tiny"]
+
+
+def waiting(engine: Engine) -> None:
+    engine.handle(ask(2, prompt=40, tokens=2000))
+    until(engine, lambda reports: bool(tokens_of(2, reports)))
+    batch = begin(engine)
+    engine.step()
+    assert len(batch._waiting) == 1
+
+
+def compiling(engine: Engine) -> None:
+    begin(engine, grammar=DIGITS)
+    engine.step()
+    assert [*engine._unguided] == [ROW]
+
+
+def scored(engine: Engine) -> None:
+    begin(engine, score=True)
+    engine.step()
+    assert [*engine._scorings] == [ROW]
+
+
+def prefilled(engine: Engine) -> None:
+    batch = begin(engine)
+    batch._pace = Steady(PROMPT // 4)
+    until(engine, lambda _: bool(batch._rest) and len(batch._rest[0]) < PROMPT // 2)
+
+
+def decoding(engine: Engine) -> None:
+    begin(engine)
+    until(engine, lambda reports: len(tokens_of(ROW, reports)) == 3)
+
+
+def held(engine: Engine) -> None:
+    decoding(engine)
+    engine.handle(Hold([ROW]))
+    engine.step()
+    assert len(engine._batches["tiny"]._aside) == 1
+
+
+def of_nobody(engine: Engine) -> int:
+    """Memory but for the caches of the rows that decode, which grow."""
+    mx.synchronize()
+    caches = engine._batches["tiny"]._decode.prompt_cache
+    return mx.get_active_memory() - sum(int(cache.nbytes) for cache in caches)
+
+
+@pytest.mark.usefixtures("gate")
+@pytest.mark.parametrize("reach", [waiting, compiling, scored, prefilled, decoding, held])
+def test_one_step_after_a_cancel(engine: Engine, reach: Callable[[Engine], None]) -> None:
+    before = of_nobody(engine)
+    reach(engine)
+    during = mx.get_active_memory()
+    engine.handle(Cancel([ROW]))
+    engine.step()
+    assert ROW not in engine._batches["tiny"].rows
+    assert not [*engine._unguided, *engine._scorings, *engine._held]
+    assert of_nobody(engine) - before < SLACK
+    if reach in (prefilled, decoding, held):
+        assert during - mx.get_active_memory() > KV_BYTES // 4
+    following = [token for report in of(Stepped, drained(engine)) for token in report.tokens]
+    assert {token.row for token in following} <= {0, 2}
+
+
+def drained(engine: Engine) -> list[Report]:
+    engine.handle(Cancel([2]))
+    return [report for _ in range(5) for report in engine.step()]

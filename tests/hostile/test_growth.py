@@ -1,0 +1,164 @@
+"""No growth: the short form of `scripts/soak`, with counts that are exact where sizes are noise."""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import psutil
+import pytest
+
+from mlx_server.families.tokenizer import Tokenizer
+from mlx_server.settings import Settings
+from tests.hostile.inside import Inside, serving
+from tests.hostile.shapes import CHAT, Client
+from tests.hostile.soak import connected, fill, is_unloaded, soaked
+from tests.live.server import children, eventually
+from tests.tiny import tiny_llama
+
+REQUESTS, ROUNDS = 40, 5
+LARGE, TIMES = 1 << 20, 5
+
+BLOCKS, BYTES = 2, 1024
+"""That a request may leave behind: of Python's, and of libraries' in other languages."""
+
+POOLS = ("asyncio_", "AnyIO", "store", "ThreadPoolExecutor")
+"""They may grow to their limits."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    settings = Settings.model_validate(soaked(tmp_path_factory.mktemp("soak")))
+    settings = settings.model_copy(
+        update={"server": settings.server.model_copy(update={"port": 0})}
+    )
+    with serving(settings) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(server: Inside) -> Iterator[httpx.Client]:
+    with connected(f"http://127.0.0.1:{server.port}") as found:
+        fill(found)
+        yield found
+
+
+class _Mallinfo(ctypes.Structure):
+    """Of glibc's <malloc.h>."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+def allocated() -> int:
+    """Bytes by malloc; 0 where nobody counts them."""
+    if sys.platform != "linux":
+        return 0
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    found = mallinfo()
+    return int(found.uordblks + found.hblkhd)
+
+
+@dataclass(frozen=True)
+class Open:
+    files: int
+    children: int
+    tasks: int
+    threads: tuple[str, ...]
+
+
+def opened(server: Inside) -> Open:
+    both = [psutil.Process(), *children(os.getpid())]
+    names = (thread.name for thread in threading.enumerate())
+    return Open(
+        files=sum(process.num_fds() for process in both),
+        children=len(both) - 1,
+        tasks=server.within(lambda: len(asyncio.all_tasks())),
+        threads=tuple(sorted(name for name in names if not name.startswith(POOLS))),
+    )
+
+
+class Kept(NamedTuple):
+    blocks: int
+    bytes: int
+
+
+def kept(server: Inside) -> Kept:
+    server.steps.clear()
+    gc.collect()
+    return Kept(sys.getallocatedblocks(), allocated())
+
+
+def ask(server: Inside, http: httpx.Client) -> None:
+    """The same requests each time, which leave the same behind."""
+    for seed in range(REQUESTS):
+        Client(http, seed).send()
+    eventually(server.is_free, "nothing is asked of it any more")
+    eventually(lambda: is_unloaded("b", http), "it is unloaded")
+
+
+def test_requests_of_all_shapes_leave_nothing_behind(server: Inside, http: httpx.Client) -> None:
+    ask(server, http)
+    were_open, seen = opened(server), [kept(server)]
+    for _ in range(ROUNDS):
+        ask(server, http)
+        eventually(lambda: opened(server) == were_open, "all is closed again")
+        seen.append(kept(server))
+    # what fills up to a limit does not do so in each of the rounds
+    more = [(b.blocks - a.blocks, b.bytes - a.bytes) for a, b in pairwise(seen)]
+    assert min(blocks for blocks, _ in more) < BLOCKS * REQUESTS, more
+    assert min(bytes for _, bytes in more) < BYTES * REQUESTS, more
+
+
+def test_nothing_of_large_bodies_is_kept(server: Inside, http: httpx.Client) -> None:
+    """Refused, damaged and answered ones."""
+    text = "x" * LARGE
+    large = {"model": "a", "messages": [{"role": "user", "content": text}]}
+    refused = json.dumps(large).encode()
+    answered = json.dumps({**large, "messages": [{"role": "user", "content": "Hi"}], "user": text})
+    bodies = (refused, refused[:-1], answered.encode())
+    statuses = (400, 400, 200)
+
+    def send() -> None:
+        for body, status in zip(bodies, statuses, strict=True):
+            answer = http.post(CHAT, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == status, answer.text
+
+    send()
+    before = kept(server)
+    for _ in range(TIMES):
+        send()
+    assert kept(server).bytes - before.bytes < LARGE
+
+
+def test_a_tokenizer_keeps_nothing_of_texts(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny_llama(tmp_path) / "tokenizer.json")
+    texts = [f"{number:0200}" for number in range(1000)]
+    tokenizer.encode(texts[0])
+    before = allocated()
+    for text in texts:
+        tokenizer.encode(text)
+    assert allocated() - before < 100 * len(texts)

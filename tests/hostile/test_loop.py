@@ -1,0 +1,235 @@
+"""Whatever body is accepted, the event loop goes on: no callback of it works for long.
+
+What is measured is the processor time of the loop's own thread, since a machine that does other
+things makes every wait longer and no work. The bodies are the largest of their kind, by half: most
+of what is done to them takes seconds, all in all.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from mlx_server.api import strict_json
+from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.strict_json import MOST_NODES, MOST_STRINGS
+from mlx_server.app import Server, create_app, server_of
+from mlx_server.settings import ModelSettings, ServerSettings, Settings, StoreSettings
+from tests.live.server import TINY, eventually
+
+MOST_SECONDS = 0.05
+"""In one callback, as promised; none here takes half of it."""
+
+MANY = MOST_NODES // 2
+LONG = 15 << 20
+HI = {"role": "user", "content": "hi"}
+MESSAGES = {"messages": [HI]}
+CALL = {"function": {"name": "a", "arguments": {"b": 1}}}
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
+COUNT, COMPACT = RESPONSES + "/input_tokens", RESPONSES + "/compact"
+
+Body = dict[str, Any]
+
+TOO_LONG = 400, "context_length_exceeded"
+NO_SCHEMA = 400, None
+FINE = 200, None
+
+
+def parts(number: int) -> list[Body]:
+    return [{"role": "user", "content": [{"type": "text", "text": "x"}] * number}]
+
+
+def keys(number: int) -> Body:
+    return {f"key{i}": i for i in range(number)}
+
+
+def tools(number: int) -> list[Body]:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(9)}}
+    named = ({"name": f"tool{i}", "parameters": schema} for i in range(number))
+    return [{"type": "function", "function": function} for function in named]
+
+
+BODIES: dict[str, tuple[str, Body, tuple[int, str | None]]] = {
+    "a long text": (CHAT, {"messages": [{**HI, "content": "x" * LONG}]}, TOO_LONG),
+    "messages": (CHAT, {"messages": [HI] * MANY}, TOO_LONG),
+    "parts": (CHAT, {"messages": parts(MANY)}, TOO_LONG),
+    "calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 8000}]}, TOO_LONG),
+    "names nobody knows": (CHAT, {**MESSAGES, **keys(MOST_STRINGS // 2)}, FINE),
+    "a schema": (
+        CHAT,
+        {**MESSAGES, "guided_json": {"enum": ["ab"] * (MOST_STRINGS - 99)}},
+        NO_SCHEMA,
+    ),
+    "tools": (CHAT, {**MESSAGES, "tools": tools(128)}, FINE),
+    "ids": (COMPLETIONS, {"prompt": [1] * 2_000_000}, TOO_LONG),
+    "the native route": (GENERATE, {"messages": [HI] * MANY}, TOO_LONG),
+    "items": (RESPONSES, {"input": [HI] * MANY}, TOO_LONG),
+    "instructions": (RESPONSES, {"input": "hi", "instructions": "x" * LONG}, TOO_LONG),
+    "items to be counted": (COUNT, {"input": [HI] * MANY}, TOO_LONG),
+    "items to be left out": (RESPONSES, {"input": [HI] * MANY, "truncation": "auto"}, FINE),
+    "items in the background": (RESPONSES, {"input": [HI] * 8000, "background": True}, FINE),
+    "a conversation": (CONVERSATIONS, {"items": parts(MANY)}, FINE),
+}
+
+
+@dataclass
+class Watch:
+    """What the callbacks of one thread's loop take, and where the longest were found."""
+
+    thread: int = 0
+    longest: float = 0.0
+    began: float | None = None
+    seen: set[str] = field(default_factory=set)
+
+    def measured(self, run: Any) -> Any:
+        def measure(handle: asyncio.Handle) -> None:
+            if threading.get_ident() != self.thread:
+                run(handle)
+                return
+            began, self.began = time.thread_time(), time.monotonic()
+            try:
+                run(handle)
+            finally:
+                self.began = None
+                self.longest = max(self.longest, time.thread_time() - began)
+
+        return measure
+
+    def look(self, ended: threading.Event) -> None:
+        """From another thread: where a callback is that has been going on for a while."""
+        while not ended.wait(0.02):
+            frame = sys._current_frames().get(self.thread)
+            if frame and self.began and time.monotonic() - self.began > MOST_SECONDS:
+                self.seen.add("".join(traceback.format_stack(frame, limit=4)))
+
+
+@contextmanager
+def running(server: Server, watch: Watch) -> Iterator[str]:
+    def run() -> None:
+        watch.thread = threading.get_ident()
+        server.run()
+
+    ended = threading.Event()
+    threads = [threading.Thread(target=run), threading.Thread(target=watch.look, args=(ended,))]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: server.started, "it listens", seconds=60)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        ended.set()
+        for thread in threads:
+            thread.join()
+        gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def watch() -> Iterator[Watch]:
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patched:
+        # uvloop's callbacks pass by no place where they could be measured
+        patched.setattr(asyncio.Handle, "_run", watch.measured(asyncio.Handle._run))
+        yield watch
+
+
+@pytest.fixture(scope="module")
+def url(watch: Watch, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[str]:
+    settings = Settings(
+        server=ServerSettings(port=0, drain_seconds=0),
+        models={TINY: ModelSettings(source=str(tiny_path))},
+        store=StoreSettings(data_dir=tmp_path_factory.mktemp("data")),
+    )
+    server = server_of(settings, create_app(settings))
+    server.config.loop = "asyncio"
+    with running(server, watch) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def _goes_on(watch: Watch, url: str) -> Iterator[None]:
+    """What is done once, at the first request, is no part of it."""
+    body = {"model": TINY, "max_tokens": 1, **MESSAGES}
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+        assert http.post(CHAT, json=body).status_code == 200
+        watch.longest = 0.0
+        watch.seen.clear()
+        yield
+        assert http.get("/metrics").status_code == 200
+    assert watch.longest > 0
+    assert watch.longest < MOST_SECONDS, "\n\n".join(watch.seen)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_loop_goes_on(url: str, name: str) -> None:
+    path, asked, (status, code) = BODIES[name]
+    named = {} if path == CONVERSATIONS else {"model": TINY}
+    with httpx.Client(base_url=url, trust_env=False, timeout=120) as http:
+        response = http.post(path, json={**named, **asked})
+    assert response.status_code == status, response.text[:300]
+    if code:
+        assert response.json()["error"]["code"] == code
+
+
+def test_frames_of_a_websocket(url: str) -> None:
+    frame = {"type": "response.create", "model": TINY, "input": [HI] * (MOST_NODES - 99)}
+    address = url.replace("http", "ws", 1) + RESPONSES
+    with connect(address, open_timeout=60, proxy=None) as socket:
+        socket.send(json.dumps(frame))
+        told = json.loads(socket.recv(120))
+    assert told["error"]["code"] == "context_length_exceeded"
+
+
+ESCAPES = json.dumps("🙂" * (1 << 20)).encode()
+
+OFF_THE_LOOP: dict[str, Callable[[], object]] = {
+    "many items": lambda: CompletionBody.model_validate({"model": TINY, "prompt": [1] * 5_000_000}),
+    "many escapes": lambda: strict_json.parse(ESCAPES),
+}
+
+
+@pytest.mark.parametrize("name", OFF_THE_LOOP)
+def test_work_off_the_loop_lets_others_run(name: str) -> None:
+    """Measured by the time that it takes itself, of which nobody may miss the half."""
+    over, missed = threading.Event(), list[float]()
+
+    def look_on() -> None:
+        while not over.is_set():
+            missed.append(time.process_time() - time.thread_time())
+
+    onlooker = threading.Thread(target=look_on)
+    onlooker.start()
+    began = time.thread_time()
+    OFF_THE_LOOP[name]()
+    taken = time.thread_time() - began
+    over.set()
+    onlooker.join()
+    assert max(b - a for a, b in pairwise(missed)) < taken / 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"x": [[]] * (MOST_NODES + 1)}, "lists and objects"),
+        ({"x": ["a"] * (MOST_STRINGS + 1)}, "strings"),
+    ],
+)
+def test_what_would_take_too_long_is_refused(url: str, asked: Body, what: str) -> None:
+    with httpx.Client(base_url=url, trust_env=False, timeout=120) as http:
+        response = http.post(CHAT, json={"model": TINY, **MESSAGES, **asked})
+    assert response.status_code == 400
+    assert what in response.json()["error"]["message"]

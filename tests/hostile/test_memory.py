@@ -1,0 +1,180 @@
+"""The memory budget holds: what the engine takes, seen from outside, while four models of which two
+fit are loaded and evicted, short answers join a long one, the prompt cache is full, and long
+prompts and sixteen answers at once fight for what is left.
+
+Counted is what the process holds beyond what it holds when a model of their kind has been served
+by it and unloaded: the budget is for weights and caches, not for Python, MLX and what its kernels
+work in.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.messages import LimitMemory
+from mlx_server.engine.worker import Engine
+from mlx_server.pool.footprint import footprint
+from mlx_server.pool.memory import weights_bytes
+from tests.live.server import LiveServer, eventually, serving
+from tests.tiny import tiny_llama
+
+LAYERS, WIDTH = 8, 384
+NO_END = {"0": -100, "2": -100}
+SLACK = 0.05
+LOOK_SECONDS = 0.005
+
+PROMPT = 700
+CHUNK = 4 * PROMPT * PROMPT * 4 + 6 * PROMPT * WIDTH * 4
+"""Bytes that a prefill of so many tokens works in: the scores of its heads and its activations."""
+
+BUFFER, BUFFERS = 1 << 20, 20
+
+Ask = tuple[str, int, dict[str, Any]]
+"""A model, the length of the prompt, and what else is asked."""
+
+LOADS: list[Ask] = [(id, 10, {"max_tokens": 2}) for id in "abcdabcd"]
+SHORT: list[Ask] = [("a", 5, {"max_tokens": 15})] * 12
+FIGHT: list[Ask] = [
+    *[(id, PROMPT, {"max_tokens": 2}) for id in "ac"],
+    *[(id, 5, {"max_tokens": 4}) for id in "ddca"],
+    *[(id, 10, {"max_tokens": 4, "n": 16}) for id in "ab"],
+]
+
+
+@dataclass
+class Watch:
+    """The most that the process took while the block ran."""
+
+    pid: int
+    most: int = 0
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self.most = max(self.most, footprint(self.pid))
+
+    def __enter__(self) -> "Watch":
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@dataclass(frozen=True)
+class Arena:
+    server: LiveServer
+    budget: int
+    idle: int
+    """Bytes of the engine's process before the first of the four is loaded."""
+
+    def ask(self, model: str, prompt: int, **more: Any) -> int:
+        """The status of the answer."""
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "x" * prompt}],
+            "logit_bias": NO_END,
+        }
+        with self.server.http() as http:
+            http.timeout = 120
+            return http.post("/v1/chat/completions", json={**body, **more}).status_code
+
+    @contextmanager
+    def long_answer(self) -> Iterator[None]:
+        """Under way for as long as the block runs, or 250 tokens."""
+        asked = {"model": "a", "prompt": "x" * PROMPT, "max_tokens": 250, "stream": True}
+        with self.server.http() as http:
+            body = {**asked, "logit_bias": NO_END}
+            with http.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                assert next(lines).startswith("data: {")
+                yield
+                assert next(lines) == ""  # httpx hangs up when nobody holds them any more
+
+    def memory(self, what: str) -> int:
+        """By the server's own count."""
+        with self.server.http() as http:
+            return int(http.get("/v1/pool").json()["memory"][what])
+
+    def most(self, asks: list[Ask]) -> int:
+        """Bytes that all of them took together, at the worst."""
+        with Watch(self.server.engine.pid) as watch, ThreadPoolExecutor(len(asks)) as threads:
+            statuses = set(threads.map(lambda ask: self.ask(ask[0], ask[1], **ask[2]), asks))
+        assert statuses == {200}
+        assert watch.most > self.idle
+        return watch.most - self.idle
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    folder = tmp_path_factory.mktemp("arena")
+    source = tiny_llama(folder / "model", layers=LAYERS, hidden=WIDTH)
+    budget = int(2.7 * weights_bytes(source, upcast=True))
+    config = {
+        "server": {"memory_budget": budget},
+        "models": {
+            "first": {"source": str(source), "ttl": 0.1},
+            **{id: {"source": str(source)} for id in "abcd"},
+        },
+    }
+    with serving(folder / "server", config) as server:
+        arena = Arena(server, budget, 0)
+        assert arena.ask("first", PROMPT, max_tokens=2) == 200
+        assert arena.ask("first", 10, n=8, max_tokens=2) == 200
+        eventually(lambda: arena.memory("used") == 0, "the first model is unloaded")
+        yield Arena(server, budget, footprint(server.engine.pid))
+
+
+@pytest.fixture
+def limits() -> Iterator[None]:
+    """MLX's own, which are those of the whole process, as they were."""
+    memory, cache = mx.set_memory_limit(1 << 40), mx.set_cache_limit(0)
+    mx.set_cache_limit(cache)
+    yield
+    mx.set_memory_limit(memory)
+    mx.set_cache_limit(cache)
+
+
+def buffers(nbytes: int) -> list[mx.array]:
+    made = [mx.zeros(nbytes, mx.uint8) for _ in range(BUFFERS)]
+    mx.eval(made)
+    return made
+
+
+@pytest.mark.usefixtures("limits")
+def test_what_is_free_again_counts_too() -> None:
+    """MLX keeps it for buffers of the same size."""
+    most = mx.get_active_memory() + BUFFERS * BUFFER
+    Engine().handle(LimitMemory(most))
+    buffers(BUFFER)
+    others = buffers(BUFFER - BUFFER // 8)
+    assert mx.get_active_memory() + mx.get_cache_memory() <= most * (1 + SLACK)
+    assert len(others) == BUFFERS
+
+
+def test_loads_and_evictions(arena: Arena) -> None:
+    assert arena.most(LOADS) <= arena.budget * (1 + SLACK)
+
+
+def test_short_answers_beside_a_long_one(arena: Arena) -> None:
+    """Their batch would pad them to its length."""
+    with arena.long_answer():
+        assert arena.most(SHORT) <= arena.budget * (1 + SLACK)
+
+
+def test_the_prompt_cache_gives_way(arena: Arena) -> None:
+    assert arena.ask("a", 2 * PROMPT, max_tokens=2) == 200
+    assert arena.memory("prompt_cache") > 2 * SLACK * arena.budget
+    assert arena.most([("b", 5, {"max_tokens": 8, "n": 8})]) <= arena.budget * (1 + SLACK)
+
+
+def test_everything_at_once(arena: Arena) -> None:
+    assert arena.most(FIGHT) <= arena.budget + max(arena.budget * SLACK, CHUNK)

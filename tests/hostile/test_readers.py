@@ -1,0 +1,254 @@
+"""A client that does not read: little is kept for it, not for long, and nobody waits for it."""
+
+import asyncio
+import json
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.api.unread import LEAST_BYTES
+from mlx_server.engine.client import ITEM_BYTES, UNREAD_BYTES, EngineClient
+from mlx_server.engine.messages import (
+    Command,
+    GoOn,
+    Hold,
+    Logprobs,
+    Prefilled,
+    Report,
+    Stepped,
+    Token,
+)
+from mlx_server.settings import Settings
+from tests.engine.test_batch import MIXED, ids
+from tests.engine.test_grammar import GRAMMARS, loaded
+from tests.engine.test_worker import ask, drain, failures, of, run, tokens_of
+from tests.hostile.inside import LONG, Inside, request, serving
+from tests.live.server import eventually
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+MODEL = "fake"
+MOST_BYTES = 1 << 20
+SAID = {"Long": "No end. " * 250, "Quick": "No end. " * 250, "Short": "One, two, three, four."}
+DETAILED: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    folder = tmp_path_factory.mktemp("readers")
+    said = folder / "said.jsonl"
+    slow = {"Short": 2.0}
+    said_so = [{"match": t, "output": o, "delay_ms": slow.get(t, 0)} for t, o in SAID.items()]
+    lines = [json.dumps(entry) for entry in said_so]
+    said.write_text("\n".join(lines), "utf-8")
+    model = {"source": f"replay:{said}", "family": "plain", "preload": True}
+    limits = {"port": 0, "send_seconds": LONG}
+    settings = Settings.model_validate({"server": limits, "models": {MODEL: model}})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        with serving(settings) as found:
+            yield found
+
+
+@pytest.fixture(autouse=True)
+def _left_as_it_was(server: Inside) -> Iterator[None]:
+    yield
+    eventually(server.is_free, "nothing is held")
+
+
+def chat(text: str = "Long", **more: Any) -> bytes:
+    messages = [{"role": "user", "content": text}]
+    return request(CHAT, {"model": MODEL, "messages": messages, "stream": True, **more})
+
+
+def response(**more: Any) -> bytes:
+    detailed = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
+    body = {"model": MODEL, "input": "Long", "stream": True}
+    return request(RESPONSES, {**body, **detailed, **more})
+
+
+UPGRADE = (
+    f"GET {RESPONSES} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+    "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+).encode()
+
+
+def frame() -> bytes:
+    """With a mask of zeros."""
+    asked = json.loads(response().partition(b"\r\n\r\n")[2]) | {"type": "response.create"}
+    text = json.dumps(asked).encode()
+    return struct.pack("!BBHI", 0x81, 0x80 | 126, len(text), 0) + text
+
+
+STREAMS = {
+    "chat": chat(**DETAILED),
+    "chat, four answers": chat(n=4, **DETAILED),
+    "response": response(),
+    "WebSocket": UPGRADE,
+}
+WHOLE = chat("Quick", stream=False, **DETAILED)
+
+
+@contextmanager
+def patience(server: Inside, seconds: float) -> Iterator[None]:
+    kinds: list[Any] = [server.server.config.http_protocol_class]
+    kinds.append(server.server.config.ws_protocol_class)
+    try:
+        for kind in kinds:
+            kind.send_seconds = seconds
+        yield
+    finally:
+        for kind in kinds:
+            kind.send_seconds = LONG
+
+
+def stalled(server: Inside, sent: bytes) -> socket.socket:
+    client = server.connect(receive_bytes=4096)
+    client.sendall(sent)
+    if sent is UPGRADE:
+        while not client.recv(1 << 12).endswith(b"\r\n\r\n"):
+            pass
+        client.sendall(frame())
+    return client
+
+
+def connections(server: Inside) -> list[Any]:
+    return list(server.server.server_state.connections)
+
+
+def held(server: Inside) -> int:
+    """Requests."""
+    return server.within(lambda: sum(a.held for a in {*server.pool.engine._rows.values()}))
+
+
+def is_full(server: Inside) -> bool:
+    """One client's connection takes no more, and its rows are held."""
+    return held(server) == 1 and buffered(server) > 0
+
+
+def buffered(server: Inside) -> int:
+    """Bytes that the kernel does not take."""
+    sizes = [c.transport.get_write_buffer_size() for c in connections(server)]
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_what_is_kept(server: Inside, kind: str) -> None:
+    """And others are served meanwhile, in steps that are all theirs."""
+    with stalled(server, STREAMS[kind]):
+        eventually(lambda: is_full(server), "its rows are held")
+        assert "".join(read(server, chat("Short"))) == SAID["Short"]
+        sizes = [len(step.tokens) for step in server.steps if step.tokens]
+        assert sizes[-10:] == [1] * 10
+        assert is_full(server)
+        # what is being told was unread before, and was as much
+        kept = 2 * unread(server) + buffered(server) + kernel_bytes(server)
+        assert kept < MOST_BYTES
+
+
+@pytest.mark.parametrize("kind", [*STREAMS, "whole"])
+def test_how_long(server: Inside, kind: str) -> None:
+    """Then its connection is cut, and all that was held for it is free."""
+    stalled(server, {**STREAMS, "whole": WHOLE}[kind])
+    eventually(lambda: buffered(server) > 0, "it takes no more")
+    with patience(server, 0.2):
+        server.within(lambda: [c._wait() for c in connections(server)])
+        eventually(server.is_free, "its rows are gone")
+        eventually(lambda: not connections(server), "and its connection")
+
+
+def test_who_reads_late_is_told_everything(server: Inside) -> None:
+    client = stalled(server, STREAMS["chat"])
+    eventually(lambda: is_full(server), "its rows are held")
+    assert "".join(pieces(client)) == SAID["Long"]
+
+
+def test_who_reads_slowly_is_not_cut(server: Inside) -> None:
+    stalled(server, WHOLE)
+    eventually(lambda: buffered(server) > LEAST_BYTES, "it takes no more")
+    (connection,) = connections(server)
+    left = buffered(server)
+    server.within(lambda: connection._check_progress(left + LEAST_BYTES))
+    assert not connection.transport.is_closing()
+    server.within(lambda: connection._check_progress(left + LEAST_BYTES - 1))
+    assert connection.transport.is_closing()
+
+
+def test_rows_that_are_held_now_and_then_answer_as_alone(tiny_path: Path) -> None:
+    asks = [
+        ask(row, prompt=5 + row, tokens=30, sampling=MIXED[row], grammar=[None, *GRAMMARS][row % 4])
+        for row in range(8)
+    ]
+    alone = [ids(tokens_of(each.row, run(loaded(tiny_path), each))) for each in asks]
+    engine, dice = loaded(tiny_path, concurrency=5), random.Random(1)
+    reports: list[Report] = [report for each in asks for report in engine.handle(each)]
+    while len(of_ended(reports)) < len(asks):
+        victim = dice.randrange(8)
+        engine.handle(Hold([victim]) if dice.random() < 0.3 else GoOn([victim]))
+        reports += engine.step()
+    assert not failures(reports)
+    assert [ids(tokens_of(row, reports)) for row in range(8)] == alone
+    assert not engine._batches["tiny"]._aside
+
+
+def test_a_row_that_is_held_before_it_begins_says_nothing_yet(tiny_path: Path) -> None:
+    engine = loaded(tiny_path)
+    reports = [*engine.handle(ask(0)), *engine.handle(Hold([0])), *drain(engine)]
+    assert of(Prefilled, reports)
+    assert not tokens_of(0, reports)
+    engine.handle(GoOn([0]))
+    assert tokens_of(0, drain(engine))
+
+
+def test_a_row_that_ended_unread_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine would remember it for ever."""
+    engine, told = EngineClient(), list[Command]()
+    monkeypatch.setattr(engine, "_words", 1)
+    monkeypatch.setattr(engine, "_send", told.append)
+    much = Logprobs(0.0, [(1, 0.0)] * (UNREAD_BYTES // ITEM_BYTES))
+
+    async def leave() -> None:
+        async with engine.generate([ask(0)]):
+            engine._take(Stepped("tiny", [Token(0, 1, "length", much)], 0, 0, 0))
+
+    asyncio.run(leave())
+    assert told[1:] == [Hold([0]), GoOn([0])]
+
+
+def of_ended(reports: list[Report]) -> set[int]:
+    tokens = (token for step in of(Stepped, reports) for token in step.tokens)
+    return {token.row for token in tokens if token.finish}
+
+
+def unread(server: Inside) -> int:
+    return server.within(lambda: sum(a.unread for a in {*server.pool.engine._rows.values()}))
+
+
+def kernel_bytes(server: Inside) -> int:
+    found = [c.transport.get_extra_info("socket") for c in connections(server)]
+    return sum(s.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for s in found)
+
+
+def read(server: Inside, sent: bytes) -> list[str]:
+    """The pieces of text of a stream."""
+    client = server.connect()
+    client.sendall(sent)
+    return pieces(client)
+
+
+def pieces(client: socket.socket) -> list[str]:
+    found: list[str] = []
+    with client, client.makefile("rb") as stream:
+        for line in stream:
+            if line.startswith(b"data: [DONE]"):
+                return found
+            if line.startswith(b"data: "):
+                choice = json.loads(line.removeprefix(b"data: "))["choices"][0]
+                found.append(choice["delta"].get("content") or "")
+    raise AssertionError("it broke off")

@@ -1,0 +1,269 @@
+"""Loading runs no code and opens nothing outside of the model's folder."""
+
+import os
+import pickle
+import re
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_server.engine.messages import Load, Loaded, LoadFailed, Report, Unload
+from mlx_server.engine.worker import Engine
+from mlx_server.errors import AdapterInvalid, BadRequest, ModelUnusable, ServerError
+from mlx_server.families import sandbox
+from mlx_server.families.template import ChatTemplate
+from mlx_server.messages import Conversation, Message
+from mlx_server.pool.prepare import ModelSpec, Prepared, prepare
+from tests.engine.test_worker import ask, drain, failures, run, tokens_of
+from tests.engine.test_worker import collectable as collectable
+from tests.hostile import zoo
+from tests.hostile.watch import watching
+from tests.live.server import serving
+from tests.lora import test_catalog as lora
+
+SECONDS = 30.0
+CODES = ("model_unusable", "generation_failed", "not_enough_memory")
+KIBIBYTES = 1 << 20
+"""That a single one may take, with much slack: a bomb takes what there is."""
+
+HELLO = Conversation((Message("user", "Hello"),))
+
+
+@pytest.fixture
+def cage(tiny_path: Path, tmp_path: Path) -> Path:
+    """A good checkpoint of its own, with nothing else near it."""
+    return Path(shutil.copytree(tiny_path, tmp_path / "cage"))
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_path: Path) -> Engine:
+    """One for all of them, which serves a good model all the time."""
+    engine = Engine(concurrency=2)
+    load(engine, tiny_path, "tiny")
+    return engine
+
+
+@pytest.fixture(scope="module")
+def answer(engine: Engine) -> list[int]:
+    return said(engine)
+
+
+def said(engine: Engine) -> list[int]:
+    return [token.id for token in tokens_of(0, run(engine, ask(0)))]
+
+
+def load(engine: Engine, path: Path, model: str) -> Report:
+    engine.handle(Load(model, str(path)))
+    return drain(engine)[-1]
+
+
+def prepared(folder: Path) -> Prepared:
+    return prepare(ModelSpec("zoo", str(folder)), lambda what, done, total: None, upcast=True)
+
+
+@contextmanager
+def bounded(folder: Path) -> Iterator[None]:
+    began, most = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with watching(folder):
+        yield
+    assert time.monotonic() - began < SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < KIBIBYTES
+    assert not (folder.parent / zoo.MARK).exists()
+
+
+def test_the_watch_hears_of_everything(tmp_path: Path) -> None:
+    cage = tmp_path / "cage"
+    cage.mkdir()
+    zoo.text("evil.py", zoo.EVIL)(cage)
+    zoo.text("config.json", "{}")(cage)
+    (cage / "out").symlink_to("/etc/passwd")
+    crimes: tuple[Callable[[], object], ...] = (
+        lambda: pickle.loads(pickle.dumps(zoo.Pickled(cage))),
+        lambda: (cage / "out").read_text(),
+        lambda: (cage / "../../x").is_file() or os.listdir(tmp_path),
+        lambda: (cage / "config.json").write_text(""),
+        lambda: exec(compile("1", str(cage / "evil.py"), "exec")),
+        lambda: socket.socket().close(),
+    )
+    for crime in crimes:
+        with pytest.raises(AssertionError), watching(cage):
+            crime()
+    with watching(cage) as watch:
+        (cage / "config.json").read_text()
+    assert watch.seen == {"config.json"}
+
+
+@pytest.mark.parametrize("beast", zoo.REFUSED)
+def test_what_the_server_refuses(cage: Path, beast: str) -> None:
+    tease, message = zoo.REFUSED[beast]
+    tease(cage)
+    with bounded(cage), pytest.raises(ModelUnusable, match=message):
+        prepared(cage)
+
+
+@pytest.mark.parametrize("beast", zoo.UNLOADABLE)
+def test_what_the_engine_refuses(cage: Path, engine: Engine, answer: list[int], beast: str) -> None:
+    tease, message = zoo.UNLOADABLE[beast]
+    tease(cage)
+    with bounded(cage):
+        path = prepared(cage).path
+        report = load(engine, path, "zoo")
+    assert isinstance(report, LoadFailed)
+    assert re.search(message, report.message)
+    assert said(engine) == answer
+
+
+@pytest.mark.parametrize("beast", zoo.UNANSWERING)
+def test_what_loads_and_cannot_answer(
+    cage: Path, engine: Engine, answer: list[int], beast: str
+) -> None:
+    tease, message = zoo.UNANSWERING[beast]
+    tease(cage)
+    with bounded(cage):
+        assert isinstance(load(engine, prepared(cage).path, "zoo"), Loaded)
+        reports = run(engine, ask(0), ask(1, model="zoo"))
+    assert re.search(message, failures(reports)[1])
+    assert [token.id for token in tokens_of(0, reports)] == answer
+    engine.handle(Unload("zoo"))
+
+
+@pytest.mark.parametrize("beast", zoo.HARMLESS)
+def test_what_is_never_looked_at(cage: Path, engine: Engine, answer: list[int], beast: str) -> None:
+    zoo.HARMLESS[beast](cage)
+    with bounded(cage):
+        model = prepared(cage)
+        model.family.render(model.checkpoint, HELLO)
+        assert isinstance(load(engine, model.path, "zoo"), Loaded)
+        reports = run(engine, ask(1, model="zoo"))
+    assert [token.id for token in tokens_of(1, reports)] == answer
+    engine.handle(Unload("zoo"))
+
+
+@pytest.mark.parametrize("beast", zoo.TEMPLATES)
+def test_templates_that_are_no_templates(cage: Path, beast: str) -> None:
+    zoo.text("chat_template.jinja", zoo.TEMPLATES[beast])(cage)
+    with bounded(cage):
+        model = prepared(cage)
+        with pytest.raises(BadRequest):
+            model.family.render(model.checkpoint, HELLO)
+
+
+@pytest.mark.parametrize("name", lora.HOSTILE)
+def test_adapters_that_are_refused(tmp_path: Path, name: str) -> None:
+    """What each of them is told stands in the test of the catalogue."""
+    folder = lora.mlx_adapter(tmp_path / "cage")
+    lora.HOSTILE[name][0](folder)
+    with bounded(folder), pytest.raises(AdapterInvalid):
+        lora.read(folder)
+
+
+LOOP = "{% for i in R %}{% for j in R %}{% endfor %}{% endfor %}"
+ENDLESS = {
+    "a loop": LOOP,
+    "a loop that nobody reads": "{% set x %}" + LOOP + "{% endset %}",
+    "a loop that finds nothing": LOOP.replace("j in R", "j in R if false"),
+    "macros": "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set b = f(n - 1) %}{% endif %}"
+    "{% endmacro %}{% set z = f(60) %}",
+    "the last turn only": "{% if messages | length > 1 %}" + LOOP + "{% endif %}"
+    "{{ messages[0].content }}",
+    "a long conversation only": "{% if messages | length > 8 %}" + LOOP + "{% endif %}"
+    "{{ messages[0].content }}",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_without_end_is_stopped_once(
+    cage: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And not tried again in other words, for as long each time."""
+    monkeypatch.setattr(sandbox, "SECONDS", 0.3)
+    zoo.text("chat_template.jinja", ENDLESS[name].replace("R", "range(99999)"))(cage)
+    with bounded(cage):
+        model = prepared(cage)
+        began = time.thread_time()
+        with pytest.raises(BadRequest, match="or no end"):
+            model.family.render(model.checkpoint, Conversation(9 * HELLO.messages))
+        assert time.thread_time() - began < 3
+
+
+GROWING = {
+    "sum": "X + X",
+    "concatenation": "X ~ X",
+    "list": "[X] * 2 ** 30",
+    "join": "[X, X] | join",
+    "join of a text": "X.join([X, X, X])",
+    "replace": "X | replace('a', X + X)",
+    "replace in a text": "X.replace('a', X + X)",
+    "format": "'%s%s' | format(X, X)",
+    "percent": "'%s%s' % (X, X)",
+    "braces": "'{0}{0}'.format(X)",
+    "times": "X * 9",
+    "number": "9 ** (9 ** 9)",
+    "lists of lists": "[X, X] | string",
+    "JSON of lists": "[[X, X], [X, X]] | tojson",
+    "written lists": "'' ~ [X, X]",
+    "indent": "('\\n' * 2 ** 16) | indent(2 ** 19)",
+    "center": "X.center(2 ** 30)",
+    "batch": "[X] | batch(10 ** 9, X) | list",
+    "round": "1.5 | round(10 ** 9, 'ceil')",
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_what_a_template_makes_has_a_limit(name: str, tmp_path: Path) -> None:
+    """What is doubled 60 times is never made, and no more than a part of it either."""
+    step = "{% set ns.x = " + GROWING[name].replace("X", "ns.x") + " %}"
+    bomb = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}" + step + "{% endfor %}"
+    template = ChatTemplate(bomb)
+    with bounded(tmp_path), pytest.raises(BadRequest, match="or no end"):
+        template.render({})
+
+
+MULTIPLIERS = (
+    "'a'.expandtabs()",
+    "'a'.translate({})",
+    "'a' | pprint",
+    "'a' | urlize",
+    "'a' | wordwrap",
+    "{'a': 1} | xmlattr",
+    "lipsum()",
+)
+
+
+@pytest.mark.parametrize("source", MULTIPLIERS)
+def test_what_makes_much_of_little_is_not_there(source: str) -> None:
+    with pytest.raises(ServerError, match=r"is unsafe|No filter|is undefined"):
+        ChatTemplate("{{ " + source + " }}").render({})
+
+
+def test_a_server_outlives_the_zoo(tiny_path: Path, tmp_path: Path) -> None:
+    """As its owner would meet it: listed, and asked for."""
+    beasts = {**zoo.REFUSED, **zoo.UNLOADABLE, **zoo.UNANSWERING}
+    models: dict[str, Any] = {"tiny": {"source": str(tiny_path), "preload": True}}
+    for number, (tease, _) in enumerate(beasts.values()):
+        home = tmp_path / f"home-{number}"
+        tease(Path(shutil.copytree(tiny_path, home / "cage")))
+        models[f"beast-{number}"] = {"source": str(home / "cage")}
+    with serving(tmp_path / "server", {"models": models}) as server, server.http() as http:
+
+        def asked(model: str) -> httpx.Response:
+            body = {"model": model, "prompt": "Hi", "max_tokens": 4, "temperature": 0}
+            return http.post("/v1/completions", json=body)
+
+        engine, before = server.engine.pid, asked("tiny").json()["choices"]
+        for number, name in enumerate(beasts):
+            answered = asked(f"beast-{number}")
+            assert answered.json()["error"]["code"] in CODES, name
+        assert len(http.get("/v1/models").json()["data"]) >= len(models)
+        assert asked("tiny").json()["choices"] == before
+        assert server.engine.pid == engine
+        assert "Fatal" not in server.log
+    assert not list(tmp_path.glob(f"*/{zoo.MARK}"))

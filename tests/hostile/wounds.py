@@ -1,0 +1,61 @@
+"""Engines that can be hurt from outside: the real one, with a knife in it.
+
+What is written here is Python's `sitecustomize` of the server's processes. In the engine it wraps
+what the engine does, and strikes as soon as the file says so.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+KNIFE = """
+import ctypes, sys, time
+from pathlib import Path
+
+if "mlx_server.engine.process" in sys.orig_argv:
+    wound = Path(__file__).with_name("wound")
+
+    def strike(where):
+        if not wound.exists() or not wound.read_text().startswith(where):
+            return
+        _, how = wound.read_text().split()
+        wound.unlink()
+        if how == "raise":
+            raise SystemError("a wound")
+        # with the GIL, or without
+        sleep = ctypes.PyDLL(None).sleep if how == "hold" else time.sleep
+        sleep(3600)
+
+    def wrapped(owner, name, where):
+        real = getattr(owner, name)
+
+        def first_struck(*args, **options):
+            strike(where)
+            return real(*args, **options)
+
+        setattr(owner, name, first_struck)
+
+    from mlx_server.engine import grammar, worker
+    wrapped(worker.Engine, "_step", "step")
+    wrapped(worker.Engine, "_load_piece", "load")
+    wrapped(grammar, "_compile", "compile")
+"""
+
+
+@dataclass(frozen=True)
+class Knife:
+    folder: Path
+
+    def strike(self, where: str, how: str) -> None:
+        """Once, at a step, load or compile: raise, block, or hold, which stops all threads."""
+        ready = self.folder / "ready"
+        ready.write_text(f"{where} {how}")
+        ready.rename(self.folder / "wound")
+
+
+def knife(folder: Path) -> tuple[Knife, dict[str, str]]:
+    """And the environment in which a server has to be started."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(KNIFE)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return Knife(folder), {"PYTHONPATH": path}
