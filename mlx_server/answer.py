@@ -258,6 +258,8 @@ def _parser(prepared: Prepared, index: int, row: Generate, request: GenerateRequ
     reading = reading_of(prepared, asked, row.prompt, index)
     if request.tool_choice == "none":  # what looks like a call is none
         reading = replace(reading, tools=())
+    if request.format and row.grammar:
+        reading = replace(reading, formatted=True)
     return prepared.family.make_parser(reading)
 
 

@@ -4,6 +4,7 @@ One pass for all of it, since marks mean something only where they stand: a call
 reasoning is reasoning, a mark inside of a call's string is the string.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from mlx_server.tool_parsers.notation import Notation
 from mlx_server.tool_parsers.source import Into, Source, Steps
 
 THINK = ("<think>", "</think>")
+
+ANYTHING = re.compile(r"(?s:.)+")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class MarkupParser:
         self._layout = layout
         self._index = reading.index
         self._ends_with = reading.ends_with
+        self._formatted = reading.formatted
         self._by_mark = {mark: n for n in layout.notations for mark in n.opens}
         self._closing = dict(layout.reasoning)
         notation_marks = [mark for n in layout.notations for mark in (*n.opens, *n.closes)]
@@ -119,9 +123,19 @@ class MarkupParser:
         if self._ends_with.endswith(self._marks):
             self._space.behind_mark()
         yield from self._unmarked_call()
-        while mark := (yield from self._source.up_to(*self._marks, into=self._text)):
+        while mark := (yield from self._mark()):
             yield from self._marked(mark)
         self._emit_text(self._space.end())
+
+    def _mark(self) -> Steps[str]:
+        """The next one, behind the text before it."""
+        if not self._formatted:
+            return (yield from self._source.up_to(*self._marks, into=self._text))
+        self._text((yield from self._source.space()))
+        if mark := (yield from self._source.accept(*self._marks)):
+            return mark
+        yield from self._source.match(ANYTHING, self._text)
+        return ""
 
     def _marked(self, mark: str) -> Steps[None]:
         if mark in self._strays:  # the end of what turned out to be text

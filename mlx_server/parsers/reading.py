@@ -24,6 +24,8 @@ class Reading:
     control: Mapping[int, str] = field(default_factory=dict)
     """The control tokens of the vocabulary, and how they are spelled."""
     repair: Repair = EVERYTHING
+    formatted: bool = False
+    """Whether a grammar holds the text, to its end: what looks like a mark in it is none."""
 
 
 class Parser(Protocol):

@@ -44,7 +44,7 @@ class LiveServer:
 
     @property
     def engine(self) -> psutil.Process:
-        (engine,) = children(self.process.pid)
+        (engine,) = filter(_is_engine, children(self.process.pid))
         return engine
 
     def openai(self, **options: Any) -> OpenAI:
@@ -146,6 +146,14 @@ def children(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    """Libraries start processes of their own for a moment, to learn what machine it is."""
+    try:
+        return "mlx_server.engine.process" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:

@@ -186,6 +186,17 @@ def _is_json(text: str) -> bool:
     return True
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+def test_what_a_format_spells_is_text(server: LiveServer, model: str, stream: bool) -> None:
+    marks = [*family_named(model).special_tokens, "<tool_call>", "</tool_call>", "</think>"]
+    spelled = f"So: {' '.join(marks)}."
+    asking = body(model, structured_outputs={"choice": [spelled]}, stream=stream, thinking_budget=3)
+    answer, _ = answered(server, {**asking, "max_tokens": 3000})
+    assert answer.text.strip() == spelled
+    assert not answer.calls
+
+
 @pytest.mark.parametrize("model", ["qwen3", "gpt_oss", "smollm2"])
 def test_bias_and_penalties_choose_among_what_a_grammar_allows(
     server: LiveServer, model: str

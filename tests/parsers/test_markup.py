@@ -221,6 +221,18 @@ def test_a_call_without_marks_stands_at_the_beginning_only() -> None:
         assert reading('{"a": 1}', size, layout=BARE) == {"text": '{"a": 1}'}
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_text_that_a_grammar_holds_has_no_marks(size: int) -> None:
+    text = f'{{"a": "<think>so</think> {OPEN}{NOW}{CLOSE} <gone>"}}'
+    for output in (text, f"<think>Hm.</think>\n{text}", f"<gone>{text}"):
+        parser = MarkupParser(LAYOUT, Reading(tools=TOOLS, formatted=True))
+        found = folded(heard(parser, units(output, size, {}), cut=False))
+        assert found == {"text": text, **({"reasoning": "Hm."} if "Hm." in output else {})}
+    parser = MarkupParser(LAYOUT, Reading(tools=TOOLS, formatted=True))
+    called = folded(heard(parser, units(f"{OPEN}{NOW}{CLOSE}", size, {}), cut=False))
+    assert called["calls"], "instead of the text"
+
+
 def test_marks_of_the_vocabulary_are_no_text_and_text_is_no_mark() -> None:
     output = f"a <think>b</think> {OPEN}{NOW}{CLOSE}"
     parser = MarkupParser(LAYOUT, Reading(tools=TOOLS, control=CONTROL))
