@@ -24,6 +24,9 @@ def load(path: Path) -> Generator[tuple[int, int], None, nn.Module]:
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
     model, _ = load_model(path, lazy=True)
+    # The weights it began with were never computed, nor were the keys drawn for them: each load
+    # would make the chain of those longer.
+    mx.random.seed(0)
     if not mx.metal.is_available():
         # MLX's CPU kernels are several times faster in float32 than in either half precision.
         model.set_dtype(mx.float32)

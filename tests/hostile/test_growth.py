@@ -17,8 +17,11 @@ import httpx
 import psutil
 import pytest
 
+from mlx_server.engine.messages import Load, Unload
+from mlx_server.engine.worker import Engine
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.settings import Settings
+from tests.engine.test_worker import drain
 from tests.hostile.inside import Inside, serving
 from tests.hostile.shapes import CHAT, Client
 from tests.hostile.soak import connected, fill, is_unloaded, soaked
@@ -162,3 +165,19 @@ def test_a_tokenizer_keeps_nothing_of_texts(tmp_path: Path) -> None:
     for text in texts:
         tokenizer.encode(text)
     assert allocated() - before < 100 * len(texts)
+
+
+def test_an_engine_keeps_nothing_of_models_that_left(tiny_path: Path) -> None:
+    engine, times = Engine(concurrency=2), 20
+
+    def come_and_go() -> None:
+        for _ in range(times):
+            for command in (Load("tiny", str(tiny_path), [2]), Unload("tiny")):
+                engine.handle(command)
+                drain(engine)
+        gc.collect()
+
+    come_and_go()
+    before = allocated()
+    come_and_go()
+    assert allocated() - before < 4096 * times
