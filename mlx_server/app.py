@@ -56,7 +56,7 @@ MAX_HEAD_BYTES = 64 << 10
 EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 PRUNE_SECONDS = 3600.0
 POLL_SECONDS = 0.1
-LAST_WORDS_SECONDS = 0.5
+LAST_WORDS_SECONDS = 0.25
 """For errors to reach who reads, when the drain time is over."""
 
 

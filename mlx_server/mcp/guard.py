@@ -17,7 +17,7 @@ MARK = "MLX_SERVER_MCP_MARK"
 """In the environment of the server, so that also those of its processes are found that have left
 its process group and lost their parents."""
 
-GRACE_SECONDS = 0.5
+GRACE_SECONDS = 0.35
 SWEEPS = 3
 """A process may start another one while we look for them."""
 
