@@ -56,6 +56,8 @@ MAX_HEAD_BYTES = 64 << 10
 EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 PRUNE_SECONDS = 3600.0
 POLL_SECONDS = 0.1
+COLLECTIONS = 5_000, 20, 100
+"""Of Python's garbage: the last, of all there is, takes longest."""
 LAST_WORDS_SECONDS = 0.25
 """For errors to reach who reads, when the drain time is over."""
 
@@ -198,6 +200,8 @@ class Server(uvicorn.Server):
         # what the server itself consists of stays: collections need not walk it again
         gc.collect()
         gc.freeze()
+        # and for a large body's many objects it would walk all of them again and again
+        gc.set_threshold(*COLLECTIONS)
         for server in getattr(self, "servers", []):
             host, port = server.sockets[0].getsockname()[:2]
             name = f"[{host}]" if ":" in host else host
