@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.folders import check_model
-from mlx_server.lora.headers import BadHeader, Header, Tensor, read_header_of
+from mlx_server.safetensors_headers import BadHeader, Header, Tensor, read_header_of
 
 MOST_HEADER_BYTES = 100_000_000
 

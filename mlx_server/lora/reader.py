@@ -25,7 +25,7 @@ from mlx_server.lora.config import (
     invalid,
     read_config,
 )
-from mlx_server.lora.headers import BadHeader, Header, Tensor, read_header
+from mlx_server.safetensors_headers import BadHeader, Header, Tensor, read_header
 
 MOST_CONFIG_BYTES = 1_000_000
 MOST_HEADER_BYTES = 16_000_000

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import psutil
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.lora.headers import BadHeader, read_header_of
+from mlx_server.safetensors_headers import BadHeader, read_header_of
 
 MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library itself
 MOST_LAYERS = 10_000
