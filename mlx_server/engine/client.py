@@ -57,8 +57,8 @@ log = logging.getLogger("mlx_server.engine")
 Item = Admitted | Prefilled | Scored | Token
 OnLoading = Callable[[int, int], None]
 
-Asked = dict[tuple[str, str], list[asyncio.Future[Any]]]
-"""By model and adapter, who waits for a reply; they come in order."""
+Replies = dict[tuple[str, str], list[asyncio.Future[Any]]]
+"""By model and adapter, what is waited for; they come in order."""
 
 START_SECONDS = 120.0
 """Until the first word: a cold machine reads MLX from its disk."""
@@ -73,7 +73,6 @@ STALLED_SECONDS = 5.0
 
 FIRST_STEP_SECONDS = 60.0
 """The first steps of a model compile its kernels, and a load reads from the disk."""
-
 
 UNREAD_BYTES = 128 << 10
 """Of one request, of what its client is too slow to read: then its rows are held."""
@@ -144,8 +143,8 @@ class EngineClient:
         self._loads: dict[str, tuple[asyncio.Future[Loaded], OnLoading]] = {}
         self._rows: dict[int, Answers] = {}
         self._unloads: dict[str, asyncio.Future[None]] = {}
-        self._adapter_loads: Asked = {}
-        self._adapter_unloads: Asked = {}
+        self._adapter_loads: Replies = {}
+        self._adapter_unloads: Replies = {}
         self._next_row = 0
         self._words = 0
         self._watching: asyncio.Task[None] | None = None
@@ -409,7 +408,7 @@ class EngineClient:
             self._ready.set_exception(self._death)
 
 
-async def _reply(asked: Asked, which: tuple[str, str]) -> Any:
+async def _reply(asked: Replies, which: tuple[str, str]) -> Any:
     """Each command's own: what was loaded when one was sent may be unloaded by the next."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     # who waited may be gone when it fails
@@ -418,7 +417,7 @@ async def _reply(asked: Asked, which: tuple[str, str]) -> Any:
     return await asyncio.shield(future)
 
 
-def _first(asked: Asked, which: tuple[str, str]) -> asyncio.Future[Any]:
+def _first(asked: Replies, which: tuple[str, str]) -> asyncio.Future[Any]:
     first, *others = asked.pop(which)
     if others:
         asked[which] = others

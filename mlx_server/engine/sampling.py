@@ -17,6 +17,7 @@ import numpy as np
 
 from mlx_server.engine.guide import Guide
 from mlx_server.engine.messages import Logprobs
+from mlx_server.errors import told
 from mlx_server.lora.slots import BASE, Use
 from mlx_server.requests import SamplingParams
 
@@ -164,7 +165,7 @@ def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, masks: mx.array
         return Sampler([row])(logits, inputs, masks)
     except Exception as error:
         log.warning("row %d can't be sampled", row.number, exc_info=True)
-        message = f"its next token could not be chosen: {type(error).__name__}: {error}"
+        message = f"its next token could not be chosen: {told(error)}"
         row.fault = lambda: message
         return Sampled(mx.zeros(1, mx.uint32), [None], [])
 
