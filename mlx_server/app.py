@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -133,7 +133,7 @@ def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
-    with TemporaryDirectory() as folder:
+    with nullcontext("") if settings.data_dir else TemporaryDirectory() as folder:
         kept = settings if settings.data_dir else StoreSettings(data_dir=Path(folder))
         store = await Store.open(kept.path, Retention(settings.days, settings.count))
         pruning = asyncio.create_task(_prune(store))

@@ -20,7 +20,6 @@ SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
 JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
 """`oneOf` is read as `anyOf` because those that may overlap don't come here (see enforced.py)."""
 
-
 ESCAPES = 'nrbtf\\"'
 
 

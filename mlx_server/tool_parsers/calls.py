@@ -32,7 +32,6 @@ NAMESPACE = "functions."
 
 ARGUMENTS = ".function.arguments"
 
-
 HALVES = re.compile("[\ud800-\udfff]")
 """Of surrogate pairs."""
 

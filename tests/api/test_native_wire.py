@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -36,17 +35,6 @@ HI: Json = {"role": "user", "content": "hi"}
 BODY: Json = {"messages": [HI]}
 TOOLS = [{"name": "f", "description": "does f", "parameters": {"type": "object"}}, {"name": "g"}]
 OPTIONAL = [name for name, field in NativeBody.model_fields.items() if not field.is_required()]
-
-
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
-    with wire.client(tiny_path, engine) as client:
-        yield client
 
 
 def request(family: str = "qwen3", **asked: Any) -> GenerateRequest:
