@@ -178,7 +178,7 @@ def test_other_lines_have_the_id_too(
     tiny_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ScriptedEngine, "_said", None)
-    caplog.handler.setFormatter(logs.Plain())
+    monkeypatch.setattr(caplog.handler, "formatter", logs.Plain())
     with wire.client(tiny_path, ScriptedEngine()) as client:
         client.post("/v1/completions", json=COMPLETION, headers=OWN_ID)
     (told,) = [line for line in caplog.text.splitlines() if "unexpected error" in line]

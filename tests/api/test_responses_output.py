@@ -223,7 +223,7 @@ def test_an_error_tells_what_is_known_of_it() -> None:
 def test_an_error_of_ours_tells_nothing_of_us(caplog: pytest.LogCaptureFixture) -> None:
     events = streamed(said("a"), RuntimeError("secret"))
     assert "secret" not in str(events)
-    assert "a response broke" in caplog.text
+    assert "secret" in caplog.text
 
 
 @pytest.mark.parametrize(
