@@ -117,6 +117,8 @@ class Guides:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._compiler = Compiler(wake)
+        self._unread: dict[str, Callable[[], Vocabulary]] = {}
+        """Vocabularies that nobody has begun to read."""
         self._vocabularies: dict[str, Future[Vocabulary]] = {}
 
     @property
@@ -124,19 +126,28 @@ class Guides:
         """Seconds until the next that waits must be told that it takes too long."""
         return self._compiler.pause
 
-    def learn(self, model: str, folder: Path, stop_tokens: Sequence[int]) -> None:
-        self._vocabularies[model] = in_thread(
-            lambda: Vocabulary(folder, stop_tokens).plant(), self._wake
-        )
+    def expect(self, model: str, folder: Path, stop_tokens: Sequence[int]) -> None:
+        """Its vocabulary is read by `read_ahead`, or when its first row asks for a guide."""
+        self._unread[model] = lambda: Vocabulary(folder, stop_tokens).plant()
+
+    def read_ahead(self) -> None:
+        """Begins with a vocabulary, unless another is being read.
+
+        For when there is nothing else to do: llguidance makes its tree in one go, for tenths of a
+        second, in which no other Python code of the process runs.
+        """
+        if self._unread and all(known.done() for known in self._vocabularies.values()):
+            self._vocabulary(next(iter(self._unread)))
 
     def forget(self, model: str) -> None:
+        self._unread.pop(model, None)
         known = self._vocabularies.pop(model, None)
         if known and known.done() and not known.exception():
             self._compiler.forget(known.result())
 
     def guide(self, asked: Generate) -> Guide | None:
         """None: not yet. Raises Refused."""
-        known = self._vocabularies[asked.model]
+        known = self._vocabulary(asked.model)
         if not known.done():
             return None
         if error := known.exception():
@@ -151,6 +162,11 @@ class Guides:
         if asked.thinking and asked.script:
             asked.script = cut_short(asked.script, asked.thinking, vocabulary.text)
         return Guide(vocabulary, grammar, budget, asked.stop_tokens, asked.max_tokens, asked.spare)
+
+    def _vocabulary(self, model: str) -> Future[Vocabulary]:
+        if read := self._unread.pop(model, None):
+            self._vocabularies[model] = in_thread(read, self._wake)
+        return self._vocabularies[model]
 
 
 def masks(

@@ -127,7 +127,7 @@ class Engine:
         match command:
             case Load(model, path, stop_tokens):
                 self._loads[model] = weights.load(Path(path))
-                self._guides.learn(model, Path(path), stop_tokens)
+                self._guides.expect(model, Path(path), stop_tokens)
             case Unload(model):
                 return self._unload(model)
             case LoadAdapter():
@@ -159,6 +159,8 @@ class Engine:
                 reports.append(self._stepped(command.model, []))
         if model := self._next_model():
             reports += self._step(model)
+        if self.pause is None:
+            self._guides.read_ahead()
         return reports
 
     def _next_model(self) -> str | None:

@@ -3,8 +3,9 @@
 import json
 import random
 import re
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jsonschema
 import pytest
 import tokenizers
 
-from mlx_server.engine import grammar
+from mlx_server.engine import grammar, guide
 from mlx_server.engine.guide import Guide
 from mlx_server.engine.messages import (
     Admitted,
@@ -433,6 +434,73 @@ def test_its_thread_tells_when_it_is_done(tiny_path: Path, gate: Gate) -> None:
     assert woken.wait(60)
     reports = engine.step()
     assert of(Admitted, reports)
+
+
+@pytest.fixture
+def read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose vocabularies were read after that of its first model."""
+    folders: list[str] = []
+    engine._guides._vocabularies["tiny"].result(60)
+
+    def noted(folder: Path, stop_tokens: Sequence[int]) -> Vocabulary:
+        folders.append(folder.name)
+        return Vocabulary(folder, stop_tokens)
+
+    monkeypatch.setattr(guide, "Vocabulary", noted)
+    return folders
+
+
+@pytest.fixture
+def others(tiny_path: Path, tmp_path: Path) -> list[Load]:
+    """Two more models."""
+    paths = [tmp_path / name for name in ("second", "third")]
+    for path in paths:
+        shutil.copytree(tiny_path, path)
+    return [Load(path.name, str(path), ENDS) for path in paths]
+
+
+def test_vocabularies_are_read_when_no_row_is_kept_waiting(
+    engine: Engine, others: list[Load], read: list[str]
+) -> None:
+    engine.handle(ask(0, tokens=1_000_000))
+    for load in others:
+        engine.handle(load)
+    until(engine, lambda _: not engine.loading)
+    until(engine, lambda reports: len(tokens_of(0, reports)) == 20)
+    assert not read
+    engine.handle(Cancel([0]))
+    engine.step()
+    engine._guides._vocabularies["second"].result(60)
+    engine.step()
+    engine._guides._vocabularies["third"].result(60)
+    assert read == ["second", "third"]
+
+
+def test_a_row_that_is_guided_waits_for_no_others(
+    engine: Engine, others: list[Load], read: list[str]
+) -> None:
+    engine.handle(ask(0, tokens=1_000_000))
+    for load in others:
+        engine.handle(load)
+    until(engine, lambda _: not engine.loading)
+    engine.handle(ask(1, model="third", grammar=DIGITS))
+    engine._guides._vocabularies["third"].result(60)
+    until(engine, lambda reports: len(tokens_of(1, reports)) == 5)
+    assert read == ["third"]
+
+
+def test_no_vocabulary_is_read_for_a_model_that_is_gone(
+    engine: Engine, others: list[Load], read: list[str]
+) -> None:
+    engine.handle(ask(0, tokens=1_000_000))
+    for load in others:
+        engine.handle(load)
+    until(engine, lambda _: not engine.loading)
+    engine.handle(Unload("second"))
+    engine.handle(Cancel([0]))
+    engine.step()
+    engine._guides._vocabularies["third"].result(60)
+    assert read == ["third"]
 
 
 @pytest.fixture(scope="module")
