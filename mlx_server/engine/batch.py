@@ -24,7 +24,7 @@ from mlx_lm.generate import (
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 
-from mlx_server.engine.guide import Guide, masks
+from mlx_server.engine.guide import Guide
 from mlx_server.engine.messages import Generate, Logprobs, Prefilled, RowFailed, Token
 from mlx_server.engine.pace import Cycle, Pace
 from mlx_server.engine.prompt_cache import PromptCache, cache_key
@@ -81,23 +81,14 @@ class Decode(GenerationBatch):
         return ids, [entry.read() if entry else None for entry in logprobs]
 
     def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
-        masks = self._masks(sampler, logits, inputs) if sampler.guided else None
+        caps = None
+        if sampler.guided:
+            mx.async_eval(logits)  # the caps are made meanwhile
+            caps = sampler.caps(inputs, logits.shape[-1])
         try:
-            return sampler(logits, inputs, masks)
+            return sampler(logits, inputs, caps)
         except Exception:
-            return one_by_one(self.samplers, logits, inputs, masks)
-
-    def _masks(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> mx.array | None:
-        """Made while the logits are computed."""
-        mx.async_eval(logits)
-        ids = cast(list[int], inputs.tolist())
-        rows = [(self.samplers[i], ids[i]) for i in sampler.guided]
-        found = masks(
-            [row.guide for row, _ in rows if row.guide],
-            [id if row.drawn else None for row, id in rows],
-            logits.shape[-1],
-        )
-        return None if found is None else mx.array(found)
+            return one_by_one(self.samplers, logits, inputs, caps)
 
     def part(self, at: int) -> "Decode":
         """One row, which leaves with all that it has."""

@@ -19,6 +19,14 @@ log = logging.getLogger("mlx_server.engine")
 
 ALL = np.uint32(0xFFFFFFFF)
 
+FURTHEST = 1e30
+"""Biases and penalties push no allowed token further than this, where it is still told from one
+that is not allowed, however cold it is drawn."""
+
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+EIGHT = np.where(_BITS, np.float32(FURTHEST), np.float32(-np.inf))
+"""[256, 8]: the caps of eight tokens by the byte that says which of them are allowed."""
+
 
 class Guide:
     """One row's. What goes wrong with it is kept, and ends that row."""
@@ -169,19 +177,37 @@ class Guides:
         return self._vocabularies[model]
 
 
-def masks(
-    guides: Sequence[Guide], tokens: Sequence[int | None], width: int
-) -> NDArray[np.uint32] | None:
-    """[rows, ceil(width / 32)]: a bit for each token, the lowest first; None if all may follow
-    everywhere.
+class Caps:
+    """How high a token may score for each of some rows: what a mask is where it is used.
 
-    tokens: the last of each row, None where it has none yet.
+    A float for each token, made here while the logits are computed: to take bits apart beside
+    those would keep the rows waiting several times as long.
     """
-    words = np.empty((len(guides), -(-width // 32)), np.uint32)
-    restricted = False
-    for guide, token, row in zip(guides, tokens, words, strict=True):
-        if guide.step(token, row):
-            restricted = True
-        else:
-            row[:] = ALL
-    return words if restricted else None
+
+    def __init__(self, guides: Sequence[Guide]) -> None:
+        self._guides = guides
+        self._words = np.empty((len(guides), 0), np.uint32)
+        self._caps = np.empty((len(guides), 0, 8), np.float32)
+
+    def step(self, tokens: Sequence[int | None], width: int) -> NDArray[np.float32] | None:
+        """[rows, width]: minus infinity for what may not follow; None if all may everywhere.
+
+        tokens: the last of each row, None where it has none yet. Valid until the next step.
+        """
+        if self._words.shape[1] != -(-width // 32):
+            self._widen(width)
+        restricted = False
+        for guide, token, row in zip(self._guides, tokens, self._words, strict=True):
+            if guide.step(token, row):
+                restricted = True
+            else:
+                row[:] = ALL
+        if not restricted:
+            return None
+        np.take(EIGHT, self._words.view(np.uint8), axis=0, out=self._caps, mode="clip")
+        return self._caps.reshape(len(self._guides), -1)[:, :width]
+
+    def _widen(self, width: int) -> None:
+        rows, words = len(self._guides), -(-width // 32)
+        self._words = np.empty((rows, words), np.uint32)
+        self._caps = np.empty((rows, 4 * words, 8), np.float32)

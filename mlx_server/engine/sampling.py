@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_server.engine.guide import Guide
+from mlx_server.engine.guide import FURTHEST, Caps, Guide
 from mlx_server.engine.messages import Logprobs
 from mlx_server.errors import told
 from mlx_server.lora.slots import BASE, Use
@@ -33,11 +34,6 @@ LEAST_MASS = 1e-6
 
 LEAST_NOISE = -4.0
 """Below what the smallest uniform but zero gives."""
-
-FURTHEST = 1e30
-"""Biases and penalties push no allowed token further than this, where it is still told from a
-masked one, however cold it is drawn."""
-
 
 Fault = Callable[[], str | None]
 
@@ -110,20 +106,23 @@ class Sampler:
         self._reports = _Reports(rows)
 
     @property
-    def guided(self) -> list[int]:
-        """Places of the rows that have a guide."""
-        return self._masks.at
+    def guided(self) -> bool:
+        return bool(self._masks.at)
 
-    def __call__(
-        self, logits: mx.array, inputs: mx.array, masks: mx.array | None = None
-    ) -> Sampled:
-        """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow; masks: of the
-        guided rows (see guide.py)."""
+    def caps(self, inputs: mx.array, width: int) -> mx.array | None:
+        """Of the guided rows (see guide.py); waits for the inputs."""
+        ids = cast(list[int], inputs.tolist())
+        drawn = [ids[i] if self.rows[i].drawn else None for i in self._masks.at]
+        found = self._masks.caps.step(drawn, width)
+        return None if found is None else mx.array(found)
+
+    def __call__(self, logits: mx.array, inputs: mx.array, caps: mx.array | None = None) -> Sampled:
+        """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow."""
         raw = logits.astype(mx.float32)
         logits = self._biases(raw)
         logits = self._penalties(logits, inputs)
-        if masks is not None:
-            logits = self._masks(logits, masks)
+        if caps is not None:
+            logits = self._masks(logits, caps)
         tokens = self._draws(logits)
         reported = self._reports(raw, tokens)
         faults = _Faults(raw)
@@ -142,17 +141,17 @@ class Sampler:
 
 
 def one_by_one(
-    rows: Sequence[Row], logits: mx.array, inputs: mx.array, masks: mx.array | None = None
+    rows: Sequence[Row], logits: mx.array, inputs: mx.array, caps: mx.array | None = None
 ) -> Sampled:
     """As a Sampler of all the rows, which raised: the row that it was about is told from others."""
     guided = iter(range(len(rows)))
     each = []
     for at, row in enumerate(rows):
-        mask = None
+        own = None
         if row.guide:
             place = next(guided)
-            mask = None if masks is None else masks[place : place + 1]
-        each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], mask))
+            own = None if caps is None else caps[place : place + 1]
+        each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], own))
     return Sampled(
         mx.concatenate([sampled.tokens for sampled in each]),
         [entry for sampled in each for entry in sampled.logprobs],
@@ -241,21 +240,18 @@ class _Penalties:
 class _Masks:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.at = [i for i, row in enumerate(rows) if row.guide]
+        self.caps = Caps([row.guide for row in rows if row.guide])
         self.all = len(self.at) == len(rows)
+        self.pushed = any(rows[i].penalised or rows[i].sampling.logit_bias for i in self.at)
 
-    def __call__(self, logits: mx.array, words: mx.array) -> mx.array:
+    def __call__(self, logits: mx.array, caps: mx.array) -> mx.array:
         if self.all:
-            return masked(logits, words)
+            return self._capped(logits, caps)
         at = mx.array(self.at)
-        return _replaced(logits, at, masked(logits[at], words))
+        return _replaced(logits, at, self._capped(logits[at], caps))
 
-
-@mx.compile
-def masked(logits: mx.array, words: mx.array) -> mx.array:
-    """logits: [rows, vocabulary]; words: [rows, ceil(vocabulary / 32)]."""
-    bits = (words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
-    allowed = bits.reshape(len(words), -1)[:, : logits.shape[-1]]
-    return mx.where(allowed, mx.clip(logits, -FURTHEST, FURTHEST), NOTHING)
+    def _capped(self, logits: mx.array, caps: mx.array) -> mx.array:
+        return mx.minimum(mx.maximum(logits, -FURTHEST) if self.pushed else logits, caps)
 
 
 class _Draws:

@@ -19,4 +19,6 @@ def _taken_by_others() -> float:
     times = psutil.cpu_times()
     us = psutil.Process()
     ours = [process.cpu_times() for process in (us, *us.children(recursive=True))]
-    return times.user + times.nice + times.system - sum(t.user + t.system for t in ours)
+    # the last two are of children that have ended
+    taken = sum(t.user + t.system + t.children_user + t.children_system for t in ours)
+    return times.user + times.nice + times.system - taken

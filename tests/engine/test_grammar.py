@@ -7,14 +7,16 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
+import mlx.core as mx
+import numpy as np
 import pytest
 import tokenizers
 
 from mlx_server.engine import grammar, guide
-from mlx_server.engine.guide import Guide
+from mlx_server.engine.guide import Caps, Guide
 from mlx_server.engine.messages import (
     Admitted,
     Cancel,
@@ -309,6 +311,60 @@ def test_without_a_token_to_end_with_no_grammar_can_be_used(tiny_path: Path) -> 
     reports = run(engine, ask(0, grammar=DIGITS), ask(1, thinking=thinking))
     assert "ends an answer" in refusals(reports)[0]
     assert len(tokens_of(1, reports)) == 5
+
+
+def test_a_model_that_rules_out_all_that_is_allowed_ends_its_row_alone(
+    engine: Engine, text_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = type(engine._batches["tiny"].model)
+    computed = network.__call__
+
+    def no_digits(self: Any, *args: Any, **rest: Any) -> mx.array:
+        logits = computed(self, *args, **rest)
+        return mx.where(mx.array(digits), -mx.inf, logits)
+
+    texts = engine._guides._vocabularies["tiny"].result(60).text
+    digits = np.zeros(320, np.bool_)
+    digits[: len(texts)] = [text.isdigit() for text in texts]
+    monkeypatch.setattr(network, "__call__", no_digits)
+    reports = run(engine, ask(0, grammar=DIGITS), ask(1, grammar=WORDS), ask(2))
+    assert {*failures(reports)} == {0}
+    assert not tokens_of(0, reports)
+    assert len(tokens_of(1, reports)) == len(tokens_of(2, reports)) == 5
+
+
+class Says:
+    """A guide that has one thing to say; None: that all may follow."""
+
+    def __init__(self, allowed: set[int] | None) -> None:
+        self.allowed = allowed
+        self.heard: list[int | None] = []
+
+    def step(self, token: int | None, words: Any) -> bool:
+        self.heard.append(token)
+        words[:] = 0  # as a guide may leave them
+        for id in self.allowed or ():
+            words[id // 32] |= np.uint32(1 << id % 32)
+        return self.allowed is not None
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 77, 320])
+def test_caps_are_as_wide_as_the_logits(width: int) -> None:
+    says = [Says({0, width - 1}), Says(None)]
+    caps = Caps(cast(list[Guide], says))
+    for _ in range(2):
+        found = caps.step([None, 5], width)
+        assert found is not None
+        assert found.shape == (2, width)
+        assert np.flatnonzero(found[0] > 0).tolist() == sorted({0, width - 1})
+        assert (found[0][1:-1] == -np.inf).all()
+        assert (found[1] > 0).all()
+    assert [one.heard for one in says] == [[None, None], [5, 5]]
+    wider = caps.step([None, None], width + 40)
+    assert wider is not None
+    assert wider.shape == (2, width + 40)
+    says[0].allowed = None
+    assert caps.step([None, None], width) is None
 
 
 class Gate:
