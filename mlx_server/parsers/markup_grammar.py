@@ -101,13 +101,13 @@ class Bound(MarkupGrammar):
         return self._whole(self._several(tools), self._bare(tools, several=True))
 
     def text(self, format: Format) -> str | None:
-        return self._whole([rule_of(format, self.lark)])
+        return self._whole(texts=[rule_of(format, self.lark)])
 
     def calls_or_text(self, tools: Sequence[Tool], format: Format) -> str | None:
         if self.marked:
             self.unmarked = []  # can't be told from formatted text
-        made = [*self._several(tools), rule_of(format, self.lark)]
-        return self._whole(made, self._bare(tools, several=True))
+        bare = self._bare(tools, several=True)
+        return self._whole(self._several(tools), bare, [rule_of(format, self.lark)])
 
     def _several(self, tools: Sequence[Tool]) -> list[str]:
         marked = self._marked(tools, several=True)
@@ -123,15 +123,19 @@ class Bound(MarkupGrammar):
     def _bare(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
         return [unmarked_block(b, self.lark, tools, several=several) for b in self.unmarked]
 
-    def _whole(self, answers: Sequence[str], unmarked: Sequence[str] = ()) -> str | None:
-        if not (answers or unmarked):
+    def _whole(
+        self, marked: Sequence[str] = (), bare: Sequence[str] = (), texts: Sequence[str] = ()
+    ) -> str | None:
+        """marked: calls. texts: to whose end all is text, so nothing may stand behind them."""
+        if not (marked or bare or texts):
             return None
         stray = one_of(self.lark.text(mark) for mark in self.layout.dropped)
         # a blank behind one would be a part of the text
         before = f"({stray}){{0,{STRAYS}}}" if stray else ""
         behind = f"({self._space()} ({stray})){{0,{STRAYS}}}" if stray else ""
-        apart = [f"{before} ({one_of(answers)}) {behind}"] if answers else []
-        return self.lark.source(f"{self._reasoned()} ({one_of([*apart, *unmarked])})")
+        calls = [f"{before} ({one_of(marked)}) {behind}"] if marked else []
+        formatted = [f"{before} {text}" for text in texts]
+        return self.lark.source(f"{self._reasoned()} ({one_of([*calls, *formatted, *bare])})")
 
     def _reasoned(self) -> str:
         if self.inside:

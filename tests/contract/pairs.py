@@ -1,11 +1,9 @@
 """What a request may ask, every pair of it in some request, and what must then be true.
 
-A replay model here never means to do as it is told: what it keeps to, it is held to. There are
-some of them, or, with FAMILIES=all in the environment, all that there are.
+A replay model here never means to do as it is told: what it keeps to, it is held to.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -23,12 +21,7 @@ from tests.grammars.matching import matcher_of, matches
 from tests.live.server import DEMO
 
 PIRATE = f"{DEMO}:pirate"
-SOME = (
-    *("qwen3", "gpt_oss", "qwen3_coder", "deepseek_v3", "mistral", "gemma4", "seed_oss"),
-    *("llama3", "lfm2"),
-)
-EVERY = tuple(family.name for family in KNOWN if family.name != "gemma3")  # it has no calls
-FAMILIES = EVERY if os.environ.get("FAMILIES") == "all" else SOME
+FAMILIES = tuple(family.name for family in KNOWN if family.name != "gemma3")  # it has no calls
 THOUGHT = "Let me see, step by step. " * 4
 SAID = "It is 7 o'clock ~ or 77."
 """What a model says that is held to nothing."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def assert_valid(calls: Sequence[tuple[str, Any]], offered: Sequence[Tool]) -> N
 def walked(way: Way, wanted: Wanted, seeds: int, begun: str = "") -> list[tuple[str, list[Event]]]:
     matcher = way.matcher(wanted)
     said = [way.walk(matcher.deep_copy(), seed, begun) for seed in range(seeds)]
-    return [(way.spelled(one), way.read(wanted.reading, one)) for one in said]
+    reading = replace(wanted.reading, formatted=wanted.format is not None)
+    return [(way.spelled(one), way.read(reading, one)) for one in said]
 
 
 # What models write
@@ -250,7 +252,7 @@ def test_text_follows_its_schema_also_behind_reasoning(way: Way, inside: bool) -
     opens, _ = way.family.thinking_marks()
     end = opens[0] if opens and inside else ""
     wanted = Wanted(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
-    for said, events in walked(way, wanted, 2):
+    for said, events in walked(way, wanted, 4):
         assert not calls_of(events)
         assert PEOPLE.is_valid(json.loads(text_of(events))), said
 
