@@ -264,12 +264,6 @@ class Policy:
             self._load(self._models[model])
         return self._settle(now)
 
-    def unload_request(self, model: str, now: float) -> Actions:
-        """Pinned ones too, but nothing is done while the model is not idle."""
-        if self._models[model].idle:
-            self._unload(self._models[model])
-        return self._settle(now)
-
     def estimate(self, model: str, nbytes: int) -> None:
         """A better guess, of a model whose files have only now been seen."""
         if self._models[model].state == "unloaded":

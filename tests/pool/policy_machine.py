@@ -118,7 +118,6 @@ class PolicyMachine(RuleBasedStateMachine):
         self.waiting: dict[int, Ask] = {}
         self.leases: dict[int, Ask] = {}
         self.used_at: dict[str, float] = {}
-        self.owner_unloads: str | None = None
 
     # The books
 
@@ -184,9 +183,8 @@ class PolicyMachine(RuleBasedStateMachine):
         gone = [model for model in self.all("unloading") if model in evictable]
         for_other_reasons = too_full or any(self.stale_at(model) <= self.now for model in gone)
         refused = any(isinstance(action, Refuse) for action in actions)
-        if gone and not (for_other_reasons or refused or self.owner_unloads):
+        if gone and not (for_other_reasons or refused):
             self.evicted(gone, [model for model in evictable if model not in gone])
-        self.owner_unloads = None
         self.now += TICK
         if self.prompt:
             self.drain(until=0)
@@ -194,10 +192,9 @@ class PolicyMachine(RuleBasedStateMachine):
     def unloads(self, model: str) -> None:
         assert self.states[model] == "ready"
         assert not self.leased(model)
-        if model != self.owner_unloads:
-            assert not self.facts[model].pinned
-            in_the_way = self.waiting or self.held() > self.budget
-            assert in_the_way or self.stale_at(model) <= self.now, "it could have stayed"
+        assert not self.facts[model].pinned
+        in_the_way = self.waiting or self.held() > self.budget
+        assert in_the_way or self.stale_at(model) <= self.now, "it could have stayed"
         self.states[model] = "unloading"
 
     def evicted(self, gone: list[str], spared: list[str]) -> None:
@@ -339,16 +336,14 @@ class PolicyMachine(RuleBasedStateMachine):
             self.carry_out(self.policy.beside(model, nbytes, self.now))
 
     def something_rare(self, pick: int) -> None:
-        pick, what = divmod(pick, 8)
+        pick, what = divmod(pick, 6)
         (model,) = among(self.ids, pick)
         match what:
             case 0:
                 self.lose_engine()
             case 1 | 2:
-                self.unload_for_owner(model)
-            case 3 | 4:
                 self.preload(model)
-            case 5 if not self.asked_for(model):
+            case 3 if not self.asked_for(model):
                 self.look_again(model, pick % 3)
 
     def lose_engine(self) -> None:
@@ -358,12 +353,6 @@ class PolicyMachine(RuleBasedStateMachine):
         self.carry_out(self.policy.engine_lost(self.now))
         for ticket in void:
             self.carry_out(self.policy.release(ticket, self.now))
-
-    def unload_for_owner(self, model: str) -> None:
-        self.owner_unloads = model
-        idle = self.states[model] == "ready" and not self.leased(model)
-        self.carry_out(self.policy.unload_request(model, self.now))
-        assert not idle or self.states[model] != "ready" or self.prompt
 
     def preload(self, model: str) -> None:
         self.read_files(model)

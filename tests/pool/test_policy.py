@@ -131,16 +131,6 @@ def test_waits_for_a_pinned_model_to_be_asked_for_again() -> None:
     assert policy.unloaded("a", 7.0) == (Load("p"), Refuse(3, NeverFits(needed=6, available=4)))
 
 
-def test_the_owner_unloads_idle_models_even_pinned_ones() -> None:
-    policy = policy_of(a=Facts(6, pinned=True), ready="a")
-    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
-    assert policy.unload_request("a", 6.0) == ()
-    assert policy.release(1, 7.0) == ()
-    assert policy.unload_request("a", 8.0) == (Unload("a"),)
-    assert policy.unload_request("a", 9.0) == ()
-    assert policy.views()["a"].state == "unloading"
-
-
 def test_preload_evicts_nothing_and_takes_no_room_that_is_waited_for() -> None:
     policy = policy_of(a=Facts(6), b=Facts(4), c=Facts(5), d=Facts(3), ready="a")
     assert policy.preload("c", 1.0) == ()
