@@ -35,7 +35,8 @@ from mlx_server.api.unread import patient
 from mlx_server.api.web_sockets import WebSockets
 from mlx_server.errors import ShuttingDown, StoreUnavailable
 from mlx_server.mcp import Connector, Connectors
-from mlx_server.pool.pool import Limits, OnProgress, Pool
+from mlx_server.pool.entry import OnProgress
+from mlx_server.pool.pool import Limits, Pool
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.progress import progress_display
 from mlx_server.repair.allowed import Repair

@@ -12,7 +12,8 @@ from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.events import Event, Started
 from mlx_server.plan import Plan, plan
 from mlx_server.pool.adapters import Adapter
-from mlx_server.pool.pool import Model, Pool
+from mlx_server.pool.entry import Model
+from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Prepared
 from mlx_server.requests import GenerateRequest
 

@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mlx_server.pool.pool import OnProgress
+from mlx_server.pool.entry import OnProgress
 
 log = logging.getLogger("mlx_server.pool")
 

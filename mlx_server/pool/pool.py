@@ -32,14 +32,12 @@ from mlx_server.errors import (
 from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
 from mlx_server.pool import policy
 from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
+from mlx_server.pool.entry import Entry, Model, OnProgress, Progress, View, Waiter
 from mlx_server.pool.memory import machine_budget
 from mlx_server.pool.policy import Facts, Policy
 from mlx_server.pool.prepare import ModelSpec, Prepared, catalog_on_disk, prepare
 
 log = logging.getLogger("mlx_server.pool")
-
-OnProgress = Callable[[str, str, int, int], None]
-"""(model, what is being done, how much is done, of how much)."""
 
 T = TypeVar("T")
 
@@ -62,73 +60,6 @@ class Limits:
     """Bytes for weights and caches; None: what suits the machine."""
 
 
-@dataclass(frozen=True)
-class Model:
-    """A loaded model, as much of it as the server process needs."""
-
-    prepared: Prepared
-    vocabulary: int
-    """Width of the output head: every token id below it can be generated or biased."""
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Progress:
-    what: str
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class View:
-    """A model as its owner sees it."""
-
-    spec: ModelSpec
-    family: str | None
-    """None until its files have been looked at."""
-    state: str
-    leases: int
-    nbytes: int
-    last_used: float | None
-    """Unix time."""
-    progress: Progress | None
-    error: str | None
-    adapters: list[tuple[str, int, int]]
-    """Those in memory: name, leases and bytes."""
-
-
-@dataclass
-class _Entry:
-    """What the pool keeps of one model."""
-
-    spec: ModelSpec
-    preparing: asyncio.Task[Prepared] | None = None
-    prepared: Prepared | None = None
-    model: Model | None = None
-    failure: ServerError | None = None
-    """Of the last attempt."""
-    progress: Progress | None = None
-    on_disk: Catalog | None = None
-    """Its adapters, while its own files have not been looked at."""
-
-
-@dataclass
-class _Waiter:
-    """Somebody who asked for a lease. One that was cancelled takes no notice any more."""
-
-    entry: _Entry
-    model: asyncio.Future[Model]
-
-    def grant(self) -> None:
-        assert self.entry.model is not None
-        if not self.model.done():
-            self.model.set_result(self.entry.model)
-
-    def refuse(self, error: ServerError) -> None:
-        if not self.model.done():
-            self.model.set_exception(error)
-
-
 class Pool:
     def __init__(
         self,
@@ -138,7 +69,7 @@ class Pool:
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
         """adapter_dirs: folders of which a request may name a folder as its adapter."""
-        self._entries = {spec.id: _Entry(spec) for spec in specs}
+        self._entries = {spec.id: Entry(spec) for spec in specs}
         self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
         self._limits = limits or Limits()
         self._most_rows = self._limits.concurrency + self._limits.queue
@@ -148,7 +79,7 @@ class Pool:
         """Models' adapters that clients have brought."""
         self._upcast = False
         self._tickets = count()
-        self._waiting: dict[policy.Ticket, _Waiter] = {}
+        self._waiting: dict[policy.Ticket, Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._policy = self._policy_for(0)
@@ -294,7 +225,7 @@ class Pool:
         self._check_open()
         _ = self.engine  # raises while there is none, which nobody could tell of a load
         ticket = next(self._tickets)
-        waiter = _Waiter(self._entries[prepared.id], asyncio.get_running_loop().create_future())
+        waiter = Waiter(self._entries[prepared.id], asyncio.get_running_loop().create_future())
         self._waiting[ticket] = waiter
         try:
             beside = adapter.spec.nbytes if adapter else 0
@@ -323,7 +254,7 @@ class Pool:
         if self._closed:
             raise copy(self._closed)
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str) -> Entry:
         if name not in self._names:
             listed = ", ".join(self._entries) or "none"
             raise ModelNotFound(
@@ -384,12 +315,12 @@ class Pool:
             if entry.spec.preload:
                 self._begin(self._preload_one(entry))
 
-    async def _preload_one(self, entry: _Entry) -> None:
+    async def _preload_one(self, entry: Entry) -> None:
         with suppress(ServerError):  # it has been logged
             await self.prepared(entry.spec.id)
             self._do(self._policy.preload(entry.spec.id, _now()))
 
-    async def _prepare(self, entry: _Entry) -> Prepared:
+    async def _prepare(self, entry: Entry) -> Prepared:
         report = self._reporter(entry)
         entry.failure = None
         try:
@@ -407,7 +338,7 @@ class Pool:
         self._policy.estimate(entry.spec.id, prepared.weights)
         return prepared
 
-    def _failed(self, entry: _Entry, error: Exception) -> ServerError:
+    def _failed(self, entry: Entry, error: Exception) -> ServerError:
         """Notes it down; returns what is told of it."""
         if isinstance(error, ServerError):
             log.error("%s: %s", entry.spec.id, error.message)
@@ -458,7 +389,7 @@ class Pool:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    async def _load(self, entry: _Entry) -> None:
+    async def _load(self, entry: Entry) -> None:
         prepared = entry.prepared
         assert prepared is not None
         report = self._reporter(entry)
@@ -486,7 +417,7 @@ class Pool:
         entry.progress = None
         self._do(self._policy.loaded(prepared.id, loaded.nbytes, _now()))
 
-    async def _unload(self, entry: _Entry) -> None:
+    async def _unload(self, entry: Entry) -> None:
         entry.model = None
         self.adapters.forget(entry.spec.id)
         with suppress(Unavailable):
@@ -521,7 +452,7 @@ class Pool:
     def _tick(self) -> None:
         self._do(self._policy.tick(_now()))
 
-    def _reporter(self, entry: _Entry) -> Callable[[str, int, int], None]:
+    def _reporter(self, entry: Entry) -> Callable[[str, int, int], None]:
         def report(what: str, done: int, total: int) -> None:
             self._check_open()  # which ends a download with the server
             entry.progress = Progress(what, done, total)
@@ -529,7 +460,7 @@ class Pool:
 
         return report
 
-    def _view(self, entry: _Entry, view: policy.View, offset: float) -> View:
+    def _view(self, entry: Entry, view: policy.View, offset: float) -> View:
         prepared = entry.prepared
         return View(
             spec=entry.spec,

@@ -44,7 +44,8 @@ from mlx_server.families.plain import PLAIN
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.adapters import Adapter
-from mlx_server.pool.pool import Limits, Model, OnProgress, Pool, View
+from mlx_server.pool.entry import Model, OnProgress, View
+from mlx_server.pool.pool import Limits, Pool
 from mlx_server.pool.prepare import ModelSpec
 from tests.families import byte_level, write_checkpoint
 

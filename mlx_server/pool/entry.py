@@ -1,0 +1,79 @@
+"""What the pool keeps of one model, and shows of it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlx_server.errors import ServerError
+from mlx_server.lora.catalog import Catalog
+from mlx_server.pool.prepare import ModelSpec, Prepared
+
+OnProgress = Callable[[str, str, int, int], None]
+"""(model, what is being done, how much is done, of how much)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model, as much of it as the server process needs."""
+
+    prepared: Prepared
+    vocabulary: int
+    """Width of the output head: every token id below it can be generated or biased."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A model as its owner sees it."""
+
+    spec: ModelSpec
+    family: str | None
+    """None until its files have been looked at."""
+    state: str
+    leases: int
+    nbytes: int
+    last_used: float | None
+    """Unix time."""
+    progress: Progress | None
+    error: str | None
+    adapters: list[tuple[str, int, int]]
+    """Those in memory: name, leases and bytes."""
+
+
+@dataclass
+class Entry:
+    """What the pool keeps of one model."""
+
+    spec: ModelSpec
+    preparing: asyncio.Task[Prepared] | None = None
+    prepared: Prepared | None = None
+    model: Model | None = None
+    failure: ServerError | None = None
+    """Of the last attempt."""
+    progress: Progress | None = None
+    on_disk: Catalog | None = None
+    """Its adapters, while its own files have not been looked at."""
+
+
+@dataclass
+class Waiter:
+    """Somebody who asked for a lease. One that was cancelled takes no notice any more."""
+
+    entry: Entry
+    model: asyncio.Future[Model]
+
+    def grant(self) -> None:
+        assert self.entry.model is not None
+        if not self.model.done():
+            self.model.set_result(self.entry.model)
+
+    def refuse(self, error: ServerError) -> None:
+        if not self.model.done():
+            self.model.set_exception(error)
