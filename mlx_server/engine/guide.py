@@ -141,7 +141,7 @@ class Guides:
     def read_ahead(self) -> None:
         """Begins with a vocabulary, unless another is being read.
 
-        For when there is nothing else to do: llguidance makes its tree in one go, for tenths of a
+        For when no row is kept waiting: llguidance makes its tree in one go, for tenths of a
         second, in which no other Python code of the process runs.
         """
         if self._unread and all(known.done() for known in self._vocabularies.values()):

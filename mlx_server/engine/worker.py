@@ -159,7 +159,7 @@ class Engine:
                 reports.append(self._stepped(command.model, []))
         if model := self._next_model():
             reports += self._step(model)
-        if self.pause is None:
+        if not (self._scorings or any(self._batches.values())):
             self._guides.read_ahead()
         return reports
 

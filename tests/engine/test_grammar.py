@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from mlx_server.engine import grammar, guide
+from mlx_server.engine import grammar, guide, weights
 from mlx_server.engine.guide import Caps, Guide
 from mlx_server.engine.messages import (
     Admitted,
@@ -530,6 +530,17 @@ def test_vocabularies_are_read_when_no_row_is_kept_waiting(
     engine.step()
     engine._guides._vocabularies["third"].result(60)
     assert read == ["second", "third"]
+
+
+def test_a_vocabulary_is_read_beside_the_weights_if_nobody_answers(
+    engine: Engine, others: list[Load], read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1)
+    engine.handle(others[0])
+    engine.step()
+    assert engine.loading
+    engine._guides._vocabularies["second"].result(60)
+    assert read == ["second"]
 
 
 def test_a_row_that_is_guided_waits_for_no_others(
