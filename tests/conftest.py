@@ -4,6 +4,7 @@ And for the whole suite: a test that lets a connection leave this machine has fa
 """
 
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
     everywhere = [str(Path(outbound.__file__).parent), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, everywhere))
     outbound.watch()
+    # Where the suite runs in a shell's background, all that it starts would ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
