@@ -186,8 +186,7 @@ class Caps:
 
     def __init__(self, guides: Sequence[Guide]) -> None:
         self._guides = guides
-        self._words = np.empty((len(guides), 0), np.uint32)
-        self._caps = np.empty((len(guides), 0, 8), np.float32)
+        self._widen(0)
 
     def step(self, tokens: Sequence[int | None], width: int) -> NDArray[np.float32] | None:
         """[rows, width]: minus infinity for what may not follow; None if all may everywhere.

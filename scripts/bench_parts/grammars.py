@@ -10,7 +10,7 @@ MOST = 0.05
 """Of a step of ten milliseconds, with eight rows."""
 STEP = 10.0
 JUDGED = ("49k", "200k")
-"""The networks whose steps are about as long."""
+"""The tiny networks: a step of the demo model is ten times as long as the one that is meant."""
 
 Row = tuple[str, ...]
 Columns = tuple[Row, Iterator[Row]]

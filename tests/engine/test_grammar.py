@@ -314,7 +314,7 @@ def test_without_a_token_to_end_with_no_grammar_can_be_used(tiny_path: Path) -> 
 
 
 def test_a_model_that_rules_out_all_that_is_allowed_ends_its_row_alone(
-    engine: Engine, text_of: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = type(engine._batches["tiny"].model)
     computed = network.__call__
@@ -515,20 +515,26 @@ def others(tiny_path: Path, tmp_path: Path) -> list[Load]:
     return [Load(path.name, str(path), ENDS) for path in paths]
 
 
-def test_vocabularies_are_read_when_no_row_is_kept_waiting(
-    engine: Engine, others: list[Load], read: list[str]
-) -> None:
+@pytest.fixture
+def streaming(engine: Engine, others: list[Load], read: list[str]) -> Engine:
+    """Its row 0 has been answered all the while that the others loaded."""
     engine.handle(ask(0, tokens=1_000_000))
     for load in others:
         engine.handle(load)
     until(engine, lambda _: not engine.loading)
-    until(engine, lambda reports: len(tokens_of(0, reports)) == 20)
+    return engine
+
+
+def test_vocabularies_are_read_when_no_row_is_kept_waiting(
+    streaming: Engine, read: list[str]
+) -> None:
+    until(streaming, lambda reports: len(tokens_of(0, reports)) == 20)
     assert not read
-    engine.handle(Cancel([0]))
-    engine.step()
-    engine._guides._vocabularies["second"].result(60)
-    engine.step()
-    engine._guides._vocabularies["third"].result(60)
+    streaming.handle(Cancel([0]))
+    streaming.step()
+    streaming._guides._vocabularies["second"].result(60)
+    streaming.step()
+    streaming._guides._vocabularies["third"].result(60)
     assert read == ["second", "third"]
 
 
@@ -543,30 +549,18 @@ def test_a_vocabulary_is_read_beside_the_weights_if_nobody_answers(
     assert read == ["second"]
 
 
-def test_a_row_that_is_guided_waits_for_no_others(
-    engine: Engine, others: list[Load], read: list[str]
-) -> None:
-    engine.handle(ask(0, tokens=1_000_000))
-    for load in others:
-        engine.handle(load)
-    until(engine, lambda _: not engine.loading)
-    engine.handle(ask(1, model="third", grammar=DIGITS))
-    engine._guides._vocabularies["third"].result(60)
-    until(engine, lambda reports: len(tokens_of(1, reports)) == 5)
+def test_a_row_that_is_guided_waits_for_no_others(streaming: Engine, read: list[str]) -> None:
+    streaming.handle(ask(1, model="third", grammar=DIGITS))
+    streaming._guides._vocabularies["third"].result(60)
+    until(streaming, lambda reports: len(tokens_of(1, reports)) == 5)
     assert read == ["third"]
 
 
-def test_no_vocabulary_is_read_for_a_model_that_is_gone(
-    engine: Engine, others: list[Load], read: list[str]
-) -> None:
-    engine.handle(ask(0, tokens=1_000_000))
-    for load in others:
-        engine.handle(load)
-    until(engine, lambda _: not engine.loading)
-    engine.handle(Unload("second"))
-    engine.handle(Cancel([0]))
-    engine.step()
-    engine._guides._vocabularies["third"].result(60)
+def test_no_vocabulary_is_read_for_a_model_that_is_gone(streaming: Engine, read: list[str]) -> None:
+    streaming.handle(Unload("second"))
+    streaming.handle(Cancel([0]))
+    streaming.step()
+    streaming._guides._vocabularies["third"].result(60)
     assert read == ["third"]
 
 
