@@ -109,12 +109,8 @@ class _Model:
         return self.here and self.facts.pinned
 
     @property
-    def idle(self) -> bool:
-        return self.state == "ready" and not self.leases
-
-    @property
     def evictable(self) -> bool:
-        return self.idle and not self.facts.pinned
+        return self.state == "ready" and not self.leases and not self.facts.pinned
 
 
 @dataclass(frozen=True)
