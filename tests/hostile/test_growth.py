@@ -154,7 +154,8 @@ def test_nothing_of_large_bodies_is_kept(server: Inside, http: httpx.Client) -> 
     before = kept(server)
     for _ in range(TIMES):
         send()
-    assert kept(server).bytes - before.bytes < LARGE
+    # an answer has come before its request is forgotten
+    eventually(lambda: kept(server).bytes - before.bytes < LARGE, "no body is kept")
 
 
 def test_a_tokenizer_keeps_nothing_of_texts(tmp_path: Path) -> None:
