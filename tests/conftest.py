@@ -3,6 +3,7 @@
 And for the whole suite: a test that lets a connection leave this machine has failed.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -15,6 +16,8 @@ import pytest
 from mlx_server.pool.sources import resolve
 from tests.hostile.outbound import sitecustomize as outbound
 
+gc.disable()  # until all tests are collected
+
 
 def pytest_configure(config: pytest.Config) -> None:
     handle, os.environ[outbound.VARIABLE] = tempfile.mkstemp(prefix="outbound-")
@@ -25,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Where the suite runs in a shell's background, all that it starts would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Thousands of tests stay to the end: no collection of garbage need look at them again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

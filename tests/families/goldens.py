@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -80,7 +80,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The output's, in the vocabulary that the family is replayed with."""
 
 
-class Yaml(yaml.SafeLoader):
+class Yaml(yaml.CSafeLoader):
     """A date and a bare `on` are the texts that they look like, as JSON has neither."""
 
 
@@ -105,12 +105,16 @@ def outputs_of(family: ModelFamily) -> Path:
     return FOLDER / family.name / "outputs.yaml"
 
 
-def goldens_of(family: ModelFamily) -> list[Golden]:
-    path = outputs_of(family)
+def goldens_of(family: ModelFamily) -> tuple[Golden, ...]:
+    return _goldens(outputs_of(family))
+
+
+@cache
+def _goldens(path: Path) -> tuple[Golden, ...]:
     if not path.is_file():
-        return []
+        return ()
     try:
-        return msgspec.convert(yaml.load(path.read_text("utf-8"), Yaml), list[Golden])
+        return msgspec.convert(yaml.load(path.read_text("utf-8"), Yaml), tuple[Golden, ...])
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -15,7 +15,7 @@ import pytest
 from tests.api.wire import error_of
 from tests.hostile.corpus import Attack, Call, Json, Target, attacks
 from tests.hostile.sending import Outcome, carry_out
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import PLAIN, LiveServer, eventually, serving
 
 MODEL, REPLAYED = "tiny", "replayed"
 CORPUS = list(attacks(Target(MODEL, head=320, tokens=259)))
@@ -110,7 +110,7 @@ def carried_out(http: httpx.Client, attack: Attack) -> Outcome | Exception:
 
 
 def http(server: LiveServer) -> httpx.Client:
-    return httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE_SECONDS, limits=KEPT)
+    return httpx.Client(**PLAIN, base_url=server.url, timeout=PATIENCE_SECONDS, limits=KEPT)
 
 
 def witness(server: LiveServer) -> Witness:

@@ -25,6 +25,9 @@ STOP_SECONDS = 15.0
 DEMO, TINY = "smollm2-135m", "tiny"
 DEMO_MODEL = {"source": "demo:smollm2", "preload": True}
 
+PLAIN: Any = {"trust_env": False, "verify": False}
+"""For a client of loopback: each would take 15 ms to read the certificates of the world."""
+
 Config = Mapping[str, Any]
 
 
@@ -48,15 +51,15 @@ class LiveServer:
         return engine
 
     def openai(self, **options: Any) -> OpenAI:
-        http = httpx2.Client(trust_env=False, timeout=30)
+        http = httpx2.Client(**PLAIN, timeout=30)
         return OpenAI(**self._options(options), http_client=http)
 
     def openai_async(self, **options: Any) -> AsyncOpenAI:
-        http = httpx2.AsyncClient(trust_env=False, timeout=30)
+        http = httpx2.AsyncClient(**PLAIN, timeout=30)
         return AsyncOpenAI(**self._options(options), http_client=http)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=30)
+        return httpx.Client(**PLAIN, base_url=self.url, timeout=30)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **given}

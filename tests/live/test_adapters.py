@@ -79,10 +79,11 @@ def streamed(chunks: Any) -> str:
 
 @pytest.fixture(scope="module")
 def alone(client: OpenAI) -> dict[tuple[str, str | None], str]:
-    """Every answer, given by itself, and twice."""
+    """Every answer, given by itself, and for one country twice."""
     answers = {(c, a): text(asked(client, c, a)) for c in CAPITALS for a in WHICH}
-    for (country, adapter), answer in answers.items():
-        assert streamed(asked(client, country, adapter, stream=True)) == answer
+    for adapter in WHICH:
+        again = asked(client, CAPITALS[0], adapter, stream=True)
+        assert streamed(again) == answers[CAPITALS[0], adapter]
     return answers
 
 

@@ -17,7 +17,7 @@ from mlx_server.pool.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
 from tests.contract.answers import Answer, Completion, NotAnswered, asked, stream
 from tests.contract.pairs import NAMED, SAID, SCHEMA, TOOLS
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import PLAIN, LiveServer, eventually, serving
 
 THINKING = ("qwen3", "gpt_oss", "seed_oss", "glm4_5", "gemma4")
 OTHERS = ("qwen3_coder", "mistral", "deepseek_v3", "smollm2")
@@ -59,7 +59,7 @@ def body(model: str, text: str = "Well?", **more: Any) -> dict[str, Any]:
 
 def run(server: LiveServer, ask: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
     async def with_client() -> Any:
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as http:
+        async with httpx.AsyncClient(**PLAIN, base_url=server.url, timeout=60) as http:
             return await ask(http)
 
     return asyncio.run(with_client())
