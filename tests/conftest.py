@@ -1,6 +1,7 @@
 """Checkpoints that many tests share, made once. MLX is imported only where a test needs it.
 
-And for the whole suite: a test that lets a connection leave this machine has failed.
+And for the whole suite: a test that lets a connection leave this machine has failed, and examples
+are the same in each run. Others: `--hypothesis-profile=other`.
 """
 
 import gc
@@ -12,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from mlx_server.pool.sources import resolve
 from tests.hostile.outbound import sitecustomize as outbound
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("other", max_examples=1000, deadline=None)
+settings.load_profile("same")
 
 gc.disable()  # until all tests are collected
 

@@ -302,7 +302,7 @@ def test_dora_rows_among_others(tmp_path: Path, quantized: dict[str, Any] | None
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 26], ids=["", "cached"])
-@settings(max_examples=3, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=3, suppress_health_check=[*HealthCheck])
 @given(seed=st.integers(0, 1 << 30))
 def test_rows_come_and_go(coming: "Coming", cache_bytes: int, seed: int) -> None:
     """They join, finish and are cancelled at any step; prompts begin alike and are repeated."""

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -98,7 +98,6 @@ def narrowed(scores: Numbers, top_k: int, top_p: float) -> Numbers:
     top_k=st.integers(1, 50),
     top_p=st.floats(0.001, 0.999),
 )
-@settings(deadline=None)
 def test_narrow_keeps_what_the_definitions_keep(
     scores: list[int], top_k: int, top_p: float
 ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.families.conversation import (
@@ -277,7 +277,6 @@ def words_shown(turn: Turn) -> list[str]:
     return [*text.split(), *(call.name for call in turn.calls)]
 
 
-@settings(deadline=None)
 @given(st.lists(SAID, max_size=8), MANNERS)
 def test_whatever_the_manners_nothing_is_lost(messages: list[Message], manners: Manners) -> None:
     numbered_words = [

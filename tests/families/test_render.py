@@ -346,7 +346,6 @@ def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return checkpoint(tmp_path_factory.mktemp("hostile"), byte_level(), template)
 
 
-@settings(deadline=None)
 @given(name=HOSTILE_TEXT, content=HOSTILE_TEXT)
 def test_fragments_make_no_control_token_and_no_character_is_lost(
     hostile: Checkpoint, name: str, content: str
@@ -383,7 +382,6 @@ ORDINARY = (
 )
 
 
-@settings(deadline=None)
 @given(contents=st.lists(ORDINARY, min_size=1, max_size=3))
 def test_a_harmless_prompt_is_tokenised_as_a_whole(demo: Checkpoint, contents: list[str]) -> None:
     asked = Conversation(tuple(Message("user", content) for content in contents))
@@ -397,7 +395,6 @@ def piecewise(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return checkpoint(tmp_path_factory.mktemp("pieces"), byte_fallback(), template)
 
 
-@settings(deadline=None)
 @given(content=ORDINARY, name=ORDINARY)
 def test_marks_put_no_spaces_into_sentencepiece_prompts(
     piecewise: Checkpoint, content: str, name: str
@@ -611,7 +608,7 @@ REPLAYED = "smollm2"
 
 
 @pytest.mark.parametrize("name", [REPLAYED, *TEMPLATED])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(messages=MIXTURE)
 def test_no_mixture_of_messages_is_refused(name: str, messages: list[Message]) -> None:
     asked = Conversation(tuple(messages), (Tool("f"),))

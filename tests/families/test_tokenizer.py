@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -61,14 +61,12 @@ def control_ids(tokenizer: Tokenizer) -> list[int]:
     return [t for t in every if tokenizer.is_silent(t) and tokenizer.spelling(t) in CONTROL]
 
 
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_pieces_make_the_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_a_byte_level_round_trip_loses_nothing(bytewise: Tokenizer, text: str) -> None:
     found = pieces(bytewise, bytewise.encode(text))
@@ -80,14 +78,12 @@ def test_each_word_comes_out_with_its_own_token(demo: Tokenizer) -> None:
     assert pieces(demo, ids) == ["The", " quick", " brown", " fox", ""]
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_tokens_come_out_as_the_whole_would(bytewise: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, bytewise.vocabulary - 1), max_size=40))
     assert "".join(pieces(bytewise, ids)) == bytewise.decode(ids)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_after_broken_utf8_the_text_goes_on(tokenizer: Tokenizer, data: st.DataObject) -> None:
     broken = data.draw(st.lists(st.integers(0, tokenizer.vocabulary - 1), max_size=40))
@@ -119,7 +115,6 @@ def test_an_unfinished_character_is_told_at_the_end(bytewise: Tokenizer) -> None
     assert pieces(bytewise, ids) == ["a", "", "", "�"]
 
 
-@settings(deadline=None)
 @given(text=st.sampled_from(SAMPLES), random=st.randoms(use_true_random=False))
 def test_control_tokens_never_show(bytewise: Tokenizer, text: str, random: Random) -> None:
     """Nor do they part the bytes of a character."""
@@ -144,13 +139,11 @@ def test_ids_that_only_the_output_head_knows_are_no_text(tokenizer: Tokenizer) -
     assert "".join(pieces(tokenizer, [beyond, *hello, beyond, *world])) == "Hello w"
 
 
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_bytes_of_tokens_are_the_bytes_of_the_text(bytewise: Tokenizer, text: str) -> None:
     assert b"".join(map(bytewise.bytes_of, bytewise.encode(text))) == text.encode()
 
 
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_bytes_of_pieces_and_bytes_are_the_bytes_of_the_text(
     piecewise: Tokenizer, text: str

@@ -112,8 +112,6 @@ def test_what_the_openapi_document_promises(tiny_path: Path, path: str) -> None:
 
     @settings(
         max_examples=30,
-        deadline=None,
-        derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     @given(case=documented[path]["POST"].as_strategy())

@@ -20,7 +20,7 @@ from tests.live.server import PLAIN, LiveServer, eventually, serving
 MODEL, REPLAYED = "tiny", "replayed"
 CORPUS = list(attacks(Target(MODEL, head=320, tokens=259)))
 THREADS = 8
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS, RECEIVE_SECONDS = 120.0, 10.0
 KEPT = httpx.Limits(keepalive_expiry=2.0)
 """Shorter than the server keeps a connection, so that none is used while it is closed."""
 
@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     (folder / "adapters" / "broken" / "adapter_config.json").write_text("{")
     (folder / "said.jsonl").write_text(json.dumps({"match": "regex:.", "output": "Yes, yes."}))
     config = {
-        "server": {"runtime_adapters": True},
+        "server": {"runtime_adapters": True, "receive_seconds": RECEIVE_SECONDS},
         "models": {
             MODEL: {"source": str(tiny_path), "preload": True},
             REPLAYED: {"source": "replay:said.jsonl", "family": "hermes", "preload": True},

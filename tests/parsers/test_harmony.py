@@ -278,7 +278,6 @@ def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
 # Characters in several tokens, and none at all
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENS - 1), max_size=30), st.booleans())
 def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
     whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
@@ -287,7 +286,6 @@ def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
     assert "".join(text for _, text in told(events)) == whole.decode("utf-8", "replace")
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_characters_that_take_several_tokens_are_whole(text: str) -> None:
     plain: list[int] = encoding().encode(text, disallowed_special=())
@@ -331,7 +329,7 @@ TOKENS_OF_ANY_KIND = st.lists(PIECES.map(ids) | CONTROL | ANY, max_size=25).map(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(TOKENS_OF_ANY_KIND, st.booleans(), st.sampled_from([TOOLS, (PYTHON, BROWSER), ()]))
 def test_whatever_the_model_writes(tokens: list[int], cut: bool, tools: tuple[Tool, ...]) -> None:
     reading = parser(tools)
@@ -351,7 +349,7 @@ def test_whatever_the_model_writes(tokens: list[int], cut: bool, tools: tuple[To
         assert isinstance(json.loads("".join(pieces)), dict)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.lists(PIECES.filter(lambda piece: "<|" not in piece), max_size=6))
 def test_no_word_of_a_garbled_header_is_lost(words: list[str]) -> None:
     text = "".join(words)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.events import TextDelta, TokenLogprob
@@ -32,7 +32,6 @@ def released(text: str, stops: list[str], cuts: Iterable[int]) -> tuple[str, boo
     return "".join(delta.text for delta in [*deltas, *strings.finish()]), strings.matched
 
 
-@settings(deadline=None)
 @given(text=TEXTS, stops=STOPS, seed=st.integers(0, 99))
 def test_the_cut_is_the_same_however_the_text_comes(text: str, stops: list[str], seed: int) -> None:
     cut = cut_at(text, stops)
@@ -43,7 +42,6 @@ def test_the_cut_is_the_same_however_the_text_comes(text: str, stops: list[str],
     assert not any(stop in expected[0] for stop in stops)
 
 
-@settings(deadline=None)
 @given(text=TEXTS, stops=STOPS)
 def test_nothing_is_held_that_can_not_become_a_stop(text: str, stops: list[str]) -> None:
     strings = StopStrings(stops)
@@ -69,7 +67,6 @@ def test_nothing_is_held_that_can_not_become_a_stop(text: str, stops: list[str])
 TOKENS = st.lists(st.text("abü", max_size=3), max_size=12)
 
 
-@settings(deadline=None)
 @given(tokens=TOKENS, stops=STOPS)
 def test_a_tokens_logprob_comes_once_in_order_and_not_beyond_the_cut(
     tokens: list[str], stops: list[str]

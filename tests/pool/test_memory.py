@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
@@ -397,7 +397,6 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.binary() | st.dictionaries(st.text(), ENTRIES | JSON).map(file_of))
 def test_any_file_gives_a_number_or_is_unusable(content: bytes) -> None:
     with TemporaryDirectory() as folder, suppress(ModelUnusable):
@@ -414,7 +413,6 @@ def names_and_values() -> st.SearchStrategy[dict[str, Any]]:
     return flat | st.fixed_dictionaries({"text_config": flat}) | st.dictionaries(st.text(), JSON)
 
 
-@settings(derandomize=True, deadline=None)
 @given(names_and_values())
 def test_any_config_gives_a_cost_or_is_unusable(config: dict[str, Any]) -> None:
     with suppress(ModelUnusable):

@@ -30,8 +30,6 @@ BUDGET = 10
 MANY = settings(
     max_examples=350,
     stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

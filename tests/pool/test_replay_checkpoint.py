@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlx_server.errors import ModelUnusable, SettingsError
@@ -68,7 +68,6 @@ def test_an_answer_can_end(
 
 
 @EVERY_FAMILY
-@settings(deadline=None)  # the first example makes the checkpoint
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_comes_back_a_byte_a_token(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily, text: str

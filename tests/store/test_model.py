@@ -282,7 +282,5 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
 
-StoreMachine.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, derandomize=True
-)
+StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
 TestStore = StoreMachine.TestCase

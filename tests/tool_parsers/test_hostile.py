@@ -105,7 +105,7 @@ def _tokenized(wrote: Written) -> Written:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), size=st.integers(2, 9))
 def test_nothing_raises_and_no_cut_changes_what_is_read(
     name: str, data: st.DataObject, size: int
@@ -118,7 +118,7 @@ def test_nothing_raises_and_no_cut_changes_what_is_read(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(text=st.text(st.characters(exclude_characters="<>[](){}`|｜\"'")), size=st.integers(1, 9))
 def test_text_without_marks_stays_as_it_is(name: str, text: str, size: int) -> None:
     wrote = Written(family_named(name), ((NO_TOKEN, text),), "", cut=False)
