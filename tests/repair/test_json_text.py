@@ -97,13 +97,17 @@ def is_written(leaf: Any, text: str) -> bool:
         case int() | float():
             numbers = re.findall(r"-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
             return any(float(number) == float(leaf) for number in numbers)
-    return plain(leaf) in plain(text)
+    return leaf.replace("\\", "") in ESCAPE.sub(read, text)
 
 
-def plain(text: str) -> str:
-    """With no escape, nor what only looks like one."""
-    spelled = re.sub(r"\\u([0-9a-f]{4})", lambda digits: chr(int(digits[1], 16)), text)
-    return spelled.replace("\\", "")
+SIGNS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "\\": ""}
+ESCAPE = re.compile(r"\\(?:u([0-9a-f]{4})|(.))")
+
+
+def read(escape: re.Match[str]) -> str:
+    """Also what only looks like one, of which the backslash may stay."""
+    unit, sign = escape.groups()
+    return chr(int(unit, 16)) if unit else SIGNS.get(sign, sign)
 
 
 @given(values, PROSE, PROSE, st.data())
