@@ -35,6 +35,7 @@ from mlx_server.api.unread import patient
 from mlx_server.api.web_sockets import WebSockets
 from mlx_server.errors import ShuttingDown, StoreUnavailable
 from mlx_server.mcp import Connector, Connectors
+from mlx_server.models_yaml import load_settings
 from mlx_server.pool.entry import OnProgress
 from mlx_server.pool.pool import Limits, Pool
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
@@ -47,7 +48,6 @@ from mlx_server.settings import (
     ServerSettings,
     Settings,
     StoreSettings,
-    load_settings,
 )
 from mlx_server.store import Retention, Store
 

@@ -20,7 +20,7 @@ import httpx
 
 from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
 from mlx_server.events import ReasoningDelta, TextDelta
-from mlx_server.settings import load_settings
+from mlx_server.models_yaml import load_settings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 STOP_SECONDS = 15.0

@@ -79,7 +79,7 @@ def serve(
     MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated; other users of this
     machine can see the flag) and MLX_SERVER_CONFIG set the same.
     """
-    from mlx_server.settings import load_settings
+    from mlx_server.models_yaml import load_settings
 
     overrides = {
         "host": host,
@@ -255,7 +255,7 @@ def adapters(
     from rich.console import Console
 
     from mlx_server.adapters_table import rows_of, show
-    from mlx_server.settings import load_settings
+    from mlx_server.models_yaml import load_settings
 
     if not show(rows_of(load_settings(config)), Console()):
         raise typer.Exit(1)
@@ -282,7 +282,7 @@ def store(
     """
     from rich.console import Console
 
-    from mlx_server.settings import load_settings
+    from mlx_server.models_yaml import load_settings
     from mlx_server.store_table import look, show
 
     show(look(load_settings(config), prune=prune), Console())

@@ -25,14 +25,9 @@ from rich.text import Text
 from mlx_server.adapters_table import rows_of
 from mlx_server.engine.blas import fast_blas
 from mlx_server.errors import SettingsError
+from mlx_server.models_yaml import check_file, find_file, load_settings
 from mlx_server.pool.cache import cache_dir
-from mlx_server.settings import (
-    ServerSettings,
-    Settings,
-    check_file,
-    find_file,
-    load_settings,
-)
+from mlx_server.settings import ServerSettings, Settings
 
 Status = Literal["ok", "warn", "fail"]
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}

@@ -12,7 +12,7 @@ from mlx_server import doctor
 from mlx_server.adapters_table import COLUMNS, Row, rows_of, show
 from mlx_server.cli import app
 from mlx_server.lora.config import CONFIG
-from mlx_server.settings import load_settings
+from mlx_server.models_yaml import load_settings
 from tests.lora.test_catalog import (
     IN,
     LAYER,

@@ -9,7 +9,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from mlx_server.errors import SettingsError
-from mlx_server.settings import ServerSettings, Settings, check_file, load_settings
+from mlx_server.models_yaml import check_file, load_settings
+from mlx_server.settings import ServerSettings, Settings
 from mlx_server.yaml_lines import Problem
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_server.cli import app
-from mlx_server.settings import load_settings
+from mlx_server.models_yaml import load_settings
 from mlx_server.store import Conversation, Item, Response, Store
 
 DAY = 86400.0
