@@ -18,21 +18,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mlx_server import bench
-from mlx_server.bench import (
-    Answer,
-    Api,
-    Load,
-    Result,
-    Spread,
-    Target,
-    measure,
-    numbers,
-    percentile,
-    report,
-    run,
-    words_for,
-)
+from mlx_server.bench import exchange, measure, numbers, run, words_for
+from mlx_server.bench.exchange import Answer, Api, Target
+from mlx_server.bench.report import COLUMNS, report
+from mlx_server.bench.result import Load, Result, Spread, percentile
 from mlx_server.cli import app
 from mlx_server.errors import GenerationFailed, SettingsError
 
@@ -245,7 +234,7 @@ def test_nobody_listens() -> None:
 
 def test_an_answer_that_never_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
-    monkeypatch.setattr(bench, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(exchange, "ANSWER_SECONDS", 0.05)
 
     def script(_: dict[str, Any]) -> list[str]:
         hold.wait()
@@ -314,7 +303,7 @@ def test_lists_of_numbers() -> None:
 
 def mlx_server(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlx_server", "bench", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(bench.__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(exchange.__file__).parents[2])}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, cwd=folder, env=environment
     )
@@ -326,7 +315,7 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     result = mlx_server(server.url, *flags, "--api-key", "k", "--requests", "3", folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     header, *lines = result.stdout.splitlines()
-    assert re.split("  +", header.strip()) == list(bench.COLUMNS)
+    assert re.split("  +", header.strip()) == list(COLUMNS)
     cells = [line.split() for line in lines]
     assert [(c[0], c[1], c[-1]) for c in cells] == [("1", "9", "0/3"), ("2", "9", "0/3")]
     assert {len(line) for line in (header, *lines)} == {len(header)}

@@ -1,0 +1,227 @@
+"""One request of a bench, and what came back when."""
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, Literal
+
+import h11
+import httpx
+import msgspec
+
+from mlx_server.errors import GenerationFailed
+
+ANSWER_SECONDS = 900.0
+
+Api = Literal["chat", "completions"]
+PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass(frozen=True)
+class Target:
+    url: str
+    """With or without OpenAI's `/v1` at its end."""
+    model: str
+    key: str | None = None
+    api: Api = "chat"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Times in seconds."""
+
+    first_token: float
+    """From the request, connecting included, to the first text."""
+    gaps: tuple[float, ...]
+    """Between one piece of text and the next."""
+    tokens: int
+    prompt_tokens: int | None = None
+
+
+class Exchange:
+    """One request, and what came back when."""
+
+    def __init__(self, target: Target, prompt: str, max_tokens: int) -> None:
+        self._url = httpx.URL(target.url.rstrip("/").removesuffix("/v1") + PATHS[target.api])
+        self._tls = _tls() if self._url.scheme == "https" else None
+        self._http = h11.Connection(h11.CLIENT)
+        self._request = self._written(target, _body(target, prompt, max_tokens))
+        self._began = 0.0
+        self._received: list[tuple[float, bytes]] = []
+        self._error = ""
+
+    def _written(self, target: Target, body: bytes) -> bytes:
+        headers = {
+            "Host": self._url.netloc.decode(),
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",  # so the end of the answer needs no reading to be seen
+            **({"Authorization": f"Bearer {target.key}"} if target.key else {}),
+        }
+        head = h11.Request(method="POST", target=self._url.raw_path, headers=list(headers.items()))
+        parts = (head, h11.Data(data=body), h11.EndOfMessage())
+        return b"".join(self._http.send(part) or b"" for part in parts)
+
+    async def run(self) -> None:
+        self._began = perf_counter()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._run()
+        except TimeoutError:
+            self._error = f"no end after {ANSWER_SECONDS:g} s"
+        except OSError as error:
+            self._error = str(error)
+
+    async def _run(self) -> None:
+        transport, recorder = await asyncio.get_running_loop().create_connection(
+            lambda: _Recorder(self._received),
+            self._url.host,
+            self._url.port or (443 if self._tls else 80),
+            ssl=self._tls,
+        )
+        try:
+            transport.write(self._request)
+            self._error = str(await recorder.ended or "")
+        finally:
+            transport.abort()
+
+    def answer(self) -> Answer:
+        """Raises GenerationFailed for whatever is no whole answer."""
+        times: list[float] = []
+        usage = Usage()
+        for time, chunk in self._chunks():
+            usage = chunk.usage or usage
+            if any(choice.has_text for choice in chunk.choices or ()):
+                times.append(time)
+        if not times:
+            raise GenerationFailed("An answer without text.")
+        return Answer(
+            first_token=times[0] - self._began,
+            gaps=tuple(after - before for before, after in pairwise(times)),
+            tokens=usage.completion_tokens or len(times),
+            prompt_tokens=usage.prompt_tokens,
+        )
+
+    def _chunks(self) -> Iterator[tuple[float, "Chunk"]]:
+        for time, data in _events(self._content()):
+            if data == b"[DONE]":
+                return
+            chunk = _chunk(data)
+            if chunk.error:
+                raise GenerationFailed(chunk.refusal)
+            yield time, chunk
+        raise GenerationFailed("The answer was cut off.")
+
+    def _content(self) -> Iterator[tuple[float, bytes]]:
+        events = self._http_events()
+        for time, event in events:
+            match event:
+                case h11.Response(status_code=status) if status != 200:
+                    body = b"".join(bytes(e.data) for _, e in events if isinstance(e, h11.Data))
+                    raise _refused(status, body)
+                case h11.Data(data=data):
+                    yield time, bytes(data)
+
+    def _http_events(self) -> Iterator[tuple[float, h11.Event]]:
+        try:
+            for time, received in [*self._received, (perf_counter(), b"")]:
+                self._http.receive_data(received)
+                while isinstance(event := self._http.next_event(), h11.Event):
+                    if isinstance(event, h11.EndOfMessage):
+                        return
+                    yield time, event
+        except h11.RemoteProtocolError as error:
+            raise GenerationFailed(f"The connection broke: {self._error or error}") from error
+
+
+class _Recorder(asyncio.Protocol):
+    def __init__(self, received: list[tuple[float, bytes]]) -> None:
+        self._received = received
+        self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._received.append((perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(exc)
+
+
+def _body(target: Target, prompt: str, max_tokens: int) -> bytes:
+    # An instruct model would soon end its answer to a mere list of words.
+    question = {"role": "user", "content": f"{prompt}. Tell a long story with all these words."}
+    asked = {"messages": [question]} if target.api == "chat" else {"prompt": prompt}
+    body = {
+        "model": target.model,
+        **asked,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return msgspec.json.encode(body)
+
+
+def _events(content: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The data of server-sent events, each with the time at which its line was whole."""
+    rest = b""
+    for time, piece in content:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            name, _, data = line.partition(b":")
+            if name == b"data":
+                yield time, data.strip()
+
+
+class Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class Choice(msgspec.Struct):
+    text: str | None = None
+    delta: Delta | None = None
+
+    @property
+    def has_text(self) -> bool:
+        delta = self.delta or Delta()
+        return any((self.text, delta.content, delta.reasoning_content, delta.reasoning))
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Chunk(msgspec.Struct):
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+    @property
+    def refusal(self) -> str:
+        return str(self.error.get("message") if isinstance(self.error, dict) else self.error)
+
+
+def _chunk(data: bytes) -> Chunk:
+    try:
+        return msgspec.json.decode(data, type=Chunk)
+    except msgspec.DecodeError as error:
+        raise GenerationFailed("What came is not in the format of the OpenAI API.") from error
+
+
+def _refused(status: int, body: bytes) -> GenerationFailed:
+    try:
+        return GenerationFailed(f"HTTP {status}: {_chunk(body).refusal}")
+    except GenerationFailed:
+        return GenerationFailed(f"HTTP {status}, and no error in the format of the OpenAI API")
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
