@@ -4,6 +4,7 @@ Its main thread owns MLX. One thread reads commands, so that the process goes wi
 in a long step; another one beats, so that a long step is told from a dead process.
 """
 
+import gc
 import os
 import queue
 import signal
@@ -127,6 +128,7 @@ def main() -> None:
         cache_bytes=int(sys.argv[3]),
         wake=partial(inbox.put, WAKE),
     )
+    gc.freeze()  # so that a collection, as after an unload, takes no time from streams
     with suppress(ConnectionError):  # the server is gone
         line.send(Ready(os.getpid(), mx.metal.is_available(), _recommended_bytes()))
         threading.Thread(target=_beat, args=(heart, line), daemon=True).start()

@@ -276,8 +276,6 @@ class Engine:
         batch = self._batches[model] = self._batch(model, network)
         self._adapters[model] = Adapters(network)
         self._seconds[model] = 0.0
-        # What is loaded stays: a collection need not walk its modules again.
-        gc.freeze()
         nbytes = sum(array.nbytes for array in weights.arrays(network))
         return Loaded(model, batch.vocabulary, nbytes)
 
@@ -399,7 +397,6 @@ def _limit_memory(max_bytes: int) -> None:
 
 def _give_back_memory() -> None:
     """Unloaded weights go back to the system, not into a free list of ours."""
-    gc.unfreeze()
     gc.collect()
     mx.clear_cache()
     if sys.platform == "linux":

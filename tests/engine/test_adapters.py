@@ -177,13 +177,6 @@ def a_case(path: Path, folder: Path) -> Case:
     return Case(path, one, two, weakened(folder / "half", two, 0.5))
 
 
-@pytest.fixture(autouse=True)
-def collectable() -> Iterator[None]:
-    """The engine freezes what it finds at a load, which here is everything that pytest holds."""
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module", params=EVERY_KIND, ids=lambda kind: kind.name)
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     kind: Kind = request.param

@@ -4,7 +4,7 @@ import gc
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -91,13 +91,6 @@ def failures(reports: list[Report]) -> dict[int, str]:
 def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:
     engine.handle(Load(model, str(path)))
     return drain(engine)
-
-
-@pytest.fixture(autouse=True)
-def collectable() -> Iterator[None]:
-    """The engine freezes what it finds at a load, which here is everything that pytest holds."""
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

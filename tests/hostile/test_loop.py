@@ -6,7 +6,6 @@ of what is done to them takes seconds, all in all.
 """
 
 import asyncio
-import gc
 import json
 import sys
 import threading
@@ -135,7 +134,6 @@ def running(server: Server, watch: Watch) -> Iterator[str]:
         ended.set()
         for thread in threads:
             thread.join()
-        gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ from mlx_server.families.template import ChatTemplate
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, Prepared, prepare
 from tests.engine.test_worker import ask, drain, failures, run, tokens_of
-from tests.engine.test_worker import collectable as collectable
 from tests.hostile import zoo
 from tests.hostile.watch import watching
 from tests.live.server import serving
