@@ -28,7 +28,7 @@ from tests.hostile.soak import connected, fill, is_unloaded, soaked
 from tests.live.server import children, eventually
 from tests.tiny import tiny_llama
 
-REQUESTS, ROUNDS = 40, 5
+REQUESTS, QUIET, ROUNDS = 40, 3, 15
 LARGE, TIMES = 1 << 20, 5
 
 BLOCKS, BYTES = 2, 1024
@@ -126,14 +126,21 @@ def ask(server: Inside, http: httpx.Client) -> None:
 def test_requests_of_all_shapes_leave_nothing_behind(server: Inside, http: httpx.Client) -> None:
     ask(server, http)
     were_open, seen = opened(server), [kept(server)]
-    for _ in range(ROUNDS):
+    while len(seen) <= ROUNDS:
         ask(server, http)
         eventually(lambda: opened(server) == were_open, "all is closed again")
         seen.append(kept(server))
-    # what fills up to a limit does not do so in each of the rounds
-    more = [(b.blocks - a.blocks, b.bytes - a.bytes) for a, b in pairwise(seen)]
-    assert min(blocks for blocks, _ in more) < BLOCKS * REQUESTS, more
-    assert min(bytes for _, bytes in more) < BYTES * REQUESTS, more
+        if is_quiet(seen):
+            return
+    pytest.fail(str([(b.blocks - a.blocks, b.bytes - a.bytes) for a, b in pairwise(seen)]))
+
+
+def is_quiet(seen: list[Kept]) -> bool:
+    """What fills up to a limit ends to do so; a leak goes on."""
+    if len(seen) <= QUIET:
+        return False
+    before, now, asked = seen[-1 - QUIET], seen[-1], QUIET * REQUESTS
+    return now.blocks - before.blocks < BLOCKS * asked and now.bytes - before.bytes < BYTES * asked
 
 
 def test_nothing_of_large_bodies_is_kept(server: Inside, http: httpx.Client) -> None:
