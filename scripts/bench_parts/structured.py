@@ -1,16 +1,18 @@
 """`python -m bench_parts.structured FOLDER`: what a grammar costs a step of decoding.
 
 The engine's batches in this process: tiny networks with the 49,152 tokens of the demo checkpoint
-in FOLDER and with 200,000, of which the same ones are text (a step of eight rows took 6 and 23 ms);
-and the demo model (98 ms). Rows that fill in a JSON schema step in turns with rows that are free,
+in FOLDER and with gpt-oss's 200,019 (a step of eight rows took 6 and 23 ms); and the demo model
+(98 ms). Rows that fill in a JSON schema step in turns with rows that are free,
 so that what else the machine does hits both; both choose the same way. Prints one line of JSON.
 """
 
 import json
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
@@ -20,13 +22,14 @@ from bench_parts.inside import network, timed
 from mlx_server.engine.batch import Batch
 from mlx_server.engine.guide import Guides
 from mlx_server.engine.messages import Generate
+from mlx_server.families import family_named
 from mlx_server.grammars.lark import Lark
+from mlx_server.pool.replay_checkpoint import replay_checkpoint
 from mlx_server.requests import SamplingParams
 
 ROWS = (1, 8)
 PROMPT = 32
 WARM, STEPS = 10, 150
-STOP = 2
 
 SCHEMA = {
     "type": "object",
@@ -52,17 +55,30 @@ SCHEMA = {
 }
 
 
+@dataclass(frozen=True)
+class Case:
+    network: Any
+    folder: Path
+    """Of its tokenizer."""
+    stop: int
+
+
 def measured(folder: Path) -> dict[str, Any]:
-    networks = {"49k": _tiny(49_152), "200k": _tiny(200_000), "49k, demo model": network(folder)}
-    return {
-        name: {str(rows): _steps(network, folder, rows) for rows in ROWS}
-        for name, network in networks.items()
-    }
+    with TemporaryDirectory() as scratch:
+        harmony = replay_checkpoint(Path(scratch), family_named("gpt_oss"), None)
+        cases = {
+            "49k": Case(_tiny(49_152), folder, 2),
+            "200k": Case(_tiny(200_019), harmony, 200_002),
+            "49k, demo model": Case(network(folder), folder, 2),
+        }
+        return {
+            name: {str(rows): _steps(case, rows) for rows in ROWS} for name, case in cases.items()
+        }
 
 
-def _steps(network: Any, folder: Path, rows: int) -> dict[str, float]:
+def _steps(case: Case, rows: int) -> dict[str, float]:
     """Milliseconds of a free step, and what a grammar adds to it: medians."""
-    free, guided = _decoding(network, folder, rows, None), _decoding(network, folder, rows, SCHEMA)
+    free, guided = _decoding(case, rows, None), _decoding(case, rows, SCHEMA)
     rounds = [(timed(free.step), timed(guided.step)) for _ in range(WARM + STEPS)][WARM:]
     assert len(free) == len(guided) == rows, "a row has come to its end"
     return {
@@ -71,17 +87,17 @@ def _steps(network: Any, folder: Path, rows: int) -> dict[str, float]:
     }
 
 
-def _decoding(network: Any, folder: Path, rows: int, schema: Any) -> Batch:
-    batch = Batch(network, concurrency=max(ROWS))
+def _decoding(case: Case, rows: int, schema: Any) -> Batch:
+    batch = Batch(case.network, concurrency=max(ROWS))
     woken = threading.Event()
     guides = Guides(woken.set)
-    guides.expect("", folder, [STOP])
+    guides.expect("", case.folder, [case.stop])
     lark = Lark()
     grammar = lark.source(lark.json(schema)) if schema else None
     for row in range(rows):
         prompt = [(7 * row + 3 * place) % 100 + 5 for place in range(PROMPT)]
         sampling = SamplingParams(temperature=0.7, seed=row)
-        asked = Generate(row, "", prompt, 10_000, [STOP], sampling, grammar=grammar)
+        asked = Generate(row, "", prompt, 10_000, [case.stop], sampling, grammar=grammar)
         while grammar and (guide := guides.guide(asked)) is None:
             woken.wait()
             woken.clear()
