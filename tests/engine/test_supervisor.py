@@ -79,7 +79,6 @@ async def supervised(path: Path | None = None) -> AsyncIterator[House]:
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(client, "SILENT_SECONDS", 1.2)
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])

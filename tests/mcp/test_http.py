@@ -24,7 +24,7 @@ from tests.mcp.playing import all_gone, served
 pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(open_seconds=10, call_seconds=10)
-HASTY = Limits(open_seconds=0.5, call_seconds=0.5)
+HASTY = Limits(open_seconds=10, call_seconds=0.5)
 SMALL = Limits(message_bytes=1 << 16, session_bytes=1 << 18)
 TOOL = {"name": "look", "inputSchema": {"type": "object"}}
 
