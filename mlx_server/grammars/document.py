@@ -5,6 +5,7 @@ Read as draft 2020-12, older spellings as well (`definitions`, lists in `items`,
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -32,10 +33,14 @@ class Document:
 
     def __init__(self, root: Schema) -> None:
         self.root = root
-        self._anchors: dict[str, Part] = {}
-        for part in parts_of(root, DEFINITIONS):
+
+    @cached_property
+    def _anchors(self) -> dict[str, Part]:
+        found: dict[str, Part] = {}
+        for part in parts_of(self.root, DEFINITIONS):
             for name in _anchors_of(part.schema):
-                self._anchors.setdefault(name, part)
+                found.setdefault(name, part)
+        return found
 
     def target(self, part: Part) -> Part | None:
         """Where the `$ref` of this part leads, if it has one."""

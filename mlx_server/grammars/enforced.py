@@ -155,11 +155,21 @@ def _gaps(now: Met, apart: Apart) -> Iterator[Gap]:
             yield from _pattern_gaps(path, schema)
         elif key in _NUMERIC and _inexact(schema[key]):
             yield Gap(path, key, "has an integer beyond 2^53, which is not compared exactly")
+        elif key in _SMALLEST and _out_of_reach(schema[key], _SMALLEST[key]):
+            yield Gap(path, key, f"is {schema[key]}, which is too large or too small for a grammar")
 
 
 _NUMERIC = frozenset(
     ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 )
+
+_LARGEST = 1e17
+_SMALLEST = dict.fromkeys(_NUMERIC - {"const", "enum"}, 1e-60) | {"multipleOf": 1e-9}
+"""Numbers beyond, llguidance can't write as patterns."""
+
+
+def _out_of_reach(value: float, smallest: float) -> bool:
+    return bool(value) and not smallest <= abs(value) <= _LARGEST
 
 
 def _inexact(value: Any) -> bool:

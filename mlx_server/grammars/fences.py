@@ -5,10 +5,10 @@ The limits are measured ones: what is within compiles in far less than two secon
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 from mlx_server.grammars import patterns
@@ -33,6 +33,8 @@ MOST_NODES = 20_000
 MOST_PROPERTIES = 500
 MOST_VALUES = 10_000
 MOST_TIMES = 10_000
+LONGEST_TEXT = 2**31
+"""The compiler counts in 32 bits."""
 MOST_MULTIPLES = 10_000
 MOST_PATTERN_PROPERTIES = 64
 LONGEST_CHAIN = 2_000
@@ -41,6 +43,13 @@ LONGEST_CHAIN = 2_000
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _TIMES = tuple(key for key in COUNTS if key != "maxLength")
 _NUMBERS = ("minimum", "maximum", "multipleOf")
+_BOUNDS = (
+    (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"), ("integer", "number")),
+    (("minLength",), ("maxLength",), ("string",)),
+    (("minItems",), ("maxItems",), ("array",)),
+    (("minProperties",), ("maxProperties",), ("object",)),
+)
+"""Least, most, and the types of which they speak."""
 
 
 def fence(schema: Any) -> None:
@@ -60,6 +69,7 @@ def fence(schema: Any) -> None:
     _refuse_long_chains(document, parts)
     for part in parts:
         _check_counts(part)
+        _check_bounds(part)
     _check_sums(document, parts)
 
 
@@ -210,12 +220,36 @@ def _check_counts(part: Part) -> None:
         if key == "enum" and len(value) > MOST_VALUES:
             raise refused(at, f"has {len(value)} values, more than {MOST_VALUES}")
         if key in _TIMES and value > MOST_TIMES:
-            raise refused(at, f"is {value}, more than {MOST_TIMES}")
+            raise refused(at, f"is {shown(value)}, more than {MOST_TIMES}")
+        if key == "maxLength" and value > LONGEST_TEXT:
+            raise refused(at, f"is {shown(value)}, more than {LONGEST_TEXT}")
+        if key == "multipleOf" and _digits(schema) > MOST_MULTIPLES:
+            raise refused(at, f"is {shown(value)}, whose digits are more than {MOST_MULTIPLES}")
         if key in ("const", "enum") and (text := _unwritable(value)):
             raise refused(at, f"has a control character in {shown(text)}, which can't be written")
         for pattern in [value] if key == "pattern" else value if key == "patternProperties" else ():
             if why := patterns.excess(pattern):
                 raise refused(at, f"{shown(pattern)} {why}")
+
+
+def _check_bounds(part: Part) -> None:
+    path, schema = part
+    if isinstance(schema, bool):
+        return
+    for least, most, types in _BOUNDS:
+        if not _types_of(schema) <= {*types}:
+            continue  # a value of another type may follow it
+        for low, high in product(least, most):
+            if _is_number(schema.get(low)) and _is_number(schema.get(high)):
+                inclusive = (low, high) == (least[0], most[0])
+                if schema[low] > schema[high] or (schema[low] == schema[high] and not inclusive):
+                    beside = f"is {shown(schema[low])} beside {high} {shown(schema[high])}"
+                    raise refused((*path, low), f"{beside}: no value follows both")
+
+
+def _types_of(schema: Mapping[str, Any]) -> Set[str]:
+    said = schema.get("type", _TYPES)
+    return {said} if isinstance(said, str) else {*said}
 
 
 def _unwritable(value: Any) -> str | None:

@@ -22,6 +22,17 @@ def rule_of(wanted: Format, lark: Lark) -> str:
             return lark.rule(written.body_of(source))
 
 
+def is_verbatim(wanted: Format | None) -> bool:
+    """Whether white space at its beginning may be a part of it."""
+    return wanted is not None and not isinstance(wanted, JsonFormat)
+
+
+def placed(message: str, wanted: Format | None) -> str:
+    """What the compiler says of a format, with the place in its schema."""
+    at = schema.place_of(message, wanted.schema) if isinstance(wanted, JsonFormat) else ""
+    return f"{message} ({at})" if at else message
+
+
 def check(wanted: Format, param: str) -> None:
     """Raises InvalidGrammar for what can't be used, before anything is compiled."""
     try:

@@ -41,13 +41,7 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
         """JSON that follows a schema (see schema.py for those that can be used)."""
-        told = plain(schema, lenient=lenient)
-        if told is False:
-            return self.rule("%json false")
-        members = told if isinstance(told, dict) else {}
-        # with \\u, a name that `properties` lists could be spelled so, and escape its schema
-        escapes = {"json_allowed_escapes": ESCAPES if may_spell(told) else ESCAPES + "u"}
-        return self.rule(f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}")
+        return self.rule(body_of_json(plain(schema, lenient=lenient)))
 
     def text(self, literal: str) -> str:
         """Exactly this; control tokens that it spells are meant as such."""
@@ -115,6 +109,16 @@ class Lark:
         if key not in self._names:
             self._names[key] = f"{prefix}{len(self._names)}{attributes}"
         return self._names[key].removesuffix(attributes)
+
+
+def body_of_json(told: dict[str, Any] | bool) -> str:
+    """told: a schema as `plain` makes it."""
+    if told is False:
+        return "%json false"
+    members = told if isinstance(told, dict) else {}
+    # with \\u, a name that `properties` lists could be spelled so, and escape its schema
+    escapes = {"json_allowed_escapes": ESCAPES if may_spell(told) else ESCAPES + "u"}
+    return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
 
 
 def quoted(text: str) -> str:

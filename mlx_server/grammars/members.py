@@ -1,6 +1,7 @@
 """The members of an object's schema, for notations that write arguments one by one."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ _NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", *DEFINITIONS)
 def properties_of(schema: Schema) -> Mapping[str, Schema]:
     """Those listed, also by what the schema plainly refers to or is made of."""
     found: dict[str, Schema] = {}
-    for part in _plainly(Part((), schema), Document(schema)):
+    for part in plainly(Part((), schema), Document(schema)):
         if isinstance(part.schema, Mapping):
             for key, inner in part.schema.get("properties", {}).items():
                 found.setdefault(key, inner)
@@ -30,20 +31,29 @@ def properties_of(schema: Schema) -> Mapping[str, Schema]:
 def required_of(schema: Schema) -> frozenset[str]:
     return frozenset(
         name
-        for part in _plainly(Part((), schema), Document(schema))
+        for part in plainly(Part((), schema), Document(schema))
         if isinstance(part.schema, Mapping)
         for name in part.schema.get("required", ())
     )
 
 
+def members(document: Document, key: str) -> list[Part]:
+    """All that is said of one member."""
+    parts = plainly(Part((), document.root), document)
+    return [found for part in parts for found in _member(part, key)]
+
+
+def is_barred(document: Document, key: str) -> bool:
+    return any(part.schema is False for part in members(document, key))
+
+
 def member(schema: Schema, key: str) -> Mapping[str, Any]:
     """The schema of one member as a root of its own, with all that it refers to.
 
-    A name that is not listed is what `additionalProperties` says.
+    A name that is not listed is what `patternProperties` say, or else `additionalProperties`.
     """
     document = Document(schema)
-    parts = [_member(part, key) for part in _plainly(Part((), schema), document)]
-    found = [part for part in parts if part and part.schema is not True]
+    found = [part for part in members(document, key) if part.schema is not True]
     carried = _Carried(document)
     own = [carried.copy(_followed(part, document)) for part in found]
     root = own[0] if len(own) == 1 else {"allOf": own} if own else {}
@@ -82,12 +92,13 @@ class _Carried:
     def _name(self, target: Part) -> str:
         if target.path not in self._names:
             last = target.path[-1] if target.path else "root"
-            self._names[target.path] = f"{len(self._names)}-{last}"
+            # plain, as not all that follow a reference decode it
+            self._names[target.path] = f"{len(self._names)}-{re.sub(r'[^a-zA-Z0-9_]', '_', last)}"
             self._waiting.append(target)
         return self._names[target.path]
 
 
-def _plainly(start: Part, document: Document) -> Iterator[Part]:
+def plainly(start: Part, document: Document) -> Iterator[Part]:
     """This one, what its `$ref` leads to and the schemas of its `allOf`, and so on from these."""
     waiting, seen = [start], set()
     while waiting:
@@ -114,12 +125,26 @@ def _followed(part: Part, document: Document) -> Part:
     return part
 
 
-def _member(part: Part, key: str) -> Part | None:
+def _member(part: Part, key: str) -> list[Part]:
     if isinstance(part.schema, bool):
-        return None
+        return []
     properties = part.schema.get("properties", {})
-    if key in properties:
-        return Part((*part.path, "properties", key), properties[key])
-    if "additionalProperties" in part.schema and not part.schema.get("patternProperties"):
-        return Part((*part.path, "additionalProperties"), part.schema["additionalProperties"])
-    return None
+    patterned = part.schema.get("patternProperties", {})
+    places = [("properties", key)] if key in properties else []
+    places += [("patternProperties", pattern) for pattern in patterned if _matches(pattern, key)]
+    if not places and "additionalProperties" in part.schema:
+        return [Part((*part.path, "additionalProperties"), part.schema["additionalProperties"])]
+    return [Part((*part.path, *place), part.schema[place[0]][place[1]]) for place in places]
+
+
+def _matches(pattern: str, key: str) -> bool:
+    return is_searchable(pattern) and re.search(pattern, key) is not None
+
+
+def is_searchable(pattern: str) -> bool:
+    """Whether names can be looked at for it here."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True

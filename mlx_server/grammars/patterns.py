@@ -7,6 +7,8 @@ LONGEST = 2_000
 MOST_REPEATS = 10_000
 MOST_STATES = 50_000
 """Of the pattern with its repetitions written out, each inside the others."""
+DEEPEST = 60
+"""Groups in groups: the compiler takes up to four steps into each, and 250 in all."""
 
 _PIECE = re.compile(
     r"(?P<class>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\])|(?P<escape>\\.)"
@@ -14,7 +16,8 @@ _PIECE = re.compile(
     r"|(?P<times>\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})|(?P<many>[*+?])|(?P<other>.)",
     re.DOTALL,
 )
-_ITEM = r"\\.|\[:\^?\w+:\]|."
+_HEX = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[xu]\{[0-9a-fA-F]+\}"
+_ITEM = rf"{_HEX}|\\[pP](?:\{{[^}}]*\}}|.)|\\.|\[:\^?\w+:\]|."
 _RANGE = re.compile(rf"({_ITEM})(?:-({_ITEM}))?", re.DOTALL)
 """Or a single item of a class."""
 _SHORT = {
@@ -26,19 +29,74 @@ _SHORT = {
 }
 """As ECMAScript has them."""
 _LOOKING = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
+_ESCAPE = re.compile(r"\\([^\W_]|[^\x00-\x7f])")
+"""That is more than the character itself; known are:"""
+_KNOWN_IN_CLASS = frozenset(map("\\{}".format, "dDsSwWaftnrv"))
+_KNOWN = _KNOWN_IN_CLASS.union(map("\\{}".format, "pPxuUAz"))
 
 
 def unsupported(pattern: str) -> str | None:
-    """What no grammar can say of it."""
+    """What no grammar can say of it, or nobody at all."""
+    before, depth = "|", 0
     for piece in _PIECE.finditer(pattern):
-        if looking := _LOOKING.get(piece["open"] or ""):
-            return f"{looking} {piece['open']}...)"
-        if re.fullmatch(r"\\[1-9k]", piece["escape"] or ""):
-            return f"a back-reference ({piece['escape']})"
-        if piece["escape"] in ("\\b", "\\B"):
-            return f"a word boundary ({piece['escape']})"
-        if piece["other"] == "\\":
-            return "a \\ at its end"
+        if why := _unsaid(piece) or _misplaced(piece, before):
+            return why
+        before = piece["open"] or piece[0]
+        depth += bool(piece["open"]) - bool(piece["close"])
+        if depth < 0:
+            return "a ) that closes no group"
+    return "a group that is never closed" if depth else None
+
+
+def _unsaid(piece: re.Match[str]) -> str | None:
+    opened, escape = piece["open"] or "", piece["escape"] or ""
+    if looking := _LOOKING.get(opened):
+        return f"{looking} {opened}...)"
+    if opened in ("(?", "(?>", "(?#"):
+        return f"a group of an unknown kind ({piece.string[piece.start() :][:4]}...)"
+    if re.fullmatch(r"\\[1-9k]", escape):
+        return f"a back-reference ({escape})"
+    if escape in ("\\b", "\\B", "\\<", "\\>"):
+        return f"a word boundary ({escape})"
+    if _ESCAPE.fullmatch(escape) and escape not in _KNOWN:
+        return f"an unknown escape ({escape})"
+    return _unsaid_of_class(piece["class"]) if piece["class"] else None
+
+
+def _unsaid_of_class(written: str) -> str | None:
+    if written in ("[]", "[^]"):
+        return f"a class of nothing ({written})"
+    for found in _RANGE.finditer(written[1:-1].removeprefix("^")):
+        first, last = found[1], found[2] or ""
+        for item in (first, last):
+            if _ESCAPE.fullmatch(item) and item not in _KNOWN_IN_CLASS:
+                return f"an escape that is unknown in a class ({item})"
+        if last in _SHORT or last == r"\s":
+            return f"a range that ends in no character ({found[0]})"
+        if last and _code(first) > _code(last) >= 0:
+            return f"a range that ends before it begins ({found[0]})"
+    return None
+
+
+def _code(item: str) -> int:
+    """Of a character in a class; -1: not known here."""
+    if re.fullmatch(_HEX, item):
+        return int(item[2:].strip("{}"), 16)
+    is_class = _ESCAPE.match(item) or item.startswith("[:")
+    return -1 if is_class else ord(item[-1])
+
+
+def _misplaced(piece: re.Match[str], before: str) -> str | None:
+    if piece["other"] == "\\":
+        return "a \\ at its end"
+    if piece["other"] == "[":
+        return "a [ that is never closed"
+    if (piece["many"] or piece["times"]) and (before == "|" or before.startswith("(")):
+        return f"a {piece[0]} that repeats nothing"
+    if piece["other"] == "{" and before not in (r"\p", r"\P", r"\x", r"\u", r"\U"):
+        return "a { that says no number of times (\\{ is the character)"
+    if piece["most"] and float(piece["most"]) < float(piece["least"]):
+        return f"a repetition whose most is below its least ({piece[0]})"
     return None
 
 
@@ -50,6 +108,8 @@ def excess(pattern: str) -> str | None:
     for piece in _PIECE.finditer(pattern):
         if piece["open"]:
             sizes.append(0)
+            if len(sizes) > DEEPEST + 1:
+                return f"is nested deeper than {DEEPEST} groups"
         elif piece["close"]:
             last = sizes.pop() if len(sizes) > 1 else 0
             sizes[-1] += last

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars.document import Document, Schema
+from mlx_server.grammars.document import Document, Schema, pointer
 from mlx_server.grammars.enforced import gaps
 from mlx_server.grammars.fences import fence
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.members import member, properties_of, required_of
+from mlx_server.grammars.patterns import as_rust
 from mlx_server.messages import Tool
 
 __all__ = [
@@ -72,6 +73,17 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
 def unenforced(schema: Schema) -> tuple[str, ...]:
     """`keyword at #/path` for all that a grammar of it leaves out, if it is not strict."""
     return tuple(str(gap) for gap in gaps(Document(schema)))
+
+
+def place_of(message: str, schema: Schema) -> str:
+    """Of the first pattern that a message quotes; empty if it quotes none."""
+    for path, found in Document(schema).reached():
+        for key in ("pattern", "patternProperties"):
+            said = found.get(key, ()) if isinstance(found, Mapping) else ()
+            for pattern in [said] if isinstance(said, str) else said:
+                if f"/{pattern}/" in message or f"/{as_rust(pattern)}/" in message:
+                    return pointer((*path, key))
+    return ""
 
 
 def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False) -> str:

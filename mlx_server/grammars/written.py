@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import gbnf, patterns, schema
 from mlx_server.grammars.enforced import plain
-from mlx_server.grammars.lark import JSON
+from mlx_server.grammars.lark import body_of_json
 
 LARGEST = 128 * 1024
 MOST_RULES = 500
@@ -115,19 +115,20 @@ def _written(token: _Token) -> str:
         case "%llguidance" | "blank":
             return " "
         case "%json":
-            return f"%json {_schema(json.loads(text))}"
+            return _schema(json.loads(text))
         case "%regex":
             return f"%regex {json.dumps(json.loads(text))}"
         case "regex":
-            if why := patterns.unsupported(text) or patterns.excess(text):
+            if why := patterns.unsupported(text):
+                raise _refused(line, f"the pattern {text[:40]} has {why}, which can't be said here")
+            if why := patterns.excess(text):
                 raise _refused(line, f"the pattern {text[:40]} {why}")
     return text
 
 
 def _schema(found: Any) -> str:
     schema.check(found, strict=True)
-    told = plain(found)
-    return json.dumps({**told, "x-guidance": JSON} if isinstance(told, dict) else told)
+    return body_of_json(plain(found))
 
 
 def _refused(line: int, why: str) -> InvalidGrammar:

@@ -5,11 +5,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mlx_server.repair.exact import Written, exactly
+
 DEEPEST = 16
 """Levels of a schema that are followed; `$ref` can make it endless."""
 
 WIDEST = 256
 """Parts of a schema that are looked at."""
+
+INEXACT = 2**53
+"""From here on a float may be another whole number than the one that was written."""
 
 EVERYTHING = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
@@ -18,7 +23,12 @@ Schema = Mapping[str, Any]
 
 def takes_text(schema: Schema, key: str) -> bool:
     """Whether any text is right for this parameter as it stands. schema: of all arguments."""
-    return types_of(_property(schema, key, schema), schema) == {"string"}
+    return types_read(schema, key) == {"string"}
+
+
+def types_read(schema: Schema, key: str) -> frozenset[str]:
+    """Those that are looked for in what is written of this parameter."""
+    return types_of(_property(schema, key, schema), schema)
 
 
 def coerced(value: Any, schema: Schema, key: str) -> Any:
@@ -29,7 +39,7 @@ def coerced(value: Any, schema: Schema, key: str) -> Any:
 def read_as(text: str, schema: Schema, key: str) -> Any:
     """The value of parameter `key` from a notation that has no types: JSON where the schema asks
     for something else than text, or for nothing at all."""
-    types = types_of(_property(schema, key, schema), schema)
+    types = types_read(schema, key)
     if types == {"string"}:
         return text
     value = text if text.strip() == "None" else _parsed(text)
@@ -55,9 +65,11 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
             return found if _type(found) in types else value
         case float() if not math.isfinite(value):
             return value
-        case float() if "integer" in types and value.is_integer():
+        case float() if "integer" in types and value.is_integer() and abs(value) < INEXACT:
             return int(value)
-        case bool() | int() | float() if "string" in types:
+        case Written() if "string" in types:
+            return value.text
+        case bool() | int() if "string" in types:
             return json.dumps(value)
     return value
 
@@ -80,7 +92,7 @@ def _parsed(text: str) -> Any:
     if word in literals:
         return literals[word]
     try:
-        found = json.loads(word, parse_constant=lambda name: name)
+        found = exactly(word, lambda name: name)
     except (ValueError, RecursionError):
         return text
     return text if isinstance(found, float) and not math.isfinite(found) else found

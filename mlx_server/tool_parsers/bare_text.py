@@ -1,17 +1,19 @@
 """Values that stand as bare text between marks, by their schema: text as it is, the rest as JSON.
 
 Where text and others are allowed, what is written is read as what it looks like: so no text is
-allowed that would be read as something that the schema forbids. Of what a schema says about text,
-enum, const, pattern, minLength and maxLength are kept. Beside text, numbers with limits are not
-offered.
+allowed that would be read as something that the schema forbids. What a schema says about text is
+kept, but for patterns that can't be read (see lacking.py). Beside text, numbers with limits are
+not offered.
 """
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.tool_parsers.format_text import FORMATS
 from mlx_server.tool_parsers.pattern_text import searched
-from mlx_server.tool_parsers.value_schema import NUMBER, Value
+from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, Value
 
 Ends = Callable[[str], str]
 """What follows a value, as a rule with it: `Lark.up_to` for text, and itself for JSON."""
@@ -37,11 +39,14 @@ PLAIN = {
 
 WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
+DEEPEST = 64
+"""Schemas of one text within each other."""
+
 
 def bare_value(value: Value, lark: Lark, mark: str, *but: str) -> str:
     """A value and the mark behind it. but: other marks that can't stand in text."""
     if "string" in value.types:
-        text = _text(value, lark, (mark, *but), sorted(value.types - {"string"}))
+        text = _text(value, lark, (mark, *but), (value.types | value.read_as) - {"string"})
         return lark.rule(" | ".join([lark.up_to(mark, text), *_structures(value, lark, mark)]))
     words = [word for option in value.options() for word in _words(option)]
     return lark.rule(f"({' | '.join([value.as_json(lark), *words])}) {lark.text(mark)}")
@@ -49,7 +54,7 @@ def bare_value(value: Value, lark: Lark, mark: str, *but: str) -> str:
 
 def marked_text(value: Value, lark: Lark, mark: str, *but: str) -> str:
     """As `bare_value`, where something else tells that it is text, whatever it looks like."""
-    return lark.up_to(mark, _text(value, lark, (mark, *but), []))
+    return lark.up_to(mark, _text(value, lark, (mark, *but), frozenset()))
 
 
 def _structures(value: Value, lark: Lark, mark: str) -> Iterator[str]:
@@ -58,38 +63,67 @@ def _structures(value: Value, lark: Lark, mark: str) -> Iterator[str]:
         yield f"{value.as_json(lark, *types)} {lark.text(mark)}"
 
 
-def _text(value: Value, lark: Lark, marks: tuple[str, ...], others: list[str]) -> str:
+def _text(value: Value, lark: Lark, marks: tuple[str, ...], others: frozenset[str]) -> str:
     """One terminal, since only the first of several that fit would be taken."""
-    looks = [lark.terminal(f"/{LOOKS[type]}/") for type in others]
+    looks = [lark.terminal(f"/{LOOKS[type]}/") for type in sorted(others)]
     free = lark.anything(*marks)
-    found = []
+    found = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
     for option in value.options():
-        if "string" in option.types:
-            found.append(" & ".join([text_of(option, lark), free, *(f"~{look}" for look in looks)]))
-        found += _scalars(option, lark, set(others))
+        found += _scalars(option, lark, others)
     return lark.terminal(" | ".join(found))
 
 
 def text_of(value: Value, lark: Lark) -> str:
     """A terminal for text, without regard to marks."""
+    return _Texts(lark).of(value, DEEPEST)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    lark: Lark
+    _known: dict[int, str] = field(default_factory=dict)
+    """By schema: several may refer to the same."""
+
+    def of(self, value: Value, depth: int) -> str:
+        if not depth:
+            return NEVER
+        schema = id(value.schema)
+        if schema not in self._known:
+            self._known[schema] = NEVER  # whatever leads back to itself
+            said = ["/(?s:.*)/", *_said(value), *self._said_elsewhere(value, depth - 1)]
+            self._known[schema] = self.lark.terminal(" & ".join(said))
+        return self._known[schema]
+
+    def _said_elsewhere(self, value: Value, depth: int) -> Iterator[str]:
+        for part in value.also:
+            yield self.of(part, depth)
+        for options in value.choices:
+            yield self.lark.terminal(" | ".join(self.of(option, depth) for option in options))
+
+
+def _said(value: Value) -> Iterator[str]:
+    """Of text, by the schema itself."""
+    schema = value.schema
+    if "string" not in schema.get("type", "string"):
+        yield NEVER
     if value.listed is not None:
         texts = [quoted(text) or '""' for text in value.listed if isinstance(text, str)]
-        return lark.terminal(" | ".join(texts) or "/[^\\s\\S]/")
-    found = ["/(?s:.*)/"]
-    least, most = value.schema.get("minLength", 0), value.schema.get("maxLength", "")
-    if least or most != "":
-        found.append(f"/(?s:.{{{least},{most}}})/")
-    pattern = value.schema.get("pattern")
-    if isinstance(pattern, str) and (expression := searched(pattern)):
-        found.append(f"/{expression}/")
-    return lark.terminal(" & ".join(found))
+        yield f"({' | '.join(texts) or NEVER})"
+    least, most = value.counts("minLength", "maxLength")
+    if (least, most) != (0, None):
+        yield f"/(?s:.{{{least},{'' if most is None else most}}})/"
+    if "pattern" in schema and (expression := searched(schema["pattern"])):
+        yield f"/{expression}/"
+    if expression := FORMATS.get(schema.get("format", "")):
+        yield f"/{expression}/"
 
 
-def _scalars(value: Value, lark: Lark, types: set[str]) -> Iterator[str]:
+def _scalars(value: Value, lark: Lark, types: frozenset[str]) -> Iterator[str]:
     if value.listed is not None:
-        for listed in value.listed:
-            if not isinstance(listed, (str, list, dict)):
-                yield quoted(json.dumps(listed))
+        if value.says_only("type", "enum", "const", *KEYWORDS["string"]):
+            for listed in value.listed:
+                if types and not isinstance(listed, (str, list, dict)) and value.may_list(listed):
+                    yield quoted(json.dumps(listed))
     else:
         for type in sorted(value.types & types & PLAIN.keys()):
             if value.is_any(type):

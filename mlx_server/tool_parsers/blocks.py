@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from mlx_server.grammars.lark import Lark
+from mlx_server.grammars.schema import object_of, unenforced
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.notation import Block, Unmarked
+from mlx_server.tool_parsers.notation import Block, Notation, Unmarked
 from mlx_server.tool_parsers.parameters import Unwritable
 
 
 def block_of(block: Block, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
     """Behind its opening mark. several: more than one call, where it can hold them."""
+    refuse_lacking(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     begin = [lark.text(block.before)] if block.before else []
     calls = f"({call}) {_more(block, lark, call) if several else ''}"
@@ -24,6 +26,7 @@ def unmarked_block(
     def first(tool: Tool) -> str:
         return f"{lark.terminal(f'/{space}{block.head(tool)}/')} {block.rest(lark, tool)}"
 
+    refuse_lacking(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     firsts = one_of(writable(first, tools))
     calls = f"({firsts}) {_more(block, lark, call) if several else ''}"
@@ -33,6 +36,21 @@ def unmarked_block(
 def empty_block(block: Block, lark: Lark) -> str:
     begin = [lark.text(block.before)] if block.before else []
     return lark.rule(_spaced(block, lark, ["", *begin, *_after(block, lark)]))
+
+
+def refuse_lacking(block: Block, tools: Sequence[Tool]) -> None:
+    """Raises InvalidGrammar for a strict tool that calls would not be held to."""
+    for gap in (gap for tool in tools if tool.strict for gap in block.lacks(tool)):
+        refusal = gap.refusal()
+        refusal.param = "tools"
+        raise refusal
+
+
+def unheld(notations: Sequence[Notation], tool: Tool) -> tuple[str, ...]:
+    """`keyword at #/path` for all that its calls are not held to, however they are written."""
+    blocks = (block for notation in notations for block in notation.blocks)
+    lacking = (str(gap) for block in blocks for gap in block.lacks(tool))
+    return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *lacking]))
 
 
 def writable(write: Callable[[Tool], str], tools: Sequence[Tool]) -> list[str]:

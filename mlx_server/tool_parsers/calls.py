@@ -22,6 +22,7 @@ from mlx_server.events import (
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import EVERYTHING, Repair
 from mlx_server.repair.coerce import coerced, read_as, takes_text
+from mlx_server.repair.exact import exactly
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import tool_named
@@ -95,7 +96,7 @@ class Calls:
         found, slips = arguments, False
         if isinstance(arguments, str):
             try:
-                found = json.loads(arguments)
+                found = exactly(arguments)
             except (ValueError, RecursionError):
                 slips = True
                 if not self.allowed.json:
@@ -203,7 +204,7 @@ class Call:
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
 
     def value(self, key: str, value: Any) -> None:
-        """A parameter that is complete. Of a key given twice, the first counts."""
+        """A parameter that is complete. Given twice it is Malformed: one would be a guess."""
         self._put(key, self._fitted(key, value))
 
     def untyped(self, key: str, text: str) -> None:
@@ -212,9 +213,8 @@ class Call:
 
     def _put(self, key: str, value: Any) -> None:
         if key in self._keys:
-            self.mended("json", self._path(key))
-        else:
-            self._write(self._label(key) + _json(value))
+            raise Malformed("a key is given twice")
+        self._write(self._label(key) + _json(value))
 
     def _fitted(self, key: str, value: Any) -> Any:
         (found,) = fitted({key: value}, self._schema, self._calls.allowed).values()

@@ -11,12 +11,13 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.coerce import read_as
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import json_values, lacking
 from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.calls import Call, Calls
 from mlx_server.tool_parsers.literals import Literals, Spelling
 from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.parameters import Unwritable
+from mlx_server.tool_parsers.pattern_text import searched
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.value_schema import Member, Value, arguments_of
 
@@ -138,7 +139,9 @@ def _call_of(spelling: Spelling, lark: Lark, tool: Tool) -> str:
 
 
 def _spelling(quote: str) -> Spelling:
-    def string(lark: Lark, value: Value) -> str:
+    def string(lark: Lark, value: Value) -> str | None:
+        if not searched(value.schema.get("pattern", "")):
+            return None
         text = lark.terminal(f"{text_of(value, lark)} & {lark.anything(quote)}")
         return f"{lark.text(quote)} {lark.up_to(quote, text)}"
 
@@ -169,7 +172,7 @@ def _sorted(found: list[Member]) -> list[Member]:
 
 def _notation(opens: str, closes: str, quote: str) -> Notation:
     read = partial(_read, closes, quote)
-    block = Block(partial(_call_of, _spelling(quote)), after=closes)
+    block = Block(partial(_call_of, _spelling(quote)), after=closes, lacks=lacking.one_by_one)
     return Notation(read, opens=(opens,), closes=(closes,), inner=(quote,), blocks=(block,))
 
 

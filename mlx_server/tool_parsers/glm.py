@@ -11,6 +11,7 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers import lacking
 from mlx_server.tool_parsers.bare_text import bare_value
 from mlx_server.tool_parsers.calls import Call, Calls
 from mlx_server.tool_parsers.notation import Block, Notation, parsed
@@ -101,7 +102,8 @@ def _call_of(lark: Lark, tool: Tool) -> str:
         name = f"{lark.text(KEY)} {quoted(key)} {lark.text(KEY_END)} {space}? {lark.text(VALUE)}"
         return f"{space}? {name} {bare_value(member.value, lark, VALUE_END, CLOSE, KEY_END)}"
 
-    return lark.rule(f"{quoted(tool.name)} {one_by_one(arguments_of(tool), written)}")
+    arguments = one_by_one(arguments_of(tool), written, lark)
+    return lark.rule(f"{quoted(tool.name)} {arguments}")
 
 
 GLM = Notation(
@@ -109,7 +111,7 @@ GLM = Notation(
     opens=(OPEN,),
     closes=(CLOSE,),
     inner=(KEY, KEY_END, VALUE, VALUE_END),
-    blocks=(Block(_call_of, after=CLOSE, space=r"\n?"),),
+    blocks=(Block(_call_of, after=CLOSE, lacks=lacking.as_text, space=r"\n?"),),
 )
 
 parse_tool_call = partial(parsed, GLM)

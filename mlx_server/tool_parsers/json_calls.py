@@ -35,7 +35,8 @@ def _call_object(
     name, call, held, framed = "", None, None, False
     while True:
         key = yield from json_values.key(source)
-        if key in (*NAMES, *ARGUMENTS) and (call or framed):
+        twice = (key in NAMES and name) or (key in ARGUMENTS and held is not None)
+        if twice or (key in (*NAMES, *ARGUMENTS) and (call or framed)):
             raise Malformed("two calls in one")
         if key in ARGUMENTS and name and (yield from source.accept("{")):
             call = calls.start(name, id)
@@ -101,9 +102,14 @@ def _call(found: Any) -> tuple[str, dict[str, Any]]:
         found = found["function"]
     if not isinstance(found, dict):
         raise Malformed("a call should be an object")
-    name = next((found[key] for key in NAMES if key in found), None)
-    arguments = next((found[key] for key in ARGUMENTS if key in found), None)
-    return _text(name), as_object(arguments)
+    return _text(_one(found, NAMES)), as_object(_one(found, ARGUMENTS))
+
+
+def _one(found: dict[str, Any], keys: tuple[str, ...]) -> Any:
+    values = [found[key] for key in keys if key in found]
+    if len(values) > 1:
+        raise Malformed("two calls in one")
+    return values[0] if values else None
 
 
 def _text(value: Any) -> str:

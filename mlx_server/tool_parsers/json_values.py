@@ -1,10 +1,10 @@
 """JSON as models write it, value by value, while it is being written."""
 
-import json
 import re
 from functools import partial
 from typing import Any
 
+from mlx_server.repair.exact import exactly
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import Call
 from mlx_server.tool_parsers.source import Into, Source, Steps
@@ -113,7 +113,7 @@ def _object(source: Source, depth: int) -> Steps[dict[str, Any]]:
         return found
     while True:
         name = yield from key(source)
-        found[name] = yield from value(source, depth)
+        found[name] = yield from value(source, depth)  # the last counts, as for all who read JSON
         if (yield from _next_or_end(source, "}")):
             return found
 
@@ -145,7 +145,7 @@ def _scalar(source: Source) -> Steps[Any]:
     pieces: list[str] = []
     yield from source.match(SCALAR, pieces.append)
     try:
-        return json.loads("".join(pieces), parse_constant=_no_constant)
+        return exactly("".join(pieces), _no_constant)
     except ValueError:
         raise Malformed("no JSON value") from None
 

@@ -9,7 +9,7 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import json_values, lacking
 from mlx_server.tool_parsers.bare_text import marked_text
 from mlx_server.tool_parsers.calls import Call, Calls
 from mlx_server.tool_parsers.notation import Block, Notation, parsed
@@ -117,7 +117,7 @@ def _call_of(lark: Lark, tool: Tool) -> str:
             options.append(f"{lark.text(OPEN)} {named} {lark.text(SEPARATOR)} {value}")
         return lark.rule(" | ".join(options))
 
-    arguments = one_by_one(arguments_of(tool), written)
+    arguments = one_by_one(arguments_of(tool), written, lark)
     return lark.rule(f"{head} {arguments} {lark.text(end('call'))}")
 
 
@@ -133,7 +133,7 @@ KIMI_K3 = Notation(
     _read,
     opens=(TOOLS,),
     closes=(TOOLS_END,),
-    blocks=(Block(_call_of, between="", after=TOOLS_END),),
+    blocks=(Block(_call_of, between="", after=TOOLS_END, lacks=lacking.as_text),),
 )
 
 parse_tool_call = partial(parsed, KIMI_K3)

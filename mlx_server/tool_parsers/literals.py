@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.tool_parsers.parameters import Unwritable, between_commas
-from mlx_server.tool_parsers.value_schema import KEYWORDS, Member, Schema, Value, members
-
-ANYTHING: Schema = {}
+from mlx_server.tool_parsers.value_schema import ANYTHING, KEYWORDS, NEVER, Member, Value, members
 
 
 @dataclass(frozen=True)
@@ -45,20 +43,23 @@ class Literals:
         if value.alternatives:
             return self.lark.rule(" | ".join(map(self.value, value.alternatives)))
         if value.listed is not None:
-            listed = [self._exactly(listed) for listed in value.listed]
-            return self.lark.rule(" | ".join(filter(None, listed)) or "/[^\\s\\S]/")
+            if not value.says_only("type", "enum", "const"):
+                return value.as_json(self.lark)
+            listed = [self._exactly(listed) for listed in value.listed if value.may_list(listed)]
+            return self.lark.rule(" | ".join(filter(None, listed)) or NEVER)
         if value.says_only():
             return self._once((0, ""), lambda: self._of_types(value))
         return self._of_types(value)
 
-    def members(self, found: list[Member]) -> str:
+    def members(self, ways: list[list[Member]]) -> str:
         """Of an object, without its brackets."""
 
         def written(member: Member) -> str | None:
             key = self.spelling.key(self.lark, member.key)
             return key and f"{key} {self._colon} {self.value(member.value)}"
 
-        return between_commas(self.spelling.ordered(found), written, self.lark, self._comma)
+        ordered = [self.spelling.ordered(found) for found in ways]
+        return between_commas(ordered, written, self.lark, self._comma)
 
     @property
     def _comma(self) -> str:
@@ -107,7 +108,7 @@ class Literals:
         items = value.schema.get("items", ANYTHING)
         if not isinstance(items, Mapping):
             return None
-        least, most = value.schema.get("minItems", 0), value.schema.get("maxItems")
+        least, most = value.counts("minItems", "maxItems")
         if most == 0:
             return quoted("[]")
         item = self.value(value.of(items))
@@ -118,11 +119,12 @@ class Literals:
     def _object(self, value: Value) -> str | None:
         found = members(value)
         others = value.schema.get("additionalProperties", ANYTHING)
-        if {member.key for member in found} < set(value.schema.get("required", ())):
+        listed = value.schema.get("properties", {})
+        if False in listed.values() or not listed.keys() >= set(value.schema.get("required", ())):
             return None
         if found or others is False:
             try:
-                return f"{quoted('{')} {self.members(found)} {quoted('}')}"
+                return f"{quoted('{')} {self.members([found])} {quoted('}')}"
             except Unwritable:
                 return None
         more = self.value(value.of(others))

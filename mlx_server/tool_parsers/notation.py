@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.events import Event, Mended, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.grammars.enforced import Gap
 from mlx_server.grammars.lark import SPACE, Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
@@ -32,6 +33,8 @@ class Block:
     """Two calls; None: a block has one."""
     after: str | tuple[str, ...] = ""
     """The closing mark, above all."""
+    lacks: Callable[[Tool], Sequence[Gap]] = lambda _: ()
+    """What of a tool's schema its calls are not held to, beyond what JSON is not held to."""
     may_be_empty: bool = False
     """Whether models write one without a call, to call nothing."""
     read_on: str = ""

@@ -21,12 +21,24 @@ Written = tuple[str, bool]
 """And whether it has to be there."""
 
 
-def one_by_one(found: Sequence[Member], write: Write) -> str:
-    return " ".join(text if required else f"({text})?" for text, required in _all(found, write))
+Ways = Sequence[Sequence[Member]]
+"""Of which any will do."""
 
 
-def between_commas(found: Sequence[Member], write: Write, lark: Lark, comma: str) -> str:
+def one_by_one(ways: Ways, write: Write, lark: Lark) -> str:
+    def in_turn(found: Sequence[Member]) -> str:
+        texts = (text if required else f"({text})?" for text, required in _all(found, write))
+        return " ".join(texts) or '""'
+
+    return _any([in_turn(found) for found in ways], lark)
+
+
+def between_commas(ways: Ways, write: Write, lark: Lark, comma: str) -> str:
     """comma: symbols of a rule."""
+    return _any([_parted(found, write, lark, comma) for found in ways], lark)
+
+
+def _parted(found: Sequence[Member], write: Write, lark: Lark, comma: str) -> str:
     written = _all(found, write)
     rest, options = "", []
     for text, required in reversed(written):
@@ -39,6 +51,12 @@ def between_commas(found: Sequence[Member], write: Write, lark: Lark, comma: str
     if not any(required for _, required in written):
         return lark.rule(" | ".join([*options, '""']))
     return lark.rule(" | ".join(options))
+
+
+def _any(written: Sequence[str], lark: Lark) -> str:
+    if not written:
+        raise Unwritable("arguments that the tool's schema allows")
+    return lark.rule(" | ".join(written))
 
 
 def _all(found: Sequence[Member], write: Write) -> list[Written]:

@@ -19,6 +19,8 @@ ESCAPED = {"/": r"\/", "\n": r"\n", "\\_": "_", "\\/": r"\/"}
 def searched(pattern: str) -> str | None:
     """Matches the texts in which the pattern is found; None for what a grammar can't say, or
     says otherwise than JavaScript and Python do."""
+    if not pattern:
+        return ANY
     try:
         re.compile(pattern)
         return _Reading(pattern).alternatives()

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.repair.exact import Written
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
 from mlx_server.tool_parsers.literals import Spelling
@@ -113,9 +114,8 @@ def _mapping(source: Source, depth: int) -> Steps[Any]:
         key = yield from value(source, depth)
         yield from source.space()
         if (yield from source.accept(":")):
-            found[key if isinstance(key, str) else json.dumps(key)] = yield from value(
-                source, depth
-            )
+            name = key if isinstance(key, str) else json.dumps(key)
+            found[name] = yield from value(source, depth)
         else:
             members.append(key)
         if not (yield from more(source, "}")):
@@ -131,7 +131,7 @@ def _scalar(source: Source) -> Steps[Any]:
     word = "".join(pieces)
     if word in WORDS:
         return WORDS[word]
-    for kind in (int, float):
+    for kind in (int, Written):
         try:
             return kind(word)
         except ValueError:
@@ -147,10 +147,10 @@ ESCAPED = (
 
 
 def _string_of(lark: Lark, value: Value) -> str | None:
-    if "pattern" in value.schema:
+    if value.schema.keys() & {"pattern", "format"}:
         return None
-    least, most = value.schema.get("minLength", 0), value.schema.get("maxLength", "")
-    times = f"{{{least},{most}}}" if least or most != "" else "*"
+    least, most = value.counts("minLength", "maxLength")
+    times = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
     return lark.rule(
         " | ".join(
             lark.terminal(f"/{quote}(?:[^{quote}\\\\]|{ESCAPED}){times}{quote}/")

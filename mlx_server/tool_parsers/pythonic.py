@@ -6,7 +6,7 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import marked_json, python_values
+from mlx_server.tool_parsers import lacking, marked_json, python_values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.literals import Literals
 from mlx_server.tool_parsers.notation import Block, Notation, Unmarked, parsed
@@ -21,10 +21,16 @@ KEY = re.compile(r"\w+")
 def marked_python(opens: str, closes: str, *, by_line: bool = False) -> Notation:
     """by_line: calls stand on lines of their own, rather than in a list."""
     block = (
-        Block(call_of, between="\n", after=closes, space="")
+        Block(call_of, between="\n", after=closes, lacks=lacking.one_by_one, space="")
         if by_line
         else Block(
-            call_of, before="[", between=", ", after="]" + closes, may_be_empty=True, space=""
+            call_of,
+            before="[",
+            between=", ",
+            after="]" + closes,
+            lacks=lacking.one_by_one,
+            may_be_empty=True,
+            space="",
         )
     )
     return Notation(partial(_block, closes), opens=(opens,), closes=(closes,), blocks=(block,))
@@ -125,6 +131,7 @@ PYTHONIC = Notation(
             call_of,
             between=", ",
             after="]",
+            lacks=lacking.one_by_one,
             space="",
             head=lambda tool: r"\[" + _head(tool),
             rest=_arguments,

@@ -229,6 +229,14 @@ class Source:
         return len(self._text)
 
 
+def written(text: str) -> Source:
+    """All of it: nothing more comes."""
+    source = Source()
+    source.feed(text)
+    source.close(cut=False)
+    return source
+
+
 @lru_cache(maxsize=1024)
 def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     """Finds where any of these is spelled, overlapping ones too; its group 1 is the longest.

@@ -11,7 +11,9 @@ from typing import Any
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
+from mlx_server.repair.exact import Written
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers import lacking
 from mlx_server.tool_parsers.bare_text import bare_value, marked_text
 from mlx_server.tool_parsers.calls import Call, Calls
 from mlx_server.tool_parsers.notation import Block
@@ -45,12 +47,17 @@ class Tags:
 
 
 def block_of(tags: Tags) -> Block:
-    return Block(lambda lark, tool: _call_of(lark, tool, tags), between="", after=tags.block_end)
+    return Block(
+        lambda lark, tool: _call_of(lark, tool, tags),
+        between="",
+        after=tags.block_end,
+        lacks=lacking.as_text,
+    )
 
 
 def function_of(tags: Tags) -> Block:
     """Behind the mark that opens one."""
-    return Block(lambda lark, tool: _rest_of(lark, tool, tags), space="")
+    return Block(lambda lark, tool: _rest_of(lark, tool, tags), lacks=lacking.as_text, space="")
 
 
 def _call_of(lark: Lark, tool: Tool, tags: Tags) -> str:
@@ -69,7 +76,7 @@ def _rest_of(lark: Lark, tool: Tool, tags: Tags) -> str:
         name = f"{lark.text(tags.parameter)} {_named(member.key, tags)}"
         return f"{name} {_value_of(member.value, lark, tags)} {space}?"
 
-    arguments = one_by_one(arguments_of(tool), written)
+    arguments = one_by_one(arguments_of(tool), written, lark)
     return lark.rule(f"{head} {arguments} {lark.text(tags.function_end)}")
 
 
@@ -199,6 +206,6 @@ def _is_end(source: Source, tag: str, tags: Tags) -> Steps[bool]:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=Written)
     except (ValueError, RecursionError):
         return text

@@ -1,18 +1,25 @@
 """A schema seen as kinds of values, for notations that write values in a way of their own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlx_server.grammars.document import Document, Part
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.members import member, properties_of, required_of
+from mlx_server.grammars.members import is_barred, member, properties_of, required_of
+from mlx_server.grammars.ways import ways_of
 from mlx_server.messages import Tool
-from mlx_server.repair.coerce import DEEPEST, resolved, types_of
+from mlx_server.repair.coerce import DEEPEST, types_of, types_read
 
 Schema = Mapping[str, Any]
 
-TOLD = {"title", "description", "default", "examples", "deprecated", "$comment", "format"}
-"""Keywords that take nothing from what may be written; `format` is left to JSON."""
+ANYTHING: Schema = {}
+NOTHING: Schema = {"enum": []}
+
+TOLD = {"title", "description", "default", "examples", "deprecated", "$comment"}
+"""Keywords that take nothing from what may be written."""
+
+NEVER = r"/[^\s\S]/"
 
 NUMBER = r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,2})?"
 """None that is infinite to a computer."""
@@ -23,7 +30,7 @@ KEYWORDS = {
     "number": NUMBERS,
     "array": ("items", "minItems", "maxItems"),
     "object": ("properties", "required", "additionalProperties"),
-    "string": ("minLength", "maxLength", "pattern"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
 }
 """Of values of a type; others mean nothing to them."""
 
@@ -36,45 +43,93 @@ class Value:
     schema: Schema
     root: Schema
     """Where its references lead."""
+    read_as: frozenset[str] = frozenset()
+    """Types that its reader looks for in text, who sees less of the schema."""
 
     @property
     def types(self) -> frozenset[str]:
-        found = types_of(self.schema, self.root)
+        found = frozenset[str]().union(*(option._own_types() for option in self.options()))
         return found - {"integer"} if "number" in found else found
+
+    def _own_types(self) -> frozenset[str]:
+        found = types_of(self.schema, self.root)
+        if "$ref" not in self.schema:
+            return found
+        beside = {key: said for key, said in self.schema.items() if key != "$ref"}
+        return found & types_of(beside, self.root)
 
     def of(self, schema: Any) -> "Value":
         """A part of it."""
-        return Value(schema if isinstance(schema, Mapping) else {}, self.root)
+        if isinstance(schema, Mapping):
+            return Value(schema, self.root)
+        return Value(NOTHING if schema is False else ANYTHING, self.root)
 
     @property
     def target(self) -> "Value | None":
         """What it is a reference to, if it says no more than that."""
         if not isinstance(self.schema.get("$ref"), str) or not self.says_only("$ref"):
             return None
-        return self.of(resolved({"$ref": self.schema["$ref"]}, self.root))
+        return self._referred_to()
+
+    def _referred_to(self) -> "Value":
+        """One step, or what is said on the way would be lost."""
+        found = Document(self.root).target(Part((), {"$ref": self.schema["$ref"]}))
+        return self.of(found.schema if found else ANYTHING)
 
     @property
     def alternatives(self) -> "list[Value]":
         """Of which one may be taken, if it says no more than that and their type."""
         for key in EITHER:
             if isinstance(listed := self.schema.get(key), list) and self.says_only(key, "type"):
-                own = {name: said for name, said in self.schema.items() if name != key}
-                return [self.of({**own, **self.of(option).schema}) for option in listed]
+                options = [self.of(option) for option in listed]
+                if "type" not in self.schema:
+                    return options
+                own, others = self.schema["type"], _types_said(options)
+                if all(type == own for type in others):
+                    return [self.of({"type": own, **option.schema}) for option in options]
         return []
 
-    def options(self, depth: int = DEEPEST) -> Iterator["Value"]:
-        """All of those, references followed."""
-        nearer = [self.target] if self.target else self.alternatives
-        if not nearer or not depth:
-            yield self
-        for value in nearer if depth else ():
-            yield from value.options(depth - 1)
+    @property
+    def also(self) -> "list[Value]":
+        """What its references and `allOf` say of the same value."""
+        found = [self._referred_to()] if "$ref" in self.schema else []
+        return [*found, *map(self.of, self.schema.get("allOf", ()))]
+
+    @property
+    def choices(self) -> "list[list[Value]]":
+        """Of each of which one has to hold as well."""
+        return [list(map(self.of, self.schema[key])) for key in EITHER if key in self.schema]
+
+    def options(self) -> "list[Value]":
+        """All of those, references followed, each once."""
+        found, seen = list[Value](), dict[int, Value]()
+        waiting = [(self, DEEPEST)]
+        while waiting:
+            value, depth = waiting.pop()
+            if id(value.schema) in seen:
+                continue
+            seen[id(value.schema)] = value  # kept, or another could get its id
+            nearer = [value.target] if value.target else value.alternatives
+            if depth and nearer:
+                waiting += [(one, depth - 1) for one in reversed(nearer)]
+            else:
+                found.append(value)
+        return found
 
     @property
     def listed(self) -> list[Any] | None:
         """The only values that there are, if they are listed."""
         values = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
         return values if isinstance(values, list) else None
+
+    def counts(self, least: str, most: str) -> tuple[int, int | None]:
+        """What these keywords say, which may be written 2.0."""
+        limit = self.schema.get(most)
+        return int(self.schema.get(least, 0)), None if limit is None else int(limit)
+
+    def may_list(self, value: Any) -> bool:
+        """Whether its type lets it be one of those listed."""
+        return bool(types_of({"const": value}, ANYTHING) & types_of(self.schema, self.root))
 
     def says_only(self, *keywords: str) -> bool:
         return self.schema.keys() <= TOLD.union(keywords, DEFINITIONS)
@@ -89,8 +144,14 @@ class Value:
         """types: those of its own to be taken; all, if none are given."""
         if {"number"} == set(types or self.types) and self.is_any("number"):
             return lark.terminal(f"/{NUMBER}/")
+        wanted = self.types & set(types or self.types)
+        options = [option for option in self.options() if option.types & wanted]
+        if wanted < self.types and options != [self]:
+            # beside a type of theirs, some of what they say can't be enforced
+            written = (option.as_json(lark, *(option.types & wanted)) for option in options)
+            return lark.rule(" | ".join(written) or NEVER)
         definitions = {key: self.root[key] for key in DEFINITIONS if key in self.root}
-        own = {"type": sorted(types)} if types else {}
+        own = {"type": sorted(wanted)} if wanted < self.types else {}
         return lark.json({**definitions, **self.schema, **own}, lenient=True)
 
 
@@ -108,9 +169,26 @@ def members(of: Value) -> list[Member]:
     return [Member(key, of.of(schema), key in required) for key, schema in listed.items()]
 
 
-def arguments_of(tool: Tool) -> list[Member]:
-    """In the schema's order, those last that it only requires. Others are not offered."""
-    required = required_of(tool.parameters)
-    keys = [*properties_of(tool.parameters), *sorted(required)]
-    values = {key: member(tool.parameters, key) for key in dict.fromkeys(keys)}
-    return [Member(key, Value(value, value), key in required) for key, value in values.items()]
+def arguments_of(tool: Tool) -> list[list[Member]]:
+    """For each way to call it: in the schema's order, those last that it only requires. Others
+    are not offered."""
+    found = (_arguments(tool, way.schema) for way in ways_of(tool.parameters))
+    return [way for way in found if way is not None]
+
+
+def _arguments(tool: Tool, schema: Schema) -> list[Member] | None:
+    """None if it forbids what it requires."""
+    document, required = Document(schema), required_of(schema)
+    keys = dict.fromkeys([*properties_of(schema), *sorted(required)])
+    barred = {key for key in keys if is_barred(document, key)}
+    if barred & required:
+        return None
+    said = {key: member(schema, key) for key in keys if key not in barred}
+    return [
+        Member(key, Value(value, value, types_read(tool.parameters, key)), key in required)
+        for key, value in said.items()
+    ]
+
+
+def _types_said(values: list[Value]) -> list[Any]:
+    return [value.schema["type"] for value in values if "type" in value.schema]

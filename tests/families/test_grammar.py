@@ -21,9 +21,10 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.families.checkpoint import read_checkpoint
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Tool
 from mlx_server.parsers.wanted import Wanted
-from mlx_server.requests import JsonFormat, Named, ToolChoice
+from mlx_server.requests import Choice, Format, JsonFormat, Named, Regex, ToolChoice, Written
 from mlx_server.tool_parsers.parameters import Unwritable
 from tests.families import byte_level, checkpoint
 from tests.families.goldens import Golden, goldens_of, tools
@@ -74,7 +75,9 @@ def assert_valid(calls: Sequence[tuple[str, Any]], offered: Sequence[Tool]) -> N
 def walked(way: Way, wanted: Wanted, seeds: int, begun: str = "") -> list[tuple[str, list[Event]]]:
     matcher = way.matcher(wanted)
     said = [way.walk(matcher.deep_copy(), seed, begun) for seed in range(seeds)]
-    reading = replace(wanted.reading, formatted=wanted.format is not None)
+    reading = replace(
+        wanted.reading, formatted=wanted.format is not None, verbatim=is_verbatim(wanted.format)
+    )
     return [(way.spelled(one), way.read(reading, one)) for one in said]
 
 
@@ -255,6 +258,38 @@ def test_text_follows_its_schema_also_behind_reasoning(way: Way, inside: bool) -
     for said, events in walked(way, wanted, 4):
         assert not calls_of(events)
         assert PEOPLE.is_valid(json.loads(text_of(events))), said
+
+
+BLANK = (" yes", "\n\nno", "\n", "perhaps ")
+
+
+@every_way
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "format",
+    [
+        Choice(BLANK),
+        Regex(r" yes|\n\nno|\n|perhaps "),
+        Written('start: " yes" | "\\n\\nno" | "\\n" | "perhaps "'),
+    ],
+    ids=["choice", "regex", "grammar"],
+)
+def test_text_keeps_the_white_space_of_its_format(way: Way, inside: bool, format: Format) -> None:
+    opens, _ = way.family.thinking_marks()
+    end = opens[0] if opens and inside else ""
+    wanted = Wanted(way.reading((), end), format=format, thinks=True)
+    for said, events in walked(way, wanted, 4):
+        assert text_of(events) in BLANK, said
+
+
+def test_white_space_behind_reasoning_is_the_familys() -> None:
+    way = Way(QWEN3, control=True)
+    wanted = Wanted(way.reading(()), format=Choice(BLANK), thinks=True)
+    matcher = way.matcher(wanted)
+    said = way.encode("<think>\nhm\n</think>\n\n yes")
+    assert matcher.validate_tokens(said) == len(said)
+    reading = replace(wanted.reading, formatted=True, verbatim=True)
+    assert text_of(way.read(reading, said)) == " yes"
 
 
 @in_tokens

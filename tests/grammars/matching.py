@@ -1,8 +1,9 @@
 """A grammar and a text, byte by byte: does it match?"""
 
 import llguidance as ll
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from mlx_server.engine.grammar import LIMITS
 from mlx_server.grammars.formats import rule_of
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format
@@ -21,15 +22,6 @@ class _Bytes:
 
 
 TOKENS = LLTokenizer(ll.TokenizerWrapper(_Bytes()), n_vocab=258, eos_token=END, slices=[])
-LIMITS = LLParserLimits(
-    max_items_in_row=4_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=200_000,
-    max_lexer_states=100_000,
-    max_grammar_size=200_000,
-    verbose_errors=False,
-)
 
 
 class Refused(Exception):

@@ -41,6 +41,17 @@ CASES: list[tuple[Format, list[str], list[str]]] = [
     (Written("%llguidance {}\n%import common.INT\nstart: INT"), ["12"], ["a"]),
     (Written('start: w\nw[lazy]: /a+b/'), ["aab"], ["aa"]),
     (Written('start: %json {"type": "null"} "!"'), ["null!"], ["1!"]),
+    (
+        Written('start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'),
+        ['{"a":1}', '{"b":"x"}'],
+        ['{"a":"x"}', r'{"\u0061":"x"}'],
+    ),
+    (
+        Written('start: %json {"x-guidance": {"whitespace_pattern": "x"}, "items": '
+                '{"type": "array", "x-guidance": {"whitespace_pattern": "y"}}}'),
+        ["[]", "[[ 1]]"],
+        ["[x]", "[[y]]", "[[x1]]"],
+    ),
     (Written('start: "\\x41\\u0042" x{2}\nx: "<think>"'), ["AB<think><think>"], ["AB"]),
     (
         Written('root ::= "a" ws list\nws ::= [ \\t]*\nlist ::= item ("," ws item)* # c\n'

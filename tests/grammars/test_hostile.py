@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
+from mlx_server.engine.grammar import STACK_BYTES
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format, JsonFormat, Regex, Written
 from tests.grammars.matching import Refused, compiled
 
-MOST_SECONDS, MOST_MEGABYTES = 10, 400
-"""To hold: 2 seconds and 256 MiB. The rest is for a busy machine."""
-STACK = 64 * 1024 * 1024
-"""As the engine compiles: llguidance follows references by recursion."""
+MOST_SECONDS, MOST_MEGABYTES = 2, 256
+"""Of the processor, and of all that the process takes."""
 
 
 def chain(length: int, link: Callable[[dict[str, str]], Any]) -> JsonFormat:
@@ -192,7 +191,7 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    threading.stack_size(STACK)
+    threading.stack_size(STACK_BYTES)  # as the engine compiles
     found: list[str] = []
     thread = threading.Thread(target=lambda: found.append(run(sys.argv[1])))
     thread.start()

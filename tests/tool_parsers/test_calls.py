@@ -14,6 +14,7 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers import gemma
 from mlx_server.tool_parsers.calls import Calls, new_id
 
 SCHEMA = {
@@ -107,12 +108,38 @@ def test_an_empty_text_is_a_text(heard: Heard) -> None:
     assert heard.arguments() == '{"text": ""}'
 
 
-def test_of_a_key_given_twice_the_first_counts(heard: Heard) -> None:
+def test_a_key_given_twice_is_malformed(heard: Heard) -> None:
     call = heard.calls.start("write")
     call.value("count", 1)
-    call.value("count", 2)
-    call.finish()
-    assert heard.arguments() == '{"count": 1}'
+    with pytest.raises(Malformed):
+        call.value("count", 2)
+    with pytest.raises(Malformed):
+        call.untyped("count", "1")
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"count": 1, "count": 1}', '{"x": {"": {}, "": {}}}', '{"x": 1, "\\u0078": 2,}']
+)
+def test_no_key_of_whole_arguments_is_given_twice(heard: Heard, arguments: str) -> None:
+    with pytest.raises(Malformed):
+        heard.calls.whole("write", arguments)
+    assert heard.events == []
+
+
+def test_no_parameter_of_gemmas_is_given_twice() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        gemma.parse_tool_call("call:now{a:1,a:1}<tool_call|>", TOOLS)
+
+
+def test_of_a_key_inside_a_value_the_last_counts() -> None:
+    """A grammar can't forbid it where the schema does not name the key."""
+    (call,) = gemma.parse_tool_call("call:now{a:{b:1,b:2}}<tool_call|>", TOOLS)
+    assert call["arguments"] == {"a": {"b": 2}}
+
+
+def test_a_number_that_becomes_text_keeps_its_digits(heard: Heard) -> None:
+    heard.calls.whole("write", '{"text": 3.10, "count": 2.0}')
+    assert heard.arguments() == '{"text": "3.10", "count": 2}'
 
 
 @pytest.mark.parametrize("value", ["\ud800", ["\udc00"], {"\udbffx": "é"}])

@@ -188,6 +188,8 @@ def test_noise_is_malformed_wherever_it_is_cut(noise: str, size: int) -> None:
         "{a:1}",
         '{"a":1}}',
         '{"a":1} x',
+        '{"s":"1","s":"2"}',
+        '{"a":1,"a":1}',
         "[1]",
     ],
     ids=lambda text: text[:24],
@@ -212,12 +214,6 @@ def test_line_breaks_and_control_characters_in_strings_are_let_pass(character: s
     for key in ("s", "other"):
         events = read([f'{{"{key}": "a{character}b"}}'])
         assert json.loads(arguments(events)) == {key: f"a{character}b"}
-
-
-def test_of_a_key_given_twice_the_first_counts() -> None:
-    for key in ("s", "other"):
-        events = read([f'{{"{key}": "1", "{key}": "2", "z": 3}}'])
-        assert arguments(events) == f'{{"{key}": "1", "z": 3}}'
 
 
 def test_as_deep_as_it_may_be() -> None:

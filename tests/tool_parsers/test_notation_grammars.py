@@ -7,10 +7,12 @@ import pytest
 
 from mlx_server.events import Event
 from mlx_server.families import family_named
+from mlx_server.grammars import enforced
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.parsers.reading import Reading
 from mlx_server.tool_parsers.blocks import block_of
+from mlx_server.tool_parsers.format_text import FORMATS
 from mlx_server.tool_parsers.notation import Notation, gathered
 from mlx_server.tool_parsers.parameters import Unwritable
 from tests.families.goldens import tokenizer_of
@@ -136,6 +138,10 @@ def allowed(family: str, parameters: dict[str, Any], *texts: str) -> list[bool]:
     return [accepts(family, grammar, opens + text) for text in texts]
 
 
+def pythonic(text: str) -> str:
+    return f'[f(x="{text}")]<|tool_call_end|>'
+
+
 def qwen(value: str) -> str:
     return f"<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>\n</tool_call>"
 
@@ -155,6 +161,10 @@ def qwen(value: str) -> str:
         ({"type": "array", "items": {"type": "integer"}}, ["[1, 2]"], ["[1.5]", "1, 2"]),
         ({"type": ["string", "object"]}, ['{"a": 1}', "a {"], ["{a}", " {"]),
         ({"type": ["string", "integer"]}, ["7", "7 a", "7.5"], []),
+        ({"allOf": [{"type": "string"}, {"minLength": 2}]}, ["ab"], ["", "a"]),
+        ({"type": "string", "anyOf": [{"const": "a"}, {"pattern": "^b"}]}, ["a", "bc"], ["ab", ""]),
+        ({"enum": ["a", "bb"], "minLength": 2}, ["bb"], ["a"]),
+        ({"type": ["string", "null"], "format": "ipv4"}, ["0.0.0.0", "null"], ["0.0.0", ""]),
     ],
 )
 def test_bare_values_follow_their_schema(
@@ -166,6 +176,37 @@ def test_bare_values_follow_their_schema(
 
 
 @pytest.mark.parametrize(
+    ("format", "right", "wrong"),
+    [
+        ("date-time", ["2024-02-29T23:59:60Z", "2024-01-31t00:00:00.5+01:00"], ["2024-01-01"]),
+        ("time", ["23:59:60Z", "00:00:00.25-05:30"], ["23:59:60", "24:00:00Z", "00:00:00z1"]),
+        (
+            "date",
+            ["2024-01-31", "2024-04-30"],
+            ["2024-02-30", "2024-04-31", "2024-13-01", "24-1-1"],
+        ),
+        ("duration", ["P1Y2M3D", "PT1H", "P2W", "P1DT1M2S"], ["P", "P1Y2D", "PT", "P1H", "P1W1D"]),
+        ("email", ["a.b+c@d-e.fg", "a@[10.0.0.1]"], ["a@", "a b@c", "a..b@c", "a@b..c", "@c"]),
+        ("hostname", ["a", "a-1.b2"], ["-a", "a-", "a..b", "a_b", "a" * 64]),
+        ("ipv4", ["0.0.0.0", "255.199.10.9"], ["256.0.0.0", "1.1.1", "01.1.1.1"]),
+        ("ipv6", ["::", "::1", "a::", "1:2:3:4:5:6:7:8", "1::3:4", "1:2::"], ["1", ":1", "1:::2"]),
+        ("ipv6", ["1:2:3:4:5:6:7::", "::2:3:4:5:6:7:8"], ["1:2:3:4:5:6:7", "1::2:3:4:5:6:7:8"]),
+        ("uuid", ["0123abCD-0123-4567-89ab-0123456789ab"], ["0123abcd01234567 89ab0123456789ab"]),
+        ("uri", ["http://a.b:1/c?d=e#f", "urn:a:b", "a:", "a:/b//c", "a://[::1]"], ["//a", "a:%g"]),
+    ],
+)
+def test_bare_text_has_its_format(format: str, right: list[str], wrong: list[str]) -> None:
+    said = {"x": {"type": "string", "format": format}}
+    expected = [True] * len(right) + [False] * len(wrong)
+    assert allowed("qwen3_coder", said, *map(qwen, right + wrong)) == expected
+    assert allowed("lfm2", said, *map(pythonic, right + wrong)) == expected  # as JSON has it
+
+
+def test_all_formats_that_json_holds_are_held_in_text() -> None:
+    assert FORMATS.keys() == enforced.FORMATS
+
+
+@pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
         ({"type": "string"}, ["'a'", '"a\\"b\\n"', '""', "'\\x41'"], ["a", "'a", "'\\ud800'"]),
@@ -174,6 +215,12 @@ def test_bare_values_follow_their_schema(
         ({"type": "integer", "maximum": 9}, ["7", "-12"], ["10", "7.0"]),
         ({"type": "array", "items": {"type": "null"}, "maxItems": 2}, ["[]", "[None]"], ["[1]"]),
         ({"type": "object"}, ["{}", "{'a': [1, {'b': None}]}"], ["[]", "{1}"]),
+        ({"type": "object", "properties": {"u": {}}, "required": ["w"]}, ['{"w": 1}'], ["{}"]),
+        ({"type": "object", "properties": {"u": False}}, ["{}", '{"w": 1}'], ['{"u": 1}']),
+        ({"type": "integer", "enum": [1, "a"]}, ["1"], ["'a'"]),
+        ({"type": "array", "minItems": 1.0, "maxItems": 2.0}, ["[1]", "[1, 2]"], ["[]"]),
+        ({"type": "string", "minLength": 1.0}, ["'a'"], ["''"]),
+        ({"anyOf": [{"enum": ["aa", "b"], "maxLength": 1}, {"const": 1}]}, ['"b"', "1"], ['"aa"']),
         ({"type": "string", "pattern": "^a+$"}, ['"aa"'], ["'aa'", '"ab"']),
         ({"type": "array", "uniqueItems": False, "items": {"const": 1}}, ["[1]"], ["[2]"]),
     ],

@@ -105,9 +105,10 @@ def test_two_calls_in_any_arrangement(text: str) -> None:
     assert found == [("f", {"text": "a"}), ("g", {})]
 
 
-def test_of_a_key_given_twice_the_first_counts() -> None:
-    (call,) = parse_tool_call("[f(text='a', text='b', n='1', n=2)]", TOOLS)
-    assert call["arguments"] == {"text": "a", "n": 1}
+@pytest.mark.parametrize("twice", ["text='a', text='b'", "n=1, n=1"])
+def test_a_key_given_twice_is_malformed(twice: str) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        parse_tool_call(f"[f({twice})]", TOOLS)
 
 
 def test_a_string_streams_and_a_value_comes_whole() -> None:

@@ -95,6 +95,13 @@ def test_other_values_are_read_by_the_schema(parse: Parse, write: Any) -> None:
 
 
 @every_notation
+@pytest.mark.parametrize("key", ["path", "count", "other"])
+def test_a_key_given_twice_is_malformed(parse: Parse, write: Any, key: str) -> None:
+    with pytest.raises(ValueError, match=r"twice|no call"):
+        parse(write((key, "1"), (key, "1")), TOOLS)
+
+
+@every_notation
 def test_a_call_without_its_end_is_none(parse: Parse, write: Any) -> None:
     whole = write(("path", "p"))
     for size in range(whole.rindex("</") - 3):
@@ -127,9 +134,11 @@ def test_dsml_says_which_values_are_json() -> None:
         '<｜DSML｜parameter name="c" string="false">"1"</｜DSML｜parameter>'
         '<｜DSML｜parameter name="path" string="false">1</｜DSML｜parameter>'
         '<｜DSML｜parameter name="count" string="true">1</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="d" string="false">{"x": 1, "x": 2}</｜DSML｜parameter>'
         "</｜DSML｜invoke>"
     )
     wanted = {"a": {"x": [1, None]}, "b": "1", "c": "1", "path": "1", "count": 1}
+    wanted["d"] = {"x": 2}
     assert only(dsml.parse_tool_call(text, TOOLS)) == wanted
 
 

@@ -1,0 +1,55 @@
+"""What a tool's schema says that arguments are not held to, where they are not written as JSON."""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from mlx_server.grammars.document import Document, Part, children
+from mlx_server.grammars.enforced import Gap
+from mlx_server.grammars.members import is_searchable, members, plainly, properties_of, required_of
+from mlx_server.grammars.ways import Way, ways_of
+from mlx_server.messages import Tool
+from mlx_server.tool_parsers.pattern_text import searched
+
+IN_PLACE = ("allOf", "anyOf", "oneOf")
+
+
+def one_by_one(tool: Tool) -> list[Gap]:
+    """Of arguments that are written so, beyond what JSON is not held to either."""
+    return list(dict.fromkeys(chain.from_iterable(map(_members, ways_of(tool.parameters)))))
+
+
+def as_text(tool: Tool) -> list[Gap]:
+    """The same, where text stands between marks."""
+    patterns = chain.from_iterable(map(_patterns, ways_of(tool.parameters)))
+    return list(dict.fromkeys([*one_by_one(tool), *patterns]))
+
+
+def _members(way: Way) -> Iterator[Gap]:
+    for choice in way.choices():
+        yield Gap(choice.path[:-1], choice.path[-1], "can't be enforced as this model writes calls")
+    for path, schema in plainly(Part((), way.schema), Document(way.schema)):
+        named = [] if isinstance(schema, bool) else schema.get("patternProperties", ())
+        if not all(map(is_searchable, named)):
+            yield Gap(path, "patternProperties", "can't be enforced as this model writes calls")
+
+
+def _patterns(way: Way) -> Iterator[Gap]:
+    document = Document(way.schema)
+    for key in {**properties_of(way.schema), **dict.fromkeys(required_of(way.schema))}:
+        for path, schema in _in_place(document, members(document, key)):
+            if not isinstance(schema, bool) and searched(schema.get("pattern", "")) is None:
+                yield Gap(path, "pattern", "can't be enforced as this model writes text")
+
+
+def _in_place(document: Document, parts: list[Part]) -> Iterator[Part]:
+    """These, and all that they say of the same values by others."""
+    waiting, seen = list(parts), set()
+    while waiting:
+        part = waiting.pop(0)
+        if part.path in seen:
+            continue
+        seen.add(part.path)
+        yield part
+        target, at = document.target(part), len(part.path)
+        inside = [inner for inner in children(part) if inner.path[at] in IN_PLACE]
+        waiting += [*([target] if target else []), *inside]
