@@ -1,7 +1,7 @@
 """What differs by model family, and what most of them share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tokenizers
 
@@ -14,6 +14,7 @@ from mlx_server.parsers.markup import Layout, MarkupParser
 from mlx_server.parsers.markup_grammar import markup_grammar
 from mlx_server.parsers.reading import Parser, Reading
 from mlx_server.parsers.wanted import Wanted
+from mlx_server.tool_parsers.blocks import unheld
 
 __all__ = ["ModelFamily", "Own", "Rendered"]
 
@@ -84,7 +85,13 @@ class ModelFamily:
         return checkpoint.end_tokens | {token for token in own if token is not None}
 
     def layout_with(self, tools: Sequence[Tool] = ()) -> Layout:
-        return self.layout if isinstance(self.layout, Layout) else self.layout(tools)
+        layout = self.layout if isinstance(self.layout, Layout) else self.layout(tools)
+        return replace(layout, behind_reasoning=self._behind_reasoning(layout))
+
+    def _behind_reasoning(self, layout: Layout) -> str:
+        """As the bridge shows that models of this family write it."""
+        trims = layout.trims and layout.trims_text
+        return self.bridge[len(self.bridge.rstrip()) :] if trims else ""
 
     def make_parser(self, reading: Reading) -> Parser:
         if self.own:
@@ -97,12 +104,20 @@ class ModelFamily:
             return self.own.grammar(wanted)
         return markup_grammar(self.layout_with(wanted.reading.tools), wanted)
 
+    def unheld(self, tool: Tool) -> tuple[str, ...]:
+        """`keyword at #/path` for all that its calls are not held to, if it is not strict."""
+        return unheld(() if self.own else self.layout_with((tool,)).notations, tool)
+
     def thinking_marks(self) -> Marks:
         """Reasoning stands between any of the first and any of the others."""
         if self.own:
             return self.own.thinking_marks
         layout = self.layout_with()
         return layout.opens_reasoning, layout.ends_of_reasoning
+
+    def call_marks(self, tools: Sequence[Tool]) -> tuple[str, ...]:
+        """Those that open calls in the text of an answer."""
+        return () if self.own else self.layout_with(tools).calls
 
     def silent_marks(self) -> tuple[str, ...]:
         """Those that are no text, and that nothing is told of."""

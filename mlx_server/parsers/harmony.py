@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from openai_harmony import (
@@ -33,7 +33,8 @@ from mlx_server.repair.json_text import around, json_text, parsed
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import json_values
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.json_calls import call_object
+from mlx_server.tool_parsers.source import Into, Source, Steps, written
 
 log = logging.getLogger("mlx_server.parsers")
 
@@ -54,12 +55,19 @@ PYTHON, BROWSER = "python", "browser"
 BUILT_IN = re.compile(r"(python|browser|container)(\..*)?", re.DOTALL)
 """Recipients that the model knows from its training."""
 
+_CHANNEL = r"(analysis\b|commentary\b|final\b)?\s*"
+_TYPE = r"(?:(?:json|code)\b\s*)?"
+_TO = rf"{_TYPE}to=(\S*)\s*{_TYPE}"
 HEADER_WORDS = {
-    START: re.compile(r"\s*(?:assistant\b)?\s*(?:to=(\S*))?\s*"),
-    CHANNEL: re.compile(r"\s*(analysis\b|commentary\b|final\b)?\s*(?:to=(\S*))?\s*"),
-    CONSTRAIN: re.compile(r"\s*\w*\s*"),
+    # without a recipient, a channel's name may be the first word of a text
+    START: re.compile(rf"\s*(?:assistant\b)?\s*(?:{_CHANNEL}{_TO})?"),
+    CHANNEL: re.compile(rf"\s*{_CHANNEL}(?:{_TO})?"),
+    CONSTRAIN: re.compile(r"\s*(?:(?!to=)\w+)?\s*(?:to=(\S*))?\s*"),
 }
-"""What a header consists of, behind each of its marks."""
+"""What a header consists of, behind each of its marks, in the orders that models write it in."""
+
+FIELDS: dict[Place, str] = {"text": "content", "reasoning": "reasoning_content"}
+"""Of the answer, as `Repaired` names them."""
 
 
 def is_built_in(tool: Tool) -> bool:
@@ -127,12 +135,17 @@ class HarmonyParser:
         self._index = reading.index
         self._events: list[Event] = []
         self._repairs: set[Repaired] = set()
-        self._prose = Source()
-        self._prose_steps = self._read_prose()
         self._phase: Phase = "final_answer"
         tools = callable_tools(reading.tools)
         self._python = any(is_built_in(tool) and tool.name == PYTHON for tool in tools)
-        self._calls = Calls(reading.index, tools, self._emit, allowed=reading.repair)
+        make_calls = partial(Calls, reading.index, tools, allowed=reading.repair)
+        self._calls = make_calls(emit=self._emit)
+        self._trial = make_calls(emit=lambda event: None)
+        """Tells whether a text is a call, and nobody of it."""
+        self._may_call = bool(tools) and not reading.formatted
+        self._has_thought = False
+        self._is_meant = False
+        """Whether the text that comes is for the user, whatever it looks like."""
         self._header: list[int] = []
         self._role: Role | None = Role.ASSISTANT
         """Of the next message, where no header will say it."""
@@ -152,8 +165,6 @@ class HarmonyParser:
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         self._end(cut=cut)
-        self._prose.close(cut=cut)
-        next(self._prose_steps, None)
         return self._taken()
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
@@ -178,6 +189,8 @@ class HarmonyParser:
                 self._begin()
             case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
                 self._end()
+            case _ if self._message and self.place in FIELDS:
+                self._mended("unmarked", FIELDS[self.place])
 
     def _begin(self) -> None:
         parser = StreamableParser(self._encoding, self._role)
@@ -235,12 +248,13 @@ class HarmonyParser:
             text = self._encoding.decode(tokens)
             found = HEADER_WORDS[mark].match(text)
             assert found, "every part of it is optional"
-            *named, to = found.groups() or (None,)
+            *named, to = found.groups()
             channel = next(filter(None, named), channel)
             recipient = recipient or to
             rest.append(text[found.end() :])
         # OpenAI's parser knows no content type without a recipient; the model does
-        whole = [mark for mark, _ in sections] == [START, CHANNEL, CONSTRAIN] and not any(rest)
+        marks = [mark for mark, _ in sections]
+        whole = marks == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
         return Header(channel, recipient, "".join(rest), broken=not whole)
 
     def _sink(self, header: Header) -> "tuple[Place, Sink]":
@@ -250,8 +264,7 @@ class HarmonyParser:
         if self._calls.knows(name):
             # those that the model was trained with belong to its reasoning
             self._calls.misplaced = () if BUILT_IN.fullmatch(name) else header.misplaced()
-            source = Source()
-            return "call", CallSink(source, self._read(source, name))
+            return "call", ReadSink(lambda source: self._read(source, name))
         if BUILT_IN.fullmatch(name):
             # meant for a part of OpenAI's own machinery, and no more for the user than reasoning
             log.info("the model called a tool that was not offered")
@@ -262,7 +275,9 @@ class HarmonyParser:
             return "reasoning", Sink(self._reason)
         if header.broken:
             self._mended("unmarked", "content")
-        return "text", Sink(self._text)
+        # who has thought, and then says it to the user, means it as it stands
+        self._is_meant = header.channel == "final" and self._has_thought
+        return "text", ReadSink(self._read_text)
 
     def _read(self, source: Source, name: str) -> Steps[None]:
         read = code if self._python and name == PYTHON else json_arguments
@@ -289,24 +304,40 @@ class HarmonyParser:
                     self._calls.repaired([(name, arguments)], found[1] or ("json",))
                     self._reason(around(text))  # thinking: nothing else has a place there
                     return
-        self._text(text)
+        self._say(text)
 
-    def _text(self, piece: str) -> None:
-        self._prose.feed(piece)
-        next(self._prose_steps, None)
-
-    def _read_prose(self) -> Steps[None]:
-        """Text, that may begin with thinking as other families mark it."""
-        space = yield from self._prose.space()
-        if (yield from self._prose.accept(THINK)):
-            self._mended("reasoning", "content")
-            self.place = "reasoning"
-            yield from self._prose.up_to(THINK_END, into=self._reason)
-            self.place = "text"
-            yield from self._prose.space()
+    def _read_text(self, source: Source) -> Steps[None]:
+        """It may begin with thinking as other families mark it, and be a call without a header."""
+        before = yield from source.space()
+        if mark := (yield from source.accept(THINK, THINK_END)):
+            if mark == THINK:
+                self._mended("reasoning", "content")
+                self.place = "reasoning"
+                yield from source.up_to(THINK_END, into=self._reason)
+                self.place = "text"
+            else:
+                self._mended("unmarked", "content")
+            yield from source.space()
+            before = ""
+        source.keep(before)
+        may_call = self._may_call and not self._is_meant
+        if may_call and (yield from self._is_call(source)):
+            self._calls.misplaced = ("unmarked",)
+            yield from call_object(written(source.kept().partition("{")[2]), self._calls)
         else:
-            self._say(space)
-        yield from self._prose.up_to(into=self._say)
+            self._say(source.kept())
+            yield from source.up_to(into=self._say)
+
+    def _is_call(self, source: Source) -> Steps[bool]:
+        """Whether all that is left is one. Reads only as far as it may be."""
+        if not (yield from source.accept("{")):
+            return False
+        try:
+            yield from call_object(source, self._trial)
+        except Malformed:
+            return False
+        yield from source.space()
+        return (yield from source.at_end()) and not source.cut
 
     def _say(self, piece: str) -> None:
         if piece:
@@ -314,6 +345,7 @@ class HarmonyParser:
 
     def _reason(self, piece: str) -> None:
         if piece:
+            self._has_thought = True
             self._emit(ReasoningDelta(self._index, piece))
 
     def _mended(self, what: Mended, where: str) -> None:
@@ -334,9 +366,10 @@ class Sink:
         """The message is over; cut: the answer was ended from outside."""
 
 
-class CallSink(Sink):
-    def __init__(self, source: Source, steps: Steps[None]) -> None:
-        self._source, self._steps = source, steps
+class ReadSink(Sink):
+    def __init__(self, read: Callable[[Source], Steps[None]]) -> None:
+        self._source = Source()
+        self._steps = read(self._source)
         super().__init__(self._feed)
 
     def _feed(self, piece: str) -> None:

@@ -40,11 +40,7 @@ def grammar(wanted: Wanted) -> str | None:
 
 def end_of_reasoning(wanted: Wanted) -> str:
     """What leads from reasoning to an answer, or to a call where there has to be one."""
-    return "<|end|>" if _must_call(wanted) else NEXT + FINAL
-
-
-def _must_call(wanted: Wanted) -> bool:
-    return wanted.choice == "required" or isinstance(wanted.choice, Named)
+    return "<|end|>" if wanted.must_call else NEXT + FINAL
 
 
 class _Grammar:
@@ -54,7 +50,7 @@ class _Grammar:
 
     def source(self) -> str:
         lark, calls = self._lark, list(self._calls())
-        if _must_call(self._wanted):
+        if self._wanted.must_call:
             if not calls:
                 raise BadRequest("There is no tool that Harmony can call.", param="tool_choice")
             return lark.source(f"({self._message('analysis')})* ({' | '.join(calls)})")

@@ -10,13 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.events import Event, Mended, ReasoningDelta, TextDelta, ToolCallFinished
+from mlx_server.events import (
+    Event,
+    Mended,
+    ReasoningDelta,
+    Repaired,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from mlx_server.parsers.reading import Place, Reading
 from mlx_server.parsers.space import Space
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import Calls, new_id
 from mlx_server.tool_parsers.notation import Notation
-from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.source import Into, Source, Steps, written
 
 THINK = ("<think>", "</think>")
 
@@ -36,6 +44,8 @@ class Layout:
     """Whether white space beside marks belongs to them, rather than to the text."""
     trims_text: bool = True
     """Whether that goes for the answer's text too, not for reasoning alone."""
+    behind_reasoning: str = ""
+    """White space between it and a text that may begin with such itself."""
     calls_end_reasoning: bool = False
     """Whether a call inside of reasoning ends it; else it is reasoning itself."""
     ends_reasoning: tuple[str, ...] = ()
@@ -71,6 +81,7 @@ class MarkupParser:
         self._index = reading.index
         self._ends_with = reading.ends_with
         self._formatted = reading.formatted
+        self._verbatim = reading.verbatim
         self._by_mark = {mark: n for n in layout.notations for mark in n.opens}
         self._closing = dict(layout.reasoning)
         notation_marks = [mark for n in layout.notations for mark in (*n.opens, *n.closes)]
@@ -88,6 +99,12 @@ class MarkupParser:
         self._space = Space(trims=layout.trims and layout.trims_text)
         self._strays: tuple[str, ...] = ()
         """Closing marks that are text, as the opening one before them was."""
+        self._unclosed = ""
+        """The closing mark of reasoning that something else has ended."""
+        self._repairs: set[Repaired] = set()
+        self._thoughts: list[str] = []
+        self._answered = False
+        """Whether there was anything but those."""
         self._steps = self._answer()
         next(self._steps, None)  # a prompt may have begun reasoning
 
@@ -120,12 +137,16 @@ class MarkupParser:
     def _answer(self) -> Steps[None]:
         if closing := self._layout.inside(self._ends_with):
             yield from self._reasoning(closing)
-        if self._ends_with.endswith(self._marks):
+        elif not (self._layout.reasoning or self._formatted):
+            yield from self._foreign_reasoning()
+        if self._ends_with.endswith(self._marks) and not self._verbatim:
             self._space.behind_mark()
         yield from self._unmarked_call()
         while mark := (yield from self._mark()):
             yield from self._marked(mark)
         self._emit_text(self._space.end())
+        if not (self._answered or self._source.cut):
+            yield from self._call_in_reasoning()
 
     def _mark(self) -> Steps[str]:
         """The next one, behind the text before it."""
@@ -148,6 +169,45 @@ class MarkupParser:
             yield from self._unmarked_call()
         elif mark in self._by_mark:
             yield from self._call(self._by_mark[mark], space + mark, self._text)
+        elif mark == self._unclosed:
+            self._unclosed = ""
+        elif self._is_stray(mark):
+            self._mended("unmarked")
+
+    def _is_stray(self, mark: str) -> bool:
+        """Whether it closes what never began. Behind calls their own may be left over."""
+        if self._calls.finished:
+            return mark in self._closing.values()
+        return mark not in self._layout.dropped
+
+    def _foreign_reasoning(self) -> Steps[None]:
+        """At the beginning of an answer, of a family that has no marks for it."""
+        opening, closing = THINK
+        space = yield from self._source.space()
+        mark = yield from self._source.accept(opening, closing)
+        if not mark:
+            self._text(space)
+            return
+        self._mended("reasoning" if mark == opening else "unmarked")
+        if mark == opening:
+            yield from self._reasoning(closing)
+        yield from self._source.space()
+
+    def _call_in_reasoning(self) -> Steps[None]:
+        """The one call in an answer that is reasoning and no more: the model waits for it."""
+        marks = tuple(self._by_mark)
+        source = written("".join(self._thoughts))
+        mark = yield from source.up_to(*marks, into=ignored)
+        if not mark:
+            return
+        before, self._events = self._events, []
+        self._calls.misplaced = (*self._by_mark[mark].mends, "reasoning")
+        with suppress(Malformed):
+            yield from self._by_mark[mark].read(source, self._calls)
+            another = yield from source.up_to(*marks, into=ignored)
+            if self._calls.finished == 1 and not another:
+                before += self._events
+        self._events = before
 
     def _reasoning(self, closing: str) -> Steps[None]:
         space = Space(trims=self._layout.trims, leading=True)
@@ -162,15 +222,23 @@ class MarkupParser:
         while mark := (yield from self._source.up_to(*ends, into=reason)):
             if mark not in calls:
                 self.place = "text"
-                self._space.behind_mark()
+                self._unclosed = "" if mark == closing else closing
+                yield from self._behind_reasoning()
                 return
             finished = self._calls.finished
             yield from self._call(self._by_mark[mark], space.mark() + mark, reason, "reasoning")
             if self._calls.finished > finished:
+                self._unclosed = closing
                 return
             self.place = "reasoning"  # it was about a call, and none
         if held := space.end():
             self._emit(ReasoningDelta(self._index, held))
+
+    def _behind_reasoning(self) -> Steps[None]:
+        if not self._verbatim:
+            self._space.behind_mark()
+        elif self._layout.behind_reasoning:
+            yield from self._source.accept(self._layout.behind_reasoning)
 
     def _unmarked_call(self) -> Steps[None]:
         """A call that only its first characters tell from text."""
@@ -249,7 +317,25 @@ class MarkupParser:
         if text:
             self._emit(TextDelta(self._index, text))
 
+    def _mended(self, what: Mended) -> None:
+        """Of the text."""
+        repair = Repaired(self._index, what, "content")
+        if repair not in self._repairs:
+            self._repairs.add(repair)
+            self._emit(repair)
+
     def _emit(self, event: Event) -> None:
-        if isinstance(event, ToolCallFinished):
-            self._source.keep()
+        match event:
+            case ReasoningDelta(_, text):
+                self._thoughts.append(text)
+            case TextDelta(_, text) if text.strip():
+                self._answered = True
+            case ToolCallStarted():
+                self._answered = True
+            case ToolCallFinished():
+                self._source.keep()
         self._events.append(event)
+
+
+def ignored(piece: str) -> None:
+    """Nothing comes of it."""

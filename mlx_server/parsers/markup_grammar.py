@@ -6,7 +6,7 @@ What it allows, MarkupParser reads: a mark means here what it means there, where
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.formats import is_verbatim, rule_of
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import Layout
@@ -93,6 +93,7 @@ class Bound(MarkupGrammar):
         taught = tuple(n for n in layout.notations if n.blocks and not n.mends)
         super().__init__(replace(layout, notations=taught) if taught else layout, wanted)
         self._all_calls = layout.calls
+        self._verbatim = is_verbatim(wanted.format)
 
     def one_call(self, tools: Sequence[Tool]) -> str | None:
         return self._whole(self._marked(tools, several=False), self._bare(tools, several=False))
@@ -152,7 +153,11 @@ class Bound(MarkupGrammar):
         own = [id for id, token in self.control.items() if any(token in mark for mark in spelled)]
         others = self._all_calls if self.layout.calls_end_reasoning else ()
         ends = tuple(mark for mark in (*self.layout.ends_of_reasoning, *others) if mark != closing)
-        return f"{self.prose([closing], ends, own).up_to(closing)} {self._space()}"
+        return f"{self.prose([closing], ends, own).up_to(closing)} {self._behind_reasoning()}"
+
+    def _behind_reasoning(self) -> str:
+        """Nothing that could be taken for the beginning of a text."""
+        return self.lark.text(self.layout.behind_reasoning) if self._verbatim else self._space()
 
     def _space(self) -> str:
         trims = self.layout.trims and self.layout.trims_text

@@ -26,6 +26,8 @@ class Reading:
     repair: Repair = EVERYTHING
     formatted: bool = False
     """Whether a grammar holds the text, to its end: what looks like a mark in it is none."""
+    verbatim: bool = False
+    """Whether that text may begin with white space of its own, as JSON never does."""
 
 
 class Parser(Protocol):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlx_server.parsers.reading import Reading
-from mlx_server.requests import Format, ToolChoice
+from mlx_server.requests import Format, Named, ToolChoice
 
 
 @dataclass(frozen=True)
@@ -14,3 +14,7 @@ class Wanted:
     """Of the answer's text; calls are free of it."""
     thinks: bool = False
     """Whether the model may open reasoning by itself: its template or vocabulary knows how."""
+
+    @property
+    def must_call(self) -> bool:
+        return self.choice == "required" or isinstance(self.choice, Named)

@@ -27,6 +27,10 @@ class Said:
     calls: int = 0
     """Whole ones."""
     reason: FinishReason = "stop"
+    ran_out: bool = False
+    """Whether its reasoning was ended by its budget."""
+    call_marks: tuple[str, ...] = ()
+    """Those that open calls, where it was said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,12 @@ def outcome(said: Said, asked: Asked, allowed: Repair, check: Check = conforms) 
 
 
 def _promoted(said: Said, asked: Asked, allowed: Repair, check: Check) -> Outcome | None:
-    """The reasoning as the text, of an answer that ended by itself and holds nothing else. Where
-    the text has to follow a format, only JSON that does: nothing else can be checked."""
+    """The reasoning as the text, of an answer that ended by itself and holds nothing else: a
+    piece of reasoning is no answer. Where the text has to follow a format, only JSON that does:
+    nothing else can be checked."""
     reasoning = said.reasoning.strip()
-    if not (allowed.promote_reasoning and reasoning):
+    meant_to_call = any(mark in reasoning for mark in said.call_marks)
+    if not (allowed.promote_reasoning and reasoning) or said.ran_out or meant_to_call:
         return None
     if asked.format is None:
         return Outcome(reasoning, (("reasoning", CONTENT),))
@@ -79,7 +85,9 @@ def _followed(text: str, json: JsonFormat | None, allowed: Repair, check: Check)
         return Outcome(text)
     found = json_text(text)
     if found is None or (found[1] and not allowed.json):
-        return Outcome(text, errors=("content: it is not one JSON value and nothing else",))
+        return Outcome(
+            text, errors=("content: it is not one JSON value, each key once, and nothing else",)
+        )
     inside, mended = found
     try:
         errors = tuple(check(parsed(inside), json.schema))

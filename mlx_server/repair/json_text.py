@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from mlx_server.events import Mended
+from mlx_server.repair.exact import exactly
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 
@@ -46,9 +47,9 @@ def _brackets(text: str) -> tuple[int, int]:
 
 
 def parsed(text: str) -> Any:
-    """ValueError if it is no JSON."""
+    """ValueError if it is no JSON, or an object in it has a key twice."""
     try:
-        return json.loads(text, parse_constant=_refused)
+        return exactly(text, _refused)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

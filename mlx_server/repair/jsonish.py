@@ -7,6 +7,7 @@ from typing import Any
 
 import json_repair
 
+from mlx_server.repair.exact import exactly
 from mlx_server.repair.malformed import Malformed
 
 LONGEST = 256 << 10
@@ -20,7 +21,8 @@ all of the text, and all other answers wait for it."""
 # such could have to be followed to the end of the text.
 STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|\\.|[][{}]', re.DOTALL)
 STRINGS_AND_COMMENTS = re.compile(
-    r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\.|(//[^\n]*|\#[^\n]*|/\*.{0,1000}?\*/)""", re.DOTALL
+    r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“[^“”]*”|\\.|(//[^\n]*|\#[^\n]*|/\*.{0,1000}?\*/)""",
+    re.DOTALL,
 )
 ESCAPE = re.compile(
     r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))",
@@ -31,10 +33,16 @@ SIGNS = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f"} | {
     "r": "\r",
     "t": "\t",
 }
-NUMBERS_AND_WORDS = re.compile(r"((?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|([^\W\d_]+)")
+# A zero in front is a word of its own: nobody knows what such a number is.
+NUMBERS_AND_WORDS = re.compile(
+    r"((?:(?!0_?\d)\d(?:_?\d)*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"""|([^\W\d_]+|0+(?=_?\d)|[^\s\w{}\[\](),:;"'`“”‘’]|_)"""
+)
 QUOTES = frozenset("\"'`“”‘’")
 ENDS = re.compile("[]}\"'`“”‘’]")
 UNQUOTED = re.compile(r"[^\W\d](?:.*\w)?", re.DOTALL)
+NO_TEXT = frozenset({"nil", "undefined", "nan", "infinity", "inf"})
+"""Words that mean a value which JSON has no word for."""
 
 
 def loads(text: str, *, missing: int = 0) -> Any:
@@ -46,7 +54,7 @@ def loads(text: str, *, missing: int = 0) -> Any:
     if not brackets or opened > missing or text.rstrip()[-1:] not in ("}", "]"):
         raise Malformed("no whole JSON")
     try:
-        return json.loads(text)
+        return exactly(text)
     except (ValueError, RecursionError):
         return _repaired(text)
 
@@ -61,7 +69,7 @@ def _repaired(text: str) -> Any:
     except (ValueError, RecursionError):
         raise Malformed("no JSON") from None
     without_comments = STRINGS_AND_COMMENTS.sub(lambda m: " " if m[1] else m[0], text)
-    if not any(_words(said) == _words(t) for t in (text, without_comments)):
+    if _words(said) != _words(without_comments):
         raise Malformed("something would be lost")
     if not _are_written(_strings(found), ESCAPE.sub(_read, text)):
         raise Malformed("a text would be another")
@@ -82,7 +90,7 @@ def _read(escape: re.Match[str]) -> str:
 
 
 def _words(text: str) -> list[float | str]:
-    """Whatever is not punctuation."""
+    """Whatever is not the punctuation of JSON, or of what is taken for it."""
     found = NUMBERS_AND_WORDS.findall(ESCAPE.sub(_read, text))
     words = (float(number.replace("_", "")) if number else word for number, word in found)
     return ["null" if word in ("None", "none") else _folded(word) for word in words]
@@ -122,4 +130,5 @@ def _stands(string: str, text: str, at: int) -> bool:
     around = {text[max(0, at - 1) : at], text[at + len(string) : at + len(string) + 1]}
     if around <= QUOTES:
         return True
-    return not around & QUOTES and UNQUOTED.fullmatch(string) is not None
+    is_text = UNQUOTED.fullmatch(string) and string.casefold() not in NO_TEXT
+    return not around & QUOTES and bool(is_text)

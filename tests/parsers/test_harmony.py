@@ -154,12 +154,47 @@ def test_arguments_of_an_unknown_tool_come_as_text_at_once() -> None:
     assert told(events) == [["text", '{"a": 1']]
 
 
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "passed_on"),
+    [
+        ('{"name": "note", "arguments": {"text": "x", ', False),
+        ('{"parameters": {"text": "x"}, ', False),
+        ('{"text": "x", ', True),
+        ('{"name": "other", ', True),
+        ('{"name": "note", "arguments": {}} is', True),
+        ("[", True),
+    ],
+)
+def test_text_is_held_as_long_as_it_may_be_a_call(text: str, passed_on: bool) -> None:
+    reading = parser()
+    events = [event for token in ids(FINAL + text) for event in reading.feed(token, "")]
+    assert told(events) == ([["text", text]] if passed_on else [])
+    assert told(events + reading.finish("", cut=True)) == [["text", text]]
+
+
+@pytest.mark.parametrize("reading", [Reading(), Reading(tools=TOOLS, formatted=True)])
+def test_where_nothing_can_be_called_no_text_is_a_call(reading: Reading) -> None:
+    text = '{"name": "note", "arguments": {"text": "x"}}'
+    events: list[Event] = []
+    of_text = HarmonyParser(encoding(), reading)
+    for token in ids(FINAL + text):
+        events += of_text.feed(token, "")
+    assert told(events) == [["text", text]]
+    assert of_text.finish("", cut=False) == []
+
+
 def test_long_arguments_take_no_long_time() -> None:
     text = 'naïve \\n \\"code\\" 🗼 ' * 4000
     begun = time.thread_time()
     ((_, _, arguments),) = heard(CALL + f'{{"text": "{text}"}}')
     assert time.thread_time() - begun < 4
     assert arguments == {"text": json.loads(f'"{text}"')}
+    found = heard(FINAL + f'{{"name": "note", "arguments": {{"text": "{text}"}}}}')
+    assert time.thread_time() - begun < 8
+    assert found == [["call", "note", arguments]]
 
 
 def test_many_messages_take_no_long_time() -> None:

@@ -20,6 +20,8 @@ SAYS = Said("", "It is 4.")
     [
         (Said("", "It is 4.", calls=1), Asked(), EVERYTHING),
         (Said("", "It is 4.", reason="length"), Asked(), EVERYTHING),
+        (Said("", "It is 4.", ran_out=True), Asked(), EVERYTHING),
+        (Said("", "I <call>f.", call_marks=("<call>",)), Asked(), EVERYTHING),
         (Said("Yes.", "It is 4."), Asked(), EVERYTHING),
         (Said("", " \n"), Asked(), EVERYTHING),
         (SAYS, Asked(), Repair(promote_reasoning=False)),
@@ -52,6 +54,13 @@ def test_a_call_is_free_of_the_format() -> None:
 def test_text_without_a_format_stays_as_it_is() -> None:
     text = '```json\n{"a": 1,}\n```'
     assert outcome(Said(text), Asked(), EVERYTHING) == Outcome(text)
+
+
+def test_json_in_which_a_key_comes_twice_is_asked_for_again() -> None:
+    text = '{"a": 1, "a": 2}'
+    assert outcome(Said(text), Asked(), EVERYTHING) == Outcome(text)
+    end = outcome(Said(text), Asked(ANY), EVERYTHING)
+    assert (end.text, end.repairs, len(end.errors)) == (text, (), 1)
 
 
 def test_what_could_not_be_checked_is_not_wrong() -> None:

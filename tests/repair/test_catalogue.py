@@ -12,7 +12,7 @@ from mlx_server.repair.allowed import Repair
 from mlx_server.repair.answers import Asked, Outcome, Said, outcome
 from mlx_server.repair.conforming import mistakes
 from mlx_server.requests import JsonFormat
-from tests.families.goldens import Golden, Player, Reads, Yaml, folded, shown
+from tests.families.goldens import Golden, Player, Reads, Yaml, folded, shown, tools
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +40,13 @@ every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in C
 
 
 def ended(case: Case, reads: Reads) -> Outcome:
-    said = Said(reads.text, reads.reasoning, len(reads.calls), "length" if case.cut else "stop")
+    said = Said(
+        reads.text,
+        reads.reasoning,
+        len(reads.calls),
+        "length" if case.cut else "stop",
+        call_marks=family_named(case.family).call_marks(tools()),
+    )
     asked = Asked(
         JsonFormat(case.schema) if case.schema else None, "required" if case.must_call else "auto"
     )

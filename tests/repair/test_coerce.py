@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.repair.coerce import coerced, read_as, takes_text
+from mlx_server.repair.exact import Written
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 BOOLEAN, NULL = {"type": "boolean"}, {"type": "null"}
@@ -33,6 +34,10 @@ def same(found: Any, wanted: Any) -> bool:
         (INTEGER, "5.0", 5),
         (INTEGER, 5.0, 5),
         (INTEGER, 5.5, 5.5),
+        (INTEGER, 2.0**53 - 1, 2**53 - 1),
+        (INTEGER, -1e23, -1e23),
+        (INTEGER, "1e23", "1e23"),
+        (INTEGER, "9007199254740993.0", "9007199254740993.0"),
         (INTEGER, "5.5", "5.5"),
         (INTEGER, "five", "five"),
         (INTEGER, "", ""),
@@ -58,10 +63,14 @@ def same(found: Any, wanted: Any) -> bool:
         (ARRAY, "a, b", "a, b"),
         (OBJECT, '{"a": 1}', {"a": 1}),
         (OBJECT, "[1]", "[1]"),
+        (OBJECT, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
         (STRING, "5", "5"),
         (STRING, "true", "true"),
         (STRING, 5, "5"),
-        (STRING, 0.5, "0.5"),
+        (STRING, Written("3.10"), "3.10"),
+        (STRING, Written("12345678901234567890.12"), "12345678901234567890.12"),
+        (STRING, Written("1e999"), math.inf),
+        (STRING, 0.5, 0.5),  # nobody knows how it was written
         (STRING, True, "true"),
         (STRING, None, None),
         (STRING, 10**400, "1" + "0" * 400),

@@ -49,6 +49,8 @@ def test_the_one_value_is_found(text: str, found: str, mended: tuple[str, ...]) 
         '{"a": 1, "b"}',
         '{"a": [1, 2}',
         '{"a": NaN}',
+        '{"a": 1, "a": 1}',
+        'So: {"a": [{"b": 1, "b": 2}]}',
         '{"a": 1e400,}',
         "}{",
         "[" * 100_000 + "]" * 100_000,

@@ -13,6 +13,12 @@ from hypothesis import strategies as st
 from mlx_server.repair.jsonish import LONGEST, loads
 from mlx_server.repair.malformed import Malformed
 
+NO_VALUES = (
+    *("−5", "+5", "<5", "$5", "50%", "~5", "5-", "_5", "5_", "\\5", "05", "0_5", "[1,000]"),
+    *("!true", "-true", "true!", "[1, 2, ...]", "[1, …]", '"x"!', "C#\n"),
+    *("nil", "undefined", "[NaN,]", "Infinity,", "[nil]"),
+)
+
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
@@ -43,6 +49,11 @@ from mlx_server.repair.malformed import Malformed
         ('{"a": 1.10, "b": 1e5, "c": -0.50,}', {"a": 1.1, "b": 100000.0, "c": -0.5}),
         ('{"a": 123456789012345678901234567890,}', {"a": 123456789012345678901234567890}),
         ('[{"a": 1}, {"b": 2},]', [{"a": 1}, {"b": 2}]),
+        ('{"a": (1, 2); "b": 3;}', {"a": [1, 2], "b": 3}),
+        ("{“a”: “http://x.y/#z”}", {"a": "http://x.y/#z"}),
+        ('{"a": 1, // it\'s\n "b": 3,}', {"a": 1, "b": 3}),
+        ('{"a": "100%", \'b\': "−5 $"}', {"a": "100%", "b": "−5 $"}),
+        ('{"a": 1_000, "b": -.5, "c": "05",}', {"a": 1000, "b": -0.5, "c": "05"}),
     ],
 )
 def test_a_slip_is_mended(text: str, wanted: Any) -> None:
@@ -74,10 +85,16 @@ def test_a_slip_is_mended(text: str, wanted: Any) -> None:
         '{"a": true false}',
         '{"a": "x", "b"}',
         '{"a": 1, "a": 2,}',
+        '{"a": 1, "a": 2}',
+        '{"": {}, "": {}}',
+        '[{"a": {"b": 1, "b": 1}}]',
         '{"a": 1,, "b": 2}',
         "{'a': 'it's'}",
         '{"a": 0x10}',
         '{"a": -}',
+        *(f'{{"a": {value}}}' for value in NO_VALUES),
+        "[5, -]",
+        '{"n": "5" // old: "6"\n}',
         '{"a": ' + "1" * 5000 + ",}",
         "[" * 100_000 + "]" * 100_000,
         '{"a": "' + "x" * LONGEST + '",}',
