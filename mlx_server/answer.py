@@ -8,7 +8,7 @@ import msgspec
 
 from mlx_server.contract import reading_of
 from mlx_server.engine.client import Item
-from mlx_server.engine.messages import Generate, Logprobs, Prefilled, Scored, Token
+from mlx_server.engine.messages import Generate, Logprobs, Prefilled, Scored, Thinking, Token
 from mlx_server.events import (
     BuiltInCall,
     Event,
@@ -21,6 +21,7 @@ from mlx_server.events import (
     ToolCallFinished,
 )
 from mlx_server.families.tokenizer import Tokenizer
+from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
 from mlx_server.parsers.reading import Parser, Place, Reading
 from mlx_server.parsers.stops import StopStrings
@@ -157,8 +158,15 @@ class Answer:
         """More is spared for text alone."""
         return self._tokens >= self._limit and not (self._said and self._parser.place == "text")
 
+    @property
+    def ran_out(self) -> bool:
+        """Whether its reasoning took all of its budget, and was ended before it was over."""
+        thinking = self._row.thinking
+        budget = thinking.budget if thinking else None
+        return budget is not None and self._reasoning >= budget
+
     def next_row(self) -> Generate | None:
-        """A row that this answer goes on with."""
+        """A row that this answer goes on with. Its grammar is still that of the whole answer."""
         row, self._next = self._next, None
         return row
 
@@ -192,9 +200,15 @@ class Answer:
             max_tokens=self._left(bridge),
             script=row.script and (row.script[said + 1 :] or row.script[-1:]),
             score=False,
-            grammar=None,
-            thinking=None,
+            thinking=self._thinking_left(),
         )
+
+    def _thinking_left(self) -> Thinking | None:
+        """It may begin to reason once more."""
+        if (thinking := self._row.thinking) is None:
+            return None
+        left = None if thinking.budget is None else max(0, thinking.budget - self._reasoning)
+        return msgspec.structs.replace(thinking, inside=False, budget=left)
 
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
         place = self._parser.place
@@ -205,9 +219,17 @@ class Answer:
         yield from self._stops.finish()
         if reason == "stop" and self._calls and not self._stops.matched:
             reason = "tool_calls"
+        if reason == "stop" and self._was_brought_to_its_end():
+            reason = "length"
         if reason == "stop" and len(self._ids) > self._limit:
             yield Repaired(self._index, "cut", "content")
         yield self._finished("stop" if self._stops.matched else reason)
+
+    def _was_brought_to_its_end(self) -> bool:
+        """Before there was an answer: where a grammar lets none end in its reasoning, the last
+        tokens lead out of it."""
+        held = self._row.grammar is not None
+        return held and not self._said and self._tokens >= self._limit
 
     def _passed(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
@@ -259,7 +281,8 @@ def _parser(prepared: Prepared, index: int, row: Generate, request: GenerateRequ
     if request.tool_choice == "none":  # what looks like a call is none
         reading = replace(reading, tools=())
     if request.format and row.grammar:
-        reading = replace(reading, formatted=True)
+        verbatim = is_verbatim(request.format)
+        reading = replace(reading, formatted=True, verbatim=verbatim)
     return prepared.family.make_parser(reading)
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from mlx_server.answer import Answer
+from mlx_server.contract import constrain_onward
 from mlx_server.engine.client import Item
 from mlx_server.engine.messages import Generate
 from mlx_server.events import (
@@ -15,6 +16,7 @@ from mlx_server.events import (
     Repaired,
     TextDelta,
     ToolCallFinished,
+    Unmet,
 )
 from mlx_server.messages import Conversation, Phase
 from mlx_server.plan import made_again
@@ -36,7 +38,7 @@ class Course:
         *,
         unchecked: bool,
     ) -> None:
-        """unchecked: no grammar holds the answer to all that was asked of it."""
+        """unchecked: no grammar holds the answer's text to all that was asked of it."""
         self.finished = False
         self._prepared, self._index, self._request = prepared, index, request
         self._first = self._row = row
@@ -62,7 +64,7 @@ class Course:
 
     def next_row(self) -> Generate | None:
         """A row that this answer goes on with."""
-        row, self._next = self._next or self._answer.next_row(), None
+        row, self._next = self._next, None
         self._row = row or self._row
         return row
 
@@ -75,6 +77,13 @@ class Course:
                 self._hear(event)
                 if not self._holds:
                     yield event
+        if onward := self._answer.next_row():
+            await self._lead_on(onward)
+
+    async def _lead_on(self, row: Generate) -> None:
+        assert isinstance(self._asked, Conversation)
+        await asyncio.to_thread(constrain_onward, self._prepared, self._request, self._asked, row)
+        self._next = row
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -104,7 +113,9 @@ class Course:
     async def _outcome(self, text: str, finished: Finished) -> Outcome:
         if not isinstance(self._asked, Conversation):
             return Outcome(text)
-        said = Said(text, "".join(self._reasoning), self._calls, finished.reason)
+        reasoning, ran_out = "".join(self._reasoning), self._answer.ran_out
+        marks = self._prepared.family.call_marks(self._asked.tools)
+        said = Said(text, reasoning, self._calls, finished.reason, ran_out, marks)
         asked = Asked(self._request.format, self._request.tool_choice)
         async with _checks:
             return await asyncio.to_thread(outcome, said, asked, self._prepared.spec.repair)
@@ -142,6 +153,8 @@ class Course:
         if self._wrong and not found.errors:
             where = "tool_calls" if self._wrong == "tools" else "content"
             yield Repaired(self._index, self._wrong, where)
+        for error in found.errors:
+            yield Unmet(self._index, error)
 
     def _counted(self, finished: Finished) -> Finished:
         if (before := self._before) is None:

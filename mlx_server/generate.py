@@ -10,6 +10,7 @@ from mlx_server.engine.client import Answers, EngineClient, Item
 from mlx_server.engine.messages import Admitted
 from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.events import Event, Started
+from mlx_server.grammars.formats import placed
 from mlx_server.plan import Plan, plan
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.entry import Model
@@ -30,10 +31,10 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         async with lease as model, AsyncExitStack() as on:
             _check_ids(model, request)
             engine = pool.engine
-            feed, items = await _admitted(engine, on, planned, request)
+            planned, feed, items = await _admitted(engine, on, planned, request)
             yield _started(prepared, planned, adapter)
             courses = {
-                row.row: Course(prepared, index, row, request, unchecked=bool(planned.unenforced))
+                row.row: Course(prepared, index, row, request, unchecked=planned.unchecked)
                 for index, row in enumerate(planned.rows)
             }
             for course in courses.values():
@@ -56,19 +57,19 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
 
 async def _admitted(
     engine: EngineClient, on: AsyncExitStack, planned: Plan, request: GenerateRequest
-) -> tuple[Answers, list[Item]]:
-    """Waits until the engine has taken every row; and what else came by then."""
+) -> tuple[Plan, Answers, list[Item]]:
+    """Waits until the engine has taken every row; the plan may come to ask for less."""
     while True:
         feed = await on.enter_async_context(engine.generate(planned.rows))
         try:
-            return feed, await _until_admitted(feed, len(planned.rows))
+            return planned, feed, await _until_admitted(feed, len(planned.rows))
         except InvalidGrammar as error:
             if is_forced(request):
                 error.param = request.format_param if request.format else "tools"
+                error.message = placed(error.message, request.format)
                 raise
             await on.aclose()
-        for row in planned.rows:  # nobody asked for more than what the model does by itself
-            row.grammar = None
+        planned = planned.unconstrained()  # the model's own calls will do
 
 
 async def _adapter(

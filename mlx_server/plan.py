@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_server.contract import constrain
+from mlx_server.contract import NO_TOOL, budget_of, constrain, template_kwargs
 from mlx_server.engine.messages import Generate
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.families.base import Rendered
@@ -37,8 +37,15 @@ class Plan:
     ignored: tuple[str, ...]
     unenforced: tuple[str, ...]
     """What was asked of the answers and no grammar holds."""
+    unchecked: bool
+    """Whether some of that is of their text."""
     messages: tuple[Mapping[str, Any], ...]
     """The prompts in the words of the family's own library, if asked for."""
+
+    def unconstrained(self) -> "Plan":
+        for row in self.rows:
+            row.grammar = None
+        return replace(self, unenforced=NO_TOOL)
 
 
 def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None = None) -> Plan:
@@ -46,24 +53,22 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
     if request.format:
         check(request.format, request.format_param)
     prompts = [_rendered(prepared, prompt) for prompt in request.prompts]
-    asked = zip(request.prompts, prompts, strict=True)
-    rows = [row for prompt, r in asked for row in _rows(prepared, request, prompt, r.tokens)]
+    asked = list(zip(request.prompts, prompts, strict=True))
+    planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in asked]
+    rows = [row for those, _ in planned for row in those]
     if adapter:
         for row in rows:
             row.adapter, row.adapter_scale = adapter.spec.digest, request.adapter_scale
-    lacking = unenforced(request.format) if request.format else ()
-    offered = any(isinstance(prompt, Conversation) and prompt.tools for prompt in request.prompts)
-    if offered and request.tool_choice != "auto" and any(row.grammar is None for row in rows):
-        lacking = (*lacking, "tool_choice")
-    ignored = dict.fromkeys(name for rendered in prompts for name in rendered.ignored)
-    if request.thinking_budget is not None:  # the engine keeps it, whatever the template reads
-        ignored.pop("chat_template_kwargs.thinking_budget", None)
+    of_text = unenforced(request.format) if request.format else ()
+    of_tools = dict.fromkeys(name for _, left_out in planned for name in left_out)
+    ignored = (name for prompt, r in asked for name in _ignored(prepared, request, prompt, r))
     return Plan(
         rows=rows,
         prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
         kv_bytes=max(prepared.kv.for_tokens(_longest(prepared, request, row)) for row in rows),
-        ignored=tuple(ignored),
-        unenforced=lacking,
+        ignored=tuple(dict.fromkeys(ignored)),
+        unenforced=(*of_text, *of_tools),
+        unchecked=bool(of_text),
         messages=tuple(_messages(prepared, prompts)) if request.raw_messages else (),
     )
 
@@ -87,7 +92,7 @@ def made_again(
     room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
     if room <= 0:
         return None
-    (row,) = _rows(prepared, replace(request, n=1), conversation, prompt)
+    (row,), _ = _rows(prepared, replace(request, n=1), conversation, prompt)
     row.max_tokens, row.spare = first.max_tokens, first.spare
     row.end_within(room)
     row.adapter, row.adapter_scale = first.adapter, first.adapter_scale
@@ -151,26 +156,39 @@ def _tokens(prepared: Prepared, prompt: Prompt) -> Rendered:
 
 
 def _chat(prepared: Prepared, asked: Conversation) -> Rendered:
-    """The owner's settings of the template hold where the request has none of its own."""
-    owners = {
-        k: v for k, v in prepared.spec.template_kwargs.items() if k not in asked.template_kwargs
-    }
-    everything = replace(asked, template_kwargs={**owners, **asked.template_kwargs})
-    rendered = prepared.family.render(prepared.checkpoint, everything)
-    ignored = (name for name in rendered.ignored if name.rpartition(".")[2] not in owners)
-    return replace(rendered, ignored=tuple(ignored))
+    everything = replace(asked, template_kwargs=template_kwargs(prepared, asked))
+    return prepared.family.render(prepared.checkpoint, everything)
+
+
+def _ignored(
+    prepared: Prepared, request: GenerateRequest, asked: Prompt, rendered: Rendered
+) -> Iterator[str]:
+    """Of what the client set: the owner knows what a template reads."""
+    if not isinstance(asked, Conversation):
+        return
+    said = asked.template_kwargs
+    budget = budget_of(prepared, request, asked)
+    # the engine keeps these, whatever the template reads
+    kept = {"thinking_budget"} if request.thinking_budget is not None else set()
+    if budget == 0 and said.get("reasoning_effort") == "none":
+        kept.add("reasoning_effort")
+    owners = prepared.spec.template_kwargs.keys() - said.keys()
+    heeded = {f"chat_template_kwargs.{name}" for name in kept | owners | request.implied}
+    yield from (name for name in rendered.ignored if name not in heeded)
 
 
 def _rows(
     prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int]
-) -> list[Generate]:
+) -> tuple[list[Generate], tuple[str, ...]]:
+    """And what their grammar leaves out of the tools' schemas."""
+    left_out: dict[str, None] = {}
     rows = [_row(prepared, request, asked, prompt, choice) for choice in range(request.n)]
     for row in rows:
         if row is rows[0] or row.prompt != rows[0].prompt:
-            constrain(prepared, request, asked, row)
+            left_out |= dict.fromkeys(constrain(prepared, request, asked, row))
         else:
             row.grammar, row.thinking = rows[0].grammar, rows[0].thinking
-    return rows
+    return rows, tuple(left_out)
 
 
 def _row(

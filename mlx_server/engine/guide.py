@@ -39,13 +39,16 @@ class Guide:
         stop_tokens: Collection[int],
         max_tokens: int,
         spare: int = 0,
+        barred: Collection[int] = (),
     ) -> None:
+        """barred: what may not follow at once where reasoning was ended: an answer has to."""
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._matcher = grammar and grammar.matcher
         self._ending = self._to_its_end()
         self._budget = budget
         self._stop_tokens = stop_tokens
+        self._barred = barred
         self.left = max_tokens - spare
         """Tokens that the row may still have, those aside that are spared."""
         self._spare = spare
@@ -91,10 +94,24 @@ class Guide:
             words[:] = 0
             words[forced // 32] = np.uint32(1 << forced % 32)
             return True
-        if self._matcher is None:
+        answers = self._budget is not None and self._budget.was_ended
+        if not (answers or self._matcher):
             return False
-        self._fill(words, self._matcher)
+        words[:] = ALL
+        if self._matcher:
+            self._fill(words, self._matcher)
+        if answers:
+            self._bar(words)
         return True
+
+    def _bar(self, words: Words) -> None:
+        """The row goes on, unless nothing but its end may follow."""
+        others = words.copy()
+        for token in self._barred:
+            if token // 32 < len(others):
+                others[token // 32] &= ~np.uint32(1 << token % 32)
+        if others.any():
+            words[:] = others
 
     def _fill(self, words: Words, matcher: LLMatcher) -> None:
         """The vocabulary may be wider or narrower than the logits."""
@@ -169,7 +186,10 @@ class Guides:
         budget = Budget(asked.thinking, vocabulary.text) if asked.thinking else None
         if asked.thinking and asked.script:
             asked.script = cut_short(asked.script, asked.thinking, vocabulary.text)
-        return Guide(vocabulary, grammar, budget, asked.stop_tokens, asked.max_tokens, asked.spare)
+        # a script that is over has nothing to say but its end
+        barred = () if asked.script else asked.stop_tokens
+        stops, most, spare = asked.stop_tokens, asked.max_tokens, asked.spare
+        return Guide(vocabulary, grammar, budget, stops, most, spare, barred)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if read := self._unread.pop(model, None):

@@ -27,6 +27,8 @@ class Budget:
         """... so far,"""
         self._held = 0
         """... in so many tokens, which count if it does not."""
+        self.was_ended = False
+        """Whether the last token was the last of the end that was put."""
 
     @property
     def inside(self) -> bool:
@@ -52,6 +54,7 @@ class Budget:
 
     def advance(self, token: int) -> None:
         reasoned = self._follow(self._text[token] if token < len(self._text) else b"")
+        self.was_ended = self._ahead == [token]
         if self._ahead:
             del self._ahead[0]
             self._inside = self._inside and bool(self._ahead)

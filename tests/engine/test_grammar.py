@@ -5,7 +5,8 @@ import random
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from mlx_server.engine.worker import Engine
 from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import MIXED, ids
 from tests.engine.test_worker import ask, drain, failures, of, run, tokens_of, until
+from tests.grammars.matching import compiled
 from tests.tiny import ENDOFTEXT, IM_END
 
 ENDS = [ENDOFTEXT, IM_END]
@@ -217,6 +219,57 @@ def test_a_row_whose_grammar_errs_ends_alone(
     assert of(Stepped, after)[-1].waiting == 0
 
 
+def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) -> None:
+    ways = " | ".join(f'"{n}" T' for n in range(5000))
+    asks = [ask(row, grammar=WORDS if row % 2 else None, tokens=9) for row in range(8)]
+    before = run(engine, *asks)
+    asks[3].grammar = f'{HEAD}start: /[a-z]{{4}}/ ":" ({ways})\nT: /[a-z]/\n'
+    after = run(engine, *asks)
+    assert {*failures(after)} == {3}
+    assert f"max is {grammar.LIMITS.max_items_in_row}" in failures(after)[3]
+    assert not refusals(after)
+    for row in {*range(8)} - {3}:
+        assert ids(tokens_of(row, after)) == ids(tokens_of(row, before))
+
+
+def test_what_llguidance_says_of_an_error_has_no_state_of_its_parser() -> None:
+    matcher = compiled(DIGITS)
+    assert not matcher.consume_token(ord("a"))
+    assert matcher.is_error()
+    assert "<state>" not in matcher.get_error()
+
+
+@pytest.fixture
+def course(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | int]:
+    """In order: the shapes of what is begun to be computed, and how many rows are capped."""
+    noted: list[tuple[int, ...] | int] = []
+    computed: Callable[..., None] = mx.async_eval
+    capped = Caps.step
+
+    def compute(*arrays: Any) -> None:
+        noted.extend(array.shape for array in arrays if isinstance(array, mx.array))
+        computed(*arrays)
+
+    def cap(caps: Caps, tokens: Sequence[int | None], width: int) -> Any:
+        noted.append(len(tokens))
+        return capped(caps, tokens, width)
+
+    monkeypatch.setattr(mx, "async_eval", compute)
+    monkeypatch.setattr(Caps, "step", cap)
+    return noted
+
+
+@pytest.mark.parametrize("guided", [0, 1, 8])
+def test_only_guided_rows_are_capped_and_while_the_logits_are_computed(
+    engine: Engine, course: list[tuple[int, ...] | int], guided: int
+) -> None:
+    run(engine, *(ask(row, grammar=WORDS if row < guided else None) for row in range(8)))
+    pairs = [pair for pair in pairwise(course) if isinstance(pair[1], int)]
+    assert bool(pairs) is bool(guided)
+    assert {shape for shape, _ in pairs} <= {(rows, 320) for rows in range(1, 9)}
+    assert {capped for _, capped in pairs} <= {*range(1, guided + 1)}
+
+
 def test_what_a_guide_of_ours_raises_ends_its_row_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +315,7 @@ REFUSED = {
     "": "",
     "\0": "",
     "start: " + "(" * 100_000 + "\n": "too deeply nested",
+    "start: A\nA: " + " & ".join(f"/(a|b|{n})*a(a|b){{{n}}}/" for n in range(20, 24)): "fuel",
     "".join(f"r{i}: r{i + 1}\n" for i in range(20_000)): "rules",
     "start: %json " + '{"items":' * 9000 + "{}" + "}" * 9000 + "\n": "recursion limit",
 }

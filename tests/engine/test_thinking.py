@@ -225,6 +225,28 @@ def test_the_grammar_wins(engine: Engine) -> None:
     assert ids(tokens)[:20] == [letter] * 9 + end + [letter] * 8
 
 
+@pytest.mark.parametrize("engine", ["tiny"], indirect=True)
+@pytest.mark.parametrize(
+    ("grammar", "before"),
+    [(None, 1), (f"start: <[{IM_START}]> /(?s:.*)/\n", 1), (f"start: <[{IM_START}]>\n", 0)],
+    ids=["free", "text", "nothing else"],
+)
+def test_an_answer_begins_where_reasoning_was_ended(
+    engine: Engine, grammar: str | None, before: int
+) -> None:
+    """Tokens before the row's end, which it would say at once."""
+    sampling = SamplingParams(temperature=0, logit_bias={IM_END: 90.0})
+    thinking = reasoning(0, [IM_START])
+    asked = ask(
+        engine, 1, thinking, grammar=grammar, sampling=sampling, stop_tokens=[IM_END, 100_000]
+    )
+    tokens, reports = answer(engine, asked)
+    assert not failures(reports)
+    assert ids(tokens)[0] == IM_START
+    assert ids(tokens).index(IM_END) == 1 + before
+    assert tokens[-1].finish == "stop"
+
+
 HARM = [
     Thinking(-1, True, [b"a"], [b"b"], [1]),
     Thinking(1, True, [b""], [b"b"], [1]),

@@ -17,7 +17,9 @@ CONTEXT = 48
 """Of the short one, in tokens."""
 BRIDGE = len("\n") + 1 + len("\n\n")
 """Tokens that lead Qwen on."""
-HARMONY = "gpt-oss"
+HELD = "held"
+"""Whose calls a grammar holds."""
+HARMONY, HELD_HARMONY = "gpt-oss", "held-gpt-oss"
 TOOL = {
     "type": "function",
     "function": {
@@ -26,6 +28,14 @@ TOOL = {
     },
 }
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "%s"}}\n</tool_call>'
+COUNT = {
+    "type": "function",
+    "function": {
+        "name": "count",
+        "parameters": {"type": "object", "properties": {"to": {"type": "integer"}}},
+    },
+}
+MISCOUNTS = '<tool_call>\n{"name": "count", "arguments": {"to": "x"}}\n</tool_call>'
 
 # Behind the token that ends an answer stands what the model says if it is led on.
 ENTRIES: list[dict[str, Any]] = [
@@ -33,6 +43,9 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "gives up", "output": "<think>\nSo be it.<|im_end|>"},
     {"match": "is cut", "output": "<think>\nSo be it.", "finish": "length"},
     {"match": "dawdles", "output": "<think>\nSo.<|im_end|>" + "On and on. " * 300, "delay_ms": 5},
+    {"match": "then counts", "output": f"<think>\nSo.<|im_end|>{MISCOUNTS}"},
+    {"match": "thinks twice", "output": "<think>\nSo.<|im_end|><think>\nBut no.</think>No."},
+    {"match": "thinks aloud", "output": "<think>\nSo be it, and so on.\n</think>"},
     {"match": "answers", "output": "<think>\nSo be it.\n</think>\n\nIt is so."},
     {"match": "makes a mess", "output": "Well: <tool_call>and so on</tool_call>."},
     {"match": "calls a stranger", "output": f"Well: {CALL.replace('look', 'go') % 'a'}."},
@@ -43,6 +56,10 @@ HARMONY_ENTRIES = [
     {
         "match": "forgets",
         "output": "<|channel|>analysis<|message|>So be it.<|return|>It is so.",
+    },
+    {
+        "match": "thinks aloud",
+        "output": "<|channel|>analysis<|message|>So be it, and so on, and on.<|return|>",
     },
 ]
 
@@ -63,6 +80,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
                 "repair": {"promote_reasoning": False},
             },
             SHORT: {"source": "replay:said.jsonl", "family": "qwen3", "context_length": CONTEXT},
+            HELD: {"source": "replay:said.jsonl", "family": "qwen3", "constrain_calls": True},
+            HELD_HARMONY: {
+                "source": "replay:harmony.jsonl",
+                "family": "gpt_oss",
+                "constrain_calls": True,
+            },
             HARMONY: {
                 "source": "replay:harmony.jsonl",
                 "family": "gpt_oss",
@@ -101,6 +124,22 @@ def streamed(chunks: Any) -> tuple[str, str, str]:
     return reasoning, text, end
 
 
+def called(completion: Any) -> list[str]:
+    """The arguments of its calls."""
+    (choice,) = completion.choices
+    return [call.function.arguments for call in choice.message.tool_calls]
+
+
+def arguments(chunks: Any) -> list[str]:
+    """The same, of a stream."""
+    pieces: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            for call in choice.delta.tool_calls or []:
+                pieces[call.index] = pieces.get(call.index, "") + (call.function.arguments or "")
+    return list(pieces.values())
+
+
 def led_on(server: LiveServer, model: str) -> float:
     with server.http() as http:
         found = re.search(
@@ -132,6 +171,58 @@ def test_once_and_not_again(client: OpenAI) -> None:
 def test_the_owner_may_turn_it_off(server: LiveServer, client: OpenAI) -> None:
     assert said(asked(client, NOT_LED, "forgets")) == ("So be it.", "", "stop")
     assert led_on(server, NOT_LED) == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_what_is_led_on_is_held_to_what_was_asked_for(
+    server: LiveServer, client: OpenAI, choice: str, stream: bool
+) -> None:
+    before = led_on(server, HELD)
+    asking: Any = {"tools": [COUNT], "tool_choice": choice, "max_tokens": 100}
+    found = asked(client, HELD, "then counts", stream=stream, temperature=0, **asking)
+    if choice == "none":
+        _, text, _ = streamed(found) if stream else said(found)
+        assert text
+        assert "<tool_call>" not in text
+    else:
+        (told, *_) = arguments(found) if stream else called(found)
+        assert type(json.loads(told)["to"]) is int
+    assert led_on(server, HELD) == before + 1
+
+
+def test_a_budget_holds_for_both_parts_together(server: LiveServer, client: OpenAI) -> None:
+    before = led_on(server, LED)
+    found = asked(client, LED, "thinks twice", extra_body={"thinking_budget": 8})
+    reasoning, text, _ = said(found)
+    assert reasoning.startswith("So.B")
+    assert text == "No."
+    assert found.usage.completion_tokens_details.reasoning_tokens == 8
+    assert led_on(server, LED) == before + 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("budget", [0, 5])
+@pytest.mark.parametrize("model", [LED, HARMONY])
+def test_a_piece_of_reasoning_is_no_answer(
+    client: OpenAI, model: str, budget: int, stream: bool
+) -> None:
+    """The model has nothing to say behind it."""
+    asking: Any = {"extra_body": {"thinking_budget": budget}, "stream": stream}
+    found = asked(client, model, "thinks aloud", **asking)
+    reasoning, text, end = streamed(found) if stream else said(found)
+    assert (text, end) == ("", "stop")
+    assert "So be it, and so on".startswith(reasoning.strip())
+    assert bool(reasoning) == bool(budget)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_reasoning_that_a_grammar_ends_at_the_limit_is_cut(client: OpenAI, stream: bool) -> None:
+    asking: Any = {"tools": [COUNT], "max_tokens": 40, "stream": stream, "temperature": 0}
+    found = asked(client, HELD_HARMONY, "thinks aloud", **asking)
+    reasoning, text, end = streamed(found) if stream else said(found)
+    assert reasoning.startswith("So be it, and so on, and on.")
+    assert (text, end) == ("", "length")
 
 
 @pytest.mark.parametrize("text", ["answers", "is cut"])
