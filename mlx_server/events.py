@@ -34,7 +34,7 @@ class Started:
     fingerprint: str | None = None
     """Of the adapter's weights."""
     unenforced: tuple[str, ...] = ()
-    """What the client's schema asks for and no grammar holds, as paths in the schema."""
+    """What the client's schemas ask for and no grammar holds, as paths in them."""
     sampling: SamplingParams | None = None
     """Of the first answer, whoever chose it: the client, the owner or the publisher."""
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -196,6 +196,15 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmet:
+    """The answer is not what was asked for, and stays so. It comes before its `Finished`."""
+
+    index: int
+    what: str
+    """As "path: what"."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     index: int
     reason: FinishReason
@@ -227,5 +236,6 @@ Event = (
     | McpCallFinished
     | ApprovalRequested
     | Repaired
+    | Unmet
     | Finished
 )

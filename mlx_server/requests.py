@@ -112,6 +112,8 @@ class GenerateRequest:
     """Tokens of reasoning after which the answer itself begins; 0: no reasoning."""
     max_response_tokens: int | None = None
     """Of the answer, its reasoning aside."""
+    implied: frozenset[str] = frozenset()
+    """Of the templates' kwargs: what the client did not say, and need not hear of if ignored."""
     whole: bool = False
     """Nobody sees an answer before it has come to its end, so that it can still be mended."""
     parallel_calls: bool = True

@@ -19,6 +19,7 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
+    Unmet,
 )
 from mlx_server.messages import Message, Tool, ToolCall
 
@@ -80,7 +81,7 @@ class Turn:
             case ReasoningDelta(text=text):
                 self.reasoning.append(text)
                 yield event
-            case BuiltInCall():
+            case BuiltInCall() | Unmet():
                 yield event
             case ToolCallStarted(call=at):
                 call = self.calls[at] = self._begun(event)

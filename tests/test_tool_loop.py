@@ -29,6 +29,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
     ToolsListed,
+    Unmet,
 )
 from mlx_server.generate import generate
 from mlx_server.mcp import Connector, Connectors
@@ -40,6 +41,7 @@ from mlx_server.requests import (
     ALL_TOOLS,
     Approval,
     GenerateRequest,
+    JsonFormat,
     McpChoice,
     McpServer,
     McpTools,
@@ -470,6 +472,13 @@ async def test_repairs_are_of_the_call_they_are_told_of(tmp_path: Path) -> None:
         "tool_calls[1].function.arguments.a"
     ]
     assert results(events) == [("3", None), ("3", None)]
+
+
+async def test_what_is_unmet_is_told_of_every_round(tmp_path: Path) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    async with lab(tmp_path, call("add", a=1, b=2), "[3, 3]") as the:
+        events = await the.events(format=JsonFormat(schema, strict=False))
+    assert only(events, Unmet) == [Unmet(0, "$: [3, 3] has non-unique elements")]
 
 
 async def test_text_of_servers_is_never_control(tmp_path: Path) -> None:

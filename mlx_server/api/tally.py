@@ -15,6 +15,7 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
+    Unmet,
 )
 from mlx_server.messages import ToolCall
 
@@ -29,6 +30,7 @@ class Answer:
     calls: list[ToolCall] = field(default_factory=list)
     """Those that are whole."""
     repairs: list[Repaired] = field(default_factory=list)
+    unmet: list[Unmet] = field(default_factory=list)
     finish_reason: str | None = None
     tokens: int = 0
     cached: int = 0
@@ -72,6 +74,8 @@ class Tally:
                 self.answers[index].add_call(event)
             case Repaired(index):
                 self.answers[index].repairs.append(event)
+            case Unmet(index):
+                self.answers[index].unmet.append(event)
             case Finished(index):
                 answer = self.answers[index]
                 answer.finish_reason = event.reason
@@ -97,15 +101,22 @@ class Tally:
         }
 
     def remarks(self, *answers: Answer) -> dict[str, Any]:
-        return remarks([repair for each in answers for repair in each.repairs], self._unenforced)
+        repairs = [repair for each in answers for repair in each.repairs]
+        unmet = [wish for each in answers for wish in each.unmet]
+        return remarks(repairs, self._unenforced, unmet)
 
 
 def remarks(
-    repairs: Sequence[Repaired], unenforced: Sequence[str], ignored: Sequence[str] = ()
+    repairs: Sequence[Repaired],
+    unenforced: Sequence[str],
+    unmet: Sequence[Unmet],
+    ignored: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What OpenAI's bodies have no place for, if there is anything to say."""
-    if not (repairs or unenforced or ignored):
+    if not (repairs or unenforced or unmet or ignored):
         return {}
     told = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
-    unheard = {"ignored": list(ignored)} if ignored else {}
-    return {"mlx_server": {"repairs": told, "unenforced": list(unenforced), **unheard}}
+    broken = [{"index": each.index, "what": each.what} for each in unmet]
+    more = {"unmet": broken, "ignored": list(ignored)}
+    rest = {name: said for name, said in more.items() if said}
+    return {"mlx_server": {"repairs": told, "unenforced": list(unenforced), **rest}}

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from mlx_server.api.chat_completions.output import ChatOutput
 from mlx_server.api.completions.output import CompletionOutput
 from mlx_server.api.metrics import Metrics
-from mlx_server.events import Event, Finished, Repaired, Started, TextDelta
+from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, Unmet
 from mlx_server.pool.pool import Pool
 from tests.api.strict import assert_strict
 from tests.api.wire import Json
@@ -24,6 +24,7 @@ MENDED: list[Event] = [
     TextDelta(1, "b"),
     Repaired(0, "json", "tool_calls[0].function.arguments"),
     Repaired(0, "type", "tool_calls[0].function.arguments.a"),
+    Unmet(1, "$: no"),
     *ENDS,
 ]
 OF_0 = [
@@ -32,6 +33,7 @@ OF_0 = [
 ]
 OF_1 = [{"index": 1, "what": "reasoning", "where": "content"}]
 UNENFORCED = ["properties.a.not"]
+UNMET = [{"index": 1, "what": "$: no"}]
 NOTHING: list[Event] = [Started("any", 1), TextDelta(0, "a"), TextDelta(1, "b"), *ENDS]
 
 
@@ -62,7 +64,8 @@ BOTH = pytest.mark.parametrize("chat", [True, False])
 @BOTH
 def test_a_body_tells_all_of_it(chat: bool) -> None:
     body = whole(MENDED, chat)
-    assert body["mlx_server"] == {"repairs": [*OF_0, *OF_1], "unenforced": UNENFORCED}
+    told = {"repairs": [*OF_0, *OF_1], "unenforced": UNENFORCED, "unmet": UNMET}
+    assert body["mlx_server"] == told
     assert_strict(ChatCompletion if chat else Completion, body)
 
 
@@ -71,7 +74,7 @@ def test_a_stream_tells_it_with_the_end_of_each_answer(chat: bool) -> None:
     found = [chunk for chunk in chunks(MENDED, chat) if "mlx_server" in chunk]
     assert [chunk["choices"][0]["finish_reason"] for chunk in found] == ["stop", "stop"]
     assert [chunk["mlx_server"] for chunk in found] == [
-        {"repairs": OF_1, "unenforced": UNENFORCED},
+        {"repairs": OF_1, "unenforced": UNENFORCED, "unmet": UNMET},
         {"repairs": OF_0, "unenforced": UNENFORCED},
     ]
     for chunk in found:

@@ -7,13 +7,19 @@ from starlette.testclient import TestClient
 
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.responses import input as responses
+from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.families.effort import EFFORTS
 from mlx_server.messages import Conversation
+from mlx_server.requests import GenerateRequest
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
 
-PATH = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+EVERYWHERE = pytest.mark.parametrize("path", [CHAT, RESPONSES])
 BODY: Json = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}]}
+NOTHING: Json = {}
+EFFORT = "reasoning_effort"
 IGNORED = "x-mlx-server-ignored"
 
 
@@ -23,14 +29,31 @@ def client(tiny_path: Path) -> Iterator[TestClient]:
         yield client
 
 
-def thinking(**asked: Any) -> tuple[int | None, Json]:
+def body(path: str, asked: Json) -> Json:
+    """asked: as chat completions have it."""
+    if path == CHAT:
+        return {**BODY, **asked}
+    given = {"reasoning": {"effort": asked["reasoning_effort"]}} if EFFORT in asked else {}
+    rest = {name: value for name, value in asked.items() if name != EFFORT}
+    return {"model": wire.MODEL, "input": "hi", "store": False, **rest, **given}
+
+
+def request_of(path: str, asked: Json) -> GenerateRequest:
+    if path == CHAT:
+        return to_request(ChatBody.model_validate(body(path, asked)))
+    read = ResponsesBody.model_validate(body(path, asked))
+    return responses.to_request(read, responses.input_items(read, NOTHING.__getitem__)).request
+
+
+def thinking(path: str = CHAT, **asked: Any) -> tuple[int | None, Json]:
     """The engine's budget, and what templates are told."""
-    request = to_request(ChatBody.model_validate({**BODY, **asked}))
+    request = request_of(path, asked)
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
     return request.thinking_budget, dict(conversation.template_kwargs)
 
 
+@EVERYWHERE
 @pytest.mark.parametrize(
     ("asked", "budget", "told"),
     [
@@ -45,6 +68,13 @@ def thinking(**asked: Any) -> tuple[int | None, Json]:
             {"reasoning_effort": "none"},
         ),
         ({"thinking": {"type": "enabled"}}, None, {"reasoning_effort": "medium"}),
+        ({"enable_thinking": False}, None, {"reasoning_effort": "none"}),
+        ({"enable_thinking": True}, None, {"reasoning_effort": "medium"}),
+        (
+            {"enable_thinking": True, "thinking": {"type": "enabled", "budget_tokens": 9}},
+            9,
+            {"reasoning_effort": "medium", "thinking_budget": 9},
+        ),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 9}, "reasoning_effort": "low"},
             9,
@@ -66,8 +96,8 @@ def thinking(**asked: Any) -> tuple[int | None, Json]:
         ),
     ],
 )
-def test_budgets_and_efforts(asked: Json, budget: int | None, told: Json) -> None:
-    assert thinking(**asked) == (budget, told)
+def test_budgets_and_efforts(path: str, asked: Json, budget: int | None, told: Json) -> None:
+    assert thinking(path, **asked) == (budget, told)
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
@@ -75,6 +105,7 @@ def test_the_efforts_there_are(effort: str) -> None:
     assert thinking(reasoning_effort=effort) == (None, {"reasoning_effort": effort})
 
 
+@EVERYWHERE
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
@@ -93,6 +124,9 @@ def test_the_efforts_there_are(effort: str) -> None:
         ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "disabled"}, "reasoning_effort": "high"}, "reasoning_effort"),
         ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "enable_thinking"),
+        ({"enable_thinking": 1}, "enable_thinking"),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 5}, "thinking_budget": 5},
             "thinking.budget_tokens",
@@ -103,19 +137,40 @@ def test_the_efforts_there_are(effort: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(client: TestClient, asked: Json, param: str) -> None:
-    found = error(client.post(PATH, json={**BODY, **asked}))
+def test_what_is_refused(client: TestClient, path: str, asked: Json, param: str) -> None:
+    found = error(client.post(path, json=body(path, asked)))
+    if path == RESPONSES and param == EFFORT:
+        param = "reasoning.effort"
     assert found["param"] == param
     assert param in found["message"]
 
 
-def test_a_budget_that_the_engine_keeps_is_not_ignored(client: TestClient) -> None:
-    for asked in ({"thinking_budget": 5}, {"chat_template_kwargs": {"thinking_budget": 5}}):
-        response = client.post(PATH, json={**BODY, **asked})
-        ok(response)
-        assert IGNORED not in response.headers
-    response = client.post(PATH, json={**BODY, "chat_template_kwargs": {"thinking_budget": -1}})
-    assert response.headers[IGNORED] == "chat_template_kwargs.thinking_budget"
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("asked", "ignored"),
+    [
+        ({"thinking_budget": 5}, None),
+        ({"chat_template_kwargs": {"thinking_budget": 5}}, None),
+        ({"chat_template_kwargs": {"thinking_budget": -1}}, "thinking_budget"),
+        ({"reasoning_effort": "none"}, None),
+        ({"chat_template_kwargs": {"reasoning_effort": "none"}}, None),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"enable_thinking": False}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, None),
+        ({"enable_thinking": True, "thinking_budget": 5}, None),
+        ({"thinking": {"type": "enabled"}}, "reasoning_effort"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "low", "thinking_budget": 5}, "reasoning_effort"),
+        ({"reasoning_effort": "none", "thinking_budget": 5}, "reasoning_effort"),
+        ({"reasoning_effort": "high", "thinking_budget": 0}, "reasoning_effort"),
+    ],
+)
+def test_what_the_engine_keeps_is_not_ignored(
+    client: TestClient, path: str, asked: Json, ignored: str | None
+) -> None:
+    response = client.post(path, json=body(path, asked))
+    ok(response)
+    assert response.headers.get(IGNORED) == (ignored and f"chat_template_kwargs.{ignored}")
 
 
 def test_where_nothing_is_thought_a_budget_means_nothing(client: TestClient) -> None:

@@ -19,6 +19,7 @@ from mlx_server.api.native import protocol as native
 from mlx_server.api.responses.offered import offered
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
+from mlx_server.api.thinking import ThinkingBody
 from mlx_server.app import spec_named
 from mlx_server.lora.catalog import Place
 from mlx_server.pool.prepare import prepare
@@ -58,6 +59,7 @@ PATHS: Mapping[Wire, tuple[str, ...]] = {
     SamplingBody: (CHAT, COMPLETIONS, NATIVE, RESPONSES),
     GenerationBody: (CHAT, COMPLETIONS),
     ConstrainedBody: (CHAT, COMPLETIONS),
+    ThinkingBody: (CHAT, RESPONSES),
     CompletionBody: (COMPLETIONS,),
     native.NativeBody: (NATIVE,),
     native.NativeTool: (NATIVE,),

@@ -27,6 +27,12 @@ DELAY = 10
 LONGEST_GAP = 5.0
 """Seconds between two tokens of a stream, of which others know nothing."""
 
+FREE, HELD = "free", "held"
+"""Of one that calls: its calls are its own, or held to their schemas."""
+CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>'
+UNABLE = "gemma3"
+THOUGHTLESS = "thoughtless"
+
 JSON_SCHEMA = {
     "type": "json_schema",
     "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
@@ -38,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("replayed")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        models = {}
+        models: dict[str, dict[str, Any]] = {}
         for name in (*THINKING, *OTHERS):
             entries = [
                 {"match": "slowly", "output": SLOW, "delay_ms": DELAY},
@@ -46,6 +52,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             ]
             (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)))
             models[name] = {"source": f"replay:{name}.jsonl", "family": name}
+        (folder / "calls.jsonl").write_text(json.dumps({"output": CALLED}))
+        models[FREE] = {"source": "replay:calls.jsonl", "family": "qwen3"}
+        models[HELD] = {**models[FREE], "constrain_calls": True}
+        models[UNABLE] = {**models[FREE], "family": UNABLE}
+        models[THOUGHTLESS] = {
+            **models["qwen3"],
+            "template_kwargs": {"reasoning_effort": "none"},
+        }
         with serving(folder, {"models": models}) as server:
             yield server
             assert "Traceback" not in server.log
@@ -213,8 +227,26 @@ def test_bias_and_penalties_choose_among_what_a_grammar_allows(
     }
     other, _ = answered(server, body(model, **letters, logit_bias=biased))
     assert first not in other.text
-    varied, _ = answered(server, body(model, **letters, presence_penalty=2))
-    assert len(set(varied.text) - {" "}) == 4
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        varied, _ = answered(server, {**body(model, **letters), penalty: 2})
+        assert len(set(varied.text) - {" "}) == 4
+
+
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+@pytest.mark.parametrize("asked", [{"choice": [" yes", "\n\nno"]}, {"regex": r" yes|\n\nno"}])
+def test_white_space_that_a_format_begins_with_is_the_answers(
+    server: LiveServer, model: str, asked: dict[str, Any]
+) -> None:
+    answer, _ = answered(server, body(model, structured_outputs=asked))
+    assert answer.text in (" yes", "\n\nno")
+
+
+def test_what_only_the_compiler_knows_is_refused_with_its_place(server: LiveServer) -> None:
+    found: Any = {"properties": {"q": {"patternProperties": {"^a": {}, "^ab": {}}}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": found}}
+    refusal = refused(server, body("qwen3", response_format=wanted))
+    assert (refusal.status, refusal.error["code"]) == (400, "invalid_json_schema")
+    assert "not disjoint (#/properties/q/patternProperties)" in refusal.error["message"]
 
 
 def test_two_formats_contradict_each_other(server: LiveServer) -> None:
@@ -326,3 +358,104 @@ def test_a_client_that_leaves_before_its_grammar_is_ready(server: LiveServer) ->
 
     run(server, ask)
     eventually(server.idle, "their rows are free")
+
+
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+NOT_UNIQUE = "tools.f: uniqueItems at #/properties/a"
+UNREADABLE = {"type": "string", "pattern": "(a"}
+IMPOSSIBLE = {"type": "integer", "allOf": [{"minimum": 2}, {"maximum": 1}]}
+"""Only the compiler knows."""
+TOO_LONG = {"type": "string", "minLength": 10**6}
+
+
+def tool(a: Any, name: str = "f", *, strict: bool = False) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"a": a},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    function = {"name": name, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": function}
+
+
+def remarks(server: LiveServer, asking: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The arguments of its calls, and what was not enforced."""
+    with server.http() as http:
+        found = http.post("/v1/chat/completions", json=asking).json()
+    calls = found["choices"][0]["message"].get("tool_calls", ())
+    arguments = [json.loads(call["function"]["arguments"]) for call in calls]
+    return arguments, found.get("mlx_server", {}).get("unenforced", [])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("bad", [UNREADABLE, IMPOSSIBLE, TOO_LONG, {"not": {}}])
+@pytest.mark.parametrize("model", [FREE, HELD])
+def test_a_strict_tool_is_kept_to_or_refused(
+    server: LiveServer, model: str, bad: Any, choice: str
+) -> None:
+    asking = body(model, tools=[tool({}, "g"), tool(bad, strict=True)], tool_choice=choice)
+    found = refused(server, asking)
+    assert (found.status, found.error["code"]) == (400, "invalid_json_schema")
+    assert found.error["param"].startswith("tools")
+
+
+@pytest.mark.parametrize("bad", [IMPOSSIBLE, TOO_LONG])
+def test_calls_that_no_grammar_can_hold_are_the_models_own(server: LiveServer, bad: Any) -> None:
+    asking = body(HELD, tools=[tool(bad), tool(UNIQUE, "g")])
+    assert remarks(server, asking) == ([{"a": [1, 1]}], ["tools"])
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "told"),
+    [
+        ([tool(UNIQUE)], "auto", [NOT_UNIQUE]),
+        ([tool(UNIQUE)], "required", [NOT_UNIQUE]),
+        ([tool(UNIQUE), tool({}, "g")], "required", [NOT_UNIQUE]),
+        ([tool({}), tool(UNIQUE, "g")], NAMED, []),
+        ([tool(UNIQUE)], "none", []),
+        ([tool({"type": "array"}, strict=True)], "auto", []),
+    ],
+)
+def test_what_a_grammar_leaves_out_of_a_tool_is_told(
+    server: LiveServer, tools: list[Any], choice: Any, told: list[str]
+) -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    asking = body(HELD, tools=tools, tool_choice=named if choice == NAMED else choice)
+    calls, unenforced = remarks(server, asking)
+    assert calls == ([] if choice == "none" else [{"a": [1, 1]}])
+    assert unenforced == told
+
+
+def test_of_calls_that_nobody_wants_held_nothing_is_told(server: LiveServer) -> None:
+    asking = body(FREE, tools=[tool(UNIQUE)])
+    assert remarks(server, asking) == ([{"a": [1, 1]}], [])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_family_that_can_not_call_says_so(server: LiveServer, choice: Any) -> None:
+    found = refused(server, body(UNABLE, tools=[tool({})], tool_choice=choice))
+    assert (found.status, found.error["param"]) == (400, "tool_choice")
+    assert UNABLE in found.error["message"]
+    for freely in ("auto", "none"):
+        answer, _ = answered(server, body(UNABLE, tools=[tool({})], tool_choice=freely))
+        assert (answer.text, answer.calls) == (CALLED, [])
+
+
+@pytest.mark.parametrize(
+    ("more", "thinks"),
+    [
+        ({}, False),
+        ({"reasoning_effort": "high"}, True),
+        ({"thinking_budget": 1000}, True),
+        ({"enable_thinking": True}, True),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"color": "red"}}, False),
+    ],
+)
+def test_who_owns_a_model_may_forbid_it_to_think_unless_asked(
+    server: LiveServer, more: dict[str, Any], thinks: bool
+) -> None:
+    answer, found = answered(server, body(THOUGHTLESS, **more))
+    assert (bool(answer.reasoning), bool(found.reasoning_tokens)) == (thinks, thinks)
+    assert answer.text == SAID

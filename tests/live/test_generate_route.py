@@ -36,6 +36,7 @@ QWEN_ENTRIES: list[dict[str, Any]] = [
         "finish": "length",
     },
     {"match": "unclosed", "output": f"{THOUGHT}<tool_call>\n" + call("b")[:-4]},
+    {"match": "no end", "output": f"{THOUGHT}I look. <tool_call>\n{call('b')}"},
 ]
 HARMONY_CALL = "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json"
 HARMONY_THOUGHT = "<|channel|>analysis<|message|>So be it.<|end|>"
@@ -126,6 +127,12 @@ def test_a_block_that_the_model_did_not_close_is_no_call(server: LiveServer) -> 
     body = answer(server, "unclosed", tools=None)
     assert (body["tool_calls"], body["pre_tool_text"]) == ([], None)
     assert "<tool_call>" in body["response"]
+
+
+def test_a_whole_call_is_one_though_its_block_has_no_end(server: LiveServer) -> None:
+    body = answer(server, "no end")
+    assert (places(body), body["finish_reason"]) == (["b"], "tool_calls")
+    assert body["pre_tool_text"].strip() == "I look."
 
 
 @pytest.mark.parametrize("stream", [True, "yes"])

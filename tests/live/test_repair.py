@@ -19,6 +19,7 @@ FORMAT: Any = {
         "schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
     },
 }
+REPEATED = [{"index": 0, "what": "$: [1, 1] has non-unique elements"}]
 TOWN = "A town"
 LONG = '{"the_name_of_the_town": "Rome"}'
 LIMIT = 20
@@ -43,15 +44,18 @@ TOLD = named("the_name_of_the_town")
 LOOSE = named("the_name_of_the_town", strict=False)
 LONGER = named("the_name_of_the_town_" + "and_of_its_river_" * 2)
 
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
 SAID = [
     {"match": QUESTION, "output": "<think>\nEasy.\n</think>\n\n[1, 1]"},
     {"match": "Thought", "output": "<think>\nIt is 4.\n</think>\n\n"},
+    {"match": "Call", "output": f"<think>\nI call.\n{CALL}\n</think>\n\n"},
     {"match": TOWN, "output": LONG},
     {"match": "regex:^Any town", "output": LONG},
     {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
     {"match": "Think of a town", "output": "<think>\n" + "Rome? " * 9 + "\n</think>\n\n" + LONG},
-    # to whatever else it is told
-    {"output": "<think>\nOnce more.\n</think>\n\n[1, 2]"},
+    # to who is told what was wrong with that
+    {"match": "regex:unique", "output": "<think>\nOnce more.\n</think>\n\n[1, 2]"},
 ]
 
 
@@ -59,9 +63,11 @@ SAID = [
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder: Path = tmp_path_factory.mktemp("repair")
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, SAID)), "utf-8")
+    (folder / "insists.jsonl").write_text(json.dumps({"output": SAID[0]["output"]}), "utf-8")
     model = {"source": "replay:said.jsonl", "family": "qwen3", "lead_on": False}
     models: dict[str, Any] = {
         "live": model,
+        "stubborn": {**model, "source": "replay:insists.jsonl"},
         "held": {**model, "repair": {"streaming": "accumulate"}},
         "once": {**model, "repair": {"retries": 0, "promote_reasoning": False}},
         "short": model,
@@ -96,6 +102,11 @@ def repairs(body: Any) -> list[tuple[str, str]]:
     return [(repair["what"], repair["where"]) for repair in told["repairs"]]
 
 
+def unmet(body: Any) -> list[Any]:
+    told: list[Any] = (body.model_extra or {}).get("mlx_server", {}).get("unmet", [])
+    return told
+
+
 def streamed(client: OpenAI, model: str, **more: Any) -> tuple[str, str, list[tuple[str, str]]]:
     chunks = list(asked(client, model, QUESTION, stream=True, **more))
     deltas = [chunk.choices[0].delta for chunk in chunks]
@@ -109,6 +120,7 @@ def test_an_answer_that_breaks_its_schema_is_made_once_more(client: OpenAI) -> N
     assert message.content == "[1, 2]"
     assert message.reasoning == "Once more."
     assert repairs(body) == [("schema", "content")]
+    assert unmet(body) == []
     assert body.model_extra["mlx_server"]["unenforced"] == ["uniqueItems at #"]
     # both attempts cost what they cost
     alone = asked(client, "once", QUESTION, response_format=FORMAT)
@@ -119,10 +131,27 @@ def test_where_nobody_allows_it_the_answer_is_told_as_it_is(client: OpenAI) -> N
     body = asked(client, "once", QUESTION, response_format=FORMAT)
     assert body.choices[0].message.content == "[1, 1]"
     assert repairs(body) == []
+    assert unmet(body) == REPEATED
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fails_again_says_so(client: OpenAI, stream: bool) -> None:
+    found = asked(client, "stubborn", QUESTION, response_format=FORMAT, stream=stream)
+    last = list(found)[-1] if stream else found
+    assert (repairs(last), unmet(last)) == ([], REPEATED)
+
+
+def test_a_response_says_so_too(client: OpenAI) -> None:
+    text: Any = {"format": {"type": "json_schema", **FORMAT["json_schema"]}}
+    stream = client.responses.create(model="live", input=QUESTION, text=text, stream=True)
+    response: Any = list(stream)[-1]
+    assert response.response.mlx_server["unmet"] == REPEATED
 
 
 def test_what_was_streamed_is_not_made_again(client: OpenAI) -> None:
     assert streamed(client, "live", response_format=FORMAT) == ("Easy.", "[1, 1]", [])
+    *_, last = asked(client, "live", QUESTION, response_format=FORMAT, stream=True)
+    assert unmet(last) == REPEATED
 
 
 def test_a_stream_that_is_held_back_is_mended(client: OpenAI) -> None:
@@ -140,6 +169,19 @@ def test_each_of_several_answers_is_checked_by_itself(client: OpenAI) -> None:
     assert [choice.message.content for choice in body.choices] == ["[1, 2]"] * 2
     told = body.model_extra["mlx_server"]["repairs"]
     assert sorted(repair["index"] for repair in told) == [0, 1]
+
+
+def test_a_call_in_reasoning_is_made_and_is_never_the_text(client: OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    offered, alone = asked(client, "live", "Call", tools=tools), asked(client, "live", "Call")
+    (call,) = offered.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("now", "{}")
+    assert offered.choices[0].finish_reason == "tool_calls"
+    assert repairs(offered) == [("reasoning", "tool_calls[0]")]
+    assert not alone.choices[0].message.content
+    assert repairs(alone) == []
+    for body in (offered, alone):
+        assert body.choices[0].message.reasoning == f"I call.\n{CALL}"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -221,10 +221,13 @@ def test_a_frame_that_is_too_large(server: LiveServer, line: ClientConnection) -
 
 
 def test_too_many_frames_at_once(server: LiveServer, line: ClientConnection) -> None:
-    with pytest.raises(ConnectionClosed) as closed:  # perhaps while it still sends
-        for _ in range(20):
+    def crowd() -> None:
+        for _ in range(20):  # perhaps it is closed before they are sent
             create(line, "slow")
         until_completed(iter(partial(event, line), None))
+
+    with pytest.raises(ConnectionClosed) as closed:
+        crowd()
     assert closed.value.rcvd
     assert closed.value.rcvd.code == 1008
     rest(server)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from mlx_server.api import formats
 from mlx_server.api.chat_completions.protocol import (
@@ -19,19 +18,15 @@ from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import GenerateRequest, Named, ToolChoice
 
-SOME_EFFORT = "medium"
-"""Of who wants thinking and does not say how much."""
-
 
 def to_request(body: ChatBody) -> GenerateRequest:
     _refuse(body)
     tools, tool_choice = _tools(body)
     constrained = body.constrained()
-    budget = _thinking_budget(body)
     conversation = Conversation(
         messages=messages(body.messages),
         tools=tools,
-        template_kwargs=_template_kwargs(body, budget),
+        template_kwargs=body.template_kwargs(body.reasoning_effort, "reasoning_effort"),
         response_format=formats.told(constrained["format"]),
     )
     return GenerateRequest(
@@ -48,7 +43,8 @@ def to_request(body: ChatBody) -> GenerateRequest:
         seed=body.seed,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tool_choice=tool_choice,
-        thinking_budget=budget,
+        thinking_budget=body.budget(),
+        implied=body.implied(body.reasoning_effort),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
     )
@@ -81,54 +77,6 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
             choice = said or "auto"
     check_choice(choice, tools)
     return tools, choice
-
-
-def _thinking_budget(body: ChatBody) -> int | None:
-    """By whichever of its names."""
-    given = {
-        "thinking_budget": body.thinking_budget,
-        "thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None,
-        "chat_template_kwargs.thinking_budget": _templates_budget(body.chat_template_kwargs or {}),
-    }
-    found = [(name, budget) for name, budget in given.items() if budget is not None]
-    if len(found) > 1:
-        (one, _), (other, _) = found[:2]
-        raise BadRequest(
-            f"`{one}` and `{other}` are two names for the same: send one.", param=other
-        )
-    return found[0][1] if found else None
-
-
-def _templates_budget(kwargs: dict[str, Any]) -> int | None:
-    """As Qwen and Seed-OSS name it; what else a template may take there, -1 for example, is none
-    that the engine could keep."""
-    budget = kwargs.get("thinking_budget")
-    return budget if type(budget) is int and 0 <= budget < 2**53 else None
-
-
-def _effort(body: ChatBody) -> str | None:
-    if body.thinking is None:
-        return body.reasoning_effort
-    is_off = body.thinking.type == "disabled"
-    if is_off and body.thinking.budget_tokens is not None:
-        raise BadRequest(
-            "`thinking.budget_tokens` needs `thinking.type: enabled`.",
-            param="thinking.budget_tokens",
-        )
-    if body.reasoning_effort and is_off != (body.reasoning_effort == "none"):
-        raise BadRequest(
-            f"`thinking.type: {body.thinking.type}` and `reasoning_effort: "
-            f"{body.reasoning_effort}` contradict each other: send one of them.",
-            param="reasoning_effort",
-        )
-    return body.reasoning_effort or ("none" if is_off else SOME_EFFORT)
-
-
-def _template_kwargs(body: ChatBody, budget: int | None) -> dict[str, Any]:
-    """Some templates tell the model of its budget, too."""
-    ours = {"reasoning_effort": _effort(body), "thinking_budget": budget}
-    told = {name: value for name, value in ours.items() if value is not None}
-    return {**told, **(body.chat_template_kwargs or {})}
 
 
 def _message(message: MessageParam, where: str) -> Message:

@@ -12,10 +12,10 @@ from mlx_server.api.fields import (
     GenerationBody,
     Items,
     ResponseTokens,
-    ThinkingTokens,
     WireModel,
 )
 from mlx_server.api.formats import ConstrainedBody
+from mlx_server.api.thinking import ThinkingBody
 
 
 class FunctionCall(WireModel):
@@ -77,14 +77,7 @@ ToolChoiceParam = (
 )
 
 
-class ThinkingParam(WireModel):
-    """Anthropic's, which others have taken over."""
-
-    type: Literal["enabled", "disabled"]
-    budget_tokens: ThinkingTokens | None = None
-
-
-class ChatBody(ConstrainedBody):
+class ChatBody(ConstrainedBody, ThinkingBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
         "functions": "send `tools` instead",
@@ -105,7 +98,4 @@ class ChatBody(ConstrainedBody):
     parallel_tool_calls: bool | None = None
     modalities: Items[str] | None = None
     reasoning_effort: Effort | None = None
-    thinking: ThinkingParam | None = None
-    thinking_budget: ThinkingTokens | None = None
     max_response_tokens: ResponseTokens | None = None
-    chat_template_kwargs: dict[str, Any] | None = None

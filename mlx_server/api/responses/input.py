@@ -61,11 +61,10 @@ def to_request(
     instructions = [Message("system", body.instructions)] if body.instructions else []
     chosen = offered(body, listed=_listed(everything))
     constrained = body.constrained()
-    budget = _thinking_budget(body)
     conversation = Conversation(
         messages=(*instructions, *said),
         tools=chosen.tools,
-        template_kwargs=_template_kwargs(body, budget),
+        template_kwargs=body.template_kwargs(body.effort, "reasoning.effort"),
         response_format=formats.told(constrained["format"]),
     )
     request = GenerateRequest(
@@ -81,7 +80,8 @@ def to_request(
         seed=body.seed,
         logprobs=body.logprobs,
         tool_choice=chosen.choice,
-        thinking_budget=budget,
+        thinking_budget=body.budget(),
+        implied=body.implied(body.effort),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
         raw_messages=bool(body.enable_response_messages),
@@ -101,24 +101,3 @@ def _listed(items: Iterable[InputItem]) -> set[str]:
     """The servers whose lists the client has been told."""
     lists = (item for item in items if isinstance(item, McpListToolsItem))
     return {item.server_label for item in lists if not item.error}
-
-
-def _thinking_budget(body: ResponsesBody) -> int | None:
-    """By either of its names, the second being Qwen's and Seed-OSS's own."""
-    told = (body.chat_template_kwargs or {}).get("thinking_budget")
-    budget = told if type(told) is int and 0 <= told < 2**53 else None
-    if body.thinking_budget is not None and budget is not None:
-        raise BadRequest(
-            "`thinking_budget` and `chat_template_kwargs.thinking_budget` are two names for the "
-            "same: send one.",
-            param="chat_template_kwargs.thinking_budget",
-        )
-    return body.thinking_budget if budget is None else budget
-
-
-def _template_kwargs(body: ResponsesBody, budget: int | None) -> dict[str, Any]:
-    """Some templates tell the model of its budget, too."""
-    effort = body.reasoning.effort if body.reasoning else None
-    ours = {"reasoning_effort": effort, "thinking_budget": budget}
-    told = {name: value for name, value in ours.items() if value is not None}
-    return {**told, **(body.chat_template_kwargs or {})}

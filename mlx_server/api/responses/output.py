@@ -28,6 +28,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
     ToolsListed,
+    Unmet,
 )
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -63,6 +64,7 @@ class ResponseOutput:
         self._unenforced: tuple[str, ...] = ()
         self._unheard: list[str] | None = None
         self._repairs: list[Repaired] = []
+        self._unmet: list[Unmet] = []
 
     @property
     def response(self) -> Wire:
@@ -109,7 +111,7 @@ class ResponseOutput:
         return {"type": f"response.{what}", "response": self.response}
 
     def _ended(self, status: str, event: str, **more: object) -> Wire:
-        said = remarks(self._repairs, self._unenforced, self._unheard or ())
+        said = remarks(self._repairs, self._unenforced, self._unmet, self._unheard or ())
         self._response.update(status=status, **more, **said)
         return self._told(event)
 
@@ -143,6 +145,8 @@ class ResponseOutput:
                 yield from self._whole(stream.McpApprovalRequest(self._place, event))
             case Repaired():
                 self._repairs.append(event)
+            case Unmet():
+                self._unmet.append(event)
             case Finished():
                 yield from self._finish(event)
 

@@ -12,12 +12,12 @@ from mlx_server.api.fields import (
     Items,
     ResponseTokens,
     SamplingBody,
-    ThinkingTokens,
     WireModel,
 )
 from mlx_server.api.formats import Constrained, JsonObjectFormat, StructuredOutputs, TextFormat
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.tools import Choice, OtherTool, ToolParam
+from mlx_server.api.thinking import ThinkingBody
 from mlx_server.requests import JsonFormat
 
 MAX_TOOLS = 1024
@@ -72,7 +72,7 @@ class ConversationParam(WireModel):
     id: Annotated[str, Field(min_length=1)]
 
 
-class ResponsesBody(SamplingBody):
+class ResponsesBody(SamplingBody, ThinkingBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **SamplingBody.UNSUPPORTED,
         "prompt": "no prompts are stored here",
@@ -100,11 +100,9 @@ class ResponsesBody(SamplingBody):
 
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**53)] | None = None
     max_response_tokens: ResponseTokens | None = None
-    thinking_budget: ThinkingTokens | None = None
     reasoning: Reasoning | None = None
     text: Text | None = None
     structured_outputs: StructuredOutputs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
     include: Items[Include] | None = None
@@ -126,6 +124,10 @@ class ResponsesBody(SamplingBody):
     def encrypts(self) -> bool:
         """Whether reasoning comes with a text for the client to send back."""
         return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning else None
 
     @property
     def interprets(self) -> bool:

@@ -33,7 +33,7 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
         "max_tool_calls": body.max_tool_calls,
         "max_output_tokens": body.max_output_tokens,
         "reasoning": {
-            "effort": body.reasoning.effort if body.reasoning else None,
+            "effort": body.effort,
             "summary": None,
         },
         "text": _text(body.text or Text()),

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import content, fields, formats
+from mlx_server.api import content, fields, formats, thinking
 from mlx_server.api.chat_completions import protocol as chat
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.native import protocol as native
@@ -23,6 +23,7 @@ from tests.hostile.parameters.case import (
 )
 
 FORMATS = "tests/api/test_formats_wire.py"
+CONTRACT = "tests/live/test_contract_replayed.py"
 
 DEEP: Json = {"temperature": 2, "seed": 1}
 BOTH: Json = {"logit_bias": {str(A + i): 100 for i in range(5)}}
@@ -152,9 +153,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "parallel_tool_calls": Case({"parallel_tool_calls": False}, asked(CALLS, **OFFERED)),
         "modalities": refused({"modalities": ["audio"]}),
         "reasoning_effort": Case({"reasoning_effort": "low"}),
-        "thinking_budget": Case({"thinking_budget": 2}, asked(THINKS)),
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
-        "chat_template_kwargs": Case({"chat_template_kwargs": {"color": "red"}}),
     },
     chat.MessageParam: {
         "role": Case(user(role="system")),
@@ -188,7 +187,12 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "mode": Case(allowed("required", "f"), {**TWO, **allowed("auto", "f")}),
         "tools": Case(allowed("required", "g"), {**TWO, **allowed("required", "f")}),
     },
-    chat.ThinkingParam: {
+    thinking.ThinkingBody: {
+        "enable_thinking": Case({"enable_thinking": False}),
+        "thinking_budget": f"{CONTRACT}::test_a_budget_of_reasoning_is_kept_to_the_token",
+        "chat_template_kwargs": Case({"chat_template_kwargs": {"color": "red"}}),
+    },
+    thinking.ThinkingParam: {
         "type": Case({"thinking": {"type": "disabled"}}),
         "budget_tokens": Case(
             {"thinking": {"type": "enabled", "budget_tokens": 2}},

@@ -104,8 +104,6 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "max_tool_calls": f"{LOOP}::test_calls_over_max_tool_calls_are_ignored",
         "max_output_tokens": Case({"max_output_tokens": 3}),
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
-        "thinking_budget": Case({"thinking_budget": 2}, asked(THINKS)),
-        "chat_template_kwargs": Case({"chat_template_kwargs": {"color": "red"}}),
         "truncation": Case(
             {"truncation": "auto"}, given(ASSISTANT, LONG, ASSISTANT, LONG), before=400
         ),

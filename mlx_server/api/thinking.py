@@ -1,0 +1,82 @@
+"""How much a model is to think, by whichever of its names."""
+
+from typing import Any, Literal
+
+from mlx_server.api.fields import ThinkingTokens, WireModel
+from mlx_server.errors import BadRequest
+
+SOME_EFFORT = "medium"
+"""Of who wants thinking and does not say how much."""
+
+
+class ThinkingParam(WireModel):
+    """Anthropic's, which others have taken over."""
+
+    type: Literal["enabled", "disabled"]
+    budget_tokens: ThinkingTokens | None = None
+
+
+class ThinkingBody(WireModel):
+    thinking: ThinkingParam | None = None
+    enable_thinking: bool | None = None
+    """Qwen's, as its own services take it."""
+    thinking_budget: ThinkingTokens | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def budget(self) -> int | None:
+        given = {
+            "thinking_budget": self.thinking_budget,
+            "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
+            "chat_template_kwargs.thinking_budget": self._templates_budget(),
+        }
+        found = [(name, budget) for name, budget in given.items() if budget is not None]
+        if len(found) > 1:
+            (one, _), (other, _) = found[:2]
+            raise BadRequest(
+                f"`{one}` and `{other}` are two names for the same: send one.", param=other
+            )
+        return found[0][1] if found else None
+
+    def template_kwargs(self, effort: str | None, param: str) -> dict[str, Any]:
+        """Some templates tell the model of its budget, too. param: what the effort is called."""
+        ours = {"reasoning_effort": self._effort(effort, param), "thinking_budget": self.budget()}
+        told = {name: value for name, value in ours.items() if value is not None}
+        return {**told, **(self.chat_template_kwargs or {})}
+
+    def implied(self, effort: str | None) -> frozenset[str]:
+        """Of those, what stands for nothing that the client wants beside its budget."""
+        said = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
+        wants_budget = any(self._switches().values()) and self.budget() is not None
+        return frozenset({"reasoning_effort"} if wants_budget and not said else ())
+
+    def _templates_budget(self) -> int | None:
+        """As Qwen and Seed-OSS name it; what else a template may take there, -1 for example, is
+        none that the engine could keep."""
+        budget = (self.chat_template_kwargs or {}).get("thinking_budget")
+        return budget if type(budget) is int and 0 <= budget < 2**53 else None
+
+    def _effort(self, effort: str | None, param: str) -> str | None:
+        switches = self._switches()
+        if not switches:
+            return effort
+        (switch, is_on), *others = switches.items()
+        efforts = {param: effort != "none"} if effort else {}
+        for name, wants in [*others, *efforts.items()]:
+            if wants != is_on:
+                raise BadRequest(
+                    f"`{switch}` and `{name}` contradict each other: send one of them.", param=name
+                )
+        return effort or (SOME_EFFORT if is_on else "none")
+
+    def _switches(self) -> dict[str, bool]:
+        found: dict[str, bool] = {}
+        if self.thinking:
+            found["thinking.type"] = self.thinking.type == "enabled"
+            if not found["thinking.type"] and self.thinking.budget_tokens is not None:
+                raise BadRequest(
+                    "`thinking.budget_tokens` needs `thinking.type: enabled`.",
+                    param="thinking.budget_tokens",
+                )
+        if self.enable_thinking is not None:
+            found["enable_thinking"] = self.enable_thinking
+        return found
