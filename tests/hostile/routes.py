@@ -112,6 +112,7 @@ CHAT: tuple[Json, ...] = (
         "messages": [HI],
         "max_tokens": 2,
         "thinking_budget": 2,
+        "enable_thinking": True,
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
@@ -202,7 +203,14 @@ RESPONSES: tuple[Json, ...] = (
         "enable_response_messages": False,
         "chat_template_kwargs": {"a": 1},
     },
-    {"model": TINY, "input": "hi", "max_output_tokens": 2, "text": {"format": FORMAT}},
+    {
+        "model": TINY,
+        "input": "hi",
+        "max_output_tokens": 2,
+        "text": {"format": FORMAT},
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "enable_thinking": True,
+    },
     {"model": TINY, "input": "hi", "max_output_tokens": 2, "background": True},
     {
         "model": TINY,
