@@ -1,8 +1,8 @@
 """`python -m bench_parts.structured FOLDER`: what a grammar costs a step of decoding.
 
 The engine's batches in this process: tiny networks with the 49,152 tokens of the demo checkpoint
-in FOLDER and with gpt-oss's 200,019 (a step of eight rows took 6 and 23 ms); and the demo model
-(98 ms). Rows that fill in a JSON schema step in turns with rows that are free,
+in FOLDER and with gpt-oss's 200,019 (a step of eight rows took 7 and 28 ms); and the demo model
+(118 ms). Rows that fill in a JSON schema step in turns with rows that are free,
 so that what else the machine does hits both; both choose the same way. Prints one line of JSON.
 """
 
