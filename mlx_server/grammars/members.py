@@ -40,7 +40,7 @@ def required_of(schema: Schema) -> frozenset[str]:
 def members(document: Document, key: str) -> list[Part]:
     """All that is said of one member."""
     parts = plainly(Part((), document.root), document)
-    return [found for part in parts for found in _member(part, key)]
+    return [found for part in parts if (found := _member(part, key))]
 
 
 def is_barred(document: Document, key: str) -> bool:
@@ -50,7 +50,8 @@ def is_barred(document: Document, key: str) -> bool:
 def member(schema: Schema, key: str) -> Mapping[str, Any]:
     """The schema of one member as a root of its own, with all that it refers to.
 
-    A name that is not listed is what `patternProperties` say, or else `additionalProperties`.
+    A name that is not listed is what `additionalProperties` says, where no `patternProperties`
+    may speak of it: whether they do, a client's pattern could take for ever to tell.
     """
     document = Document(schema)
     found = [part for part in members(document, key) if part.schema is not True]
@@ -125,26 +126,12 @@ def _followed(part: Part, document: Document) -> Part:
     return part
 
 
-def _member(part: Part, key: str) -> list[Part]:
+def _member(part: Part, key: str) -> Part | None:
     if isinstance(part.schema, bool):
-        return []
+        return None
     properties = part.schema.get("properties", {})
-    patterned = part.schema.get("patternProperties", {})
-    places = [("properties", key)] if key in properties else []
-    places += [("patternProperties", pattern) for pattern in patterned if _matches(pattern, key)]
-    if not places and "additionalProperties" in part.schema:
-        return [Part((*part.path, "additionalProperties"), part.schema["additionalProperties"])]
-    return [Part((*part.path, *place), part.schema[place[0]][place[1]]) for place in places]
-
-
-def _matches(pattern: str, key: str) -> bool:
-    return is_searchable(pattern) and re.search(pattern, key) is not None
-
-
-def is_searchable(pattern: str) -> bool:
-    """Whether names can be looked at for it here."""
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
-        return False
-    return True
+    if key in properties:
+        return Part((*part.path, "properties", key), properties[key])
+    if "additionalProperties" in part.schema and not part.schema.get("patternProperties"):
+        return Part((*part.path, "additionalProperties"), part.schema["additionalProperties"])
+    return None

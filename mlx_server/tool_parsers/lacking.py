@@ -1,11 +1,11 @@
 """What a tool's schema says that arguments are not held to, where they are not written as JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from mlx_server.grammars.document import Document, Part, children
 from mlx_server.grammars.enforced import Gap
-from mlx_server.grammars.members import is_searchable, members, plainly, properties_of, required_of
+from mlx_server.grammars.members import members, plainly, properties_of, required_of
 from mlx_server.grammars.ways import Way, ways_of
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.pattern_text import searched
@@ -28,8 +28,7 @@ def _members(way: Way) -> Iterator[Gap]:
     for choice in way.choices():
         yield Gap(choice.path[:-1], choice.path[-1], "can't be enforced as this model writes calls")
     for path, schema in plainly(Part((), way.schema), Document(way.schema)):
-        named = [] if isinstance(schema, bool) else schema.get("patternProperties", ())
-        if not all(map(is_searchable, named)):
+        if isinstance(schema, Mapping) and schema.get("patternProperties"):
             yield Gap(path, "patternProperties", "can't be enforced as this model writes calls")
 
 

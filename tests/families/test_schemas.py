@@ -144,6 +144,8 @@ REFUSED = {
     "arguments: one at most": "#/maxProperties",
     "arguments: one at least of any": "#/minProperties",
     "arguments: only one of them": "#/oneOf",
+    "arguments: patternProperties": "#/patternProperties",
+    "arguments: properties and patternProperties": "#/patternProperties",
 }
 """By name of the keyword, where a notation has no way to say it."""
 
@@ -196,6 +198,11 @@ def test_what_a_strict_tool_says_holds_or_is_refused(family: Any, schema: str) -
         ({**AB, "maxProperties": 1}, ["maxProperties at #"]),
         ({**AB, "minProperties": 2}, ["minProperties at #"]),
         ({"patternProperties": {"^\\p{Lu}": {}}}, ["patternProperties at #"]),
+        # no name is looked at for it: that would take longer than anybody waits
+        (
+            {"properties": {"a" * 60 + "!": {}}, "patternProperties": {"^(a+)+$": {}}},
+            ["patternProperties at #"],
+        ),
         ({**AB, "minProperties": 1, "not": {}}, ["not at #"]),
         (
             {"properties": {"a": {"type": "string", "format": "colour"}}},

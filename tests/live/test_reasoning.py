@@ -20,21 +20,15 @@ BRIDGE = len("\n") + 1 + len("\n\n")
 HELD = "held"
 """Whose calls a grammar holds."""
 HARMONY, HELD_HARMONY = "gpt-oss", "held-gpt-oss"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-    },
-}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOL, COUNT = tool("look", at={"type": "string"}), tool("count", to={"type": "integer"})
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "%s"}}\n</tool_call>'
-COUNT = {
-    "type": "function",
-    "function": {
-        "name": "count",
-        "parameters": {"type": "object", "properties": {"to": {"type": "integer"}}},
-    },
-}
 MISCOUNTS = '<tool_call>\n{"name": "count", "arguments": {"to": "x"}}\n</tool_call>'
 
 # Behind the token that ends an answer stands what the model says if it is led on.
