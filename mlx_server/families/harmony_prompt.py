@@ -36,10 +36,10 @@ from mlx_server.parsers.harmony import (
     CHANNELS,
     FUNCTIONS,
     PYTHON,
-    header_name,
     is_built_in,
     told,
 )
+from mlx_server.parsers.harmony_header import header_name
 
 EFFORTS = {
     "none": ReasoningEffort.LOW,

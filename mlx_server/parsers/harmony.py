@@ -2,8 +2,8 @@
 
 Every message gets a `StreamableParser` of its own, so that a broken one spoils no other. It never
 sees a control token where none belongs, since it would write it out: a message that the model
-forgot to end or to begin is ended and begun here. A header that it can't read is taken apart
-here, and what is no header of it is text.
+forgot to end or to begin is ended and begun here. Of a header that it can't read, what is no header
+is text.
 """
 
 import json
@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from openai_harmony import Message as HarmonyMessage
 
 from mlx_server.events import BuiltInCall, Event, Mended, ReasoningDelta, Repaired, TextDelta
 from mlx_server.messages import Phase, Tool
+from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, Header, taken_apart
 from mlx_server.parsers.reading import Place, Reading
 from mlx_server.repair.json_text import around, json_text, parsed
 from mlx_server.repair.malformed import Malformed
@@ -38,7 +39,7 @@ from mlx_server.tool_parsers.source import Into, Source, Steps, written
 
 log = logging.getLogger("mlx_server.parsers")
 
-START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|endoftext|>")
 FIRST_CONTROL = 199_998
 """From here on all ids are control tokens, most of them without a meaning."""
@@ -55,17 +56,6 @@ PYTHON, BROWSER = "python", "browser"
 BUILT_IN = re.compile(r"(python|browser|container)(\..*)?", re.DOTALL)
 """Recipients that the model knows from its training."""
 
-_CHANNEL = r"(analysis\b|commentary\b|final\b)?\s*"
-_TYPE = r"(?:(?:json|code)\b\s*)?"
-_TO = rf"{_TYPE}to=(\S*)\s*{_TYPE}"
-HEADER_WORDS = {
-    # without a recipient, a channel's name may be the first word of a text
-    START: re.compile(rf"\s*(?:assistant\b)?\s*(?:{_CHANNEL}{_TO})?"),
-    CHANNEL: re.compile(rf"\s*{_CHANNEL}(?:{_TO})?"),
-    CONSTRAIN: re.compile(r"\s*(?:(?!to=)\w+)?\s*(?:to=(\S*))?\s*"),
-}
-"""What a header consists of, behind each of its marks, in the orders that models write it in."""
-
 FIELDS: dict[Place, str] = {"text": "content", "reasoning": "reasoning_content"}
 """Of the answer, as `Repaired` names them."""
 
@@ -74,11 +64,6 @@ def is_built_in(tool: Tool) -> bool:
     """`python` and `browser` by their bare names are the tools that the model was trained with;
     a tool with parameters of its own is somebody's function."""
     return tool.name in (PYTHON, BROWSER) and not tool.parameters.get("properties")
-
-
-def header_name(name: str) -> str:
-    """A name without what could end it in a header."""
-    return re.sub(r"[\s<|>]+", "_", name)
 
 
 def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
@@ -102,26 +87,6 @@ def told(message: HarmonyMessage) -> dict[str, Any]:
 def control_ids(encoding: HarmonyEncoding) -> dict[str, int]:
     names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
     return {name: encoding.encode(name, allowed_special={name})[0] for name in names}
-
-
-@dataclass(frozen=True)
-class Header:
-    channel: str | None = None
-    recipient: str | None = None
-    rest: str = ""
-    """What is no part of a header, yet stands there."""
-    broken: bool = False
-
-    def misplaced(self) -> tuple[Mended, ...]:
-        """What is odd about a function's call behind it."""
-        in_reasoning: tuple[Mended, ...] = ("reasoning",) if self.channel == "analysis" else ()
-        return (*in_reasoning, "unmarked") if self.broken else in_reasoning
-
-    @property
-    def phase(self) -> Phase:
-        """Of the text behind it; what was meant for a tool that there is not ends a turn, too."""
-        is_preamble = self.channel == "commentary" and not self.recipient
-        return "commentary" if is_preamble else "final_answer"
 
 
 class HarmonyParser:
@@ -242,20 +207,7 @@ class HarmonyParser:
                 sections.append((self._names[token], []))
             else:
                 sections[-1][1].append(token)
-        channel = recipient = None
-        rest = []
-        for mark, tokens in sections:
-            text = self._encoding.decode(tokens)
-            found = HEADER_WORDS[mark].match(text)
-            assert found, "every part of it is optional"
-            *named, to = found.groups()
-            channel = next(filter(None, named), channel)
-            recipient = recipient or to
-            rest.append(text[found.end() :])
-        # OpenAI's parser knows no content type without a recipient; the model does
-        marks = [mark for mark, _ in sections]
-        whole = marks == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
-        return Header(channel, recipient, "".join(rest), broken=not whole)
+        return taken_apart((mark, self._encoding.decode(tokens)) for mark, tokens in sections)
 
     def _sink(self, header: Header) -> "tuple[Place, Sink]":
         """Where the content of a message goes. Recipients that are no tools mean nothing."""

@@ -15,9 +15,9 @@ from mlx_server.parsers.harmony import (
     FUNCTIONS,
     PYTHON,
     callable_tools,
-    header_name,
     is_built_in,
 )
+from mlx_server.parsers.harmony_header import header_name
 from mlx_server.parsers.wanted import Wanted
 from mlx_server.repair.names import tool_named
 from mlx_server.requests import Named
