@@ -8,12 +8,21 @@ import msgspec
 
 from mlx_server.contract import reading_of
 from mlx_server.engine.client import Item
-from mlx_server.engine.messages import Generate, Logprobs, Prefilled, Scored, Thinking, Token
+from mlx_server.engine.messages import (
+    Generate,
+    Logprobs,
+    Prefilled,
+    PrefillProgress,
+    Scored,
+    Thinking,
+    Token,
+)
 from mlx_server.events import (
     BuiltInCall,
     Event,
     Finished,
     FinishReason,
+    PromptProgress,
     ReasoningDelta,
     Repaired,
     TextDelta,
@@ -58,6 +67,7 @@ class Answer:
         self._ids: list[int] = []
         self._tokens = self._reasoning = self._calls = 0
         self._cached: int | None = None
+        self._progress = request.progress
         self._said = self._led_on = False
         self._logprobs: list[TokenLogprob] = []
         _, self._closes = prepared.family.thinking_marks()
@@ -75,6 +85,9 @@ class Answer:
                 yield from self._token(item)
             case Prefilled(_, cached):
                 self._cached = cached if self._cached is None else self._cached
+            case PrefillProgress(_, computed) if self._progress:
+                prompt = len(self._row.prompt)
+                yield PromptProgress(self._index, prompt, self._cached or 0, computed)
             case Scored(_, logprobs):
                 yield from self._scored(logprobs)
 

@@ -1,10 +1,12 @@
 """Everything is put together here and nowhere else."""
 
 import asyncio
+import errno
 import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -18,22 +20,28 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
 
-from mlx_server import __version__, logs
+from mlx_server import __version__, descriptors, limits, logs
 from mlx_server.api import adapters, errors, health, metrics, models
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
+from mlx_server.api.admission import Admission
 from mlx_server.api.answering import json_response
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.conversations import router as conversations
 from mlx_server.api.gate import Gate, authorise
+from mlx_server.api.handshake import handshaking
 from mlx_server.api.http import http
+from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.native import router as native
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.unread import patient
-from mlx_server.api.web_sockets import WebSockets
+from mlx_server.api.web_sockets import web_sockets
+from mlx_server.awake import KeepAwake, keep_awake_command
+from mlx_server.engine.messages import Schedule
 from mlx_server.errors import ShuttingDown, StoreUnavailable
+from mlx_server.listening import bound, url_of
 from mlx_server.mcp import Connector, Connectors
 from mlx_server.models_yaml import load_settings
 from mlx_server.pool.entry import OnProgress
@@ -53,8 +61,12 @@ from mlx_server.store import Retention, Store
 
 log = logging.getLogger("mlx_server")
 
-MAX_HEAD_BYTES = 64 << 10
+DEFAULT_URL = "http://127.0.0.1:8000"
+"""Where `mlx-server chat` looks by itself."""
+
 EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+SILENCE_SECONDS = 60.0
 PRUNE_SECONDS = 3600.0
 POLL_SECONDS = 0.1
 COLLECTIONS = 5_000, 20, 100
@@ -65,24 +77,30 @@ LAST_WORDS_SECONDS = 0.25
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
     server = settings.server
-    limits = Limits(
+    pool_limits = Limits(
         concurrency=server.concurrency,
         queue=server.queue,
+        schedule=Schedule(server.prefill_share, server.longest_gap),
         wait_seconds=server.wait_seconds,
         budget=server.memory_budget,
+        wired=server.wired,
+        prompt_cache=server.prompt_cache_bytes,
     )
     specs = [_spec(id, model, server.adapters_dir) for id, model in settings.models.items()]
-    pool = Pool(specs, limits, on_progress, adapter_dirs=_adapter_dirs(server))
+    pool = Pool(specs, pool_limits, on_progress, adapter_dirs=_adapter_dirs(server))
+    awake = KeepAwake(keep_awake_command() if server.keep_awake else ())
+    pool.on_rows = awake.count
     configured = {name: _connector(found) for name, found in settings.connectors.items()}
     connectors = Connectors(configured, allow_private_urls=server.allow_private_urls)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        asyncio.get_running_loop().set_exception_handler(_unheard)
+        asyncio.get_running_loop().set_exception_handler(_Unheard())
         async with AsyncExitStack() as on:
             store = await on.enter_async_context(_opened(settings.store))
             app.state.runs = runs = Runs(store, server.concurrency)
             on.push_async_callback(connectors.stop)
+            on.callback(awake.stop)
             await pool.start()
             on.push_async_callback(pool.stop)
             on.push_async_callback(runs.stop)
@@ -99,7 +117,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
         title="mlx-server",
         version=__version__,
         lifespan=lifespan,
-        middleware=[Middleware(AccessLog), gate],
+        middleware=[Middleware(DiscreetLifespan), Middleware(AccessLog), gate],
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -107,6 +125,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     )
     app.state.pool = pool
     app.state.connectors = connectors
+    app.state.max_body_bytes = server.max_body_bytes
     app.state.metrics = metrics.Metrics(pool)
     app.state.started = int(time.time())
     pool.on_step = app.state.metrics.on_step
@@ -127,16 +146,27 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     return app
 
 
-def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+class _Unheard:
     """asyncio's own way would print the task, with what it was called with."""
-    log.error("an error that nobody waited for", exc_info=context.get("exception"))
+
+    def __init__(self) -> None:
+        self._next_time = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in EXHAUSTED):
+            log.error("an error that nobody waited for", exc_info=error)
+        elif loop.time() >= self._next_time:  # there may be many a second; asyncio tries again
+            self._next_time = loop.time() + SILENCE_SECONDS
+            log.error("no connection can be taken for now: %s", error.strerror)
 
 
 @asynccontextmanager
 async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
     with nullcontext("") if settings.data_dir else TemporaryDirectory() as folder:
         kept = settings if settings.data_dir else StoreSettings(data_dir=Path(folder))
-        store = await Store.open(kept.path, Retention(settings.days, settings.count))
+        retention = Retention(settings.days, settings.count, settings.bytes, settings.bytes_per_key)
+        store = await Store.open(kept.path, retention)
         pruning = asyncio.create_task(_prune(store))
         try:
             yield store
@@ -156,30 +186,42 @@ async def _prune(store: Store) -> None:
 def run(settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     logs.configure(settings.server.log_level, settings.server.log_format)
+    if few := descriptors.warning(descriptors.raise_soft_limit()):
+        log.warning("%s; %s", few, descriptors.FIX)
+    sockets = bound(settings.server.host, settings.server.port)
     server = server_of(settings, create_app(settings, progress_display()))
     for signum, code in EXIT_CODES.items():
         _exit_after(signum, code)
-    server.run()
+    server.run(sockets)
 
 
 def server_of(settings: Settings, app: FastAPI) -> "Server":
+    served = settings.server
+    most = descriptors.connections(descriptors.available())
+    admission = Admission(most, descriptors.connections_per_address(most))
+    sockets = handshaking(
+        web_sockets(served.receive_seconds, served.max_body_bytes),
+        served.receive_seconds,
+        admission,
+    )
     config = uvicorn.Config(
         app,
-        host=settings.server.host,
-        port=settings.server.port,
+        host=served.host,
+        port=served.port,
         # By h11: the other one, httptools, takes headers without end.
-        http=patient(http(settings.server.receive_seconds), settings.server.send_seconds),
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        http=patient(http(served.receive_seconds, admission), served.send_seconds),
         log_config=None,
         access_log=False,
         server_header=False,
-        ws=patient(WebSockets, settings.server.send_seconds),
+        ws=patient(sockets, served.send_seconds),
         # each of its messages is a body
-        ws_max_size=settings.server.max_body_bytes,
+        ws_max_size=served.max_body_bytes,
         ws_per_message_deflate=False,
-        timeout_graceful_shutdown=int(settings.server.drain_seconds) + 5,
+        backlog=limits.ACCEPTED_AT_ONCE.value,
+        timeout_keep_alive=limits.IDLE_SECONDS.value,
+        timeout_graceful_shutdown=int(served.drain_seconds) + 5,
     )
-    return Server(config, app, settings.server.drain_seconds)
+    return Server(config, app, served.drain_seconds)
 
 
 def _exit_after(signum: signal.Signals, code: int) -> None:
@@ -203,11 +245,13 @@ class Server(uvicorn.Server):
         gc.freeze()
         # and for a large body's many objects it would walk all of them again and again
         gc.set_threshold(*COLLECTIONS)
+        urls = []
         for server in getattr(self, "servers", []):
-            host, port = server.sockets[0].getsockname()[:2]
-            name = f"[{host}]" if ":" in host else host
-            sys.stdout.write(f"Listening on http://{name}:{port}\n")
-            sys.stdout.flush()
+            _queue_in_kernel(server)
+            urls.append(url_of(server.sockets[0]))
+            _say(f"Listening on {urls[-1]}")
+        if urls:
+            _announce_models(self._app.state.pool, urls[0])
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         ending = asyncio.create_task(self._end_streams())
@@ -241,6 +285,33 @@ class Server(uvicorn.Server):
         await leaving
 
 
+def _announce_models(pool: Pool, url: str) -> None:
+    """A line for each model that has become ready, the first time."""
+    announced: set[str] = set()
+
+    def announce(id: str) -> None:
+        if id not in announced:
+            announced.add(id)
+            there = "" if url == DEFAULT_URL else f" --url {url}"
+            _say(f"{id} is ready at {url}/v1; try: mlx-server chat {id}{there}")
+
+    for model in pool.loaded:
+        announce(model.prepared.id)
+    pool.on_ready = announce
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _queue_in_kernel(server: asyncio.Server) -> None:
+    """asyncio's `backlog` is how many it takes at once, too; those that wait may be more."""
+    for listening in server.sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as same:
+            same.listen(socket.SOMAXCONN)
+
+
 def spec_named(config: Path | None, name: str) -> ModelSpec:
     """A model of models.yaml by id or alias, else a folder or a hub id."""
     settings = load_settings(config)
@@ -264,6 +335,7 @@ def _spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> Mo
     return ModelSpec(
         id=id,
         source=str(model.source),
+        revision=model.revision,
         aliases=model.aliases,
         family=model.family,
         chat_template=_text(model.chat_template),

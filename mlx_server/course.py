@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
+from mlx_server import limits
 from mlx_server.answer import Answer
 from mlx_server.contract import constrain_onward
 from mlx_server.engine.client import Item
@@ -12,6 +13,7 @@ from mlx_server.events import (
     Event,
     Finished,
     Mended,
+    PromptProgress,
     ReasoningDelta,
     Repaired,
     TextDelta,
@@ -22,9 +24,10 @@ from mlx_server.messages import Conversation, Phase
 from mlx_server.plan import made_again
 from mlx_server.pool.prepare import Prepared
 from mlx_server.repair.answers import Asked, Outcome, Said, asked_again, outcome
+from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
-_checks = asyncio.Semaphore(2)
+_checks = asyncio.Semaphore(limits.CHECK_PROCESSES.value)
 """Each may keep a process busy for seconds."""
 
 
@@ -73,6 +76,8 @@ class Course:
             if isinstance(event, Finished):
                 async for last in self._end(event):
                     yield last
+            elif isinstance(event, PromptProgress):
+                yield event
             else:
                 self._hear(event)
                 if not self._holds:
@@ -82,7 +87,7 @@ class Course:
 
     async def _lead_on(self, row: Generate) -> None:
         assert isinstance(self._asked, Conversation)
-        await asyncio.to_thread(constrain_onward, self._prepared, self._request, self._asked, row)
+        await in_thread(constrain_onward, self._prepared, self._request, self._asked, row)
         self._next = row
 
     def _hear(self, event: Event) -> None:
@@ -129,8 +134,13 @@ class Course:
             return False
         assert isinstance(self._asked, Conversation)
         again = asked_again(self._asked, text, found.errors)
-        self._next = await asyncio.to_thread(
-            made_again, self._prepared, self._request, again, self._first
+        self._next = await in_thread(
+            made_again,
+            self._prepared,
+            self._request,
+            again,
+            self._first,
+            model=self._prepared.id,
         )
         if self._next is None:
             return False

@@ -22,10 +22,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mlx_server import descriptors
 from mlx_server.adapters_table import rows_of
 from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.wiring import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import SettingsError
 from mlx_server.models_yaml import check_file, find_file, load_settings
+from mlx_server.pool.budget import budget_of, size
 from mlx_server.pool.cache import cache_dir
 from mlx_server.settings import ServerSettings, Settings
 
@@ -33,10 +36,10 @@ Status = Literal["ok", "warn", "fail"]
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 PACKAGES = (
-    *("mlx-server", "mlx", "mlx-lm", "llguidance", "openai-harmony", "tokenizers"),
+    *("mlx-local-server", "mlx", "mlx-lm", "llguidance", "openai-harmony", "tokenizers"),
     *("fastapi", "uvicorn", "mcp"),
 )
-PYTHONS = ((3, 11), (3, 14))
+PYTHONS = ((3, 11), (3, 15))
 SCARCE_MEMORY = 2 << 30
 SCARCE_DISK = 5 << 30
 PROBE_SECONDS = 120
@@ -72,10 +75,11 @@ def examine(config: Path | None) -> Iterator[Check]:
     mlx, working_set = _mlx()
     yield mlx
     yield _memory(working_set)
+    yield _descriptors(descriptors.within_reach())
     if sys.platform == "linux":
         yield _blas()
     yield from _cache(cache_dir())
-    yield from _settings(config)
+    yield from _settings(config, working_set)
 
 
 def _python() -> Check:
@@ -83,7 +87,7 @@ def _python() -> Check:
     oldest, newest = PYTHONS
     if oldest <= sys.version_info[:2] < newest:
         return Check("ok", "python", found)
-    return Check("fail", "python", found, "use Python 3.11, 3.12 or 3.13")
+    return Check("fail", "python", found, "use Python 3.11 to 3.14")
 
 
 def _versions() -> Check:
@@ -140,6 +144,13 @@ def _memory(working_set: int | None) -> Check:
     return Check("ok", "memory", found)
 
 
+def _descriptors(most: int) -> Check:
+    if few := descriptors.warning(most):
+        return Check("warn", "files", few, descriptors.FIX)
+    clients = descriptors.connections(most)
+    return Check("ok", "files", f"{most} can be open at once, {clients} of them clients")
+
+
 def _blas() -> Check:
     if blas := fast_blas():
         return Check("ok", "blas", f"the engine preloads {blas}")
@@ -175,7 +186,7 @@ def _size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
-def _settings(config: Path | None) -> Iterator[Check]:
+def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
     file = find_file(config)
     problems = check_file(file) if file else []
     for problem in problems:
@@ -192,6 +203,8 @@ def _settings(config: Path | None) -> Iterator[Check]:
         found = f"{file or 'no models.yaml, so the demo'}: serves {', '.join(settings.models)}"
         yield Check("ok", "settings", found)
         yield from _changed(settings.server)
+        yield _wired(settings.server, working_set)
+        yield _budget(settings.server, working_set)
         yield _port(settings.server)
         yield from _adapters(settings)
 
@@ -201,6 +214,28 @@ def _changed(server: ServerSettings) -> Iterator[Check]:
     changed = server.model_dump(mode="json", exclude_defaults=True)
     if changed:
         yield Check("ok", "server", ", ".join(f"{name}: {v}" for name, v in changed.items()))
+
+
+def _wired(server: ServerSettings, working_set: int | None) -> Check:
+    if not working_set:
+        return Check("ok", "wired", "nothing: only Metal wires memory")
+    least, most = (int(share * working_set) for share in (WORTH_SHARE, MOST_SHARE))
+    match server.wired:
+        case "never":
+            found = "never: macOS may page weights out while they are in use"
+        case "auto":
+            found = f"auto: weights that take {_size(least)} to {_size(most)} are kept resident"
+        case nbytes:
+            found = f"up to {_size(min(nbytes, most))} of weights are kept resident"
+    return Check("ok", "wired", found)
+
+
+def _budget(server: ServerSettings, working_set: int | None) -> Check:
+    budget = budget_of(server.memory_budget, working_set)
+    found = f"{size(budget.nbytes)} for weights and caches: {budget.source}"
+    if budget.warning:
+        return Check("warn", "budget", found, budget.warning)
+    return Check("ok", "budget", found)
 
 
 def _port(server: ServerSettings) -> Check:

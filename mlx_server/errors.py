@@ -17,8 +17,11 @@ ServerError
 ├── Unavailable               503  can't be served now; trying again may help
 │   ├── Overloaded            503  the queue is full
 │   ├── EngineDied            503  the engine process is gone
+│   ├── ModelReplaced         503  the model's files were replaced since the request came
 │   ├── StoreUnavailable      503  stored responses can't be read or written now
+│   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
 │   └── ShuttingDown          503  the server is stopping
+├── StoreFull                 507  no more may be stored, for this key or at all
 ├── GenerationFailed          500  the engine could not go on with this one answer
 ├── ModelUnusable             500  the model's files are missing, damaged or not supported
 └── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
@@ -28,8 +31,7 @@ import os
 import re
 from typing import Any, ClassVar
 
-LONGEST = 1000
-"""Characters that a client is told: a message may repeat a name of the client's own."""
+from mlx_server import limits
 
 FOLDERS = re.compile(r"(?<![\w:/.])~?/(?:.*/)?")
 """From the first to the last of a line, since their names may have spaces."""
@@ -51,9 +53,9 @@ class ServerError(Exception):
             self.code = code
 
     def body(self) -> dict[str, Any]:
-        cut = self.message[: LONGEST - 3] + "..."
+        cut = self.message[: limits.ERROR_CHARACTERS.value - 3] + "..."
         error = {
-            "message": self.message if len(self.message) <= LONGEST else cut,
+            "message": self.message if len(self.message) <= limits.ERROR_CHARACTERS.value else cut,
             "type": self.type,
             "param": self.param,
             "code": self.code,
@@ -141,12 +143,26 @@ class EngineDied(Unavailable):
     code = "engine_died"
 
 
+class ModelReplaced(Unavailable):
+    code = "model_replaced"
+
+
 class StoreUnavailable(Unavailable):
     code = "store_unavailable"
 
 
+class TemplatesUnavailable(Unavailable):
+    code = "templates_unavailable"
+
+
 class ShuttingDown(Unavailable):
     code = "shutting_down"
+
+
+class StoreFull(ServerError):
+    status = 507
+    code = "store_full"
+    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}  # read by OpenAI's clients
 
 
 class GenerationFailed(ServerError):

@@ -42,6 +42,17 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """After each piece of a prompt that is computed, if asked for."""
+
+    index: int
+    total: int
+    cached: int
+    computed: int
+    """Tokens, those included that were cached."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     index: int
     text: str
@@ -223,6 +234,7 @@ class Finished:
 
 Event = (
     Started
+    | PromptProgress
     | TextDelta
     | ReasoningDelta
     | ToolCallStarted

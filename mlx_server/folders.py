@@ -1,7 +1,7 @@
 """What belongs to a folder that came from a stranger, and what of it is read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -15,10 +15,33 @@ MOST_BYTES: Mapping[str, int] = {
     "hf_quant_config.json": 4 << 20,
     "tokenizer_config.json": 16 << 20,
     "tokenizer.json": 256 << 20,
+    "tokenizer.model": 64 << 20,
+    "tiktoken.model": 64 << 20,
     "chat_template.jinja": 1 << 20,
     "model.safetensors.index.json": 64 << 20,
 }
 """Of all that we or mlx-lm read beside the weights; real ones are a tenth of it at most."""
+
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+"""Of the files that were there: name, inode, time of the last change and size."""
+
+
+def stamp_of_model(folder: Path) -> Stamp:
+    """Changes when one of the files that are read is replaced, written to, added or removed."""
+    return stamp_of_files(sorted({*folder.glob(WEIGHTS), *map(folder.joinpath, MOST_BYTES)}))
+
+
+def stamp_of_files(paths: Iterable[Path]) -> Stamp:
+    return tuple(filter(None, map(_stamp_of, paths)))
+
+
+def _stamp_of(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return path.name, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def is_inside(path: Path, folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """The spine: a request to the events of its answers. Every endpoint folds these."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from mlx_server.contract import is_forced
 from mlx_server.course import Course
@@ -14,24 +14,25 @@ from mlx_server.grammars.formats import placed
 from mlx_server.plan import Plan, plan
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.entry import Model
+from mlx_server.pool.lease import Lease
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Prepared
+from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 
 async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     """Raises what is wrong with the request before `Started`; closing it frees its rows."""
-    with pool.place(len(request.prompts) * request.n):
+    with pool.place(len(request.prompts) * request.n, request.client):
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
         adapter = await _adapter(pool, prepared, its_adapter, request)
-        planned = await asyncio.to_thread(plan, prepared, request, adapter)
-        rows = len(planned.rows)
-        lease = pool.lease(prepared, planned.kv_bytes, adapter, rows)
-        async with lease as model, AsyncExitStack() as on:
-            _check_ids(model, request)
+        planned = await in_thread(plan, prepared, request, adapter, model=prepared.id)
+        demand = replace(planned.demand, client=request.client)
+        async with pool.lease(prepared, demand, adapter) as lease, AsyncExitStack() as on:
+            _check_ids(lease.model, request)
             engine = pool.engine
-            planned, feed, items = await _admitted(engine, on, planned, request)
+            planned, feed, items = await _admitted(engine, lease, on, planned, request)
             yield _started(prepared, planned, adapter)
             courses = {
                 row.row: Course(prepared, index, row, request, unchecked=planned.unchecked)
@@ -47,8 +48,10 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
                         yield event
                     if course.finished:
                         engine.cancel([item.row])
+                        lease.left([item.row])
                     elif more := course.next_row():
                         engine.add(more, feed)
+                        lease.began([more])
                         courses[more.row] = course
                 if all(course.finished for course in courses.values()):
                     return
@@ -56,11 +59,16 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
 
 
 async def _admitted(
-    engine: EngineClient, on: AsyncExitStack, planned: Plan, request: GenerateRequest
+    engine: EngineClient,
+    lease: Lease,
+    on: AsyncExitStack,
+    planned: Plan,
+    request: GenerateRequest,
 ) -> tuple[Plan, Answers, list[Item]]:
     """Waits until the engine has taken every row; the plan may come to ask for less."""
     while True:
         feed = await on.enter_async_context(engine.generate(planned.rows))
+        lease.began(planned.rows)
         try:
             return planned, feed, await _until_admitted(feed, len(planned.rows))
         except InvalidGrammar as error:
@@ -69,6 +77,7 @@ async def _admitted(
                 error.message = placed(error.message, request.format)
                 raise
             await on.aclose()
+            lease.left(lease.rows)
         planned = planned.unconstrained()  # the model's own calls will do
 
 

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_server.errors import told
+from mlx_server.errors import FOLDERS, told
 
 COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERROR": "\033[31m"}
 FORMAT_VARIABLE = "MLX_SERVER_LOG_FORMAT"
 """By which the engine's process knows it too."""
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+MODULE = re.compile(r"\w+(?:\.\w+)*")
+ACCESS = "mlx_server.access"
 LIBRARIES = re.compile(r".*/(?:site-packages|lib/python3\.\d+)/")
 OURS = f"{Path(__file__).parents[1]}/"
 
@@ -56,12 +58,18 @@ def configure(level: str, style: str) -> None:
     logging.getLogger("mlx_server").setLevel(level.upper())
     if not sys.warnoptions:  # they are for developers, and name files
         warnings.simplefilter("ignore")
+    logging.raiseExceptions = False  # it would print where, and what was to be logged
     sys.excepthook = lambda _, error, __: _ended_by(error)
     threading.excepthook = lambda found: _ended_by(found.exc_value)
+    sys.unraisablehook = lambda found: _unraisable(found.exc_value)
 
 
 def _ended_by(error: BaseException | None) -> None:
     logging.getLogger("mlx_server").critical("a thread was ended by an error", exc_info=error)
+
+
+def _unraisable(error: BaseException | None) -> None:
+    logging.getLogger("mlx_server").error("an error that nobody could be told", exc_info=error)
 
 
 class Plain(logging.Formatter):
@@ -100,7 +108,10 @@ class Json(logging.Formatter):
 
 
 def message_of(record: logging.LogRecord) -> str:
-    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], record.getMessage())
+    """Of a folder that somebody put into it, the last name; paths of URLs are not folders."""
+    message = record.getMessage()
+    discreet = message if record.name == ACCESS else FOLDERS.sub("", message)
+    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], discreet)
 
 
 def _traceback_of(record: logging.LogRecord) -> Iterator[str]:
@@ -128,4 +139,6 @@ def _ending(error: BaseException) -> str:
     name = type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         return f"{name}: {error.strerror}"
+    if isinstance(error, ImportError) and error.name and MODULE.fullmatch(error.name):
+        return f"{name}: {error.name}"
     return told(error) if str(error).startswith("[") else name

@@ -153,13 +153,13 @@ def load_settings(
     data, problems = _read(file) if file else ({}, [])
     flags = {name: value for name, value in overrides.items() if value is not None}
     environment = _from_environment(environ)
-    wrong = [f"{file}:{problem.line or 1}: {problem}" for problem in problems]
+    wrong = [f"{file.name}:{problem.line or 1}: {problem}" for problem in problems if file]
     for name, value in environment.items():
         wrong += _wrong(ENVIRONMENT[name], {"server": {name: value}})
     for name, value in flags.items():
         wrong += _wrong(_flag(name), {"server": {name: value}})
     for argument in models:
-        wrong += _wrong(repr(argument), {"models": _ad_hoc(argument)})
+        wrong += _wrong(repr(_shown(argument)), {"models": _ad_hoc(argument)})
     if wrong:
         raise SettingsError("\n".join(wrong))
 
@@ -214,11 +214,22 @@ def _flag(name: str) -> str:
     return "--api-key" if name == "api_keys" else f"--{name.replace('_', '-')}"
 
 
+def ids_of(arguments: Sequence[str]) -> list[str]:
+    """How models are called that the command line names."""
+    return [id for argument in arguments for id in _ad_hoc(argument)]
+
+
 def _ad_hoc(argument: str) -> Data:
     """A model as on the command line: a folder is called by its name, all else as it is written."""
     path = located(argument, None)
     model_id = Path(path).name if os.path.isabs(path) else argument
     return {model_id: {"source": argument, "preload": True}}
+
+
+def _shown(argument: str) -> str:
+    """Without the folders above it; they would be in the log."""
+    is_path = os.path.isabs(os.path.expanduser(argument))
+    return Path(argument).name if is_path else argument
 
 
 def _served(
@@ -229,7 +240,7 @@ def _served(
     for argument in arguments:
         ((model_id, model),) = _checked({"models": _ad_hoc(argument)}, Path()).models.items()
         if model_id in taken:
-            raise SettingsError(f"{argument!r}: there is another model called {model_id!r}")
+            raise SettingsError(f"{_shown(argument)!r}: there is another model called {model_id!r}")
         taken.add(model_id)
         served[model_id] = model
     return served

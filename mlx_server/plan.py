@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.contract import NO_TOOL, budget_of, constrain, template_kwargs
 from mlx_server.engine.messages import Generate
 from mlx_server.errors import BadRequest, ContextTooLong
@@ -11,8 +12,10 @@ from mlx_server.families.base import Rendered
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
 from mlx_server.pool.adapters import Adapter
+from mlx_server.pool.lease import Demand
 from mlx_server.pool.prepare import Prepared
 from mlx_server.pool.transcript import Entry
+from mlx_server.request_threads import check_wanted
 from mlx_server.requests import (
     GenerateRequest,
     JsonFormat,
@@ -20,20 +23,17 @@ from mlx_server.requests import (
     SamplingChoices,
     SamplingParams,
 )
+from mlx_server.text_size import characters_of
 
-CORRECTION = 1024
-"""Tokens that a model may be told of what was wrong with its answer."""
-
-LONGEST_ANSWER = 16_384
-"""Tokens of an answer to which nobody set a limit; memory is set aside for all of them."""
+CHARACTERS_PER_TOKEN = 16
+"""More than any text has, on average: what has more of them can't fit."""
 
 
 @dataclass(frozen=True)
 class Plan:
     rows: list[Generate]
     prompt_tokens: int
-    kv_bytes: int
-    """Of the longest row."""
+    demand: Demand
     ignored: tuple[str, ...]
     unenforced: tuple[str, ...]
     """What was asked of the answers and no grammar holds."""
@@ -50,9 +50,12 @@ class Plan:
 
 def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None = None) -> Plan:
     """Runs in a thread: rendering and tokenising a long prompt takes a while."""
+    _check_text(prepared, request)
     if request.format:
         check(request.format, request.format_param)
+    check_wanted()
     prompts = [_rendered(prepared, prompt) for prompt in request.prompts]
+    check_wanted()
     asked = list(zip(request.prompts, prompts, strict=True))
     planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in asked]
     rows = [row for those, _ in planned for row in those]
@@ -65,7 +68,12 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
     return Plan(
         rows=rows,
         prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
-        kv_bytes=max(prepared.kv.for_tokens(_longest(prepared, request, row)) for row in rows),
+        demand=Demand(
+            prepared.kv,
+            max(len(row.prompt) for row in rows),
+            max(_longest(prepared, request, row) for row in rows),
+            len(rows),
+        ),
         ignored=tuple(dict.fromkeys(ignored)),
         unenforced=(*of_text, *of_tools),
         unchecked=bool(of_text),
@@ -104,7 +112,9 @@ def _longest(prepared: Prepared, request: GenerateRequest, row: Generate) -> int
     once = len(row.prompt) + row.max_tokens
     if not any(isinstance(prompt, Conversation) for prompt in request.prompts):
         return once
-    again = row.max_tokens + CORRECTION if is_made_again(prepared, request) else 0
+    again = (
+        row.max_tokens + limits.CORRECTION_TOKENS.value if is_made_again(prepared, request) else 0
+    )
     # what may lead an answer on is no more tokens than it has letters
     return once + again + len(prepared.family.bridge)
 
@@ -116,11 +126,34 @@ def is_made_again(prepared: Prepared, request: GenerateRequest) -> bool:
     return bool(held_back and repair.retries and request.format and unenforced(request.format))
 
 
+def _check_text(prepared: Prepared, request: GenerateRequest) -> None:
+    """All of it, before anything is built from it: in which field it stands makes no difference."""
+    most = max(limits.PROMPT_CHARACTERS.value, CHARACTERS_PER_TOKEN * prepared.context_length)
+    around = characters_of(replace(request, prompts=()))
+    for prompt in request.prompts:
+        found = around + (len(prompt) if isinstance(prompt, tuple) else characters_of(prompt))
+        if found > most:
+            raise ContextTooLong(
+                f"The request has {found} characters of text, its tools and options included; for "
+                f"the context of {prepared.id}, {prepared.context_length} tokens, it can have "
+                f"{most}. Shorten it.",
+                param=_param(prompt),
+            )
+
+
+def _param(prompt: Prompt) -> str:
+    return "messages" if isinstance(prompt, Conversation) else "prompt"
+
+
 def _rendered(prepared: Prepared, prompt: Prompt) -> Rendered:
-    param = "messages" if isinstance(prompt, Conversation) else "prompt"
+    param = _param(prompt)
     # What is far too long is refused before a minute is spent on counting it.
     _check_length(prepared, _characters(prompt) // prepared.checkpoint.tokenizer.longest, param)
-    rendered = _tokens(prepared, prompt)
+    try:
+        rendered = _tokens(prepared, prompt)
+    except ContextTooLong as error:
+        error.param = param
+        raise
     if not rendered.tokens:
         raise BadRequest("The prompt is empty.", param=param)
     _check_length(prepared, len(rendered.tokens), param)
@@ -150,14 +183,15 @@ def _tokens(prepared: Prepared, prompt: Prompt) -> Rendered:
         case Conversation():
             return _chat(prepared, prompt)
         case str():
-            return Rendered(prepared.checkpoint.tokenizer.encode(prompt, add_special_tokens=True))
+            tokenizer = prepared.checkpoint.tokenizer
+            return Rendered(tokenizer.encode_prompt(prompt, prepared.context_length))
         case ids:
             return Rendered(list(ids))
 
 
 def _chat(prepared: Prepared, asked: Conversation) -> Rendered:
     everything = replace(asked, template_kwargs=template_kwargs(prepared, asked))
-    return prepared.family.render(prepared.checkpoint, everything)
+    return prepared.family.render(prepared.checkpoint, everything, prepared.context_length)
 
 
 def _ignored(
@@ -206,6 +240,7 @@ def _row(
         stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
         sampling=_sampling(prepared, request, choice),
         score=request.echo and (request.logprobs is not None or request.max_tokens == 0),
+        client=request.client,
     )
     if prepared.transcript:
         _replay(prepared, row, prepared.transcript.pick(asked))
@@ -215,7 +250,9 @@ def _row(
 def _limit(prepared: Prepared, request: GenerateRequest) -> int:
     if request.max_tokens is not None:
         return request.max_tokens
-    return LONGEST_ANSWER if prepared.spec.max_tokens is None else prepared.spec.max_tokens
+    return (
+        limits.ANSWER_TOKENS.value if prepared.spec.max_tokens is None else prepared.spec.max_tokens
+    )
 
 
 def _spare(prepared: Prepared, request: GenerateRequest) -> int:
@@ -223,7 +260,9 @@ def _spare(prepared: Prepared, request: GenerateRequest) -> int:
     if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
         return 0
     limit = _limit(prepared, request)
-    return min(prepared.spec.repair.continuations * limit, max(0, LONGEST_ANSWER - limit))
+    return min(
+        prepared.spec.repair.continuations * limit, max(0, limits.ANSWER_TOKENS.value - limit)
+    )
 
 
 def _sampling(prepared: Prepared, request: GenerateRequest, choice: int) -> SamplingParams:

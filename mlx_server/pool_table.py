@@ -24,22 +24,19 @@ def pool_of(client: httpx.Client) -> dict[str, Any]:
         raise ServerError(
             f"No server answers at {client.base_url}: {error}. Start one with `mlx-server serve`."
         ) from None
-    if not response.is_success:
-        raise ServerError(f"{client.base_url} says {response.status_code}: {_message(response)}")
     try:
         found: dict[str, Any] = response.json()
+        if not response.is_success:
+            message = found["error"]["message"]
+            raise ServerError(f"{client.base_url} says {response.status_code}: {message}")
         if found["object"] == "pool":
             return found
     except (ValueError, TypeError, KeyError):
         pass
-    raise ServerError(f"What answers at {client.base_url} is no mlx-server. Check --url.")
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, TypeError, KeyError):
-        return response.text[:200]
+    raise ServerError(
+        f"What answers at {client.base_url} is no mlx-server (it says {response.status_code} to "
+        "/v1/pool). Name yours with --url, or start one with `mlx-server serve`."
+    )
 
 
 def show(pool: dict[str, Any], console: Console) -> None:

@@ -18,6 +18,7 @@ from mlx_server.messages import Conversation
 from mlx_server.plan import plan
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 Entry = dict[str, Any]
@@ -67,12 +68,13 @@ async def _recorded(
 
 async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
     prepared = await pool.prepared(request.model)
-    planned = await asyncio.to_thread(plan, prepared, request)
+    planned = await in_thread(plan, prepared, request)
     tokens: list[Token] = []
     async with (
-        pool.lease(prepared, planned.kv_bytes),
+        pool.lease(prepared, planned.demand) as lease,
         pool.engine.generate(planned.rows[:1]) as feed,
     ):
+        lease.began(planned.rows[:1])
         while not (tokens and tokens[-1].finish):
             tokens += [item for item in await feed.take() if isinstance(item, Token)]
     finish = tokens[-1].finish

@@ -122,6 +122,10 @@ class GenerateRequest:
     """Whether the events carry the messages in the words of the family's own library."""
     echo: bool = False
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
+    progress: bool = False
+    """Whether the events say how much of each prompt is computed."""
+    client: str = ""
+    """Who asks: the digest of an API key, or an address. Waiting requests take turns by client."""
 
 
 @dataclass(frozen=True, slots=True)

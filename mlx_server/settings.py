@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +16,8 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+
+from mlx_server import limits
 
 STORE_FILE = "responses.sqlite3"
 
@@ -58,13 +61,23 @@ def _bytes(size: object) -> object:
     raise ValueError("should be a size such as 12GB or 800MB")
 
 
+def _wired(size: object) -> object:
+    if size in ("auto", "never"):
+        return size
+    with suppress(ValueError):
+        nbytes = _bytes(size)
+        if type(nbytes) is int and nbytes > 0:
+            return nbytes
+    raise ValueError("should be auto, never or a size such as 20GB")
+
+
 def _tokenizer(path: object, info: ValidationInfo) -> object:
     if not isinstance(path, str):
         return path
     found = Path(absolute(path, info))
     if os.path.isfile(found / "tokenizer.json"):
         return found
-    raise ValueError(f"no tokenizer.json in {found}")
+    raise ValueError(f"no tokenizer.json in {found.name!r}")
 
 
 def _template(path: object, info: ValidationInfo) -> object:
@@ -73,7 +86,7 @@ def _template(path: object, info: ValidationInfo) -> object:
     found = Path(absolute(path, info))
     if os.path.isfile(found):
         return found
-    raise ValueError(f"no such file: {found}")
+    raise ValueError(f"no such file: {found.name!r}")
 
 
 def _folder(path: object, info: ValidationInfo) -> object:
@@ -82,7 +95,7 @@ def _folder(path: object, info: ValidationInfo) -> object:
     found = Path(absolute(path, info))
     if os.path.isdir(found):
         return found
-    raise ValueError(f"no such folder: {found}")
+    raise ValueError(f"no such folder: {found.name!r}")
 
 
 def _data_dir(path: object, info: ValidationInfo) -> object:
@@ -115,6 +128,7 @@ Source = Annotated[str, Field(min_length=1), AfterValidator(located)]
 Folder = Annotated[Path, BeforeValidator(_folder)]
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 Bytes = Annotated[int, Field(gt=0), BeforeValidator(_bytes)]
+Wired = Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
 
 
@@ -132,10 +146,14 @@ class ServerSettings(_Frozen):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
     """0: any free one."""
-    concurrency: int = Field(default=16, ge=1, le=256)
+    concurrency: int = Field(default=limits.CONCURRENCY.value, ge=1, le=256)
     """Rows decoded together."""
-    queue: int = Field(default=64, ge=0)
-    """Requests that may wait for a place among those."""
+    queue: int = Field(default=limits.QUEUE.value, ge=0)
+    """Answers of one client that may wait for a place among those."""
+    prefill_share: float = Field(default=0.8, ge=0.1, le=0.95)
+    """Of the time, what prompts get at most while other answers stream."""
+    longest_gap: float = Field(default=0.3, ge=0.02, le=10)
+    """Seconds that a stream may pause for a piece of somebody's prompt."""
     api_keys: tuple[Key, ...] = ()
     allowed_hosts: tuple[Name, ...] = ()
     """Values of the Host header, without a port, that are served beside the loopback names."""
@@ -144,14 +162,20 @@ class ServerSettings(_Frozen):
     allow_insecure: bool = False
     """Serve other machines without a key."""
     drain_seconds: float = Field(default=10.0, ge=0)
-    max_body_bytes: int = Field(default=16 << 20, gt=0)
-    receive_seconds: float = Field(default=30.0, gt=0)
+    max_body_bytes: int = Field(default=limits.BODY_BYTES.value, gt=0)
+    receive_seconds: float = Field(default=float(limits.RECEIVE_SECONDS.value), gt=0)
     """How long a request may take to arrive, head and body."""
-    send_seconds: float = Field(default=30.0, gt=0)
+    send_seconds: float = Field(default=float(limits.SEND_SECONDS.value), gt=0)
     """How long a client may leave unread what it is sent."""
     memory_budget: Bytes | None = None
     """For weights and caches; None: what suits the machine."""
-    wait_seconds: float = Field(default=300.0, gt=0)
+    wired: Wired = "auto"
+    """Weights that a Mac never pages out; auto: where they are large for it."""
+    keep_awake: bool = True
+    """Whether a Mac stays awake while answers are under way."""
+    prompt_cache_bytes: Annotated[int, Field(ge=0), BeforeValidator(_bytes)] | None = None
+    """That prompts kept for later may take; None: what models and answers leave of the budget."""
+    wait_seconds: float = Field(default=float(limits.WAIT_SECONDS.value), gt=0)
     """How long a request may wait for memory that others hold."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -202,6 +226,8 @@ class RepairSettings(_Frozen):
 class ModelSettings(_Frozen):
     source: Source
     """An absolute path, an id of the hub, `demo:smollm2` or `replay:` and an absolute path."""
+    revision: Annotated[str, Field(pattern=r"^[\w][\w./-]*$", max_length=250)] | None = None
+    """Of a hub id: a branch, a tag or a commit."""
     family: Name | None = None
     chat_template: Annotated[Path | None, BeforeValidator(_template)] = None
     aliases: tuple[Name, ...] = ()
@@ -230,8 +256,12 @@ class StoreSettings(_Frozen):
     data_dir: Annotated[Path | None, BeforeValidator(_data_dir)] = None
     """Where it keeps them; None: in a folder that is gone with the server."""
     days: float = Field(default=30, gt=0)
-    count: int = Field(default=10_000, ge=1)
+    count: int = Field(default=limits.STORED_RESPONSES.value, ge=1)
     """Of responses, and of conversations."""
+    bytes: Bytes = limits.STORE_BYTES.value
+    """Stored by all clients."""
+    bytes_per_key: Bytes = limits.STORE_BYTES_PER_KEY.value
+    """Stored by the clients that share a key."""
 
     @property
     def path(self) -> Path:

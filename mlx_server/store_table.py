@@ -24,7 +24,8 @@ class Found:
 def look(settings: Settings, *, prune: bool = False) -> Found:
     """Also while a server has it open."""
     path = settings.store.path
-    retention = Retention(settings.store.days, settings.store.count)
+    kept = settings.store
+    retention = Retention(kept.days, kept.count, kept.bytes, kept.bytes_per_key)
     if not path.exists():
         return Found(path, retention, None)
     return asyncio.run(_visit(path, retention, prune=prune))
@@ -56,6 +57,7 @@ def _lines(found: Found) -> list[str]:
         f"conversations  {stats.conversations}",
         f"items          {stats.items}",
         f"size           {stats.bytes / 1e6:.1f} MB",
+        f"stored         {stats.stored / 1e6:.1f} MB, at most {found.retention.bytes / 1e6:.0f} MB",
         f"kept           {kept}",
     ]
 

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
 from mlx_server.events import (
     Event,
@@ -31,16 +32,19 @@ from mlx_server.grammars import schema
 from mlx_server.mcp import Connectors, McpError, Toolset
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
 from mlx_server.requests import Approval, GenerateRequest, McpTools, Named, ToolChoice
 from mlx_server.tool_turn import Call, Names, Offered, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    rounds: int = 10
+    rounds: int = limits.MCP_ROUNDS.value
     """With calls that were run."""
-    seconds: float = 600.0
+    seconds: float = limits.MCP_ROUND_SECONDS.value
     """After which no other round has tools."""
+    calls: int = limits.MCP_CALLS.value
+    """That are run, approved ones included."""
 
 
 LIMITS = Limits()
@@ -70,16 +74,22 @@ async def _respond(
     pool: Pool,
     limits: Limits,
 ) -> AsyncGenerator[Event]:
-    _check(request, tools)
+    _check(request, tools, limits)
     async with connectors.open(tools.servers) as toolset:
         # schemas of servers are read there, which are as large as they like
-        rounds = await asyncio.to_thread(_Rounds, request, tools, toolset, pool, limits)
+        rounds = await in_thread(_Rounds, request, tools, toolset, pool, limits)
         async with aclosing(rounds.events()) as events:
             async for event in events:
                 yield event
 
 
-def _check(request: GenerateRequest, tools: McpTools) -> None:
+def _check(request: GenerateRequest, tools: McpTools, limits: Limits) -> None:
+    if len(tools.approvals) > limits.calls:
+        raise BadRequest(
+            f"`input` has {len(tools.approvals)} approvals that are not acted upon yet; at most "
+            f"{limits.calls} are run in one response.",
+            param="input",
+        )
     assert len(request.prompts) == request.n == 1, "a loop has one answer"
     labels = {server.label for server in tools.servers}
     asked = {"input": [approval.server for approval in tools.approvals]}
@@ -306,8 +316,8 @@ class _Rounds:
         )
 
     def _may_run(self) -> int:
-        most = self._asked.max_calls
-        return 2**31 if most is None else max(0, most - self._runs)
+        most, asked = self._limits.calls, self._asked.max_calls
+        return max(0, min(most, most if asked is None else asked) - self._runs)
 
     def _is_spent(self) -> bool:
         late = time.monotonic() > self._ends

@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mlx_server import __version__, doctor
+from mlx_server import __version__, doctor, startup
 from mlx_server import chat as chatting
 from mlx_server.chat import Chat, client_of, connected, converse, own_server
 from mlx_server.cli import app
@@ -30,11 +30,15 @@ from mlx_server.engine import blas
 from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.table import markdown
-from mlx_server.settings import Settings
+from mlx_server.settings import ServerSettings, Settings
 from mlx_server.trial import try_out
 from tests.hostile.outbound import sitecustomize as outbound
 
 ROOT = Path(__file__).parent.parent
+MAC_PROBE = """
+import json
+print(json.dumps({"version": "1", "gpu": True, "name": "M", "working_set": 22906503168}))
+"""
 DONE = "data: [DONE]\n\n"
 
 
@@ -169,6 +173,7 @@ def test_serve_runs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = ModuleType("mlx_server.app")
     fake.run = served.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlx_server.app", fake)
+    monkeypatch.setattr(startup, "check_named", lambda settings, named: None)  # no hub is asked
     flags = ["--port", "0", "--host", "::1", "--api-key", "a", "--api-key", "b"]
     flags += ["--concurrency", "3", "--log-level", "debug"]
     assert CliRunner().invoke(app, ["serve", "x/y", *flags]).exit_code == 0
@@ -259,11 +264,45 @@ def test_doctor_tells_every_problem_on_a_line_of_its_own() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("wired", "says"),
+    [
+        ("auto", "auto: weights that take 10.0 GiB to 18.0 GiB are kept resident"),
+        ("never", "never"),
+        (4 << 30, "up to 4.0 GiB of weights"),
+        (40 << 30, "up to 18.0 GiB of weights"),
+    ],
+)
+def test_doctor_tells_what_is_wired(wired: Any, says: str) -> None:
+    check = doctor._wired(ServerSettings(wired=wired), 20 << 30)
+    assert says in check.found
+    assert "only Metal" in doctor._wired(ServerSettings(wired=wired), None).found
+
+
 def test_doctor_sees_what_only_flags_and_environment_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_SERVER_HOST", "0.0.0.0")
     (check,) = [check for check in doctor.examine(None) if check.name == "settings"]
     assert check.status == "fail"
     assert "allow_insecure" in check.found
+
+
+def test_doctor_says_what_the_budget_is_and_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "PROBE", MAC_PROBE)
+
+    def found() -> doctor.Check:
+        (check,) = [check for check in doctor.examine(None) if check.name == "budget"]
+        return check
+
+    assert (found().status, found().fix) == ("ok", "")
+    assert found().found == (
+        "21.5 GB for weights and caches: the working set that Metal recommends (22.9 GB) without "
+        "1.4 GB to compute in; `memory_budget` in models.yaml changes it"
+    )
+    Path("models.yaml").write_text("server: {memory_budget: 24GB}\nmodels: {m: {source: a/b}}")
+    assert found().status == "warn"
+    assert "24.0 GB is more than the 22.9 GB that Metal recommends" in found().fix
 
 
 def test_doctor_does_not_import_mlx() -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.engine.client import Answers, EngineClient, Item, OnLoading
 from mlx_server.engine.messages import (
     Admitted,
@@ -35,7 +36,6 @@ from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.generate import generate
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.plan import LONGEST_ANSWER
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.memory import KvCost
 from mlx_server.pool.pool import Limits, Pool
@@ -81,7 +81,12 @@ class Engine(EngineClient):
     def limit_cache(self, max_bytes: int) -> None: ...
 
     async def load(
-        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+        self,
+        model: str,
+        path: str,
+        progress: OnLoading,
+        stop_tokens: Sequence[int] = (),
+        tokenizer: str = "",
     ) -> Loaded:
         return Loaded(model, VOCABULARY, 0)
 
@@ -112,7 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_checkpoint(
         tmp_path_factory.mktemp("model"),
         byte_level(),
-        config={"model_type": "tiny", "max_position_embeddings": CONTEXT, "eos_token_id": 0},
+        config={"model_type": "llama", "max_position_embeddings": CONTEXT, "eos_token_id": 0},
         tokenizer_config={"chat_template": TEMPLATE, "eos_token": "<|im_end|>"},
         generation_config={"temperature": 0.6, "top_p": 0.95, "top_k": 20},
     )
@@ -690,10 +695,13 @@ def test_memory_is_set_aside_for_every_token_there_may_be(spec: ModelSpec) -> No
 
 def test_an_answer_without_end_is_not_given_the_whole_memory(spec: ModelSpec) -> None:
     request = replace(ASKED, prompts=((1,) * 10,))
-    assert rows_of(replace(spec, context_length=100_000), request)[0].max_tokens == LONGEST_ANSWER
-    asked = replace(request, max_tokens=LONGEST_ANSWER + 5)
+    assert (
+        rows_of(replace(spec, context_length=100_000), request)[0].max_tokens
+        == limits.ANSWER_TOKENS.value
+    )
+    asked = replace(request, max_tokens=limits.ANSWER_TOKENS.value + 5)
     [row] = rows_of(replace(spec, context_length=100_000), asked)
-    assert row.max_tokens == LONGEST_ANSWER + 5
+    assert row.max_tokens == limits.ANSWER_TOKENS.value + 5
 
 
 def test_what_was_cached_of_the_prompt_is_told_at_the_end(
@@ -744,7 +752,7 @@ def test_a_replayed_row_has_its_script_and_a_stop_token(
     assert stop in row.stop_tokens
     stops = {bytes_of_smollm2.id_of(token) for token in ("<|im_end|>", "<|endoftext|>")}
     assert set(row.stop_tokens) == stops
-    assert (row.delay, row.max_tokens) == (0.25, LONGEST_ANSWER)
+    assert (row.delay, row.max_tokens) == (0.25, limits.ANSWER_TOKENS.value)
 
 
 def test_a_family_without_a_stop_token_of_its_own_ends_too(replayed: Replayed) -> None:

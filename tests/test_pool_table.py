@@ -139,8 +139,14 @@ def test_a_refusal_is_passed_on() -> None:
     body = {"error": {"message": "The key is not known here.", "type": "x"}}
     message = refused(httpx.Response(401, json=body))
     assert message == f"{URL} says 401: The key is not known here."
-    assert "nothing here" in refused(httpx.Response(404, text="nothing here" * 100))
-    assert len(refused(httpx.Response(404, text="nothing here" * 100))) < 300
+
+
+@pytest.mark.parametrize("status", [200, 404, 502])
+def test_no_page_of_somebody_elses_server_is_shown(status: int) -> None:
+    message = refused(httpx.Response(status, text="<html><h1>Not here</h1></html>"))
+    assert f"is no mlx-server (it says {status}" in message
+    assert "--url" in message
+    assert "<" not in message
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", "{}", '{"object": "list"}', "null", "5"])

@@ -274,6 +274,17 @@ async def test_calls_over_max_tool_calls_are_ignored(tmp_path: Path) -> None:
         assert '"b": 2' not in the.engine.prompts[1], "the model does not hear of it either"
 
 
+async def test_calls_of_a_response_have_a_limit_of_our_own(tmp_path: Path) -> None:
+    three = "".join(call("add", a=1, b=n) for n in range(3))
+    async with lab(tmp_path, three, "Enough.") as the:
+        events = await the.events(the.tools(max_calls=5), limits=Limits(calls=2))
+        assert sorted(results(events)) == [("1", None), ("2", None)]
+        assert text(events) == "Enough."
+        approval = Approval("r", "calc", "add", "{}", approve=True)
+        with pytest.raises(BadRequest, match="has 3 approvals"):
+            await the.events(the.tools(approvals=(approval,) * 3), limits=Limits(calls=2))
+
+
 @pytest.mark.parametrize("limits", [Limits(rounds=2), Limits(seconds=-1)])
 async def test_a_model_that_calls_without_end_has_to_answer(
     tmp_path: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch

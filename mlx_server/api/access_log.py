@@ -12,15 +12,15 @@ from fastapi.routing import iter_route_contexts
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlx_server.logs import Asked, asked
+from mlx_server import limits
+from mlx_server.logs import ACCESS, Asked, asked
 
-log = logging.getLogger("mlx_server.access")
+log = logging.getLogger(ACCESS)
 
 SOCKET = "WS"
 """As if it were the method of a response over a WebSocket."""
 METHODS = {"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "TRACE", "CONNECT", SOCKET}
 HIDDEN = "*"
-MOST_PARTS = 12
 
 STARTS = {"http.response.start", "websocket.http.response.start"}
 SWITCHING_PROTOCOLS, BROKEN = 101, 500
@@ -77,7 +77,7 @@ def note(method: str, scope: Scope, status: int | str, began: float) -> None:
 
 def _own_parts(scope: Scope) -> str:
     known = _words(scope["app"]) if "app" in scope else frozenset()
-    parts = scope["path"].split("/", MOST_PARTS)
+    parts = scope["path"].split("/", limits.LOGGED_PATH_PARTS.value)
     return "/".join(part if part in known else HIDDEN for part in parts)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from mlx_server import limits
 from mlx_server.api.answering import json_response
 from mlx_server.api.body import documented, read
 from mlx_server.api.fields import WireModel
@@ -15,7 +16,7 @@ from mlx_server.pool.prepare import REPLAY
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 Name = Annotated[str, Field(min_length=1)]
-Path = Annotated[str, Field(min_length=1, max_length=4096)]
+Path = Annotated[str, Field(min_length=1, max_length=limits.ADAPTER_PATH_CHARACTERS.value)]
 """As long as systems take: to look up a longer one costs its length squared."""
 
 router = APIRouter()

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -53,7 +54,8 @@ async def _begun(http: Request, request: GenerateRequest) -> tuple[AsyncGenerato
     """Nothing is sent before the engine has taken the request, so that errors keep their status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    events = metrics.observed(generate(request, pool))
+    asked = replace(request, client=http.state.client)
+    events = metrics.observed(generate(asked, pool))
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
     return events, started

@@ -2,12 +2,12 @@
 
 from typing import Any, TypeVar
 
-import anyio.to_thread
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from mlx_server.api import strict_json
 from mlx_server.api.errors import validation_error
+from mlx_server.request_threads import in_thread, size_of_request
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -16,9 +16,12 @@ LARGE_BYTES = 64 << 10
 
 
 async def read(http: Request, wire_type: type[Body]) -> Body:
-    raw = await http.body()
+    # not `http.body()`, which keeps it until the response has gone
+    raw = b"".join([chunk async for chunk in http.stream()])
+    http.state.body_bytes = len(raw)
+    size_of_request.set(len(raw))
     if len(raw) > LARGE_BYTES:
-        return await anyio.to_thread.run_sync(_parsed, raw, wire_type)
+        return await in_thread(_parsed, raw, wire_type)
     return _parsed(raw, wire_type)
 
 

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
 
+from mlx_server import limits
 from mlx_server.api.strict_json import quoted
 from mlx_server.errors import (
     BadRequest,
@@ -34,8 +35,6 @@ Loc = tuple[int | str, ...]
 Problem = Mapping[str, Any]
 """One entry of pydantic's `errors()`."""
 
-MAX_MESSAGE = 300
-MAX_PARAM = 200
 
 BY_STATUS: dict[int, type[ServerError]] = {
     error.status: error
@@ -105,7 +104,7 @@ def _looks_like_field(part: str) -> bool:
 
 def _written(parts: Sequence[int | str]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return text.removeprefix(".")[:MAX_PARAM]
+    return text.removeprefix(".")[: limits.WRONG_FIELD_CHARACTERS.value]
 
 
 def _trail(problem: Problem, body: Any) -> Loc:
@@ -144,8 +143,8 @@ def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> BadRequest:
 def _bad_request(param: str, problem: Problem) -> BadRequest:
     what = _sentence(problem)
     message = f"`{param}`: {what}" if param else what
-    if len(message) > MAX_MESSAGE:
-        message = message[: MAX_MESSAGE - 3] + "..."
+    if len(message) > limits.WRONG_FIELD_MESSAGE_CHARACTERS.value:
+        message = message[: limits.WRONG_FIELD_MESSAGE_CHARACTERS.value - 3] + "..."
     return BadRequest(message, param=param or None)
 
 

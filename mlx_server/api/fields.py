@@ -11,16 +11,13 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest
 from mlx_server.families.effort import EFFORTS
 from mlx_server.requests import SamplingChoices
 
-MAX_ANSWERS = 16
-MAX_TOP_LOGPROBS = 20
 MAX_ADAPTER_SCALE = 4
 IGNORED_HEADER = "x-mlx-server-ignored"
-MOST_IGNORED = 1000
-"""Names that are told; a body holds hundreds of thousands."""
 
 T = TypeVar("T")
 
@@ -34,8 +31,9 @@ Items = Annotated[list[Annotated[T, AfterValidator(_breathe)]], Field(fail_fast=
 """Refused at the first wrong item: a body holds many thousands, and each report of one is kept."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
-StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-StopStrings = Annotated[Items[StopString], Field(max_length=64)]
+StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTERS.value)]
+Biases = Annotated[dict[str, Bias], Field(max_length=limits.LOGIT_BIASES.value, fail_fast=True)]
+StopStrings = Annotated[Items[StopString], Field(max_length=limits.STOP_STRINGS.value)]
 
 ThinkingTokens = Annotated[int, Field(ge=0, lt=2**53)]
 ResponseTokens = Annotated[int, Field(ge=1, lt=2**53)]
@@ -65,6 +63,7 @@ class WireModel(BaseModel):
 
 class StreamOptions(WireModel):
     include_usage: bool | None = None
+    include_progress: bool | None = None
 
 
 class SamplingBody(WireModel):
@@ -86,7 +85,7 @@ class SamplingBody(WireModel):
     adapter_scale: Annotated[float, Field(ge=0, le=MAX_ADAPTER_SCALE)] | None = None
     stop: StopString | StopStrings | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=4096, fail_fast=True)] | None = None
+    logit_bias: Biases | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -129,7 +128,7 @@ class SamplingBody(WireModel):
                 raise BadRequest(f"`{name}` can't be used: {reason}.", param=name)
         known = self.ACCEPTED | self.UNSUPPORTED.keys()
         unknown = (name for name, v in given.items() if name not in known and v is not None)
-        return list(islice(unknown, MOST_IGNORED))
+        return list(islice(unknown, limits.IGNORED_NAMES.value))
 
 
 class GenerationBody(SamplingBody):
@@ -138,14 +137,23 @@ class GenerationBody(SamplingBody):
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    return_progress: bool | None = None
+    """As llama.cpp calls `include_progress`."""
+    n: Annotated[int, Field(ge=1, le=limits.ANSWERS.value)] | None = None
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def include_progress(self) -> bool:
+        asked = self.stream_options and self.stream_options.include_progress
+        return bool(self.stream and (asked or self.return_progress))
+
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """Names are the client's, so they are made safe for a header and cut to a sane length."""
-    value = ", ".join(quote(name[:64], safe="._-") for name in names)
-    return {IGNORED_HEADER: value[:2048]} if value else {}
+    value = ", ".join(
+        quote(name[: limits.IGNORED_NAME_CHARACTERS.value], safe="._-") for name in names
+    )
+    return {IGNORED_HEADER: value[: limits.IGNORED_HEADER_CHARACTERS.value]} if value else {}

@@ -5,12 +5,11 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field
 
+from mlx_server import limits
 from mlx_server.api import strict_json
 from mlx_server.api.fields import GenerationBody, Items, WireModel
 from mlx_server.errors import BadRequest
 from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
-
-MAX_SCHEMA_TEXT = 256 << 10
 
 
 class TextFormat(WireModel):
@@ -23,7 +22,7 @@ class JsonObjectFormat(WireModel):
 
 class JsonSchemaParam(WireModel):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS.value)] | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -37,7 +36,7 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 
-Schema = dict[str, Any] | Annotated[str, Field(max_length=MAX_SCHEMA_TEXT)]
+Schema = dict[str, Any] | Annotated[str, Field(max_length=limits.SCHEMA_BYTES.value)]
 """vLLM takes its text too."""
 
 Pattern = Annotated[str, Field(min_length=1)]

@@ -16,6 +16,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlx_server import limits
+from mlx_server.api.admission import source_of
 from mlx_server.api.errors import error_response
 from mlx_server.api.strict_json import quoted
 from mlx_server.errors import (
@@ -37,12 +39,14 @@ PREFLIGHT_SECONDS = "600"
 POLICY_VIOLATION = 1008
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
+"""Of an address, what a provider gives to one customer at least."""
+
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?::[0-9]{1,5})?")
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s:*@?#]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-REQUEST_ID = re.compile(r"[ -~]{1,128}")
+REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS.value}}}")
 # int() itself refuses more than 4300 digits
 LENGTH = re.compile(r"[0-9]{1,4000}")
 
@@ -184,24 +188,38 @@ def _counted(receive: Receive, limit: int) -> Receive:
 def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
     """A dependency for routers that want one of these keys; with no keys it lets everyone in.
 
-    It leaves `owner` in the connection's state, which tells keys apart and none of them.
+    It leaves two strings in the connection's state. `owner` tells keys apart and reveals none of
+    them. `client` is who takes turns with others: the owner, or without keys the peer's address.
     """
-    wanted = [key.encode() for key in keys]
+    wanted = [_digest(key.encode()) for key in keys]
 
     async def check_key(connection: HTTPConnection) -> None:
         connection.state.owner = ""
+        connection.state.client = _peer(connection.scope)
         if not wanted:
             return
         given = _credentials(connection.headers)
         if not given:
             raise Unauthorized("This server wants a key: `Authorization: Bearer KEY`.")
-        # Every key is compared, so that the time taken tells nothing.
-        matches = [key for one in given for key in wanted if hmac.compare_digest(one, key)]
+        # Every key is compared, and as a digest: the time taken tells neither how much of a key is
+        # right nor how long it is.
+        matches = [
+            key for one in map(_digest, given) for key in wanted if hmac.compare_digest(one, key)
+        ]
         if not matches:
             raise Unauthorized("This key is not one of the server's `server.api_keys`.")
-        connection.state.owner = hashlib.sha256(matches[0]).hexdigest()
+        connection.state.owner = connection.state.client = matches[0].hex()
 
     return check_key
+
+
+def _peer(scope: Scope) -> str:
+    peer = scope.get("client")
+    return source_of(peer[0]) if peer else ""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _credentials(headers: Headers) -> list[bytes]:

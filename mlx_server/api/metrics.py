@@ -83,6 +83,12 @@ class Metrics:
         self.batch = Gauge("mlx_server_batch_size", "Rows in the last step.", registry=registry)
         self.queue = Gauge("mlx_server_queue", "Rows without a token yet.", registry=registry)
         self.active = Gauge("mlx_server_active_bytes", "Memory held by MLX.", registry=registry)
+        self.buffers = Gauge(
+            "mlx_server_buffer_bytes", "What MLX has freed and keeps for reuse.", registry=registry
+        )
+        self.peak = Gauge(
+            "mlx_server_peak_bytes", "The most that MLX ever held.", registry=registry
+        )
         self.model_bytes = Gauge(
             "mlx_server_model_bytes", "Memory of a model.", by_model, registry=registry
         )
@@ -97,6 +103,8 @@ class Metrics:
         self.batch.set(len(step.tokens))
         self.queue.set(step.waiting)
         self.active.set(step.active_bytes)
+        self.buffers.set(step.buffer_bytes)
+        self.peak.set(step.peak_bytes)
 
     async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
         began = time.perf_counter()

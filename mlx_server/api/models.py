@@ -25,22 +25,25 @@ async def model(name: str, http: Request) -> Response:
     id = pool.spec(base).id
     if adapter and adapter not in await pool.adapter_names(id):
         raise AdapterNotFound(f"{id} has no adapter {adapter[:100]!r}.", param="model")
-    return json_response(_adapted(http, id, adapter) if adapter else _model(http, id))
+    found = _model(http, id, pool.batching(id))
+    return json_response(_adapted(found, adapter) if adapter else found)
 
 
 async def _with_adapters(http: Request, pool: Pool, id: str) -> list[dict[str, Any]]:
     adapters = await pool.adapter_names(id)
-    return [_model(http, id), *(_adapted(http, id, adapter) for adapter in adapters)]
+    base = _model(http, id, pool.batching(id))
+    return [base, *(_adapted(base, adapter) for adapter in adapters)]
 
 
-def _adapted(http: Request, id: str, adapter: str) -> dict[str, Any]:
-    return {**_model(http, f"{id}:{adapter}"), "parent": id}
+def _adapted(base: dict[str, Any], adapter: str) -> dict[str, Any]:
+    return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"]}
 
 
-def _model(http: Request, id: str) -> dict[str, Any]:
+def _model(http: Request, id: str, batching: bool | None) -> dict[str, Any]:
     return {
         "id": id,
         "object": "model",
         "created": http.app.state.started,
         "owned_by": "mlx-server",
+        "batching": batching,
     }

@@ -1,5 +1,6 @@
 """`GET /v1/pool`: what is in memory, for the owner."""
 
+import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,19 @@ async def pool(http: Request) -> Response:
     body = {
         "object": "pool",
         "memory": found.memory(),
+        "engine": _engine(found),
         "models": [_model(view) for view in found.views()],
     }
     return json_response(body)
+
+
+def _engine(found: Pool) -> dict[str, Any] | None:
+    """What it is at, and since when: a first request may wait for a vocabulary or a grammar."""
+    doing = found.supervisor.doing
+    if doing is None:
+        return None
+    seconds = doing.seconds(asyncio.get_running_loop().time())
+    return {"doing": doing.what, "seconds": round(seconds, 1)}
 
 
 def _model(view: View) -> dict[str, Any]:
@@ -36,6 +47,7 @@ def _model(view: View) -> dict[str, Any]:
         "last_used": view.last_used,
         "pinned": view.spec.pinned,
         "ttl": view.spec.ttl,
+        "batching": view.batching,
         "progress": asdict(view.progress) if view.progress else None,
         "error": view.error,
         "adapters": [

@@ -13,14 +13,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest
 
-MAX_DEPTH = 64
-MAX_DIGITS = 400
-MOST_NODES = 1 << 16
-MOST_STRINGS = 1 << 18
-"""In one text; nodes are lists and objects. Making, checking and freeing millions of them would
-keep every other thread of the process waiting, whichever thread does it."""
 QUOTED = 60
 
 OPENING, CLOSING, QUOTE = b"[{", b"]}", ord('"')
@@ -47,7 +42,7 @@ class _Refused(Exception):
         self.why = why
 
 
-def parse(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> Any:
     """The value of one JSON text in UTF-8, equal to `json.loads` for everything it accepts."""
     if not body or body.isspace():
         raise _invalid("the body is empty, a JSON value was expected")
@@ -62,12 +57,19 @@ def parse(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     return value
 
 
-def parse_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> dict[str, Any]:
     """As `parse`, for a body that must be an object."""
     value = parse(body, max_depth=max_depth)
     if not isinstance(value, dict):
         raise _invalid("the body is not a JSON object")
     return value
+
+
+def check_size(body: bytes) -> None:
+    """Of JSON that was made here: refuses what `parse` would refuse for its size alone."""
+    masked = _mask_escapes(body)
+    _check_strings(masked)
+    _check_nodes(body, masked, limits.JSON_DEPTH.value)
 
 
 def quoted(text: str) -> str:
@@ -89,24 +91,28 @@ def _mask_escapes(body: bytes) -> bytes:
 
 
 def _check_strings(masked: bytes) -> None:
-    if masked.count(b'"') > 2 * MOST_STRINGS:
-        raise _invalid(f"more than {MOST_STRINGS} strings, keys included")
+    if masked.count(b'"') > 2 * limits.JSON_STRINGS.value:
+        raise _invalid(f"more than {limits.JSON_STRINGS.value} strings, keys included")
 
 
 def _check_nodes(body: bytes, masked: bytes, max_depth: int) -> None:
     """Before `json` recurses; up to the first fault, where `json` stops, the count is exact."""
     if sum(masked.count(bracket) for bracket in OPENING) <= max_depth:
         return
-    chars = np.frombuffer(masked, np.uint8)
-    in_string = np.logical_xor.accumulate(chars == QUOTE)
-    steps = np.where(in_string, 0, STEP[chars])
-    depth = np.cumsum(steps, dtype=np.int32)
-    too_deep = depth > max_depth
-    if too_deep.any():
-        where = _place(body, int(too_deep.argmax()))
-        raise _invalid(f"nested deeper than {max_depth} levels {where}")
-    if np.count_nonzero(steps > 0) > MOST_NODES:
-        raise _invalid(f"more than {MOST_NODES} lists and objects")
+    in_string, level, nodes = False, 0, 0
+    for start in range(0, len(masked), PIECE):  # each takes several times its size
+        chars = np.frombuffer(masked[start : start + PIECE], np.uint8)
+        inside = np.logical_xor.accumulate(chars == QUOTE) ^ in_string
+        steps = np.where(inside, 0, STEP[chars])
+        depth = np.cumsum(steps, dtype=np.int32) + level
+        too_deep = depth > max_depth
+        if too_deep.any():
+            where = _place(body, start + int(too_deep.argmax()))
+            raise _invalid(f"nested deeper than {max_depth} levels {where}")
+        in_string, level = bool(inside[-1]), int(depth[-1])
+        nodes += int(np.count_nonzero(steps > 0))
+    if nodes > limits.JSON_NODES.value:
+        raise _invalid(f"more than {limits.JSON_NODES.value} lists and objects")
 
 
 def _check_surrogates(body: bytes, masked: bytes) -> None:
@@ -158,8 +164,11 @@ def _float(literal: str) -> float:
 
 
 def _int(literal: str) -> int:
-    if len(literal) > MAX_DIGITS and len(literal.removeprefix("-")) > MAX_DIGITS:
-        raise _Refused(literal, f"a whole number of more than {MAX_DIGITS} digits")
+    if (
+        len(literal) > limits.JSON_DIGITS.value
+        and len(literal.removeprefix("-")) > limits.JSON_DIGITS.value
+    ):
+        raise _Refused(literal, f"a whole number of more than {limits.JSON_DIGITS.value} digits")
     return int(literal)
 
 

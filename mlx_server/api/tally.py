@@ -7,6 +7,7 @@ from typing import Any
 from mlx_server.events import (
     Event,
     Finished,
+    PromptProgress,
     ReasoningDelta,
     Repaired,
     Started,
@@ -47,6 +48,18 @@ class Answer:
             case ToolCallFinished(_, call):
                 begun = self._begun[call]
                 self.calls.append(ToolCall(begun.id, begun.name, "".join(self._arguments[call])))
+
+
+def prompt_progress(event: PromptProgress, seconds: float) -> dict[str, Any]:
+    """In the words of llama.cpp's server. seconds: since the request."""
+    return {
+        "prompt_progress": {
+            "total": event.total,
+            "cache": event.cached,
+            "processed": event.computed,
+            "time_ms": round(1000 * seconds),
+        }
+    }
 
 
 class Tally:

@@ -2,12 +2,12 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
-P = TypeVar("P", bound=asyncio.Protocol)
+from mlx_server import limits
 
-SEND_BUFFER_BYTES = 128 << 10
-"""Linux takes twice as much. Without a limit it goes up to megabytes."""
+P = TypeVar("P", bound=asyncio.Protocol)
 
 LEAST_BYTES = 64 << 10
 """Whoever reads less of a long answer in the time there is does not read."""
@@ -20,14 +20,15 @@ class Unread(asyncio.Protocol):
     something is, so streams pause, and hears of the cut as if the client had left.
     """
 
-    send_seconds: ClassVar[float] = 30.0
+    send_seconds: ClassVar[float] = float(limits.SEND_SECONDS.value)
     transport: asyncio.Transport
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if sock := transport.get_extra_info("socket"):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            with suppress(OSError):  # macOS refuses it for a client that has already left
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER_BYTES.value)
         transport.set_write_buffer_limits(high=0)
 
     def pause_writing(self) -> None:

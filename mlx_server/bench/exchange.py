@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -105,6 +106,15 @@ class Exchange:
             tokens=usage.completion_tokens or len(times),
             prompt_tokens=usage.prompt_tokens,
         )
+
+    def times(self) -> list[float]:
+        """When each piece of text came, by perf_counter; of an answer that was cut off, too."""
+        times = []
+        with suppress(GenerationFailed):
+            for time, chunk in self._chunks():
+                if any(choice.has_text for choice in chunk.choices or ()):
+                    times.append(time)
+        return times
 
     def _chunks(self) -> Iterator[tuple[float, "Chunk"]]:
         for time, data in _events(self._content()):

@@ -1,169 +1,44 @@
-"""The rows of one model: the two halves of mlx-lm's BatchGenerator, on a schedule of our own.
+"""The rows of one model: prompts that wait, prompts that are computed, rows that decode.
 
-BatchGenerator prefills up to eight prompts together, so that nobody gets a token before all are
-done, and samples row by row. Here prompts are prefilled in the order they came, in pieces that the
-`Pace` sizes, and one `Sampler` chooses for all rows at once. The row objects travel through
-mlx-lm's batches as its per-row "samplers", so they are merged and filtered with the caches, and
-with them goes the adapter of each row.
+BatchGenerator of mlx-lm prefills up to eight prompts together, so that nobody gets a token before
+all are done, and samples row by row. Here `Turns` says whose prompt is computed next, the
+`PrefillBudget` how much of it before the rows that decode have their next token, and one `Sampler`
+chooses for all rows at once.
 """
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.generate import (
-    GenerationBatch,
-    PromptProcessingBatch,
-    StopSequences,
-)
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.sample_utils import greedy_sampler
 
+from mlx_server import limits
+from mlx_server.engine.batching import one_row, why_alone
 from mlx_server.engine.guide import Guide
-from mlx_server.engine.messages import Generate, Logprobs, Prefilled, RowFailed, Token
-from mlx_server.engine.pace import Cycle, Pace
-from mlx_server.engine.prompt_cache import PromptCache, cache_key
-from mlx_server.engine.replay import ReplayModel, follow
-from mlx_server.engine.sampling import Row, RowLogprobs, Sampled, Sampler, one_by_one
-from mlx_server.lora.slots import BASE, Rows, Use, using
-
-PIECE = 2048
-"""mlx-lm cuts longer pieces than this; the pace never asks for one."""
-
-LAST_PIECE = 1.5
-"""So many times as long as other pieces, the last of a prompt may be: a short one wastes time."""
-
-PER_ROW = (
-    *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
-    *("_next_logprobs", "_token_context", "_num_tokens", "_matchers"),
+from mlx_server.engine.messages import (
+    DEFAULT_SCHEDULE,
+    Generate,
+    Prefilled,
+    PrefillProgress,
+    RowFailed,
+    Schedule,
+    Token,
 )
-"""What mlx-lm keeps in a list with an entry for each row."""
-
-SHARED = 32
-"""Two prompts that begin with so many equal tokens are prefilled one after the other, the second
-from what the first left in the prompt cache."""
-
-
-class Decode(GenerationBatch):
-    # of mlx-lm's own state, what is read here
-    uids: list[int]
-    tokens: list[list[int]]
-    samplers: list[Row]
-    prompt_cache: list[Any]
-    _next_tokens: mx.array
-    _next_logprobs: list[RowLogprobs | None]
-
-    _made: tuple[Sampler, Rows] | None = None
-
-    def _step(self) -> tuple[list[int], list[Logprobs | None]]:
-        inputs, logprobs = self._next_tokens, self._next_logprobs
-        self._current_tokens, self._current_logprobs = inputs, logprobs
-
-        sampler, rows = self._for_rows()
-        with using(rows):
-            logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
-        faults = [row.fault for row in self.samplers]
-        sampled = self._sampled(sampler, logits, inputs)
-        self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
-        mx.async_eval(*sampled.pending)
-
-        # Reading the previous step's tokens overlaps with computing this one's.
-        ids = cast(list[int], inputs.tolist())
-        for tokens, token in zip(self.tokens, ids, strict=True):
-            tokens.append(token)
-        for row, fault in zip(self.samplers, faults, strict=True):
-            row.error = fault()
-        return ids, [entry.read() if entry else None for entry in logprobs]
-
-    def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
-        caps = None
-        if sampler.guided:
-            mx.async_eval(logits)  # the caps are made meanwhile
-            caps = sampler.caps(inputs, logits.shape[-1])
-        try:
-            return sampler(logits, inputs, caps)
-        except Exception:
-            return one_by_one(self.samplers, logits, inputs, caps)
-
-    def part(self, at: int) -> "Decode":
-        """One row, which leaves with all that it has."""
-        one: Decode = Decode.empty(self.model, self.fallback_sampler)
-        for name in PER_ROW:
-            setattr(one, name, [getattr(self, name)[at]])
-        one._next_tokens = self._next_tokens[at : at + 1]
-        one.prompt_cache = Prefill(self.model, one.uids, [self.extract_cache(at)]).prompt_cache
-        mx.eval([cache.state for cache in one.prompt_cache])  # or it would keep all of the batch
-        self.filter([i for i in range(len(self)) if i != at])
-        return one
-
-    def _for_rows(self) -> tuple[Sampler, Rows]:
-        """What was made for a step serves the next one if its rows are the same."""
-        if self._made is None or self._made[0].rows != self.samplers:
-            self._made = Sampler(self.samplers), _rows(self.samplers)
-        return self._made
-
-
-class Prefill(PromptProcessingBatch):
-    uids: list[int]
-    tokens: list[list[int]]
-    samplers: list[Row]
-    prompt_cache: list[Any]
-    logits_processors: list[Any]
-
-    def prompt(self, tokens: list[list[int]]) -> None:
-        """Computes so much more of each row's prompt."""
-        lengths = [len(row) for row in tokens]
-        if max(lengths) == 1 and min(lengths) == 0:
-            self._prompt_token(tokens, lengths)
-        else:
-            with using(_rows(self.samplers)):
-                super().prompt(tokens)
-
-    def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
-        """One token for some rows, none for others. Padded to two: what is one token wide, a
-        rotating cache takes for a step of decoding, in which no row is padded."""
-        for known, row in zip(self.tokens, tokens, strict=True):
-            known += row
-        for cache in self.prompt_cache:
-            cache.prepare(lengths=lengths, right_padding=[2 - length for length in lengths])
-        with using(_rows(self.samplers)):
-            self.model(mx.array([[*row, 0, 0][:2] for row in tokens]), cache=self.prompt_cache)
-        for cache in self.prompt_cache:
-            cache.finalize()
-        mx.eval([cache.state for cache in self.prompt_cache])
-
-    def decode(self, last_tokens: list[int]) -> Decode:
-        """The same rows, all but the last token of each computed, as a batch that decodes."""
-        return Decode(
-            self.model,
-            self.uids,
-            mx.array(last_tokens),
-            self.prompt_cache,
-            self.tokens,
-            self.samplers,
-            self.fallback_sampler,
-            self.logits_processors,
-            self.stop_sequences,
-            self.max_tokens,
-        )
-
-
-@dataclass
-class Waiting:
-    """A row that has not begun."""
-
-    row: Row
-    prompt: list[int]
-    max_tokens: int
-    stops: StopSequences
-    script: list[int] | None
-    cache: list[Any] | None
-    """Of the whole prompt but its last token, if that was computed on the way here."""
+from mlx_server.engine.mlx_lm_names import StopSequences, greedy_sampler, make_prompt_cache
+from mlx_server.engine.phases import Decode, Prefill
+from mlx_server.engine.preemption import Preempted
+from mlx_server.engine.prefill_budget import MOST, PrefillBudget
+from mlx_server.engine.prefill_cost import Piece
+from mlx_server.engine.prompt_cache import PromptCache, cache_key
+from mlx_server.engine.prompts import Group, Waiting, begin_alike
+from mlx_server.engine.replay import ReplayModel, follow
+from mlx_server.engine.sampling import Row
+from mlx_server.engine.turns import Turns
+from mlx_server.lora.slots import BASE, Use
 
 
 @dataclass
@@ -172,6 +47,7 @@ class Done:
 
     tokens: list[Token] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
+    progress: list[PrefillProgress] = field(default_factory=list)
     failed: list[RowFailed] = field(default_factory=list)
     """Rows that have left the batch."""
 
@@ -187,25 +63,29 @@ class Batch:
         key: str = "",
         cache: PromptCache | None = None,
         held: Collection[int] = (),
+        schedule: Schedule = DEFAULT_SCHEDULE,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """held: rows that get no tokens, for as long as they are among these."""
         self.model = model
         self._held = held
         self._aside: list[Decode] = []
-        """Of the rows that were held, one in each."""
-        self._concurrency = concurrency
+        """Of the rows that decoded and were set aside, one in each."""
+        self.why_alone = why_alone(model)
+        """Why rows are computed one at a time; empty where they share a batch."""
+        self._concurrency = 1 if self.why_alone else concurrency
         self._key = key
         self._cache = cache or PromptCache(0)
-        self._pace = Pace()
-        self._waiting: deque[Waiting] = deque()
-        self._prefill = Prefill.empty(model, greedy_sampler)
-        self._rest: list[list[int]] = []
-        """Of each row being prefilled, the tokens not computed yet; the last one decodes."""
+        self._budget = PrefillBudget(schedule)
+        self._clock = clock
+        self._turns: Turns[Waiting | Group] = Turns()
+        self._group: Group | None = None
+        """The one that is being computed."""
         self._decode = Decode.empty(model, greedy_sampler)
+        self._preempted = Preempted()
         self._began = 0.0
-        self._cycle = Cycle()
-        self._room = 0
-        """Tokens of prompt to be computed before the rows decode again."""
+        self.shared = False
+        """Whether rows of other models decode meanwhile."""
         self.warm = False
         """Has given a token: every kernel has been compiled and run."""
         # The width shows in the shape of an output that is never computed.
@@ -213,11 +93,15 @@ class Batch:
 
     def __len__(self) -> int:
         """Those that there is something to do for."""
-        return len(self._waiting) + len(self._prefill) + len(self._decode) + len(self._returning)
+        return self.waiting + len(self._decode) + len(self._returning)
 
     @property
     def plays(self) -> bool:
         return isinstance(self.model, ReplayModel)
+
+    @property
+    def decoding(self) -> int:
+        return len(self._decode)
 
     @property
     def rows(self) -> list[int]:
@@ -228,9 +112,14 @@ class Batch:
 
     @property
     def _rows(self) -> list[Row]:
-        waiting = [waiting.row for waiting in self._waiting]
+        waiting = [row for waiting in self._turns for row in waiting.rows]
         aside = [row for one in self._aside for row in one.samplers]
-        return [*waiting, *self._prefill.samplers, *self._decode.samplers, *aside]
+        preempted = self._preempted.rows
+        return [*waiting, *self._prefilling, *self._decode.samplers, *aside, *preempted]
+
+    @property
+    def _prefilling(self) -> list[Row]:
+        return self._group.rows if self._group else []
 
     @property
     def _returning(self) -> list[Decode]:
@@ -239,11 +128,16 @@ class Batch:
     @property
     def waiting(self) -> int:
         """Rows without a token yet."""
-        return len(self._waiting) + len(self._prefill)
+        return sum(len(waiting.rows) for waiting in self._turns) + len(self._prefilling)
+
+    @property
+    def prefilling(self) -> bool:
+        """A prompt has been begun, and pieces of it are left."""
+        return self._group is not None
 
     @property
     def ready_at(self) -> float:
-        """By time.perf_counter(); later than now while a replay model keeps its delay."""
+        """By its clock; later than now while a replay model keeps its delay."""
         return self._began + max((row.delay for row in self._decode.samplers), default=0.0)
 
     def add(
@@ -252,62 +146,147 @@ class Batch:
         """cache: of the whole prompt but its last token, if that has been computed."""
         row = Row(asked.row, asked.prompt, asked.sampling, self.vocabulary)
         row.delay = asked.delay
+        row.client = asked.client
         row.use = use(asked)
         row.guide = guide
         stops = _stop_sequences(tuple(asked.stop_tokens))
-        self._waiting.append(
-            Waiting(row, asked.prompt, asked.max_tokens, stops, asked.script, cache)
+        known = len(asked.prompt) - 1
+        if cache is None:
+            known = self._cache.known(self._computed_by(row), asked.prompt[:-1])
+        prompt, script = asked.prompt, asked.script
+        waiting = Waiting(
+            row, prompt, asked.max_tokens, stops, script, cache, known, script_from=len(prompt)
         )
+        self._preempted.came(waiting)
+        self._turns.add(waiting)
+
+    def preempt(self, number: int) -> None:
+        """The row gives its cache back, to the prompt cache if there is room, and waits for
+        `resume`."""
+        if number in self._decode.uids:
+            at = self._decode.uids.index(number)
+            row, tokens = self._decode.samplers[at], self._decode.tokens[at]
+            self._keep(row, tokens, partial(self._decode.extract_cache, at))
+            self._preempted.decoding(self._decode.part_without_cache(at))
+        elif aside := next((one for one in self._aside if one.uids[0] == number), None):
+            self._aside.remove(aside)
+            self._keep(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
+            self._preempted.decoding(aside)
+        elif number in self.rows and number not in self._preempted:
+            self._leave(number)
+            self._preempted.prefilling(number)
+
+    def resume(self, number: int) -> None:
+        if waiting := self._preempted.resumed(number):
+            beginning = waiting.prompt[:-1]
+            waiting.known = self._cache.known(self._computed_by(waiting.row), beginning)
+            self._turns.add(waiting)
 
     def cancel(self, number: int) -> None:
+        self._leave(number)
+        self._preempted.left(number)
+
+    def _leave(self, number: int) -> None:
         if number in self._decode.uids:
             at = self._decode.uids.index(number)
             tokens, row = self._decode.tokens[at], self._decode.samplers[at]
             self._keep(row, tokens, lambda: self._decode.extract_cache(at))
             self._decode.filter([i for i in range(len(self._decode)) if i != at])
-        elif number in self._prefill.uids:
-            at = self._prefill.uids.index(number)
-            self._rest.pop(at)
-            self._prefill.filter([i for i in range(len(self._prefill)) if i != at])
+        elif self._group and number in self._group.batch.uids:
+            self._group.cancel(number)
+            if not self._group.rows:
+                self._turns.end()
+                self._group = None
         else:
-            self._waiting = deque(w for w in self._waiting if w.row.number != number)
+            self._cancel_waiting(number)
             self._aside = [one for one in self._aside if one.uids[0] != number]
+
+    def _cancel_waiting(self, number: int) -> None:
+        for waiting in [w for w in self._turns if number in [row.number for row in w.rows]]:
+            if isinstance(waiting, Group) and len(waiting.rows) > 1:
+                waiting.cancel(number)
+            else:
+                self._turns.remove(waiting)
 
     def step(self) -> Done:
         """A token for every row that decodes, or a piece of the next prompt: in turns, so that
         tokens are on their way while a piece is computed."""
-        began = time.perf_counter()
         done = Done()
-        if not self._room:
-            self._began = began
-            self._set_aside()
+        self._change_rows()
+        following = self._following()
+        if following and (tokens := self._tokens_of_piece(following)):
+            if following is not self._group:
+                self._begin(following, tokens, done)
+            if not self._decode:
+                self._began = self._clock()
+            self._prefill_piece(tokens, done)
+        elif self._decode:
             self._decode_step(done)
-            self._cycle = Cycle(len(self._decode), self._joining)
-            self._room = self._pace.tokens(self._cycle) if self.waiting else 0
-        if not done.tokens:
-            self._cycle.prefilled = self._prefill_piece(self._room, done)
-            self._room = 0
-        self._cycle.seconds += time.perf_counter() - began
-        if not self._room:
-            self._pace.learn(self._cycle)
         self._drop_failed(self._decode.samplers, done)
         return done
 
-    def _set_aside(self) -> None:
-        """Those that are held; those that no longer are come back when there is room."""
+    def set_aside(self, number: int) -> None:
+        """A row that decodes. It keeps what it has, and comes back when there is room for it."""
+        self._aside.append(self._decode.part(self._decode.uids.index(number)))
+
+    def _change_rows(self) -> None:
+        """Rows that are held leave those that decode, and others come back if there is room."""
         for row in [row for row in self._decode.uids if row in self._held]:
-            self._aside.append(self._decode.part(self._decode.uids.index(row)))
-        room = self._concurrency - len(self._decode) - len(self._prefill)
-        for one in self._returning[: max(0, room)]:
-            self._aside.remove(one)
-            self._decode.extend(one)
+            self.set_aside(row)
+        for one in self._returning:
+            client = one.samplers[0].client
+            wanted = len(self._newcomers) if client in self._served else 0
+            if self._room > wanted:
+                self._aside.remove(one)
+                self._decode.extend(one)
+
+    @property
+    def _room(self) -> int:
+        """Rows that may join those that are computed and those that decode."""
+        return self._concurrency - len(self._decode) - len(self._prefilling)
+
+    @property
+    def _served(self) -> Counter[str]:
+        """Clients, with how many of their rows decode or are computed."""
+        return Counter(row.client for row in [*self._decode.samplers, *self._prefilling])
+
+    @property
+    def _newcomers(self) -> set[str]:
+        return {waiting.client for waiting in self._turns} - self._served.keys()
+
+    def _following(self) -> Waiting | Group | None:
+        """What is computed next."""
+        if self._group is None:
+            return self._turns.next(self._may_begin)
+        return self._turns.instead_of(self._group, self._may_begin) or self._group
+
+    def _may_begin(self, waiting: Waiting | Group) -> bool:
+        fits = len(self._decode) + len(waiting.rows) <= self._concurrency
+        return fits or self._yielding(waiting) is not None
+
+    def _yielding(self, waiting: Waiting | Group) -> int | None:
+        """A row that is set aside for one of a client that has none: the youngest of the client
+        that has most, if these are several."""
+        decoding = Counter(row.client for row in self._decode.samplers)
+        ((client, rows),) = decoding.most_common(1) or [("", 0)]
+        if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
+            return None
+        youngest: int = max(r.number for r in self._decode.samplers if r.client == client)
+        return youngest
+
+    def _tokens_of_piece(self, following: Waiting | Group) -> int:
+        rows, context = len(following.rows), following.context
+        waiting = min(self.waiting, self._concurrency - len(self._decode))
+        return self._budget.piece(len(self._decode), waiting, rows, context, shared=self.shared)
 
     def _decode_step(self, done: Done) -> None:
+        self._began, count = self._clock(), len(self._decode)
         rows = {row.number: row for row in self._decode.samplers}
         responses = self._decode.next()
         done.tokens = [self._token(rows, response) for response in responses]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
+        self._budget.stepped(count, self._clock() - self._began)
 
     def _drop_failed(self, rows: list[Row], done: Done) -> None:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:
@@ -317,50 +296,57 @@ class Batch:
             if row.error:  # what was computed of it may be no numbers either
                 self._cache.forget(self._computed_by(row))
 
-    @property
-    def _joining(self) -> int:
-        return min(self.waiting, self._concurrency - len(self._decode))
-
     def _token(self, rows: dict[int, Row], response: Any) -> Token:
         if response.finish_reason is not None:
+            self._preempted.left(response.uid)
             row = rows[response.uid]  # by now it has left the batch
             self._keep(row, response.all_tokens, lambda: response.prompt_cache)
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
 
-    def _prefill_piece(self, room: int, done: Done) -> int:
-        """Computes up to `room` tokens; rows with nothing left but their last token decode."""
-        if not self._prefill.uids:
-            self._begin(room, done)
-        if not self._prefill.uids:
-            return 0
-        longest = max(len(rest) for rest in self._rest) - 1
-        size = longest if longest < min(room * LAST_PIECE, PIECE) else room
-        if size:
-            self._prefill.prompt([rest[: min(size, len(rest) - 1)] for rest in self._rest])
-            self._rest = [rest[min(size, len(rest) - 1) :] for rest in self._rest]
-        if all(len(rest) == 1 for rest in self._rest):
-            self._go_on_decoding()
-        return size
+    def _begin(self, following: Waiting | Group, tokens: int, done: Done) -> None:
+        """Another one is set aside for it, with what was computed of it."""
+        if self._group:
+            self._turns.end()
+            self._turns.add(self._group)
+            self._group = None
+        if len(self._decode) + len(following.rows) > self._concurrency:
+            yielding = self._yielding(following)
+            assert yielding is not None, "it may not begin"
+            self.set_aside(yielding)
+        self._turns.begin(following)
+        if isinstance(following, Group):
+            self._group = following
+        else:
+            self._group = self._grouped([following, *self._packed(following, tokens)], done)
 
-    def _begin(self, room: int, done: Done) -> None:
-        """The next waiting row, and as many after it as are prefilled in the same piece."""
-        taken: list[Waiting] = []
-        longest = 0
-        while self._waiting and len(self._decode) + len(taken) < self._concurrency:
-            candidate = self._waiting[0]
-            longest = max(longest, len(candidate.prompt))
-            if taken and (longest * (len(taken) + 1) > room or _shared(candidate, taken)):
+    def _packed(self, first: Waiting, tokens: int) -> list[Waiting]:
+        """As many of those that wait as are computed in the same piece."""
+        taken = [first]
+        while following := self._turns.next(lambda waiting: len(taken) < self._room):
+            longest = max(following.left, *(waiting.left for waiting in taken))
+            if (
+                isinstance(following, Group)
+                or first.decode
+                or following.decode
+                or longest * (len(taken) + 1) > tokens
+                or begin_alike(following, taken)
+            ):
                 break
-            taken.append(self._waiting.popleft())
-        if taken:
-            self._rest, caches = [], []
-            for waiting in taken:
-                cache, cached = self._known(waiting)
-                caches.append(cache)
-                self._rest.append(waiting.prompt[cached:])
-                # A prompt that was scored is computed by now, but was not known from before.
+            self._turns.remove(following)
+            taken.append(following)
+        return taken[1:]
+
+    def _grouped(self, taken: list[Waiting], done: Done) -> Group:
+        rest, caches = [], []
+        for waiting in taken:
+            cache, cached = self._known(waiting)
+            caches.append(cache)
+            rest.append(waiting.prompt[cached:])
+            # A prompt that was scored is computed by now, but was not known from before.
+            if not waiting.begun:
                 done.prefilled.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
-            self._prefill = self._prefill_batch(taken, caches)
+            waiting.begun = True
+        return Group(self._prefill_batch(taken, rest, caches), rest, taken[0].decode)
 
     def _known(self, waiting: Waiting) -> tuple[list[Any], int]:
         beginning = waiting.prompt[:-1]
@@ -370,19 +356,18 @@ class Batch:
             known, cached = self._cache.fetch(self._computed_by(waiting.row), beginning)
             cache = known or make_prompt_cache(self.model)
         if waiting.script is not None:
-            follow(cache, waiting.script, len(waiting.prompt))
-        return cache, cached
+            follow(cache, waiting.script, waiting.script_from)
+        return one_row(cache) if self.why_alone else cache, cached
 
-    def _prefill_batch(self, rows: list[Waiting], caches: list[list[Any]]) -> Prefill:
+    def _prefill_batch(
+        self, rows: list[Waiting], rest: list[list[int]], caches: list[list[Any]]
+    ) -> Prefill:
         return Prefill(
             self.model,
             [waiting.row.number for waiting in rows],
             caches,
-            [
-                waiting.prompt[: len(waiting.prompt) - len(rest)]
-                for waiting, rest in zip(rows, self._rest, strict=True)
-            ],
-            PIECE,
+            [w.prompt[: len(w.prompt) - len(left)] for w, left in zip(rows, rest, strict=True)],
+            MOST,
             [waiting.row for waiting in rows],
             greedy_sampler,
             [()] * len(rows),
@@ -390,13 +375,29 @@ class Batch:
             [waiting.max_tokens for waiting in rows],
         )
 
-    def _go_on_decoding(self) -> None:
-        prefilled = zip(self._prefill.samplers, self._prefill.tokens, strict=True)
-        for at, (row, tokens) in enumerate(prefilled):
-            self._keep(row, tokens, partial(self._prefill.extract_cache, at))
-        self._decode.extend(self._prefill.decode([rest[0] for rest in self._rest]))
-        self._prefill = Prefill.empty(self.model, greedy_sampler)
-        self._rest = []
+    def _prefill_piece(self, tokens: int, done: Done) -> None:
+        """Computes up to so many tokens; rows with nothing left but their last one decode."""
+        assert self._group
+        group, context, began = self._group, self._group.context, self._clock()
+        sizes = group.compute(tokens)
+        if max(sizes):
+            piece = Piece(len(sizes), max(sizes), context)
+            self._budget.prefilled(piece, len(self._decode), self._clock() - began)
+        for row, known, size in zip(group.rows, group.batch.tokens, sizes, strict=True):
+            self._turns.computed(group, row.client, size)
+            if size and group.resumed is None:
+                done.progress.append(PrefillProgress(row.number, len(known)))
+        if group.is_computed:
+            self._go_on_decoding(group)
+
+    def _go_on_decoding(self, group: Group) -> None:
+        kept = group.rows if group.resumed is None else []
+        for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
+            self._keep(row, tokens, partial(group.batch.extract_cache, at))
+        self._decode.extend(group.decode())
+        self._preempted.decode(group.rows)
+        self._turns.end()
+        self._group = None
 
     def _keep(self, row: Row, tokens: list[int], extracted: Callable[[], list[Any]]) -> None:
         """Extracting costs something, and can't be done of a cache that is empty."""
@@ -412,15 +413,6 @@ def use(asked: Generate) -> Use:
     return (asked.adapter, asked.adapter_scale) if asked.adapter and asked.adapter_scale else BASE
 
 
-def _rows(rows: list[Row]) -> Rows:
-    return Rows([row.use for row in rows])
-
-
-def _shared(candidate: Waiting, taken: list[Waiting]) -> bool:
-    beginning = candidate.prompt[:SHARED]
-    return len(beginning) == SHARED and any(w.prompt[:SHARED] == beginning for w in taken)
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)
 def _stop_sequences(tokens: tuple[int, ...]) -> StopSequences:
     return StopSequences([[token] for token in tokens])

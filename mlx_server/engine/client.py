@@ -11,9 +11,14 @@ from copy import copy
 from itertools import chain
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.doing import Doing
+from mlx_server.engine.lifeline import Lifeline
+from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, stuck_in_step
 from mlx_server.engine.messages import (
+    DEFAULT_SCHEDULE,
     AdapterFailed,
     AdapterLoaded,
     AdapterUnloaded,
@@ -21,6 +26,7 @@ from mlx_server.engine.messages import (
     Beat,
     Cancel,
     Command,
+    DeviceFailed,
     Generate,
     GoOn,
     Hold,
@@ -31,11 +37,15 @@ from mlx_server.engine.messages import (
     Loaded,
     LoadFailed,
     Loading,
+    Preempt,
     Prefilled,
+    PrefillProgress,
     Ready,
     Report,
+    Resume,
     RowFailed,
     RowRefused,
+    Schedule,
     Scored,
     Stepped,
     Token,
@@ -43,6 +53,7 @@ from mlx_server.engine.messages import (
     UnloadAdapter,
     Unloaded,
 )
+from mlx_server.engine.vitals import vitals
 from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
@@ -54,28 +65,18 @@ from mlx_server.errors import (
 
 log = logging.getLogger("mlx_server.engine")
 
-Item = Admitted | Prefilled | Scored | Token
+Item = Admitted | Prefilled | PrefillProgress | Scored | Token
 OnLoading = Callable[[int, int], None]
 
 Replies = dict[tuple[str, str], list[asyncio.Future[Any]]]
 """By model and adapter, what is waited for; they come in order."""
 
 START_SECONDS = 120.0
-"""Until the first word: a cold machine reads MLX from its disk."""
+"""Until it is ready: a cold machine reads MLX from its disk, and a new Mac checks it first. That it
+was stopped meanwhile is noticed by `liveness`, since its heart beats before."""
 
 STOP_SECONDS = 0.5
 
-SILENT_SECONDS = 2.0
-"""Without a word from the process, its heartbeat included: it is stopped or deadlocked."""
-
-STALLED_SECONDS = 5.0
-"""In one step. A machine on which whole steps take long gets five times its longest."""
-
-FIRST_STEP_SECONDS = 60.0
-"""The first steps of a model compile its kernels, and a load reads from the disk."""
-
-UNREAD_BYTES = 128 << 10
-"""Of one request, of what its client is too slow to read: then its rows are held."""
 
 ON_THE_WAY_BYTES = 8 << 10
 """Of reports: what an engine says is not heard before it is told to hold."""
@@ -133,10 +134,19 @@ def _bytes(item: Item) -> int:
 class EngineClient:
     """Speaks to one engine process. Dead once, dead for good: a new process is a new client."""
 
-    def __init__(self, *, concurrency: int = 16, cache_bytes: int = 0) -> None:
-        self._concurrency = concurrency
-        self._cache_bytes = cache_bytes
+    def __init__(
+        self,
+        *,
+        concurrency: int = 16,
+        cache_bytes: int = 0,
+        wired: str | int = "auto",
+        schedule: Schedule = DEFAULT_SCHEDULE,
+    ) -> None:
+        """wired: see `wiring`."""
+        numbers = (concurrency, cache_bytes, wired, schedule.prefill_share, schedule.longest_gap)
+        self._arguments = [str(number) for number in numbers]
         self._process: asyncio.subprocess.Process | None = None
+        self._lifeline: Lifeline | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
@@ -147,16 +157,20 @@ class EngineClient:
         self._adapter_unloads: Replies = {}
         self._next_row = 0
         self._words = 0
+        self._serves = False
+        self._liveness = Liveness()
+        self.doing = Doing()
         self._watching: asyncio.Task[None] | None = None
         self._death: ServerError | None = None
         self.lost = asyncio.Event()
         """Set when the process has died or was given up."""
         self.on_step: Callable[[Stepped], None] = lambda step: None
+        self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
 
     @property
     def alive(self) -> bool:
-        """From its first word to its last."""
-        return self._words > 0 and self._death is None
+        """From when it is ready to its last word."""
+        return self._serves and self._death is None
 
     @property
     def pid(self) -> int | None:
@@ -172,27 +186,26 @@ class EngineClient:
                 "-m",
                 "mlx_server.engine.process",
                 str(theirs.fileno()),
-                str(self._concurrency),
-                str(self._cache_bytes),
+                *self._arguments,
                 pass_fds=[theirs.fileno()],
                 env=_environment(),
                 # a group of its own, so that Ctrl-C reaches the server alone, which drains first
                 start_new_session=True,
             )
+            self._lifeline = await Lifeline.tied(self._process.pid)
             unless_it_starts.pop_all()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=ON_THE_WAY_BYTES)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(reader))
-        ready = await self._first_word(self._ready)
-        self._watching = asyncio.create_task(self._watch())
-        return ready
+        self._watching = asyncio.create_task(self._watch(self._process.pid))
+        return await self._is_ready(self._ready)
 
-    async def _first_word(self, ready: asyncio.Future[Ready]) -> Ready:
+    async def _is_ready(self, ready: asyncio.Future[Ready]) -> Ready:
         try:
             async with asyncio.timeout(START_SECONDS):
                 return await asyncio.shield(ready)
         except TimeoutError:
-            self._give_up(f"said nothing for {START_SECONDS:.0f} seconds")
+            self._give_up(f"was not ready after {START_SECONDS:.0f} seconds")
             return await ready  # which tells why it was given up
 
     async def stop(self, error: ServerError | None = None) -> None:
@@ -208,13 +221,21 @@ class EngineClient:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
+        if self._lifeline:
+            await self._lifeline.let_go()
+            self._lifeline = None
         if self._reading:
             await self._reading
 
     async def load(
-        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+        self,
+        model: str,
+        path: str,
+        progress: OnLoading,
+        stop_tokens: Sequence[int] = (),
+        tokenizer: str = "",
     ) -> Loaded:
-        self._send(Load(model, path, list(stop_tokens)))
+        self._send(Load(model, path, list(stop_tokens), tokenizer))
         loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         # the caller may be gone when it fails
         loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -282,6 +303,13 @@ class EngineClient:
         if unfinished and self.alive:
             self._send(Cancel(unfinished))
 
+    def preempt(self, rows: Sequence[int]) -> None:
+        """They give their caches back, until `resume`. Rows that have finished are passed over."""
+        self._send(Preempt(list(rows)))
+
+    def resume(self, rows: Sequence[int]) -> None:
+        self._send(Resume(list(rows)))
+
     def _hold(self, answers: Answers) -> None:
         answers.held = True
         self._send(Hold(answers.rows))
@@ -315,20 +343,24 @@ class EngineClient:
             log.exception("what the engine process %s reports can't be taken", self.pid)
         self._die(EngineDied("The engine process died. Send the request again."))
 
-    async def _watch(self) -> None:
-        """Gives the process up when it says nothing any more; `_take` looks at what it says."""
+    async def _watch(self, pid: int) -> None:
+        """Gives the process up when it is dead; `_take` looks at what it says."""
         clock = asyncio.get_running_loop().time
-        heard, until = -1, 0.0
-        # what comes while the server itself is busy is heard late
-        while heard != self._words or clock() > until + SILENT_SECONDS:
-            heard, until = self._words, clock() + SILENT_SECONDS
-            await asyncio.sleep(SILENT_SECONDS)
-        self._give_up("stopped answering")
+        heard, before = self._words, clock()
+        while not self._death:
+            await asyncio.sleep(LOOK_SECONDS)
+            elapsed, before = clock() - before, clock()
+            if heard != self._words:
+                heard = self._words
+                self._liveness.heard()
+            elif (found := vitals(pid)) and (why := self._liveness.look(elapsed, found)):
+                self._give_up(why)
 
-    def _give_up(self, what: str) -> None:
+    def _give_up(self, what: str, told: str = "") -> None:
         if not self._death:
             log.error("the engine process %s %s and is ended", self.pid, what)
-            self._die(EngineDied(f"The engine process {what}. Send the request again."))
+            told = told or f"The engine process {what}. Send the request again."
+            self._die(EngineDied(told))
         self.kill()
 
     def kill(self) -> None:
@@ -337,15 +369,21 @@ class EngineClient:
 
     def _take(self, report: Report) -> None:
         match report:
-            case Beat(step, longest):
-                patience = max(STALLED_SECONDS, 5 * longest) if longest else FIRST_STEP_SECONDS
-                if step > patience:
+            case Beat():
+                self._liveness.heard(report)
+                if line := self.doing.heard(report.doing, asyncio.get_running_loop().time()):
+                    log.info("%s", line)
+                if stuck_in_step(report):
                     self._give_up("is stuck in a step")
             case Stepped(tokens=tokens):
                 for token in tokens:
                     self._deliver(token.row, token, last=token.finish is not None)
                 self.on_step(report)
-            case Admitted(row) | Prefilled(row) | Scored(row):
+            case DeviceFailed(message=message, ends=ends):
+                self.on_device_failed(report)
+                if ends:
+                    self._give_up("lost the GPU", f"The engine process was ended: {message}.")
+            case Admitted(row) | Prefilled(row) | PrefillProgress(row) | Scored(row):
                 self._deliver(row, report, last=False)
             case RowFailed(row, message):
                 if answers := self._rows.pop(row, None):
@@ -371,6 +409,7 @@ class EngineClient:
             case AdapterUnloaded(model, adapter):
                 _first(self._adapter_unloads, (model, adapter)).set_result(None)
             case Ready() if self._ready and not self._ready.done():
+                self._serves = True
                 self._ready.set_result(report)
 
     def _deliver(self, row: int, item: Item, *, last: bool) -> None:
@@ -378,7 +417,7 @@ class EngineClient:
         answers = self._rows.pop(row, None) if last else self._rows.get(row)
         if answers:
             answers.put(item)
-            if answers.unread > UNREAD_BYTES and not answers.held:
+            if answers.unread > limits.UNREAD_BYTES.value and not answers.held:
                 self._hold(answers)
 
     def _die(self, error: ServerError) -> None:

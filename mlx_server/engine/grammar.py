@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
 
+from mlx_server import limits
 from mlx_server.engine.ending import Prospect, prospect
 from mlx_server.engine.vocabulary import Vocabulary, Words
 
@@ -20,31 +21,16 @@ T = TypeVar("T")
 
 Key = tuple[Vocabulary, str]
 
-AT_ONCE = 2
-
-KNOWN = 64
-"""Compiled grammars kept, of all models."""
-
-COMPILE_SECONDS = 5.0
-
-STACK_BYTES = 256 << 20
-"""The compiler calls itself for a rule within a rule, and no limit of its own stops that. Memory
-is only taken for what is used."""
-
-DEFINITIONS = 4096
-"""Rules of a grammar, at most: then they fit the stack however they are nested."""
 
 LIMITS = LLParserLimits(
-    max_items_in_row=4000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=200_000,
-    max_lexer_states=100_000,
-    max_grammar_size=200_000,
+    max_items_in_row=limits.GRAMMAR_ITEMS_IN_ROW.value,
+    initial_lexer_fuel=limits.GRAMMAR_FIRST_STEPS.value,
+    step_lexer_fuel=limits.GRAMMAR_STEPS.value,
+    step_max_items=limits.GRAMMAR_STEP_ITEMS.value,
+    max_lexer_states=limits.GRAMMAR_STATES.value,
+    max_grammar_size=limits.GRAMMAR_SIZE.value,
     verbose_errors=False,
 )
-
-LONGEST_MESSAGE = 500
 
 
 class Refused(ValueError):
@@ -84,12 +70,14 @@ class Compiler:
                     raise Refused(*refusal.args)
                 case found:
                     return found.copy()
-        if key not in self._running and len(self._running) < AT_ONCE:
+        if key not in self._running and len(self._running) < limits.COMPILE_THREADS.value:
             work = partial(_compile, source, vocabulary)
             self._running[key] = in_thread(work, self._wake), time.monotonic()
         left = self._seconds_left()
         if key in self._running and left[key] <= 0:
-            raise Refused(f"it takes longer than {COMPILE_SECONDS:.0f} seconds to prepare")
+            raise Refused(
+                f"it takes longer than {limits.COMPILE_SECONDS.value:.0f} seconds to prepare"
+            )
         if key not in self._running and max(left.values()) <= 0:
             raise GrammarFailed("other grammars are being prepared, which take very long")
         return None
@@ -97,7 +85,10 @@ class Compiler:
     @property
     def pause(self) -> float:
         """Seconds until one will have taken too long."""
-        return min((s for s in self._seconds_left().values() if s > 0), default=COMPILE_SECONDS)
+        return min(
+            (s for s in self._seconds_left().values() if s > 0),
+            default=limits.COMPILE_SECONDS.value,
+        )
 
     def forget(self, vocabulary: Vocabulary) -> None:
         for key in [key for key in self._known if key[0] is vocabulary]:
@@ -105,14 +96,17 @@ class Compiler:
 
     def _seconds_left(self) -> dict[Key, float]:
         now = time.monotonic()
-        return {key: began + COMPILE_SECONDS - now for key, (_, began) in self._running.items()}
+        return {
+            key: began + limits.COMPILE_SECONDS.value - now
+            for key, (_, began) in self._running.items()
+        }
 
     def _collect(self) -> None:
         for key, (future, _) in list(self._running.items()):
             if future.done():
                 del self._running[key]
                 self._known[key] = _outcome(future)
-        while len(self._known) > KNOWN:
+        while len(self._known) > limits.COMPILED_GRAMMARS.value:
             self._known.popitem(last=False)
 
 
@@ -120,7 +114,7 @@ def in_thread(work: Callable[[], T], wake: Callable[[], None]) -> Future[T]:
     """Ends with the process, done or not."""
     future: Future[T] = Future()
     future.add_done_callback(lambda _: wake())
-    before = threading.stack_size(STACK_BYTES)
+    before = threading.stack_size(limits.COMPILE_STACK_BYTES.value)
     try:
         threading.Thread(target=_run, args=(future, work), daemon=True).start()
     finally:
@@ -146,8 +140,8 @@ def _outcome(future: Future[Compiled]) -> Compiled | Refused:
 
 
 def _compile(source: str, vocabulary: Vocabulary) -> Compiled:
-    if source.count("\n") > DEFINITIONS:
-        raise Refused(f"it has more than {DEFINITIONS} rules")
+    if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
+        raise Refused(f"it has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
     matcher = LLMatcher(vocabulary.tree, source, log_level=0, limits=LIMITS)
     try:
         # some faults show only here
@@ -183,4 +177,8 @@ def in_a_line(message: str) -> str:
     text = re.sub(r"regex parse error:.*?\nerror: ", "", text, flags=re.DOTALL)
     text = re.sub(r" \(in \w+\)", "", text)
     text = " ".join(text.replace("NoExtensionBias", "no answer can match it").split())
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} ..."
+    return (
+        text
+        if len(text) <= limits.GRAMMAR_ERROR_CHARACTERS.value
+        else f"{text[: limits.GRAMMAR_ERROR_CHARACTERS.value]} ..."
+    )

@@ -151,6 +151,11 @@ class Guides:
         """Seconds until the next that waits must be told that it takes too long."""
         return self._compiler.pause
 
+    def doing(self, model: str) -> str:
+        """What keeps a row of it waiting for a guide."""
+        read = (known := self._vocabularies.get(model)) is not None and known.done()
+        return "compiling a grammar" if read else f"reading the vocabulary of {model}"
+
     def expect(self, model: str, folder: Path, stop_tokens: Sequence[int]) -> None:
         """Its vocabulary is read by `read_ahead`, or when its first row asks for a guide."""
         self._unread[model] = lambda: Vocabulary(folder, stop_tokens).plant()

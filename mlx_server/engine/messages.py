@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from mlx_server.engine.device_errors import DeviceErrorKind
 from mlx_server.requests import SamplingParams
 
 Stop = Literal["stop", "length"]
@@ -19,6 +20,20 @@ class Load(msgspec.Struct, tag=True):
     path: str
     stop_tokens: list[int] = []
     """A grammar that has come to its end allows these."""
+    tokenizer: str = ""
+    """The folder of its tokenizer.json, where that is not the model's own."""
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """How prompts are computed while other rows decode."""
+
+    prefill_share: float = 0.8
+    """Of the time, at most so much is for prompts."""
+    longest_gap: float = 0.3
+    """Seconds between two tokens of a row, as far as prompts can be cut into pieces."""
+
+
+DEFAULT_SCHEDULE = Schedule()
 
 
 class Thinking(msgspec.Struct):
@@ -59,6 +74,8 @@ class Generate(msgspec.Struct, tag=True):
     spare: int = 0
     """The last of max_tokens, for what a grammar can't bring to its end before them. Whoever asked
     cancels the row where it goes on for any other reason."""
+    client: str = ""
+    """Waiting rows take turns by client."""
 
     def end_within(self, tokens: int) -> None:
         """Lowers its limit; what is spared goes first."""
@@ -78,6 +95,16 @@ class Hold(msgspec.Struct, tag=True):
 
 
 class GoOn(msgspec.Struct, tag=True):
+    rows: list[int]
+
+
+class Preempt(msgspec.Struct, tag=True):
+    """They give their caches back, and get no more until `Resume`; then they go on as before."""
+
+    rows: list[int]
+
+
+class Resume(msgspec.Struct, tag=True):
     rows: list[int]
 
 
@@ -122,6 +149,8 @@ Command = (
     | Cancel
     | Hold
     | GoOn
+    | Preempt
+    | Resume
     | LimitCache
     | LimitMemory
 )
@@ -134,13 +163,23 @@ class Ready(msgspec.Struct, tag=True):
     """What Metal says that this machine can hold."""
 
 
+IMPORTING = "importing MLX"
+GENERATING = "generating"
+IDLE = "idle"
+"""What a beat may say that the process does, among other things."""
+
+
 class Beat(msgspec.Struct, tag=True):
     """Sent twice a second by a thread of its own, whatever MLX is doing."""
 
     step_seconds: float
     """How long the present step has taken; 0 when there is nothing to do."""
     longest_seconds: float
-    """The longest step that came to its end; 0 in a step that does something for the first time."""
+    """The longest of late that came to its end; 0 in a step that does something for the first time,
+    or for the first time in a while."""
+    processor_seconds: float = 0.0
+    """That the process used in the present step."""
+    doing: str = IDLE
 
 
 class Loading(msgspec.Struct, tag=True):
@@ -155,6 +194,8 @@ class Loaded(msgspec.Struct, tag=True):
     vocabulary: int
     """Width of the output head: the largest token id it can produce, plus one."""
     nbytes: int
+    why_alone: str = ""
+    """Why its rows are computed one at a time; empty where they share a batch."""
 
 
 class LoadFailed(msgspec.Struct, tag=True):
@@ -192,6 +233,14 @@ class Prefilled(msgspec.Struct, tag=True):
     cached_tokens: int
 
 
+class PrefillProgress(msgspec.Struct, tag=True):
+    """After each piece of a row's prompt."""
+
+    row: int
+    computed: int
+    """Tokens of the prompt, those included that were known from before."""
+
+
 class Logprobs(msgspec.Struct, array_like=True):
     chosen: float | None
     top: list[tuple[int, float]]
@@ -225,11 +274,25 @@ class Stepped(msgspec.Struct, tag=True):
     active_bytes: int
     cache_bytes: int
     """Of active_bytes, what the prompt cache holds."""
+    buffer_bytes: int = 0
+    """What MLX has freed and keeps for reuse."""
+    peak_bytes: int = 0
+    """The most that active_bytes ever was."""
 
 
 class RowFailed(msgspec.Struct, tag=True):
     row: int
     message: str
+
+
+class DeviceFailed(msgspec.Struct, tag=True):
+    """The GPU did not do what it was asked. The rows that this cost are reported one by one, unless
+    the process ends."""
+
+    kind: DeviceErrorKind
+    message: str
+    ends: bool
+    """Nothing that is left helps but another process, so this one leaves."""
 
 
 class RowRefused(msgspec.Struct, tag=True):
@@ -251,8 +314,10 @@ Report = (
     | AdapterUnloaded
     | Admitted
     | Prefilled
+    | PrefillProgress
     | Scored
     | Stepped
+    | DeviceFailed
     | RowFailed
     | RowRefused
 )

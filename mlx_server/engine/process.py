@@ -1,7 +1,10 @@
-"""The engine process: `python -m mlx_server.engine.process SOCKET_FD CONCURRENCY CACHE_BYTES`.
+"""The engine process.
+
+`python -m mlx_server.engine.process FD CONCURRENCY CACHE_BYTES WIRED PREFILL_SHARE LONGEST_GAP`.
 
 Its main thread owns MLX. One thread reads commands, so that the process goes with its server even
-in a long step; another one beats, so that a long step is told from a dead process.
+in a long step; another one beats, so that a long step is told from a dead process. MLX is imported
+when those run: reading it from a cold disk is the longest step of a start.
 """
 
 import gc
@@ -11,19 +14,18 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
-from mlx_server import logs
+from mlx_server import descriptors, logs
 from mlx_server.engine import messages
-from mlx_server.engine.messages import Beat, Command, Ready, Report
-from mlx_server.engine.worker import Engine
+from mlx_server.engine.heartbeat import Heart, Line, leave, start_beating
+from mlx_server.engine.messages import IDLE, IMPORTING, Command, Ready, Schedule
 
-BEAT_SECONDS = 0.5
+if TYPE_CHECKING:
+    from mlx_server.engine.worker import Engine
 
 SWITCH_SECONDS = 0.0005
 """That MLX's thread waits for one that reads a vocabulary: a tenth of what is usual."""
@@ -34,59 +36,23 @@ WAKE = b""
 """No command: something that the engine waits for is there."""
 
 
-class Heart:
-    """Tells from a thread of its own how the MLX thread is doing."""
+def serve(engine: "Engine", heart: Heart, inbox: Inbox, send: Callable[..., None]) -> None:
+    """Commands as they come, a step, one frame of reports; sleeps while there is nothing to do.
 
-    def __init__(self) -> None:
-        self._began: float | None = None
-        self._longest = 0.0
-        self._warm = False
-
-    def step_begins(self, *, warm: bool) -> None:
-        self._warm = warm
-        self._began = time.monotonic()
-
-    def step_ends(self) -> None:
-        if self._began is not None:
-            self._longest = max(self._longest, time.monotonic() - self._began)
-        self._began = None
-
-    def beat(self) -> Beat:
-        began = self._began
-        seconds = time.monotonic() - began if began is not None else 0.0
-        return Beat(seconds, self._longest if self._warm else 0.0)
-
-
-def serve(engine: Engine, heart: Heart, inbox: Inbox, send: Callable[..., None]) -> None:
-    """Commands as they come, a step, one frame of reports; sleeps while there is nothing to do."""
-    while True:
+    Returns when the GPU has failed for good.
+    """
+    while not engine.broken:
+        heart.doing = engine.doing
         commands = _take(inbox, engine.pause)
+        heart.step_begins(warm=not commands and engine.warm, doing=engine.doing)
+        # an unload frees as much as a machine holds, which may take seconds
         reports = [report for command in commands for report in engine.handle(command)]
-        heart.step_begins(warm=engine.warm)
+        if commands:
+            heart.step_begins(warm=engine.warm, doing=engine.doing)
         reports += engine.step()
         heart.step_ends()
         if reports:
             send(*reports)
-
-
-class Line:
-    """Sends reports; two threads use it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def send(self, *reports: Report) -> None:
-        frame = messages.frame(messages.encode_reports(reports))
-        with self._lock:
-            self._connection.sendall(frame)
-
-
-def _beat(heart: Heart, line: Line) -> None:
-    with suppress(ConnectionError):  # the server is gone
-        while True:
-            line.send(heart.beat())
-            time.sleep(BEAT_SECONDS)
 
 
 def _take(inbox: Inbox, pause: float | None) -> list[Command]:
@@ -109,30 +75,45 @@ def _receive(connection: socket.socket, inbox: Inbox) -> None:
         os._exit(0)
 
 
-def _recommended_bytes() -> int | None:
+def _engine(inbox: Inbox) -> "Engine":
+    from mlx_server.engine.worker import Engine
+
+    return Engine(
+        concurrency=int(sys.argv[2]),
+        cache_bytes=int(sys.argv[3]),
+        wired=sys.argv[4],
+        schedule=Schedule(float(sys.argv[5]), float(sys.argv[6])),
+        wake=partial(inbox.put, WAKE),
+    )
+
+
+def _ready() -> Ready:
+    import mlx.core as mx
+
     if not mx.metal.is_available():
-        return None
-    return int(mx.device_info()["max_recommended_working_set_size"])
+        return Ready(os.getpid(), metal=False, recommended_bytes=None)
+    recommended = int(mx.device_info()["max_recommended_working_set_size"])
+    return Ready(os.getpid(), metal=True, recommended_bytes=recommended)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.configure("warning", os.environ.get(logs.FORMAT_VARIABLE, "text"))
+    descriptors.survive_mlx_lm()
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     line, heart = Line(connection), Heart()
-    engine = Engine(
-        concurrency=int(sys.argv[2]),
-        cache_bytes=int(sys.argv[3]),
-        wake=partial(inbox.put, WAKE),
-    )
+    heart.doing = IMPORTING
+    start_beating(heart, line)
+    engine = _engine(inbox)
+    heart.doing = IDLE
     gc.freeze()  # so that a collection, as after an unload, takes no time from streams
     with suppress(ConnectionError):  # the server is gone
-        line.send(Ready(os.getpid(), mx.metal.is_available(), _recommended_bytes()))
-        threading.Thread(target=_beat, args=(heart, line), daemon=True).start()
+        line.send(_ready(), heart.beat())  # a deadlock before the next beat is none of importing
         serve(engine, heart, inbox, line.send)
+        leave(1)
 
 
 if __name__ == "__main__":

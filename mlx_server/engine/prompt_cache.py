@@ -4,10 +4,13 @@ One for each, because it can't forget all of one key, and a model that is unload
 nothing behind. What it returns is a copy that shares its arrays until one side writes.
 """
 
+import logging
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import (
+
+from mlx_server import limits
+from mlx_server.engine.mlx_lm_names import (
     ArraysCache,
     CacheList,
     LRUPromptCache,
@@ -15,7 +18,8 @@ from mlx_lm.models.cache import (
     PromptTrieResult,
 )
 
-SEQUENCES = 512
+log = logging.getLogger("mlx_server.engine")
+
 SHORTEST = 16
 """Tokens; a shorter prefix costs more to keep than to compute."""
 
@@ -36,7 +40,8 @@ def cache_key(*parts: str | float | None) -> str:
 class PromptCache:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = self.max_bytes = most_bytes
-        self._by_key: dict[str, LRUPromptCache] = {}
+        self._by_key: dict[str, _Sequences] = {}
+        self._said_too_large = False
 
     @property
     def nbytes(self) -> int:
@@ -52,21 +57,39 @@ class PromptCache:
         cached = len(tokens) - len(rest)
         return (cache, cached) if cache and cached >= SHORTEST else (None, 0)
 
+    def known(self, key: str, tokens: list[int]) -> int:
+        """How long a prefix `fetch` would find, at most."""
+        found = self._by_key.get(key)
+        return found.known(key, tokens) if found and len(tokens) >= SHORTEST else 0
+
     def wants(self, tokens: list[int]) -> bool:
-        return self.max_bytes > 0 and len(tokens) >= SHORTEST
+        return self._most_bytes > 0 and len(tokens) >= SHORTEST
 
     def store(self, key: str, tokens: list[int], cache: Cache) -> None:
-        nbytes = sum(c.nbytes for c in cache)
+        nbytes = sum(int(c.nbytes) for c in cache)
         if nbytes > self.max_bytes:
+            self._say_too_large(len(tokens), nbytes)
             return
         self.shrink(self.max_bytes - nbytes)  # before it takes any
         for entry in cache:
             _part(entry)
         mx.async_eval([c.state for c in cache])
-        kept = self._by_key.pop(key, None) or _Sequences(max_size=SEQUENCES)
+        kept = self._by_key.pop(key, None) or _Sequences(max_size=limits.CACHED_PROMPTS.value)
         self._by_key[key] = kept  # the last used key is dropped last
         kept.insert_cache(key, tokens, cache)
         self.shrink(self.max_bytes)
+
+    def _say_too_large(self, tokens: int, nbytes: int) -> None:
+        if not self._said_too_large:
+            self._said_too_large = True
+            log.warning(
+                "a conversation of %d tokens takes %.1f MB, and the prompt cache has room for "
+                "%.1f MB: its next turn will compute the whole prompt again. `prompt_cache_bytes` "
+                "and `memory_budget` in models.yaml bound the room. This is said once.",
+                tokens,
+                nbytes / 1e6,
+                self.max_bytes / 1e6,
+            )
 
     def limit(self, max_bytes: int) -> None:
         """What it may hold from now on, up to what it may hold at all."""
@@ -83,6 +106,9 @@ class PromptCache:
             if not len(self._by_key[key]):
                 del self._by_key[key]
 
+    def clear(self) -> None:
+        self._by_key.clear()
+
     def forget(self, key: str) -> None:
         """This key and those that begin with its parts: a model's adapters go with it."""
         for known in list(self._by_key):
@@ -94,6 +120,12 @@ class _Sequences(LRUPromptCache):
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
         self._trie = _Trie()
+
+    def known(self, key: str, tokens: list[int]) -> int:
+        found = self._trie.search(key, tokens)
+        if found.exact is not None:
+            return len(tokens)
+        return max(len(found.shorter or ()), found.common_prefix if found.longer else 0)
 
 
 class _Trie(PromptTrie):

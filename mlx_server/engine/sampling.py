@@ -16,6 +16,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
+from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.guide import FURTHEST, Caps, Guide
 from mlx_server.engine.messages import Logprobs
 from mlx_server.errors import told
@@ -49,6 +50,7 @@ class Row:
         self.number = number
         self.sampling = sampling
         self.delay = 0.0
+        self.client = ""
         self.use: Use = BASE
         self.guide: Guide | None = None
         self.drawn = 0
@@ -163,6 +165,8 @@ def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, masks: mx.array
     try:
         return Sampler([row])(logits, inputs, masks)
     except Exception as error:
+        if device_error(error):  # no row's own
+            raise
         log.warning("row %d can't be sampled", row.number, exc_info=True)
         message = f"its next token could not be chosen: {told(error)}"
         row.fault = lambda: message

@@ -5,9 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_server.engine.messages import Logprobs
+from mlx_server.engine.mlx_lm_names import make_prompt_cache
 from mlx_server.engine.sampling import RowLogprobs, step_logprobs
 from mlx_server.lora.slots import BASE, Rows, Use, using
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from mlx_server.engine.client import EngineClient
+from mlx_server.engine.doing import Doing
 from mlx_server.engine.messages import Ready
 from mlx_server.errors import EngineDied, ServerError, told
 
@@ -39,6 +40,11 @@ class Supervisor:
     @property
     def pid(self) -> int | None:
         return self._client.pid if self._client else None
+
+    @property
+    def doing(self) -> Doing | None:
+        """What the engine is at; None while there is no process."""
+        return self._client.doing if self._client and self._client.pid else None
 
     @property
     def client(self) -> EngineClient:

@@ -14,14 +14,13 @@ import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from mlx_server import limits
 from mlx_server.engine.pieces import Pieces
 from mlx_server.vocabulary import byte_letters, is_control
 
 Words = NDArray[np.uint32]
 """A bit for each token: whether it is allowed."""
 
-LARGEST = 1 << 24
-"""A token id past this is a damaged file's."""
 
 CONTROL = 0xFF
 """No text has this byte. It begins what stands for a control token."""
@@ -57,7 +56,7 @@ class Vocabulary:
             id: a.content for id, a in added.items() if is_control(a.content, a.special)
         }
         size = 1 + max((*names.values(), *added), default=0)
-        if size > LARGEST:
+        if size > limits.VOCABULARY_TOKENS.value:
             raise Unusable(f"tokenizer.json has a token {size - 1}")
         self.text = [b""] * size
         """Of each token; a control token is byte 255 and its id in brackets."""

@@ -1,29 +1,32 @@
 """Weights from a checkpoint folder, a piece at a time."""
 
 import json
-from collections.abc import Generator, Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
+from mlx_server.architectures import SAME
+from mlx_server.engine.mlx_lm_names import get_classes, load_model
+from mlx_server.engine.read_pace import ReadPace
 from mlx_server.engine.replay import ReplayModel
 
 REPLAY = "replay"
 """The model type of checkpoints without weights."""
 
-PIECE_BYTES = 8 << 20
-"""Read between two steps of the models that are already running."""
 
-
-def load(path: Path) -> Generator[tuple[int, int], None, nn.Module]:
-    """Yields (bytes read, bytes in all) as it goes; returns the model."""
+def load(path: Path, pace: ReadPace | None = None) -> Generator[tuple[int, int], None, nn.Module]:
+    """Yields (bytes read, bytes in all) as it goes, at first before it reads any; returns the
+    model. pace: how much is read between two of them."""
     config = json.loads((path / "config.json").read_text("utf-8"))
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
-    model, _ = load_model(path, lazy=True)
+    model, _ = load_model(path, lazy=True, get_model_classes=_classes)
     # The weights it began with were never computed, nor were the keys drawn for them: each load
     # would make the chain of those longer.
     mx.random.seed(0)
@@ -33,23 +36,34 @@ def load(path: Path) -> Generator[tuple[int, int], None, nn.Module]:
     total = sum(array.nbytes for array in arrays(model))
     done = 0
     yield done, total
-    for piece in _pieces(arrays(model)):
+    unread = deque(arrays(model))
+    pace = pace or ReadPace()
+    while unread:
+        piece = _piece(unread, pace.nbytes)
+        began = time.perf_counter()
         mx.eval(piece)
-        done += sum(array.nbytes for array in piece)
+        nbytes = sum(array.nbytes for array in piece)
+        pace.learn(nbytes, time.perf_counter() - began)
+        del piece
+        done += nbytes
         yield done, total
     return model
+
+
+def _classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
+    model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
+    return model, arguments
 
 
 def arrays(model: nn.Module) -> list[mx.array]:
     return [array for _, array in tree_flatten(model.parameters())]
 
 
-def _pieces(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:
-    piece: list[mx.array] = []
-    for array in arrays:
-        piece.append(array)
-        if sum(a.nbytes for a in piece) >= PIECE_BYTES:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
+def _piece(unread: deque[mx.array], nbytes: int) -> list[mx.array]:
+    """At least one tensor, which can't be read in parts."""
+    piece = [unread.popleft()]
+    size = piece[0].nbytes
+    while unread and size + unread[0].nbytes <= nbytes:
+        piece.append(unread.popleft())
+        size += piece[-1].nbytes
+    return piece

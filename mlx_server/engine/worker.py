@@ -7,10 +7,9 @@ at the far end of a socket, as the server's child process.
 import ctypes
 import gc
 import logging
-import math
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,15 +20,21 @@ import mlx.nn as nn
 
 from mlx_server.engine import weights
 from mlx_server.engine.batch import Batch, use
+from mlx_server.engine.buffers import Buffers
+from mlx_server.engine.device_errors import ENDS, SAID, Streak, device_error
 from mlx_server.engine.grammar import Refused
 from mlx_server.engine.guide import Guide, Guides
 from mlx_server.engine.messages import (
+    DEFAULT_SCHEDULE,
+    GENERATING,
+    IDLE,
     AdapterFailed,
     AdapterLoaded,
     AdapterUnloaded,
     Admitted,
     Cancel,
     Command,
+    DeviceFailed,
     Generate,
     GoOn,
     Hold,
@@ -40,40 +45,35 @@ from mlx_server.engine.messages import (
     Loaded,
     LoadFailed,
     Loading,
+    Preempt,
     Report,
+    Resume,
     RowFailed,
     RowRefused,
+    Schedule,
     Scored,
     Stepped,
-    Thinking,
     Token,
     Unload,
     UnloadAdapter,
     Unloaded,
 )
+from mlx_server.engine.model_load import Progress, WiredLimit, load
 from mlx_server.engine.prompt_cache import PromptCache, cache_key
+from mlx_server.engine.read_pace import ReadPace
+from mlx_server.engine.row_check import check_row
 from mlx_server.engine.scoring import Scoring, score
 from mlx_server.errors import ServerError, told
 from mlx_server.lora.adapters import Adapters
-from mlx_server.requests import SamplingParams
 
 log = logging.getLogger("mlx_server.engine")
 
 GONE = "the model was unloaded"
 ADAPTER_GONE = "its adapter was unloaded"
 
-LARGEST_SCALE = 4.0
-
 MOST_FREED, FREED_SHARE = 32 << 20, 0.01
 """What MLX keeps of freed buffers on a CPU, where it counts them for nothing: as many bytes as it
 would by itself, if that is no more than this share of its limit."""
-
-LONGEST_GRAMMAR = 4 << 20
-MOST_MARKS = 64
-LONGEST_MARK = 256
-"""Bytes; and tokens, of what ends reasoning."""
-
-Progress = Generator[tuple[int, int], None, nn.Module]
 
 
 class Engine:
@@ -84,12 +84,24 @@ class Engine:
         *,
         concurrency: int = 16,
         cache_bytes: int = 0,
+        wired: str = "never",
+        schedule: Schedule = DEFAULT_SCHEDULE,
+        clock: Callable[[], float] = time.perf_counter,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """wake: called in other threads when `step` has something to do before `pause` is over."""
         self._concurrency = concurrency
+        self._schedule, self._clock = schedule, clock
         self._cache = PromptCache(cache_bytes)
+        self._wired = WiredLimit(wired)
+        self._read_pace = ReadPace()
+        self._buffers = Buffers(mx.get_memory_limit())
+        self._device_errors = Streak()
+        self.broken = False
+        """The GPU does nothing more for this process, or fails again and again."""
         self._loads: dict[str, Progress] = {}
+        self._warming = False
+        """Whether the last piece of a load was a step, and not read."""
         self._batches: dict[str, Batch] = {}
         self._adapters: dict[str, Adapters] = {}
         self._seconds: dict[str, float] = {}
@@ -103,13 +115,15 @@ class Engine:
         self._scorings: dict[int, tuple[Generate, Guide | None, Scoring]] = {}
         self._held: set[int] = set()
         """Rows that get no tokens for now, wherever they are."""
+        self._preempted: set[int] = set()
+        """Rows that are to be preempted when they come to a batch, if they are not in one."""
 
     @property
     def pause(self) -> float | None:
         """Seconds until there is something to do; None: until there is a command."""
         if self._loads or self._scorings:
             return 0.0
-        now = time.perf_counter()
+        now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
         due += [self._guides.pause] if self._unguided else []
         return max(0.0, min(due)) if due else None
@@ -117,17 +131,27 @@ class Engine:
     @property
     def warm(self) -> bool:
         """Whether the next step does nothing for the first time: it takes no longer than usual."""
-        return not self._loads and all(b.warm for b in self._batches.values() if b)
+        begins = self._loads or self._unguided
+        return not begins and all(b.warm for b in self._batches.values() if b)
 
     @property
     def loading(self) -> bool:
         return bool(self._loads)
 
+    @property
+    def doing(self) -> str:
+        """What takes longest of what there is to do."""
+        if loads := list(self._loads):
+            return f"{'warming up' if self._warming else 'loading'} {loads[0]}"
+        if waiting := list(self._unguided.values()):
+            return self._guides.doing(waiting[0].model)
+        return GENERATING if self.pause is not None else IDLE
+
     def handle(self, command: Command) -> list[Report]:
         match command:
-            case Load(model, path, stop_tokens):
-                self._loads[model] = weights.load(Path(path))
-                self._guides.expect(model, Path(path), stop_tokens)
+            case Load(model, path, stop_tokens, tokenizer):
+                self._loads[model] = self._loading(Path(path))
+                self._guides.expect(model, Path(tokenizer or path), stop_tokens)
             case Unload(model):
                 return self._unload(model)
             case LoadAdapter():
@@ -142,15 +166,20 @@ class Engine:
                 self._held.update(rows)
             case GoOn(rows):
                 self._held.difference_update(rows)
+            case Preempt(rows):
+                self._preempt(rows)
+            case Resume(rows):
+                self._resume(rows)
             case LimitCache(max_bytes):
                 self._cache.limit(max_bytes)
             case LimitMemory(max_bytes):
                 _limit_memory(max_bytes)
+                self._buffers.limit = max_bytes
         return []
 
     def step(self) -> list[Report]:
         """A piece of every load, one of the first scoring, and a step of one model."""
-        reports = [self._load(model) for model in list(self._loads)]
+        reports = [report for model in list(self._loads) for report in self._load(model)]
         for row, command in list(self._unguided.items()):
             reports += self._alone(row, partial(self._guide, command))
         for row, (command, *_) in list(self._scorings.items())[:1]:
@@ -164,30 +193,69 @@ class Engine:
         return reports
 
     def _next_model(self) -> str | None:
-        now = time.perf_counter()
+        now = self._clock()
         ready = [m for m, batch in self._batches.items() if batch and batch.ready_at <= now]
         return min(ready, key=lambda model: self._seconds[model], default=None)
 
     def _step(self, model: str) -> list[Report]:
         batch = self._batches[model]
         rows = batch.rows
+        batch.shared = any(b.decoding for b in self._batches.values() if b is not batch)
         self._served = max(self._served, self._seconds[model])
-        began = time.perf_counter()
+        began = self._clock()
         try:
             done = batch.step()
         except Exception as error:
             log.exception("a step of %s failed", model)
-            self._batches[model] = self._batch(model, batch.model)
-            failed: list[Report] = [RowFailed(row, _said(error)) for row in rows]
+            if not (failed := self._device_failed(error)):
+                self._batches[model] = self._batch(model, batch.model)
+                failed = [RowFailed(row, _said(error)) for row in rows]
             return [*failed, self._stepped(model, [])]
         finally:
-            self._seconds[model] += time.perf_counter() - began
-        return [*done.prefilled, *done.failed, self._stepped(model, done.tokens)]
+            self._seconds[model] += self._clock() - began
+        if any(token.finish for token in done.tokens):
+            self._device_errors.answered()
+        if self._buffers.to_give_back(mx.get_cache_memory(), prefilling=batch.prefilling):
+            mx.clear_cache()
+        return [*done.prefilled, *done.progress, *done.failed, self._stepped(model, done.tokens)]
+
+    def _device_failed(self, error: Exception) -> list[Report]:
+        """Nothing, if the GPU has no part in it.
+
+        MLX raises such an error late, when work of any model waits for the GPU next. So what it
+        cost can't be told: all rows fail that are here, and all cached prompts are forgotten.
+        """
+        kind = device_error(error)
+        if kind is None:
+            return []
+        again = self._device_errors.failed(time.monotonic()) > 1
+        self.broken = self.broken or again or kind in ENDS
+        rows = [command.row for command in self._unguided.values()]
+        rows += [row for batch in self._batches.values() for row in batch.rows]
+        rows += list(self._scorings)
+        self._batches = {m: self._batch(m, b.model) for m, b in self._batches.items()}
+        self._unguided.clear()
+        self._scorings.clear()
+        self._cache.clear()
+        with suppress(Exception):  # it may fail as the step did
+            mx.clear_cache()
+        message = f"{SAID[kind]}; send the request again"
+        log.error("the GPU failed: %s", _said(error))
+        failure = DeviceFailed(kind, message, self.broken)
+        return [failure, *(RowFailed(row, message) for row in rows)]
 
     def _stepped(self, model: str, tokens: list[Token]) -> Stepped:
         waiting = len(self._unguided) + len(self._scorings)
         waiting += sum(batch.waiting for batch in self._batches.values())
-        return Stepped(model, tokens, waiting, mx.get_active_memory(), self._cache.nbytes)
+        return Stepped(
+            model,
+            tokens,
+            waiting,
+            mx.get_active_memory(),
+            self._cache.nbytes,
+            mx.get_cache_memory(),
+            mx.get_peak_memory(),
+        )
 
     def _alone(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
         """What goes wrong with one row ends that row and no other."""
@@ -200,11 +268,11 @@ class Engine:
             self._unguided.pop(row, None)
             self._scorings.pop(row, None)
             log.exception("row %d failed", row)
-            return [RowFailed(row, _said(error))]
+            return [*self._device_failed(error), RowFailed(row, _said(error))]
 
     def _generate(self, command: Generate) -> list[Report]:
         batch = self._batches[command.model]
-        _check(command, batch)
+        check_row(command, batch)
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
         if command.grammar is None and command.thinking is None:
@@ -234,6 +302,9 @@ class Engine:
         if not batch:
             self._seconds[command.model] = max(self._seconds[command.model], self._served)
         batch.add(command, cache, guide)
+        if command.row in self._preempted:
+            self._preempted.remove(command.row)
+            batch.preempt(command.row)
 
     def _score(self, row: int) -> list[Report]:
         command, guide, scoring = self._scorings[row]
@@ -249,6 +320,7 @@ class Engine:
 
     def _cancel(self, rows: list[int]) -> list[Report]:
         self._held.difference_update(rows)
+        self._preempted.difference_update(rows)
         for row in rows:
             self._unguided.pop(row, None)
             self._scorings.pop(row, None)
@@ -258,26 +330,51 @@ class Engine:
         left = self._unguided or self._scorings or any(self._batches.values())
         return [] if left else [self._stepped(model, []) for model in self._batches]
 
-    def _load(self, model: str) -> Report:
+    def _preempt(self, rows: list[int]) -> None:
+        for row in rows:
+            if row in self._unguided or row in self._scorings:
+                self._preempted.add(row)
+            for batch in self._batches.values():
+                batch.preempt(row)
+        mx.clear_cache()  # what they gave back is for others
+
+    def _resume(self, rows: list[int]) -> None:
+        self._preempted.difference_update(rows)
+        for row in rows:
+            for batch in self._batches.values():
+                batch.resume(row)
+
+    def _load(self, model: str) -> list[Report]:
         try:
             return self._load_piece(model)
         except Exception as error:
             self._loads.pop(model, None)
             self._guides.forget(model)
             log.exception("%s did not load", model)
-            return LoadFailed(model, _said(error))
+            return [*self._device_failed(error), LoadFailed(model, _said(error))]
 
-    def _load_piece(self, model: str) -> Report:
+    def _load_piece(self, model: str) -> list[Report]:
+        self._read_pace.beside = any(self._batches.values())
         try:
-            return Loading(model, *next(self._loads[model]))
+            progress = next(self._loads[model])
+            self._warming = progress is None
+            return [Loading(model, *progress)] if progress else []
         except StopIteration as end:
             del self._loads[model]
             network = end.value
         batch = self._batches[model] = self._batch(model, network)
+        batch.warm = self._warming
         self._adapters[model] = Adapters(network)
         self._seconds[model] = 0.0
         nbytes = sum(array.nbytes for array in weights.arrays(network))
-        return Loaded(model, batch.vocabulary, nbytes)
+        return [Loaded(model, batch.vocabulary, nbytes, batch.why_alone)]
+
+    def _loading(self, path: Path) -> Progress:
+        def wire(nbytes: int) -> None:
+            present = [batch.model for batch in self._batches.values()]
+            self._wired.before_reading(nbytes, present, rows=any(self._batches.values()))
+
+        return load(path, self._read_pace, wire, self._concurrency)
 
     def _batch(self, model: str, network: nn.Module) -> Batch:
         return Batch(
@@ -286,6 +383,8 @@ class Engine:
             key=model,
             cache=self._cache,
             held=self._held,
+            schedule=self._schedule,
+            clock=self._clock,
         )
 
     def _unload(self, model: str) -> list[Report]:
@@ -299,7 +398,7 @@ class Engine:
         for row in lost:
             self._unguided.pop(row, None)
             self._scorings.pop(row, None)
-        lost += batch.rows if batch else []
+        lost += batch.rows if batch is not None else []  # none may have anything to do
         del batch
         _give_back_memory()
         failed = [RowFailed(row, GONE) for row in lost]
@@ -335,54 +434,6 @@ class Engine:
     def _not_in_batches(self, model: str) -> list[Generate]:
         scored = [command for command, *_ in self._scorings.values()]
         return [c for c in [*self._unguided.values(), *scored] if c.model == model]
-
-
-def _check(command: Generate, batch: Batch) -> None:
-    """What gets past here is computed together with other rows, and must not harm them."""
-    if not command.prompt:
-        raise ValueError("the prompt is empty")
-    if command.max_tokens < (0 if command.score else 1):
-        raise ValueError(f"{command.max_tokens} tokens can't be generated")
-    if command.script is not None and not (command.script and batch.plays):
-        raise ValueError("there is no script to play, or no model that plays it")
-    if not 0 <= command.adapter_scale <= LARGEST_SCALE:
-        raise ValueError(f"the adapter's scale is not 0 to {LARGEST_SCALE:g}")
-    if not 0 <= command.delay < math.inf:
-        raise ValueError("the delay is out of range")
-    # MLX checks no index: an id past the end reads, or overwrites, what lies there.
-    ids = [*command.prompt, *command.sampling.logit_bias]
-    if command.thinking:
-        _check_thinking(command.thinking)
-        ids += command.thinking.end
-    if len(command.grammar or "") > LONGEST_GRAMMAR:
-        raise ValueError("the grammar is too long")
-    for id in (min(ids), max(ids)):
-        if not 0 <= id < batch.vocabulary:
-            raise ValueError(f"token id {id} is outside the vocabulary of {batch.vocabulary}")
-    if not _in_range(command.sampling):
-        raise ValueError("a sampling parameter is out of range")
-
-
-def _check_thinking(thinking: Thinking) -> None:
-    marks = [*thinking.opens, *thinking.closes]
-    limits = (thinking.budget or 0, thinking.answer or 0)
-    if min(limits) < 0 or not 0 < len(thinking.end) <= LONGEST_MARK:
-        raise ValueError("reasoning can't be ended like that")
-    if len(marks) > MOST_MARKS or not all(0 < len(mark) <= LONGEST_MARK for mark in marks):
-        raise ValueError("the marks of reasoning are empty, too long or too many")
-
-
-def _in_range(s: SamplingParams) -> bool:
-    penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
-    return (
-        all(map(math.isfinite, (s.temperature, *penalties, *s.logit_bias.values())))
-        and s.repetition_penalty > 0
-        and s.temperature >= 0
-        and s.top_k >= 0
-        and s.top_p > 0
-        and 0 <= s.min_p <= 1
-        and (s.logprobs or 0) >= 0
-    )
 
 
 def _said(error: Exception) -> str:

@@ -137,8 +137,23 @@ class ModelFamily:
             for mark in opens
         )
 
-    def render(self, checkpoint: Checkpoint, conversation: Conversation) -> Rendered:
+    def render(
+        self, checkpoint: Checkpoint, conversation: Conversation, most: int | None = None
+    ) -> Rendered:
+        """most: tokens beyond which the prompt is refused before all of it is tokenised."""
         if self.renderer:
+            if most is not None:
+                _check_contents(checkpoint, conversation, most)
             return self.renderer(checkpoint, conversation)
         wording = Wording(dict(self.roles), self.call_id, self.write_calls)
-        return prompt_of(checkpoint, conversation, wording)
+        return prompt_of(checkpoint, conversation, wording, most)
+
+
+def _check_contents(checkpoint: Checkpoint, conversation: Conversation, most: int) -> None:
+    """For a library that tokenises all of a prompt at once. Only what is likely to be too long is
+    looked at: real text has fewer characters a token."""
+    contents = [message.content for message in conversation.messages]
+    if sum(map(len, contents)) > 8 * most:
+        found = 0
+        for content in contents:
+            found += len(checkpoint.tokenizer.encode_within(content, most, found))

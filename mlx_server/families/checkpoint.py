@@ -2,11 +2,12 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from mlx_server.architectures import CONTEXT, default_context, texts
 from mlx_server.errors import ModelUnusable, told
 from mlx_server.families.template import ChatTemplate
 from mlx_server.families.tokenizer import Tokenizer
@@ -14,7 +15,12 @@ from mlx_server.requests import SamplingChoices
 
 log = logging.getLogger("mlx_server.families")
 
-FALLBACK_CONTEXT = 4096
+FALLBACK_CONTEXT = 131_072
+"""Of a model that nobody knows the context of. Too high, an answer gets worse where the model's own
+context ends; too low, honest prompts would be refused."""
+
+MOST_STRETCHED = 1024
+"""Times; a larger factor of a rope is a damaged file's."""
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of chat templates, where a checkpoint has several."""
@@ -52,12 +58,14 @@ class Checkpoint:
         return "".join(t.source for t in (self.template, self.tool_template) if t)
 
 
-def read_checkpoint(path: Path, chat_template: str | None = None) -> Checkpoint:
-    """chat_template: the owner's own, in place of the checkpoint's."""
-    config = _json(path / "config.json")
-    generation = _json(path / "generation_config.json", optional=True)
-    tokenizer_config = _json(path / "tokenizer_config.json", optional=True)
-    tokenizer = Tokenizer(_existing(path / "tokenizer.json"))
+def read_checkpoint(
+    path: Path, chat_template: str | None = None, tokenizer_json: Path | None = None
+) -> Checkpoint:
+    """chat_template: the owner's own, in place of the checkpoint's; tokenizer_json likewise."""
+    config = read_json(path / "config.json")
+    generation = read_json(path / "generation_config.json", optional=True)
+    tokenizer_config = read_json(path / "tokenizer_config.json", optional=True)
+    tokenizer = Tokenizer(_existing(tokenizer_json or path / "tokenizer.json"))
     tokens = _token_names(tokenizer_config)
     own = {DEFAULT: chat_template} if chat_template else _chat_templates(path, tokenizer_config)
     templates = {name: ChatTemplate(own[name]) for name in (DEFAULT, WITH_TOOLS) if name in own}
@@ -76,7 +84,7 @@ def read_checkpoint(path: Path, chat_template: str | None = None) -> Checkpoint:
     )
 
 
-def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.exists():
         return {}
     try:
@@ -126,12 +134,40 @@ def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
 
 
 def _context_length(config: dict[str, Any]) -> int:
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        found = part.get("max_position_embeddings")
+    """What config.json says, or else what its reader takes for it, or else much."""
+    own = [found for part in texts(config) for found in _contexts(part)]
+    if own:
+        return own[0]
+    found, source = default_context(config), "the default of its architecture"
+    if found is None:
+        found, source = FALLBACK_CONTEXT, "a guess"
+    log.warning(
+        "config.json does not say how many tokens the model takes: %d, %s. If it takes fewer or "
+        "more, set `context_length` in models.yaml.",
+        found,
+        source,
+    )
+    return found
+
+
+def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
+    stretched = max(map(_stretched, (config.get("rope_scaling"), config.get("rope_parameters"))))
+    for name in CONTEXT:
+        found = config.get(name)
         if _is_count(found) and found > 0:
-            return found
-    return FALLBACK_CONTEXT
+            yield max(found, stretched)
+    if stretched:
+        yield stretched
+
+
+def _stretched(rope: Any) -> int:
+    """YaRN is turned on by hand, beside the length that the model was trained with."""
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return 0
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if not _is_count(original) or not isinstance(factor, int | float):
+        return 0
+    return int(original * factor) if 1 <= factor <= MOST_STRETCHED else 0
 
 
 def _end_tokens(

@@ -5,12 +5,12 @@ another form here, at the same place: nothing that a client said is dropped or m
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from mlx_server import limits
 from mlx_server.messages import Message, ToolCall
 
 Part = str | tuple[ToolCall, ...]
@@ -138,12 +138,13 @@ def lifted(turn: Turn, marks: Iterable[tuple[str, str]]) -> Turn:
     could not see the marks of a text that is sealed."""
     if turn.role != "assistant" or turn.reasoning or not turn.parts:
         return turn
-    text = str(turn.parts[0])
+    text = str(turn.parts[0]).lstrip()
     for begin, end in marks:
-        found = re.fullmatch(rf"\s*{re.escape(begin)}(.*?){re.escape(end)}\n*(.*)", text, re.DOTALL)
-        if found:
-            answer = found[2]
-            return replace(turn, reasoning=found[1].strip("\n"), parts=(answer,) if answer else ())
+        at = text.find(end, len(begin)) if text.startswith(begin) else -1
+        if at >= 0:
+            answer = text[at + len(end) :].lstrip("\n")
+            reasoning = text[len(begin) : at].strip("\n")
+            return replace(turn, reasoning=reasoning, parts=(answer,) if answer else ())
     return turn
 
 
@@ -256,10 +257,14 @@ def _written(turn: Turn) -> Turn:
 
 
 def value_of(arguments: str) -> Any:
-    """Templates want the arguments of earlier calls as an object; what is none stays text."""
+    """Templates want the arguments of earlier calls as an object; what is none stays text, and so
+    does what would be far larger as one."""
+    if sum(map(arguments.count, ",[{")) > limits.ARGUMENT_ITEMS.value:
+        return arguments
     try:
         found = json.loads(arguments)
-        json.dumps(found, ensure_ascii=False).encode()  # an escape can hide half a character
+        if "\\u" in arguments:  # an escape can hide half a character
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return arguments
     return found

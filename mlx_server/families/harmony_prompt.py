@@ -40,6 +40,7 @@ from mlx_server.parsers.harmony import (
     told,
 )
 from mlx_server.parsers.harmony_header import header_name
+from mlx_server.request_threads import check_wanted
 
 EFFORTS = {
     "none": ReasoningEffort.LOW,
@@ -60,7 +61,11 @@ LONGEST_WORD = 256
 LONGEST_NAME = 2048
 """The same, of names and schemas."""
 
-LONG = re.compile(rf"\S{{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}")
+WINDOW = 1 << 14
+"""Characters that are split into words at once: each word takes hundreds of bytes."""
+
+LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")
+"""Only where a run begins, or each character would be looked at hundreds of times."""
 
 
 def render(checkpoint: Checkpoint, conversation: Conversation) -> Rendered:
@@ -253,25 +258,38 @@ def _text(text: str) -> list[Content]:
 
 def _pieces(text: str) -> Iterator[str]:
     """Cut only where a word is absurdly long."""
-    begin = at = 0
-    for word in _words(text):
-        for place in range(at + LONGEST_WORD, at + len(word), LONGEST_WORD):
+    begin = 0
+    for at, size in _long_words(text):
+        for place in range(at + LONGEST_WORD, at + size, LONGEST_WORD):
             yield text[begin:place]
             begin = place
-        at += len(word)
     if text[begin:]:
         yield text[begin:]
 
 
-def _words(text: str) -> list[str]:
-    """What tokens do not span; [] if none of them can be long."""
-    found = splitter().pre_tokenize_str(text) if LONG.search(text) else []
-    return [word for word, _ in found]
+def _long_words(text: str) -> Iterator[tuple[int, int]]:
+    """Place and length of what tokens do not span, where that is long."""
+    at = 0
+    while at < len(text):
+        check_wanted()
+        part = _part(text, at)
+        if LONG.search(part):
+            for word, (start, _) in splitter().pre_tokenize_str(part):
+                if len(word) > LONGEST_WORD:
+                    yield at + start, len(word)
+        at += len(part)
+
+
+def _part(text: str, at: int) -> str:
+    """To the last space of a window, where tokens can end, if there is one."""
+    end = at + WINDOW
+    space = text.rfind(" ", at + 1, end) if end < len(text) else -1
+    return text[at : end if space < 0 else space]
 
 
 def _endless_refused(text: str, param: str) -> str:
     """For text that can't be cut without another meaning."""
-    longest = max(map(len, _words(text)), default=0)
+    longest = max((size for _, size in _long_words(text)), default=0)
     if longest > LONGEST_NAME:
         raise BadRequest(f"A word of {longest} characters is too long here.", param=param)
     return text

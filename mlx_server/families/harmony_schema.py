@@ -3,11 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-MOST_REFERENCES = 32
-"""That are followed for one tool: a few definitions can stand for endless text."""
-
-DEEPEST = 32
-"""Levels, references followed."""
+from mlx_server import limits
 
 
 def readable(schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -23,11 +19,11 @@ NOT_WRITTEN = ("$defs", "definitions", "anyOf", "oneOf", "allOf")
 class _Reader:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._left = MOST_REFERENCES
+        self._left = limits.HARMONY_REFERENCES.value
 
     def plain(self, schema: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
         """path: the references that were followed so far, one for every level."""
-        if not isinstance(schema, Mapping) or len(path) > DEEPEST:
+        if not isinstance(schema, Mapping) or len(path) > limits.HARMONY_DEPTH.value:
             return {}
         reference = schema.get("$ref")
         if isinstance(reference, str):

@@ -14,11 +14,11 @@ from weakref import WeakSet
 
 import tokenizers
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, load_harmony_encoding
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 
 from mlx_server.errors import ModelUnusable, told
+from mlx_server.families.byte_level import byte_level_tokenizer, split_into
 from mlx_server.families.tokenizer import Tokenizer
-from mlx_server.vocabulary import byte_letters
 
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 FILE = "o200k_base.tiktoken"
@@ -107,29 +107,14 @@ def written(tokens: Iterable[bytes]) -> bytes:
 @cache
 def real_tokenizer() -> tokenizers.Tokenizer:
     """As in the tokenizer.json of the gpt-oss checkpoints."""
-    tokens = [b64decode(line.split()[0]) for line in shipped().splitlines()]
-    letters = {byte: letter for letter, byte in byte_letters().items()}
-    names = ["".join(map(letters.__getitem__, token)) for token in tokens]
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    merges = [(names[a], names[b]) for token in tokens for a, b in _halves(token, ranks)]
-    vocabulary = {name: rank for rank, name in enumerate(names)}
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [splitter(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    return made
+    tokens = (line.split() for line in shipped().splitlines())
+    ranks = {b64decode(token): int(rank) for token, rank in tokens}
+    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    return byte_level_tokenizer(ranks, PIECES, special)
 
 
 def splitter() -> pre_tokenizers.Split:
-    return pre_tokenizers.Split(tokenizers.Regex(PIECES), "isolated")
-
-
-def _halves(token: bytes, ranks: dict[bytes, int]) -> list[tuple[int, int]]:
-    """The ranks of every two tokens that make this one."""
-    cuts = ((ranks.get(token[:at]), ranks.get(token[at:])) for at in range(1, len(token)))
-    return sorted((a, b) for a, b in cuts if a is not None and b is not None)
+    return split_into(PIECES)
 
 
 def _loaded(vocabulary: bytes) -> HarmonyEncoding:

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from mlx_server.errors import BadRequest
 from mlx_server.families.conversation import REASONING_KEYS, Manners
-from mlx_server.families.sandbox import TooMuch
-from mlx_server.families.template import ChatTemplate
+from mlx_server.families.template import ChatTemplate, TooMuch
 
 Said = dict[str, Any]
 Try = Callable[..., str]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,11 @@ from mlx_server.families.conversation import (
 )
 from mlx_server.families.effort import switches, with_word, word_for
 from mlx_server.families.manners import manners_of
-from mlx_server.families.sandbox import TooMuch
 from mlx_server.families.seal import Seal
-from mlx_server.families.template import ChatTemplate
+from mlx_server.families.template import ChatTemplate, TooMuch
 from mlx_server.families.written import Close, WriteCalls
 from mlx_server.messages import Conversation, Tool, ToolCall
+from mlx_server.request_threads import check_wanted
 
 Json = dict[str, Any]
 
@@ -56,7 +56,12 @@ class Wording:
     write_calls: WriteCalls
 
 
-def prompt_of(checkpoint: Checkpoint, conversation: Conversation, wording: Wording) -> Rendered:
+def prompt_of(
+    checkpoint: Checkpoint,
+    conversation: Conversation,
+    wording: Wording,
+    most: int | None = None,
+) -> Rendered:
     template = (conversation.tools and checkpoint.tool_template) or checkpoint.template
     if not template:
         raise BadRequest(
@@ -65,6 +70,18 @@ def prompt_of(checkpoint: Checkpoint, conversation: Conversation, wording: Wordi
             param="messages",
         )
     seal = Seal(checkpoint, conversation)
+    text, ignored = _rendered(checkpoint, template, conversation, wording, seal)
+    return Rendered(seal.tokens(text, most), ignored)
+
+
+def _rendered(
+    checkpoint: Checkpoint,
+    template: ChatTemplate,
+    conversation: Conversation,
+    wording: Wording,
+    seal: Seal,
+) -> tuple[str, tuple[str, ...]]:
+    """The prompt as marked text, and what is ignored."""
     asked = conversation.template_kwargs
 
     def takes(name: str) -> bool:
@@ -79,8 +96,11 @@ def prompt_of(checkpoint: Checkpoint, conversation: Conversation, wording: Wordi
     manners = manners_of(template, checkpoint.tokens)
     marks = think_marks(template.source, manners)
     turns = turns_of(messages, wording.roles, wording.call_id, marks)
+    keys = [key for key in REASONING_KEYS if key in template.source]
     shapes = (
-        offer.among([message_json(turn, m, wording, seal.closed) for turn in shaped(turns, m)])
+        offer.among(
+            [message_json(turn, m, wording, seal.closed, keys) for turn in shaped(turns, m)]
+        )
         for m in plainer_and_plainer(manners)
     )
     variables = {**checkpoint.tokens, **switched, **taken, **offer.variables()}
@@ -88,13 +108,14 @@ def prompt_of(checkpoint: Checkpoint, conversation: Conversation, wording: Wordi
     heeded = {*taken, *({"reasoning_effort"} if switched or word else ())}
     ignored = [f"chat_template_kwargs.{name}" for name in asked if name not in heeded]
     ignored += ["tools"] if offer.is_ignored else []
-    return Rendered(seal.tokens(prompt), (*ignored, *unheard(conversation, manners)))
+    return prompt, (*ignored, *unheard(conversation, manners))
 
 
 def first_taken(template: ChatTemplate, variables: Json, shapes: Iterable[list[Json]]) -> str:
     """The last of these is the plainest; the first refusal is the one to tell of."""
     refusal: BadRequest | None = None
     for messages in shapes:
+        check_wanted()
         try:
             return template.render(
                 {**variables, "messages": messages, "add_generation_prompt": True}
@@ -147,14 +168,16 @@ class Offer:
         return [{**system, "tools": text}, *messages[leads:]]
 
 
-def message_json(turn: Turn, manners: Manners, wording: Wording, closed: Close) -> Json:
+def message_json(
+    turn: Turn, manners: Manners, wording: Wording, closed: Close, reasoning_keys: Sequence[str]
+) -> Json:
     """As Hugging Face's templates read it."""
     reasoning = closed(turn.reasoning)
     optional = {
         "name": closed(turn.name),
         "tool_calls": [call_json(call, manners, closed) for call in turn.calls],
         "tool_call_id": closed(turn.call_id),
-        **(dict.fromkeys(REASONING_KEYS, reasoning) if manners.reasoning != "part" else {}),
+        **(dict.fromkeys(reasoning_keys, reasoning) if manners.reasoning != "part" else {}),
     }
     content: Any = "".join(
         closed(part) if isinstance(part, str) else wording.write_calls(part, closed)

@@ -2,24 +2,37 @@
 
 import json
 import re
+from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tokenizers
 
-from mlx_server.errors import ModelUnusable, ServerError, told
+from mlx_server import limits
+from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, told
+from mlx_server.families.control_pattern import pattern_of
+from mlx_server.request_threads import check_wanted
 from mlx_server.vocabulary import byte_letters, is_control
 
-PROBE = "Hello, 123 wörld!\n"
+Ids: TypeAlias = "array[int]"
+"""Of a prompt that may turn out to be too long: a list takes ten times as much."""
 
-MOST_GROWTH = 1000
-"""Times that a normalizer may make a text longer; real ones replace a sign by another."""
+WINDOW = 1 << 16
+"""Characters of a long text that are searched, or tokenised, at once."""
+
+FEW = 16
+"""Tokens more that a cut can make of a text, with some slack."""
+
+AROUND = 512
+"""Characters on both sides of a place that show whether tokens end there."""
+
+PROBE = "Hello, 123 wörld!\n"
 
 
 class Tokenizer:
@@ -30,6 +43,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         _keep_nothing(self._tokenizer)
+        self._control_with: dict[str, re.Pattern[str] | None] = {}
         self.decode(self.encode(PROBE))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -42,6 +56,62 @@ class Tokenizer:
             )
         ids: list[int] = found.ids
         return ids
+
+    def encode_prompt(self, text: str, most: int) -> list[int]:
+        """As `encode` with special tokens added. Raises ContextTooLong as soon as it is known."""
+        if len(text) <= 2 * WINDOW:
+            return self.encode(text, add_special_tokens=True)
+        plain, added = self.encode(PROBE), self.encode(PROBE, add_special_tokens=True)
+        starts = (i for i in range(len(added)) if added[i : i + len(plain)] == plain)
+        begin = next(starts, 0)
+        found = self._encoded(text, most, self.encode)
+        return [*added[:begin], *found, *added[begin + len(plain) :]]
+
+    def encode_within(self, text: str, most: int | None, before: int = 0) -> Ids:
+        """As `encode_as_spelled`, after so many tokens `before`. Raises ContextTooLong as soon as
+        there are more than `most` of them."""
+        return self._encoded(text, most, self.encode_as_spelled, before)
+
+    def _encoded(
+        self,
+        text: str,
+        most: int | None,
+        encode: Callable[[str], list[int]],
+        before: int = 0,
+    ) -> Ids:
+        found = array("I")
+        for piece in self._pieces(text, most):
+            check_wanted()
+            found.extend(encode(piece))
+            if most is not None and before + len(found) > most:
+                raise _too_long(before + len(found))
+        return found
+
+    def _pieces(self, text: str, most: int | None) -> Iterator[str]:
+        """Tokenising takes a hundred times the memory of a text, so a long one is cut where that
+        changes no token."""
+        at = 0
+        while len(text) - at > 2 * WINDOW:
+            cut = next(filter(partial(self._ends_tokens, text), _places(text, at + WINDOW)), None)
+            if cut is None:
+                self._check_rest(text, at, most)
+                break
+            yield text[at:cut]
+            at = cut
+        yield text[at:]
+
+    def _ends_tokens(self, text: str, cut: int) -> bool:
+        before, behind = text[cut - AROUND : cut], text[cut : cut + AROUND]
+        return self.encode(before + behind) == self.encode(before) + self.encode(behind)
+
+    def _check_rest(self, text: str, at: int, most: int | None) -> None:
+        """About: each cut makes a few tokens more at most."""
+        found = 0
+        for begin in range(at, len(text), WINDOW):
+            check_wanted()
+            found += max(0, len(self.encode(text[begin : begin + WINDOW])) - FEW)
+            if most is not None and found > most:
+                raise _too_long(found)
 
     @cached_property
     def longest(self) -> int:
@@ -156,16 +226,18 @@ class Tokenizer:
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:
-        """Finds where a control token is spelled, overlapping ones too.
+        """Finds where a control token is spelled, overlapping ones too; see `pattern_of`."""
+        return pattern_of(self.control_tokens.values())
 
-        Matches are empty; their group 1 is the longest token that begins there.
-        """
-        longest_first = sorted(self.control_tokens.values(), key=len, reverse=True)
-        if not longest_first:
-            return None
-        # few characters can begin a token, so most places are dismissed by one look
-        first = "".join(re.escape(token[0]) for token in longest_first)
-        return re.compile(f"(?=[{first}])(?=({'|'.join(map(re.escape, longest_first))}))")
+    def control_with(self, between: str) -> re.Pattern[str] | None:
+        """The same, where `between` may stand behind each character."""
+        if between not in self._control_with:
+            self._control_with[between] = pattern_of(self.control_tokens.values(), between)
+        return self._control_with[between]
+
+    @cached_property
+    def longest_control(self) -> int:
+        return max(map(len, self.control_tokens.values()), default=0)
 
     def spelled(self, text: str) -> Iterator[tuple[int, int]]:
         """Beginning and end of every control token that the text spells."""
@@ -182,19 +254,29 @@ class Tokenizer:
                 at = end
         return b"".join([*parts, text[at:].encode()])
 
-    def risky(self, text: str) -> set[int]:
-        """Places behind characters with which the text could be a part of a control token."""
-        spelled = {start + 1 for start, _ in self.spelled(text)}
-        edges = {match.end() for match in self._edges.finditer(text)}
+    def with_marks(self, text: str, mark: str) -> str:
+        """With a mark behind each character with which it could be a part of a control token."""
+        has_core = self._cores and _letters_are_among(text, self._cores)
+        if self._wordy:
+            text = _marked(text, self._wordy, mark, self.longest_control)
+        for edge in self._edges:
+            if edge in text:
+                text = text.replace(edge, edge + mark)
         # the template may write the edges around it
-        inside = {1} if _letters(text) in self._cores else set()
-        return spelled | edges | inside
+        return f"{text[0]}{mark}{text[1:]}" if has_core else text
 
     @cached_property
-    def _edges(self) -> re.Pattern[str]:
+    def _edges(self) -> tuple[str, ...]:
+        """The signs that a control token begins or ends with."""
         found = {edge for token in self.control_tokens.values() for edge in (token[0], token[-1])}
-        signs = [re.escape(edge) for edge in found if not edge.isalnum() and not edge.isspace()]
-        return re.compile(f"[{''.join(signs)}]" if signs else "(?!)")
+        return tuple(edge for edge in sorted(found) if _is_sign(edge))
+
+    @cached_property
+    def _wordy(self) -> re.Pattern[str] | None:
+        """The first characters of those that begin with none."""
+        tokens = [token for token in self.control_tokens.values() if not _is_sign(token[0])]
+        spelled = pattern_of(tokens)
+        return spelled and re.compile(f"{spelled.pattern}.", re.DOTALL)
 
     @cached_property
     def _cores(self) -> frozenset[str]:
@@ -224,6 +306,20 @@ class Detokenizer:
         return self._characters.decode(b"", final=True)
 
 
+def _places(text: str, near: int) -> Iterator[int]:
+    """Where it could be cut, from the likeliest on."""
+    for between in ("\n", " "):
+        if (place := text.rfind(between, near - WINDOW // 4, near)) > 0:
+            yield place + (between == "\n")
+    yield from range(near - 1, near - 33, -1)
+
+
+def _too_long(tokens: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"The prompt has {tokens} tokens or more, which the model's context can't hold. Shorten it."
+    )
+
+
 @contextmanager
 def _its_fault(file: str) -> Iterator[None]:
     try:
@@ -246,7 +342,7 @@ def _keep_nothing(tokenizer: tokenizers.Tokenizer) -> None:
 def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
     normalizer = tokenizer.normalizer
     growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
-    if growth > MOST_GROWTH:
+    if growth > limits.NORMALIZER_GROWTH.value:
         raise ValueError("its normalizer makes texts far longer than they are")
 
 
@@ -257,6 +353,30 @@ def _growths(step: Any) -> Iterator[int]:
         step = list(step.values())
     for inner in step if isinstance(step, list) else ():
         yield from _growths(inner)
+
+
+def _is_sign(character: str) -> bool:
+    return not character.isalnum() and not character.isspace()
+
+
+def _marked(text: str, first: re.Pattern[str], mark: str, longest: int) -> str:
+    """In windows that end with what the next one begins with, which is cut off again: whether a
+    token begins at a place shows only behind it."""
+    parts, behind = [], rf"\g<0>{mark}"
+    for begin in range(0, len(text), WINDOW):
+        end = begin + WINDOW
+        part = first.sub(behind, text[begin : end + longest])
+        parts.append(part[: len(part) - len(first.sub(behind, text[end : end + longest]))])
+    return "".join(parts)
+
+
+def _letters_are_among(text: str, few: frozenset[str]) -> bool:
+    found, longest = "", max(map(len, few))
+    for begin in range(0, len(text), WINDOW):
+        found += _letters(text[begin : begin + WINDOW])
+        if len(found) > longest:
+            return False
+    return found in few
 
 
 def _letters(text: str) -> str:

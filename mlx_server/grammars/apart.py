@@ -4,12 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from mlx_server import limits
 from mlx_server.grammars.document import Document, Part, Schema
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
-_DEEPEST = 8
-MOST_LOOKS = 20_000
-"""In one schema; beyond, nothing more is found apart."""
 
 
 class Apart:
@@ -20,14 +18,14 @@ class Apart:
 
     def each(self, options: list[Part]) -> bool:
         return all(
-            self._apart(one, other, _DEEPEST)
+            self._apart(one, other, limits.SCHEMA_APART_DEPTH.value)
             for at, one in enumerate(options)
             for other in options[at + 1 :]
         )
 
     def _apart(self, one: Part, other: Part, depth: int) -> bool:
         self._looks += 1
-        if depth == 0 or self._looks > MOST_LOOKS:
+        if depth == 0 or self._looks > limits.SCHEMA_COMPARISONS.value:
             return False
         if one.schema is False or other.schema is False:
             return True

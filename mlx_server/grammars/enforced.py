@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import patterns
 from mlx_server.grammars.apart import Apart
@@ -44,8 +45,6 @@ COUNTS = (
     *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
     *("minContains", "maxContains"),
 )
-MOST_JOINED_PATTERNS = 8
-MOST_CHOICES = 10_000
 _EXACT = 2**53
 """llguidance reads numbers as doubles: integers beyond may stand for their neighbours."""
 
@@ -125,12 +124,12 @@ class _Costs:
             return
         for key in ("pattern", "format"):
             self._joined_patterns += now.joined and key in schema
-            if key in schema and self._joined_patterns > MOST_JOINED_PATTERNS:
+            if key in schema and self._joined_patterns > limits.SCHEMA_JOINED_PATTERNS.value:
                 yield Gap(path, key, "is one of too many that allOf, anyOf or $ref may join")
         for key in ("minProperties", "maxProperties"):
             if key in schema and not _vacuous(schema, key):
                 self._choices += len(schema.get("properties", ())) ** 2
-                if self._choices > MOST_CHOICES:
+                if self._choices > limits.SCHEMA_CHOICES.value:
                     yield Gap(path, key, "is too costly beside so many properties")
 
 

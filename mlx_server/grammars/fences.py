@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import islice, product
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.grammars import patterns
 from mlx_server.grammars.document import (
     DEFINITIONS,
@@ -26,19 +27,6 @@ from mlx_server.grammars.document import (
     shown,
 )
 from mlx_server.grammars.enforced import COUNTS, met
-
-LARGEST = 256 * 1024
-DEEPEST = 48
-MOST_NODES = 20_000
-MOST_PROPERTIES = 500
-MOST_VALUES = 10_000
-MOST_TIMES = 10_000
-LONGEST_TEXT = 2**31
-"""The compiler counts in 32 bits."""
-MOST_MULTIPLES = 10_000
-MOST_PATTERN_PROPERTIES = 64
-LONGEST_CHAIN = 2_000
-"""Schemas in schemas through references: the compiler's stack is as deep as they are."""
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _TIMES = tuple(key for key in COUNTS if key != "maxLength")
@@ -81,10 +69,12 @@ def _measure(schema: Any) -> None:
         value, path = waiting.pop()
         if isinstance(value, (Mapping, list)):
             nodes += 1
-            if nodes > MOST_NODES:
-                raise refused((), f"has more than {MOST_NODES} objects and arrays in it")
-            if len(path) > 2 * DEEPEST:
-                raise refused(path, f"is nested deeper than {DEEPEST} schemas")
+            if nodes > limits.SCHEMA_NODES.value:
+                raise refused(
+                    (), f"has more than {limits.SCHEMA_NODES.value} objects and arrays in it"
+                )
+            if len(path) > 2 * limits.SCHEMA_DEPTH.value:
+                raise refused(path, f"is nested deeper than {limits.SCHEMA_DEPTH.value} schemas")
             inner = value.items() if isinstance(value, Mapping) else enumerate(value)
             waiting += [(item, (*path, str(key))) for key, item in inner]
         elif isinstance(value, (int, float)) and not _is_finite(value):
@@ -105,8 +95,8 @@ def _check_text(schema: Any) -> None:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise refused((), "has half of a surrogate pair in a text") from None
-    if size > LARGEST:
-        raise refused((), f"has {size} bytes, more than {LARGEST}")
+    if size > limits.SCHEMA_BYTES.value:
+        raise refused((), f"has {size} bytes, more than {limits.SCHEMA_BYTES.value}")
 
 
 def _check_shapes(part: Part) -> None:
@@ -203,9 +193,11 @@ def _refuse_long_chains(document: Document, parts: list[Part]) -> None:
                 head = part.path[:length]
                 depths[head] = max(depths[head], 1 + (len(part.path) - length + 1) // 2)
                 break
-    if sum(depths.values()) > LONGEST_CHAIN:
+    if sum(depths.values()) > limits.SCHEMA_CHAIN.value:
         raise refused(
-            (), f"has references that may lead through more than {LONGEST_CHAIN} schemas in a row"
+            (),
+            "has references that may lead through more than "
+            f"{limits.SCHEMA_CHAIN.value} schemas in a row",
         )
 
 
@@ -215,16 +207,18 @@ def _check_counts(part: Part) -> None:
         return
     for key, value in schema.items():
         at = (*path, key)
-        if key in ("properties", "required") and len(value) > MOST_PROPERTIES:
-            raise refused(at, f"has {len(value)} names, more than {MOST_PROPERTIES}")
-        if key == "enum" and len(value) > MOST_VALUES:
-            raise refused(at, f"has {len(value)} values, more than {MOST_VALUES}")
-        if key in _TIMES and value > MOST_TIMES:
-            raise refused(at, f"is {shown(value)}, more than {MOST_TIMES}")
-        if key == "maxLength" and value > LONGEST_TEXT:
-            raise refused(at, f"is {shown(value)}, more than {LONGEST_TEXT}")
-        if key == "multipleOf" and _digits(schema) > MOST_MULTIPLES:
-            raise refused(at, f"is {shown(value)}, whose digits are more than {MOST_MULTIPLES}")
+        if key in ("properties", "required") and len(value) > limits.SCHEMA_PROPERTIES.value:
+            raise refused(at, f"has {len(value)} names, more than {limits.SCHEMA_PROPERTIES.value}")
+        if key == "enum" and len(value) > limits.SCHEMA_VALUES.value:
+            raise refused(at, f"has {len(value)} values, more than {limits.SCHEMA_VALUES.value}")
+        if key in _TIMES and value > limits.SCHEMA_COUNT.value:
+            raise refused(at, f"is {shown(value)}, more than {limits.SCHEMA_COUNT.value}")
+        if key == "maxLength" and value > limits.SCHEMA_TEXT_LENGTH.value:
+            raise refused(at, f"is {shown(value)}, more than {limits.SCHEMA_TEXT_LENGTH.value}")
+        if key == "multipleOf" and _digits(schema) > limits.SCHEMA_MULTIPLES.value:
+            raise refused(
+                at, f"is {shown(value)}, whose digits are more than {limits.SCHEMA_MULTIPLES.value}"
+            )
         if key in ("const", "enum") and (text := _unwritable(value)):
             raise refused(at, f"has a control character in {shown(text)}, which can't be written")
         for pattern in [value] if key == "pattern" else value if key == "patternProperties" else ():
@@ -271,17 +265,21 @@ def _unwritable(value: Any) -> str | None:
 def _check_sums(document: Document, parts: list[Part]) -> None:
     said = [(part.path, part.schema) for part in parts if isinstance(part.schema, Mapping)]
     named = sum(len(schema.get("patternProperties", ())) for _, schema in said)
-    if named > MOST_PATTERN_PROPERTIES:
-        raise refused((), f"has {named} patternProperties, more than {MOST_PATTERN_PROPERTIES}")
+    if named > limits.SCHEMA_PATTERN_PROPERTIES.value:
+        raise refused(
+            (), f"has {named} patternProperties, more than {limits.SCHEMA_PATTERN_PROPERTIES.value}"
+        )
     multiples = sum(_digits(schema) for _, schema in said)
     joined = math.prod(
         max(1, _digits(part.schema))
         for part, joined in met(document)
         if joined and isinstance(part.schema, Mapping)
     )
-    if max(multiples, joined) > MOST_MULTIPLES:
+    if max(multiples, joined) > limits.SCHEMA_MULTIPLES.value:
         raise refused(
-            (), f"has multipleOf that together come to more than {MOST_MULTIPLES}, which is costly"
+            (),
+            "has multipleOf that together come to more than "
+            f"{limits.SCHEMA_MULTIPLES.value}, which is costly",
         )
 
 

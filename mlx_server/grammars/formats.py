@@ -1,12 +1,10 @@
 """The formats that a client may ask for, as rules of a grammar."""
 
+from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import patterns, schema, written
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
-
-MOST_OPTIONS = 10_000
-LARGEST_OPTIONS = 256 * 1024
 
 
 def rule_of(wanted: Format, lark: Lark) -> str:
@@ -69,13 +67,15 @@ def _check_pattern(pattern: str) -> None:
 def _check_options(options: tuple[str, ...]) -> None:
     if not options or "" in options:
         raise InvalidGrammar("The choice is empty, or one of its options is. Name some text.")
-    if len(options) > MOST_OPTIONS:
-        raise InvalidGrammar(f"The choice has {len(options)} options, more than {MOST_OPTIONS}.")
+    if len(options) > limits.CHOICES.value:
+        raise InvalidGrammar(
+            f"The choice has {len(options)} options, more than {limits.CHOICES.value}."
+        )
     text = "".join(options)
     _check_text(text)
-    if len(text) > LARGEST_OPTIONS:
+    if len(text) > limits.CHOICE_CHARACTERS.value:
         raise InvalidGrammar(
-            f"The options have {len(text)} characters, more than {LARGEST_OPTIONS}."
+            f"The options have {len(text)} characters, more than {limits.CHOICE_CHARACTERS.value}."
         )
 
 

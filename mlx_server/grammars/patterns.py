@@ -3,12 +3,7 @@
 import re
 from collections.abc import Iterator
 
-LONGEST = 2_000
-MOST_REPEATS = 10_000
-MOST_STATES = 50_000
-"""Of the pattern with its repetitions written out, each inside the others."""
-DEEPEST = 60
-"""Groups in groups: the compiler takes up to four steps into each, and 250 in all."""
+from mlx_server import limits
 
 _PIECE = re.compile(
     r"(?P<class>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\])|(?P<escape>\\.)"
@@ -102,34 +97,41 @@ def _misplaced(piece: re.Match[str], before: str) -> str | None:
 
 def excess(pattern: str) -> str | None:
     """What is too much of it, if anything."""
-    if len(pattern) > LONGEST:
-        return f"has {len(pattern)} characters, more than {LONGEST}"
+    if len(pattern) > limits.PATTERN_CHARACTERS.value:
+        return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS.value}"
     sizes, last = [0], 0
     for piece in _PIECE.finditer(pattern):
         if piece["open"]:
             sizes.append(0)
-            if len(sizes) > DEEPEST + 1:
-                return f"is nested deeper than {DEEPEST} groups"
+            if len(sizes) > limits.PATTERN_DEPTH.value + 1:
+                return f"is nested deeper than {limits.PATTERN_DEPTH.value} groups"
         elif piece["close"]:
             last = sizes.pop() if len(sizes) > 1 else 0
             sizes[-1] += last
         elif piece["times"]:
             times = _times(piece)
-            if times > MOST_REPEATS:
-                return f"repeats {times} times, more than {MOST_REPEATS}"
+            if times > limits.PATTERN_REPEATS.value:
+                return f"repeats {times} times, more than {limits.PATTERN_REPEATS.value}"
             sizes[-1] += last * (times - 1)
             last *= times
         elif not piece["many"]:
             last = 1
             sizes[-1] += 1
-        if sizes[-1] > MOST_STATES:
-            return f"is more than {MOST_STATES} characters with its repetitions written out"
+        if sizes[-1] > limits.PATTERN_STATES.value:
+            return (
+                f"is more than {limits.PATTERN_STATES.value} characters with its repetitions "
+                "written out"
+            )
     return None
 
 
 def _times(piece: re.Match[str]) -> int:
     counts = [piece["least"], piece["most"] or "1"]
-    return MOST_REPEATS + 1 if any(len(n) > 9 for n in counts) else max(1, *map(int, counts))
+    return (
+        limits.PATTERN_REPEATS.value + 1
+        if any(len(n) > 9 for n in counts)
+        else max(1, *map(int, counts))
+    )
 
 
 def unanchored(pattern: str) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.document import Document, Schema, pointer
 from mlx_server.grammars.enforced import gaps
@@ -24,9 +25,6 @@ __all__ = [
     "unenforced",
 ]
 
-MOST_TOOLS = 128
-LARGEST_TOOLS = 1024 * 1024
-"""The schemas of all tools together: they are one grammar."""
 
 _SAYS_MORE = frozenset(
     (
@@ -51,15 +49,16 @@ def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
 
 
 def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
-    if len(tools) > MOST_TOOLS:
+    if len(tools) > limits.TOOLS.value:
         raise InvalidGrammar(
-            f"There are {len(tools)} tools, more than {MOST_TOOLS}. Send fewer.", param=param
+            f"There are {len(tools)} tools, more than {limits.TOOLS.value}. Send fewer.",
+            param=param,
         )
     size = sum(len(json.dumps(dict(tool.parameters))) for tool in tools)
-    if size > LARGEST_TOOLS:
+    if size > limits.TOOL_SCHEMA_BYTES.value:
         raise InvalidGrammar(
-            f"The tools' parameters have {size} bytes, more than {LARGEST_TOOLS}. Send fewer"
-            " tools, or shorten descriptions.",
+            f"The tools' parameters have {size} bytes, more than {limits.TOOL_SCHEMA_BYTES.value}."
+            " Send fewer tools, or shorten descriptions.",
             param=param,
         )
     for at, tool in enumerate(tools):

@@ -4,12 +4,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from mlx_server import limits
 from mlx_server.grammars.document import Document, Part, Path, reference
 from mlx_server.grammars.members import plainly, properties_of, required_of
-
-MOST_WAYS = 32
-MOST_MEMBERS = 600
-"""Of all ways together: each writes all of its own."""
 
 
 class Choice(NamedTuple):
@@ -61,7 +58,10 @@ def _of_counts(part: Part, listed: list[str], required: frozenset[str]) -> Itera
 def ways_of(schema: Mapping[str, Any]) -> list[Way]:
     """Only itself, if it leaves no choice."""
     waiting, found = [Way(schema)], list[Way]()
-    most = min(MOST_WAYS, MOST_MEMBERS // (1 + len(properties_of(schema))))
+    most = min(
+        limits.SCHEMA_WAYS.value,
+        limits.SCHEMA_WAYS_MEMBERS.value // (1 + len(properties_of(schema))),
+    )
     while waiting:
         way = waiting.pop(0)
         room = most - len(found) - len(waiting)

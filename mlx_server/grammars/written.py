@@ -8,17 +8,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import gbnf, patterns, schema
 from mlx_server.grammars.enforced import plain
 from mlx_server.grammars.lark import body_of_json
-
-LARGEST = 128 * 1024
-MOST_RULES = 500
-MOST_INTERSECTIONS = 8
-"""Each may double the work."""
-DEEPEST = 48
-"""Brackets in brackets: llguidance reads them by recursion."""
 
 _TOKEN = re.compile(
     r"(?P<blank>[ \t]+|(?:#|//)[^\n]*)|(?P<line>(?:\r?\n)+)"
@@ -40,8 +34,11 @@ class _Token(NamedTuple):
 
 def body_of(source: str) -> str:
     """The body of a rule, whichever of the two notations the client wrote."""
-    if len(source) > LARGEST:
-        raise InvalidGrammar(f"The grammar has {len(source)} characters, more than {LARGEST}.")
+    if len(source) > limits.GRAMMAR_CHARACTERS.value:
+        raise InvalidGrammar(
+            f"The grammar has {len(source)} characters, more than "
+            f"{limits.GRAMMAR_CHARACTERS.value}."
+        )
     lark = gbnf.lark_of(source) if gbnf.is_gbnf(source) else source
     tokens = list(_tokens(lark))
     _refuse_excess(tokens)
@@ -80,15 +77,21 @@ def _refuse_excess(tokens: list[_Token]) -> None:
             opened.append(token.text)
         elif token.kind == "close" and (not opened or opened.pop() != _PAIRS[token.text]):
             raise _refused(token.line, f"{token.text} closes nothing")
-        if len(opened) > DEEPEST:
-            raise _refused(token.line, f"brackets are nested deeper than {DEEPEST}")
+        if len(opened) > limits.GRAMMAR_DEPTH.value:
+            raise _refused(
+                token.line, f"brackets are nested deeper than {limits.GRAMMAR_DEPTH.value}"
+            )
     if opened:
         raise InvalidGrammar(f"The grammar can't be used: {opened[-1]} is never closed.")
-    if sum(token.text == "&" for token in tokens) > MOST_INTERSECTIONS:
-        raise InvalidGrammar(f"The grammar has more than {MOST_INTERSECTIONS} intersections (&).")
+    if sum(token.text == "&" for token in tokens) > limits.GRAMMAR_INTERSECTIONS.value:
+        raise InvalidGrammar(
+            f"The grammar has more than {limits.GRAMMAR_INTERSECTIONS.value} intersections (&)."
+        )
     rules = sum(token.text == ":" for token in tokens)
-    if rules > MOST_RULES:
-        raise InvalidGrammar(f"The grammar has {rules} rules, more than {MOST_RULES}.")
+    if rules > limits.GRAMMAR_RULES.value:
+        raise InvalidGrammar(
+            f"The grammar has {rules} rules, more than {limits.GRAMMAR_RULES.value}."
+        )
 
 
 def _checked(tokens: list[_Token]) -> Iterator[str]:

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_server import limits
+from mlx_server.engine.mlx_lm_names import make_prompt_cache
 from mlx_server.errors import AdapterInvalid
 from mlx_server.lora import layers
-from mlx_server.lora.config import MOST_RANK
 from mlx_server.lora.files import Pair, read
 from mlx_server.lora.layers import EMBEDDINGS, EXPERTS, LAYERS, LINEARS, SORTING, own_type
 from mlx_server.lora.slots import Delta, Slots
@@ -132,8 +132,10 @@ def _check(pair: Pair, path: str, modules: Mapping[str, Any]) -> None:
     if pair.magnitude is not None and kind not in LINEARS:
         raise AdapterInvalid(f"{pair.name}: DoRA is supported for linear layers only")
     rank = pair.a.shape[-1]
-    if not 1 <= rank <= MOST_RANK:
-        raise AdapterInvalid(f"{pair.name}: the rank is {rank}, not 1 to {MOST_RANK}")
+    if not 1 <= rank <= limits.ADAPTER_RANK.value:
+        raise AdapterInvalid(
+            f"{pair.name}: the rank is {rank}, not 1 to {limits.ADAPTER_RANK.value}"
+        )
     *experts, width, height = _shape(layer)
     fits = pair.a.shape == (*experts, width, rank) and pair.b.shape == (*experts, rank, height)
     if not fits or (pair.magnitude is not None and pair.magnitude.shape != (height,)):

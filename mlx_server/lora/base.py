@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.errors import ModelUnusable
 from mlx_server.folders import check_model
 from mlx_server.safetensors_headers import BadHeader, Header, Tensor, read_header_of
-
-MOST_HEADER_BYTES = 100_000_000
 
 DEMO_NAMES = {"demo:smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """What the demo models are elsewhere."""
@@ -56,7 +55,7 @@ def read_base(folder: Path | None, source: str) -> Base:
 def _headers(folder: Path) -> list[Header]:
     try:
         files = sorted(folder.glob("model*.safetensors"))
-        return [read_header_of(file, MOST_HEADER_BYTES) for file in files]
+        return [read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value) for file in files]
     except (BadHeader, OSError):  # loading the model will say so
         return []
 

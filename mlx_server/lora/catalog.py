@@ -3,9 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
-from mlx_server.errors import AdapterInvalid, AdapterNotFound
+from mlx_server import limits
+from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest
 from mlx_server.folders import is_inside
 from mlx_server.lora.base import Base, plain_name
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
@@ -33,6 +36,20 @@ class Place:
     """Never dropped to make room."""
     allow_other_base: bool = False
     """Whatever model its config names: its shapes decide."""
+    by_client: bool = False
+    """It was added while the server runs, and may be removed at any time."""
+
+
+class AddedAdapters:
+    """The adapters that clients have added to one model, by name.
+
+    Threads look adapters up while others come and go, so each change is one step under a lock.
+    They belong to the served model and outlive the catalog, which is made anew with the files.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[str, Place] = {}
+        self.lock = Lock()
 
 
 class Catalog:
@@ -45,14 +62,20 @@ class Catalog:
         self._listed = dict(listed or {})
         self._folder = folder
         self._known: dict[tuple[str, Place], tuple[Stamp, AdapterSpec | AdapterInvalid]] = {}
+        self._named: dict[str, Place] = {}
+        """Of folders that requests have named by their paths."""
+        self.added = AddedAdapters()
 
     def places(self) -> dict[str, Place]:
         """By name; one that is listed wins over a folder of its name."""
-        found = {name: Place(path) for name, path in scan(self._folder).items()}
-        return dict(sorted({**found, **self._listed}.items()))
+        others = {**self._named, **self.added.places}
+        return dict(sorted({**others, **self._owners()}.items()))
 
-    def find(self, name: str) -> AdapterSpec:
-        """Raises AdapterNotFound or AdapterInvalid."""
+    def _owners(self) -> dict[str, Place]:
+        return {**{name: Place(path) for name, path in scan(self._folder).items()}, **self._listed}
+
+    def place(self, name: str) -> Place:
+        """Raises AdapterNotFound."""
         place = self.places().get(name)
         if place is None:
             raise AdapterNotFound(
@@ -60,6 +83,14 @@ class Catalog:
                 "which there are.",
                 param="adapter",
             )
+        return place
+
+    def find(self, name: str) -> AdapterSpec:
+        """Raises AdapterNotFound or AdapterInvalid."""
+        return self.read(name, self.place(name))
+
+    def read(self, name: str, place: Place) -> AdapterSpec:
+        """What is there, whatever the name has come to mean meanwhile. Raises AdapterInvalid."""
         found = self._read(name, place)
         if isinstance(found, AdapterInvalid):  # a new one each time: raising adds a traceback
             raise AdapterInvalid(found.message)
@@ -70,17 +101,67 @@ class Catalog:
         return {name: self._read(name, place) for name, place in self.places().items()}
 
     def add(self, name: str, place: Place) -> AdapterSpec:
-        """While the server runs. Raises AdapterInvalid, and then nothing is added."""
+        """For a client. Raises AdapterInvalid or BadRequest, and then nothing is added."""
+        self._check_free(name)
         stamp, found = stamp_of(place.path), self._read_anew(name, place)
         if isinstance(found, AdapterInvalid):
             raise found
-        self._listed[name] = place
-        self._known[name, place] = stamp, found
+        with self.added.lock:
+            self._check_free(name)
+            self.added.places[name] = place
+            there = self.places()
+            self._known = {key: known for key, known in self._known.items() if key[0] in there}
+            self._known[name, place] = stamp, found
         return found
 
     def remove(self, name: str) -> None:
-        """Of one that was added."""
-        self._known.pop((name, self._listed.pop(name)), None)
+        """Of one that a client added. Raises AdapterNotFound."""
+        with self.added.lock:
+            place = self.added.places.pop(name, None)
+        if place is None:
+            raise AdapterNotFound(
+                f"{name[:100]!r} was not loaded by a client, so no client can unload it.",
+                param="lora_name",
+            )
+
+    def find_folder(self, folder: Path) -> tuple[AdapterSpec, Place]:
+        """The adapter in a folder, which gets a name if it has none. Raises AdapterInvalid."""
+        name, place = self._named_folder(folder)
+        spec = self.read(name, place)
+        with self.added.lock:
+            name, place = self._named_folder(folder)  # another may have taken its name meanwhile
+            if name not in self.places():
+                self._named[name] = place
+        return replace(spec, name=name), place
+
+    def check_there(self, name: str) -> None:
+        """Of one that a client added. Raises AdapterNotFound."""
+        if name not in self.added.places:
+            raise AdapterNotFound(f"The adapter {name[:100]!r} was unloaded.", param="adapter")
+
+    def _named_folder(self, folder: Path) -> tuple[str, Place]:
+        places = self.places()
+        for name, place in places.items():
+            if place.path.resolve() == folder:
+                return name, place
+        # a name that is taken goes on meaning what its owner gave it to
+        own = f"{folder.name}-{sha256(bytes(folder)).hexdigest()[:8]}"
+        return own if folder.name in places else folder.name, Place(folder)
+
+    def _check_free(self, name: str) -> None:
+        """Raises BadRequest. A client may put another adapter in the place of its own."""
+        added, most = self.added.places, limits.ADDED_ADAPTERS.value
+        if name in added:
+            return
+        # not `places`, to which another thread may have added it since
+        if name in self._named or name in self._owners():
+            raise BadRequest(f"The model has an adapter {name[:100]!r} already.", param="lora_name")
+        if len(added) >= most:
+            raise BadRequest(
+                f"Clients have loaded {most} adapters of this model, which is the most. Unload one "
+                "first.",
+                param="lora_name",
+            )
 
     def _read(self, name: str, place: Place) -> AdapterSpec | AdapterInvalid:
         key, stamp = (name, place), stamp_of(place.path)

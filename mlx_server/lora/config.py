@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mlx_server import limits
 from mlx_server.errors import AdapterInvalid
 
 CONFIG = "adapter_config.json"
 MLX_WEIGHTS = "adapters.safetensors"
 PEFT_WEIGHTS = "adapter_model.safetensors"
-MOST_RANK = 512
 LARGEST = 1e6
 """Of scales and alphas; far more than any that is in use."""
 
@@ -133,8 +133,10 @@ def _number(folder: Path, config: Mapping[str, Any], name: str) -> None:
 
 def _rank_in(folder: Path, config: Mapping[str, Any], name: str) -> None:
     value = config.get(name)
-    if type(value) is not int or not 1 <= value <= MOST_RANK:
-        what = f"should have a rank from 1 to {MOST_RANK} as `{name[:100]}`, and has "
+    if type(value) is not int or not 1 <= value <= limits.ADAPTER_RANK.value:
+        what = (
+            f"should have a rank from 1 to {limits.ADAPTER_RANK.value} as `{name[:100]}`, and has "
+        )
         raise _wrong(folder, what + _shown(value))
 
 

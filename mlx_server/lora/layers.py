@@ -8,13 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import (
+
+from mlx_server.engine.mlx_lm_names import (
     QuantizedSwitchLinear,
     SwitchGLU,
     SwitchLinear,
     SwitchMLP,
 )
-
 from mlx_server.lora.slots import Slots, present
 
 

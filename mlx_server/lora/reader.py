@@ -11,13 +11,13 @@ from typing import BinaryIO
 
 import numpy as np
 
+from mlx_server import limits
 from mlx_server.errors import AdapterInvalid
 from mlx_server.folders import is_own
 from mlx_server.lora.base import plain_path
 from mlx_server.lora.config import (
     CONFIG,
     MLX_WEIGHTS,
-    MOST_RANK,
     PEFT_WEIGHTS,
     AdapterConfig,
     Format,
@@ -27,8 +27,6 @@ from mlx_server.lora.config import (
 )
 from mlx_server.safetensors_headers import BadHeader, Header, Tensor, read_header
 
-MOST_CONFIG_BYTES = 1_000_000
-MOST_HEADER_BYTES = 16_000_000
 CHUNK = 1 << 20
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -114,7 +112,7 @@ def read_adapter(
     try:
         with weights.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            header = read_header(file, size, MOST_HEADER_BYTES)
+            header = read_header(file, size, limits.ADAPTER_HEADER_BYTES.value)
             pairs = _pairs(folder, config, header)
             rank = max(_rank(folder, config, pair) for pair in pairs)
             _check_shapes(folder, config.format, pairs, base_shapes or {}, complete)
@@ -152,11 +150,14 @@ def _text(folder: Path, file: Path) -> bytes:
     """Of the config."""
     try:
         with file.open("rb") as opened:
-            text = opened.read(MOST_CONFIG_BYTES + 1)
+            text = opened.read(limits.ADAPTER_CONFIG_BYTES.value + 1)
     except OSError as error:
         raise _unreadable(folder, CONFIG, error) from None
-    if len(text) > MOST_CONFIG_BYTES:
-        raise invalid(folder, f"is refused: {CONFIG} is larger than {MOST_CONFIG_BYTES:,} bytes")
+    if len(text) > limits.ADAPTER_CONFIG_BYTES.value:
+        raise invalid(
+            folder,
+            f"is refused: {CONFIG} is larger than {limits.ADAPTER_CONFIG_BYTES.value:,} bytes",
+        )
     return text
 
 
@@ -233,9 +234,9 @@ def _pair(folder: Path, layer: str, parts: Mapping[str, tuple[str, Tensor]], kin
 def _rank(folder: Path, config: AdapterConfig, pair: _Pair) -> int:
     """That of both tensors, and that of the config."""
     a, b = _inner(config.format, pair)
-    if a != b or a > MOST_RANK:
+    if a != b or a > limits.ADAPTER_RANK.value:
         shapes = f"{pair.a[0]!r} {pair.a[1].shape} and {pair.b[0]!r} {pair.b[1].shape}"
-        what = "differ in rank" if a != b else f"have a rank over {MOST_RANK}"
+        what = "differ in rank" if a != b else f"have a rank over {limits.ADAPTER_RANK.value}"
         raise invalid(folder, f"is refused: its tensors {shapes} {what}")
     if config.rank not in (None, a):
         raise invalid(

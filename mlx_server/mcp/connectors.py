@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
 from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.places import Places
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.requests import McpServer
 
@@ -27,7 +29,6 @@ OURS = re.compile(
     re.IGNORECASE,
 )
 """Headers that a request can't set, since the transport does."""
-MOST_HEADERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ class Connectors:
         self._configured = configured or {}
         self._allow_private_urls = allow_private_urls
         self._places = asyncio.Semaphore(self.limits.responses)
+        wait, processes, sessions = (
+            self.limits.wait_seconds,
+            self.limits.processes,
+            self.limits.sessions,
+        )
+        self._processes = Places(processes, wait, f"{processes} processes for MCP servers")
+        self._http_sessions = Places(sessions, wait, f"{sessions} connections to MCP servers")
         self._sessions: set[Session] = set()
 
     @asynccontextmanager
@@ -60,16 +68,41 @@ class Connectors:
         """Raises BadRequest for what can't be a server; one that fails has no tools."""
         self._check(asked)
         await asyncio.to_thread(_import_sdk)
+        from mlx_server.mcp.listing import bound
+
         servers = [self._server(each) for each in asked]
         if self._places.locked():
             raise Overloaded("Too many responses use MCP servers. Try again in a moment.")
-        async with self._places:
+        async with self._places, self._room_for(servers):
             try:
                 await asyncio.gather(*(server.open() for server in servers))
-                yield Toolset(servers, self.limits.parallel_calls)
+                bound([server.listing for server in servers], self.limits)
+                yield Toolset(servers, self.limits)
             finally:
                 for server in servers:
                     server.stop()
+
+    @asynccontextmanager
+    async def _room_for(self, servers: Sequence["Server"]) -> AsyncIterator[None]:
+        """Each server has its place until nothing is left of it, which takes longer than we do."""
+        places = [self._places_for(server.asked) for server in servers]
+        processes = places.count(self._processes)
+        await self._processes.take(processes)
+        try:
+            await self._http_sessions.take(len(places) - processes)
+        except BaseException:
+            self._processes.free(processes)
+            raise
+        try:
+            yield
+        finally:
+            for server, place in zip(servers, places, strict=True):
+                server.when_gone(partial(place.free, 1))
+
+    def _places_for(self, asked: McpServer) -> Places:
+        connector = self._configured.get(asked.connector or "")
+        is_process = connector is not None and connector.url is None
+        return self._processes if is_process else self._http_sessions
 
     async def stop(self) -> None:
         """Ends all connections, and waits until nothing is left of any server."""
@@ -94,7 +127,16 @@ class Connectors:
                 param=asked[-1].param,
             )
         labels = set[str]()
+        connectors: dict[str, str] = {}
         for server in asked:
+            if server.connector is not None:
+                other = connectors.setdefault(server.connector, server.label)
+                if other != server.label:
+                    raise _wrong(
+                        server,
+                        f"names the connector {server.connector[:64]!r}, as {other[:64]!r} does; "
+                        "name each connector once",
+                    )
             if server.label in labels:
                 raise BadRequest(
                     f"Two MCP servers are labelled {server.label[:64]!r}.", param=server.param
@@ -134,8 +176,8 @@ def _import_sdk() -> None:
 
 
 def _headers(asked: McpServer) -> Iterable[tuple[str, str]]:
-    if len(asked.headers) > MOST_HEADERS:
-        raise _wrong(asked, f"has more than {MOST_HEADERS} headers")
+    if len(asked.headers) > limits.MCP_HEADERS.value:
+        raise _wrong(asked, f"has more than {limits.MCP_HEADERS.value} headers")
     if asked.authorization is not None:
         yield "authorization", f"Bearer {_header_value(asked, asked.authorization)}"
     for name, value in asked.headers.items():
@@ -157,7 +199,12 @@ def _checked_url(asked: McpServer, url: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
-    if not usable or len(url) > 2048 or not url.isprintable() or " " in url:
+    if (
+        not usable
+        or len(url) > limits.MCP_URL_CHARACTERS.value
+        or not url.isprintable()
+        or " " in url
+    ):
         raise _wrong(asked, "needs an http or https URL")
     if parts.username is not None:
         raise _wrong(asked, "has a URL with a user name in it; use `authorization` or `headers`")

@@ -1,28 +1,26 @@
-"""What an MCP server may cost the request that names it."""
+"""What MCP servers may cost the request that names them. Tests make it less."""
 
 from dataclasses import dataclass
+
+from mlx_server import limits
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    open_seconds: float = 30.0
-    """To be reached and to list its tools."""
-    call_seconds: float = 30.0
-    parallel_calls: int = 8
-    """Of one response at a time."""
-    servers: int = 16
-    """Of one request."""
-    responses: int = 64
-    """That talk to servers at a time."""
-    tools: int = 256
-    """Of one server."""
-    schema_bytes: int = 256 << 10
-    """Names, descriptions and schemas of all its tools."""
-    result_bytes: int = 1 << 20
-    """Of a result, as the model gets it."""
-    message_bytes: int = 8 << 20
-    """Of a message, as it comes: results hold images that are left out."""
-    session_bytes: int = 64 << 20
-    """Of all that it sends."""
-    error_characters: int = 500
-    """Of what it says of its errors."""
+    open_seconds: float = limits.MCP_OPEN_SECONDS.value
+    call_seconds: float = limits.MCP_CALL_SECONDS.value
+    wait_seconds: float = limits.MCP_WAIT_SECONDS.value
+    parallel_calls: int = limits.MCP_PARALLEL_CALLS.value
+    servers: int = limits.MCP_SERVERS.value
+    responses: int = limits.MCP_RESPONSES.value
+    processes: int = limits.MCP_PROCESSES.value
+    sessions: int = limits.MCP_SESSIONS.value
+    tools: int = limits.MCP_TOOLS.value
+    schema_bytes: int = limits.MCP_SCHEMA_BYTES.value
+    all_tools: int = limits.MCP_ALL_TOOLS.value
+    all_schema_bytes: int = limits.MCP_ALL_SCHEMA_BYTES.value
+    result_bytes: int = limits.MCP_RESULT_BYTES.value
+    all_result_bytes: int = limits.MCP_ALL_RESULT_BYTES.value
+    message_bytes: int = limits.MCP_MESSAGE_BYTES.value
+    session_bytes: int = limits.MCP_SESSION_BYTES.value
+    error_characters: int = limits.MCP_ERROR_CHARACTERS.value

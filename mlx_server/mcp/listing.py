@@ -1,23 +1,25 @@
 """What a server lists, as far as it is offered to a model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mcp import types
 
+from mlx_server import limits
 from mlx_server.events import ListedTool
 from mlx_server.mcp.limits import Limits
 from mlx_server.requests import McpServer
 
-LONGEST_NAME = 128
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 @dataclass
 class Listing:
     tools: dict[str, ListedTool] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of each tool."""
     left_out: list[str] = field(default_factory=list)
     """A sentence each."""
     failure: str | None = None
@@ -41,7 +43,8 @@ class Lister:
     def add(self, page: types.ListToolsResult) -> None:
         for tool in page.tools:
             self._seen += 1
-            self._bytes += _size(tool)
+            size = _size(tool)
+            self._bytes += size
             if self._seen > self._limits.tools or self._bytes > self._limits.schema_bytes:
                 self.full = True
                 self.listing.left_out.append(
@@ -49,27 +52,46 @@ class Lister:
                     f"{self._limits.schema_bytes} bytes of them: the rest is left out."
                 )
                 return
-            self._add(tool)
+            self._add(tool, size)
 
-    def _add(self, tool: types.Tool) -> None:
+    def _add(self, tool: types.Tool, size: int) -> None:
         read_only = bool(tool.annotations and tool.annotations.read_only_hint)
         if not self._server.allowed.holds(tool.name, read_only=read_only):
             return
         if reason := self._objection(tool):
-            self.listing.left_out.append(f"{tool.name[:LONGEST_NAME]!r} is left out: {reason}.")
+            self.listing.left_out.append(
+                f"{tool.name[: limits.TOOL_NAME_CHARACTERS.value]!r} is left out: {reason}."
+            )
             return
+        self.listing.sizes[tool.name] = size
         self.listing.tools[tool.name] = ListedTool(
             tool.name, tool.description, tool.input_schema, _annotations(tool)
         )
 
     def _objection(self, tool: types.Tool) -> str | None:
-        if not 0 < len(tool.name) <= LONGEST_NAME:
-            return f"its name should have 1 to {LONGEST_NAME} characters"
+        if not 0 < len(tool.name) <= limits.TOOL_NAME_CHARACTERS.value:
+            return f"its name should have 1 to {limits.TOOL_NAME_CHARACTERS.value} characters"
         if tool.name in self.listing.tools:
             return "there are two of this name"
         if remote := _remote_reference(tool.input_schema):
             return f"its schema refers to {remote[:200]!r}, and nothing is fetched"
         return None
+
+
+def bound(listings: Iterable[Listing], limits: Limits) -> None:
+    """Leaves out what all servers of a request list beyond the limits."""
+    tools, size = 0, 0
+    for listing in listings:
+        for name in list(listing.tools):
+            tools += 1
+            size += listing.sizes[name]
+            if tools > limits.all_tools or size > limits.all_schema_bytes:
+                del listing.tools[name]
+        if len(listing.tools) < len(listing.sizes):
+            listing.left_out.append(
+                f"All servers of a request may have {limits.all_tools} tools and "
+                f"{limits.all_schema_bytes} bytes of them: the rest is left out."
+            )
 
 
 def _annotations(tool: types.Tool) -> dict[str, Any] | None:

@@ -4,6 +4,8 @@ import json
 
 from mcp import types
 
+from mlx_server.mcp.texts import cut
+
 
 def text_of(result: types.CallToolResult, longest: int) -> str:
     parts = [_part(part) for part in result.content]
@@ -22,11 +24,3 @@ def _part(part: types.ContentBlock) -> str:
             return f"[resource link: {uri}]"
         case _:
             return f"[{part.type}]"
-
-
-def cut(text: str, longest: int) -> str:
-    """longest: bytes."""
-    data = text.encode("utf-8", "replace")
-    if len(data) <= longest:
-        return text
-    return data[:longest].decode("utf-8", "ignore") + f"\n[cut here; it has {len(data)} bytes]"

@@ -10,20 +10,20 @@ import httpx2
 from mcp import MCPError, types
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
+from mlx_server import limits
 from mlx_server.mcp.errors import Gone, McpError, cause
 from mlx_server.mcp.limits import Limits
 from mlx_server.mcp.listing import Lister, Listing
-from mlx_server.mcp.results import cut, text_of
+from mlx_server.mcp.results import text_of
 from mlx_server.mcp.session import Session
 from mlx_server.mcp.streams import Connect
+from mlx_server.mcp.texts import cut
 from mlx_server.requests import McpServer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Opened = Callable[[Session], None]
-
-OPENINGS = 2
 
 
 class Server:
@@ -37,6 +37,8 @@ class Server:
         self._opened = opened
         self._session: Session | None = None
         self._openings = 0
+        self._last: asyncio.Task[None] | None = None
+        """Of the session that was opened last; one begins when the one before it has ended."""
 
     def needs_approval(self, tool: str) -> bool:
         listed = self.listing.tools[tool]
@@ -59,6 +61,13 @@ class Server:
         if self._session:
             self._session.stop()
         self._session = None
+
+    def when_gone(self, then: Callable[[], None]) -> None:
+        """Once nothing is left of it: no process, and no connection."""
+        if self._last is None or self._last.done():
+            then()
+        else:
+            self._last.add_done_callback(lambda _: then())
 
     async def call(self, tool: str, arguments: str) -> str:
         """The result as text. Raises McpError."""
@@ -109,10 +118,11 @@ class Server:
 
     def _open_session(self) -> Session:
         if self._session is None:
-            if self._openings == OPENINGS:
+            if self._openings == limits.MCP_OPENINGS.value:
                 raise Gone("The server is gone; it was started twice.")
             self._openings += 1
-            self._session = Session(self._connect)
+            self._session = Session(self._connect, self._last)
+            self._last = self._session.task
             self._opened(self._session)
         return self._session
 

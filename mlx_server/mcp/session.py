@@ -22,8 +22,10 @@ for _chatty in ("mcp", "client", "httpx2"):
 
 
 class Session:
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, before: "asyncio.Task[None] | None" = None) -> None:
+        """before: another one's task, which has to end first."""
         self._connect = connect
+        self._before = before
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._scope = anyio.CancelScope()
@@ -49,6 +51,9 @@ class Session:
             self._scope.cancel()
 
     async def _hold(self) -> None:
+        if self._before:
+            await asyncio.wait([self._before])
+            self._before = None
         try:
             with self._scope:
                 async with Client(self._connect(), cache=None) as client:

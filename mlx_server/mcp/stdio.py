@@ -6,29 +6,29 @@ server itself behind when we are killed.
 
 import asyncio
 import logging
-import os
 import sys
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from socket import MSG_PEEK, SHUT_WR, socket, socketpair
 
 import anyio
+import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
 from mlx_server.errors import told
+from mlx_server.limits import MCP_UNREAD_MESSAGES
+from mlx_server.mcp import guard
 from mlx_server.mcp.errors import Gone, McpError
 from mlx_server.mcp.limits import Limits
 from mlx_server.mcp.streams import Meter, Streams
 
-GUARD = Path(__file__).with_name("guard.py")
 GONE_SECONDS = 5.0
-"""The guard needs less than half of it."""
+"""The guards need less than half of it, though one of them be stopped."""
 CHUNK = 64 << 10
-UNREAD = 64
-"""Messages to a server that does not read them, before whoever writes another one has to wait."""
 
 log = logging.getLogger(__name__)
 
@@ -39,46 +39,72 @@ Read = SessionMessage | Exception
 async def stdio(
     command: Sequence[str], environment: Mapping[str, str], limits: Limits
 ) -> AsyncIterator[Streams]:
-    process, lifeline = await _started(command, environment)
+    mark = uuid.uuid4().hex
+    process, lifeline = await _started(command, environment, mark)
     assert process.stdin
     assert process.stdout
     into, read = anyio.create_memory_object_stream[Read]()
-    write, out_of = anyio.create_memory_object_stream[SessionMessage](UNREAD)
+    write, out_of = anyio.create_memory_object_stream[SessionMessage](MCP_UNREAD_MESSAGES.value)
     try:
         async with into, read, write, out_of, anyio.create_task_group() as group:
             group.start_soon(_read, process.stdout, into, limits)
             group.start_soon(_write, process.stdin, out_of, into)
+            group.start_soon(_guarded, process, lifeline, mark)
             yield read, write
             group.cancel_scope.cancel()
     finally:
         process.stdin.close()
-        os.close(lifeline)
-        with anyio.move_on_after(GONE_SECONDS, shield=True):
-            await _drained(process.stdout)
+        lifeline.shutdown(SHUT_WR)
+        with lifeline, anyio.CancelScope(shield=True):
+            await _gone(process, process.stdout, lifeline, mark)
+
+
+async def _gone(
+    process: asyncio.subprocess.Process, stdout: asyncio.StreamReader, lifeline: socket, mark: str
+) -> None:
+    with anyio.move_on_after(GONE_SECONDS) as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_drained, stdout)
+            await _guarded(process, lifeline, mark)
+            await process.wait()
+    if scope.cancelled_caught:  # both guards were stopped
+        await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
+        with anyio.move_on_after(GONE_SECONDS):
             await process.wait()
 
 
+async def _guarded(process: asyncio.subprocess.Process, lifeline: socket, mark: str) -> None:
+    """Until the server and its guards have ended; if these were killed, the server is ended."""
+    await anyio.wait_readable(lifeline)
+    with suppress(OSError):
+        if lifeline.recv(1, MSG_PEEK):  # it stays there for who asks next
+            return
+    log.warning("the guards of an MCP server were killed; the server is ended")
+    await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
+
+
 async def _started(
-    command: Sequence[str], environment: Mapping[str, str]
-) -> tuple[asyncio.subprocess.Process, int]:
-    """And the end of the pipe that it lives as long as we hold."""
-    theirs, ours = os.pipe()
+    command: Sequence[str], environment: Mapping[str, str], mark: str
+) -> tuple[asyncio.subprocess.Process, socket]:
+    """And our end of what it lives as long as we hold."""
+    ours, theirs = socketpair()
+    ours.setblocking(False)
     try:
         with anyio.CancelScope(shield=True):  # a guard that is killed halfway guards nothing
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", str(GUARD), str(theirs), *command),
+                *(sys.executable, "-I", guard.__file__, str(theirs.fileno()), mark, *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=None if log.isEnabledFor(logging.DEBUG) else asyncio.subprocess.DEVNULL,
                 env={**get_default_environment(), **environment},
-                pass_fds=[theirs],
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for us
             )
     except (OSError, ValueError) as error:
-        os.close(ours)
+        ours.close()
         raise McpError(f"It can't be started: {told(error)}.") from None
     finally:
-        os.close(theirs)
+        theirs.close()
     return process, ours
 
 

@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mlx_server.mcp.errors import McpError
+from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.texts import cut
 
 if TYPE_CHECKING:
     from mlx_server.mcp.server import Server
 
 
 class Toolset:
-    def __init__(self, servers: "Sequence[Server]", parallel_calls: int) -> None:
+    def __init__(self, servers: "Sequence[Server]", limits: Limits) -> None:
         self.servers = servers
         self._by_label = {server.asked.label: server for server in servers}
-        self._places = asyncio.Semaphore(parallel_calls)
+        self._places = asyncio.Semaphore(limits.parallel_calls)
+        self._bytes_left = limits.all_result_bytes
 
     def has(self, server: str, tool: str) -> bool:
         found = self._by_label.get(server)
@@ -25,4 +28,7 @@ class Toolset:
         if not self.has(server, tool):
             raise McpError("There is no such tool.")
         async with self._places:
-            return await self._by_label[server].call(tool, arguments)
+            text = await self._by_label[server].call(tool, arguments)
+        text = cut(text, max(0, self._bytes_left))
+        self._bytes_left -= len(text.encode("utf-8", "replace"))
+        return text

@@ -26,6 +26,7 @@ from openai_harmony import (
 )
 from openai_harmony import Message as HarmonyMessage
 
+from mlx_server import limits
 from mlx_server.events import BuiltInCall, Event, Mended, ReasoningDelta, Repaired, TextDelta
 from mlx_server.messages import Phase, Tool
 from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, Header, taken_apart
@@ -44,8 +45,6 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|endoftext|>")
 FIRST_CONTROL = 199_998
 """From here on all ids are control tokens, most of them without a meaning."""
 
-LONGEST_HEADER = 128
-"""Tokens; a model that writes more has forgotten that there are headers."""
 
 THINK, THINK_END = "<think>", "</think>"
 
@@ -124,7 +123,7 @@ class HarmonyParser:
             self._message.feed(token)
         else:
             self._header.append(token)
-            if len(self._header) > LONGEST_HEADER:
+            if len(self._header) > limits.HARMONY_HEADER_TOKENS.value:
                 self._begin_broken()
         return self._taken()
 

@@ -6,6 +6,7 @@ What it allows, MarkupParser reads: a mark means here what it means there, where
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from mlx_server import limits
 from mlx_server.grammars.formats import is_verbatim, rule_of
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
@@ -18,9 +19,6 @@ from mlx_server.tool_parsers.notation import Block, Unmarked
 
 SPACE = r"/[\x20\n]{1,2}/"
 """Between the parts of an answer that may have nothing else between them."""
-
-STRAYS = 2
-"""Marks in a row that say nothing."""
 
 
 def markup_grammar(layout: Layout, wanted: Wanted) -> str | None:
@@ -132,8 +130,8 @@ class Bound(MarkupGrammar):
             return None
         stray = one_of(self.lark.text(mark) for mark in self.layout.dropped)
         # a blank behind one would be a part of the text
-        before = f"({stray}){{0,{STRAYS}}}" if stray else ""
-        behind = f"({self._space()} ({stray})){{0,{STRAYS}}}" if stray else ""
+        before = f"({stray}){{0,{limits.STRAY_MARKS.value}}}" if stray else ""
+        behind = f"({self._space()} ({stray})){{0,{limits.STRAY_MARKS.value}}}" if stray else ""
         calls = [f"{before} ({one_of(marked)}) {behind}"] if marked else []
         formatted = [f"{before} {text}" for text in texts]
         return self.lark.source(f"{self._reasoned()} ({one_of([*calls, *formatted, *bare])})")

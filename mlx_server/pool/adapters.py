@@ -8,14 +8,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, Unavailable
-from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, stamp_of
+from mlx_server.lora.catalog import AdapterSpec, Catalog, stamp_of
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -27,6 +26,8 @@ class Adapter:
     spec: AdapterSpec
     pinned: bool = False
     """Never dropped to make room."""
+    by_client: bool = False
+    """A client added it, and may have removed it when its request is served."""
 
 
 @dataclass
@@ -35,8 +36,14 @@ class _Held:
     loading: asyncio.Task[int]
     """Bytes, once it is there."""
     nbytes: int
-    leases: int = 0
+    users: dict[asyncio.Future[None], Adapter] = field(default_factory=dict)
+    """Each lease, done when it ends, and the adapter as its request named it: two names may have
+    the same weights."""
     last_used: float = 0.0
+
+    @property
+    def leases(self) -> int:
+        return len(self.users)
 
     @property
     def gives_way(self) -> bool:
@@ -49,11 +56,18 @@ class _Held:
             return self.nbytes
         return max(0, self.nbytes - self.leases * self.adapter.spec.nbytes) if self.leases else 0
 
+    def used_as(self, name: str) -> list[asyncio.Future[None]]:
+        return [lease for lease, adapter in self.users.items() if adapter.spec.name == name]
+
 
 def find(catalog: Catalog, asked: str, allowed: Sequence[Path]) -> Adapter:
     """By name, or a folder inside of an allowed one. Raises AdapterNotFound or AdapterInvalid."""
-    name = _by_folder(catalog, allowed_folder(asked, allowed)) if "/" in asked else asked
-    return Adapter(catalog.find(name), pinned=catalog.places()[name].pinned)
+    if "/" in asked:
+        spec, place = catalog.find_folder(allowed_folder(asked, allowed))
+    else:  # the name is looked up once: it may be removed at any time
+        place = catalog.place(asked)
+        spec = catalog.read(asked, place)
+    return Adapter(spec, place.pinned, place.by_client)
 
 
 def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
@@ -68,16 +82,6 @@ def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
     return folder
 
 
-def _by_folder(catalog: Catalog, folder: Path) -> str:
-    places = catalog.places()
-    for name, place in places.items():
-        if place.path.resolve() == folder:
-            return name
-    # a name that is taken goes on meaning what its owner gave it to
-    own = f"{folder.name}-{sha256(bytes(folder)).hexdigest()[:8]}"
-    return catalog.add(own if folder.name in places else folder.name, Place(folder)).name
-
-
 class Adapters:
     def __init__(self, engine: Callable[[], EngineClient], changed: Callable[[], None]) -> None:
         """changed: called whenever what is idle or staying has."""
@@ -86,7 +90,6 @@ class Adapters:
         self._held: dict[tuple[str, str], _Held] = {}
         """By model and digest."""
         self._leaving: set[asyncio.Task[None]] = set()
-        self._released = asyncio.Event()
 
     @property
     def idle_bytes(self) -> int:
@@ -111,15 +114,16 @@ class Adapters:
             loading = asyncio.create_task(self._load(model, adapter.spec))
             held = self._held[key] = _Held(adapter, loading, adapter.spec.nbytes)
             loading.add_done_callback(partial(self._loaded, key, held))
-        held.leases += 1
+        lease: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        held.users[lease] = adapter
         self._changed()
         try:
             await asyncio.shield(held.loading)
             yield
         finally:
-            held.leases -= 1
+            held.users.pop(lease)
             held.last_used = asyncio.get_running_loop().time()
-            self._released.set()
+            _end(lease)
             self._changed()
 
     def _loaded(self, key: tuple[str, str], held: _Held, loading: asyncio.Task[int]) -> None:
@@ -128,7 +132,6 @@ class Adapters:
             held.nbytes = loading.result()
         elif self._held.get(key) is held:
             del self._held[key]  # the next one to ask tries again
-            self._released.set()
         self._changed()
 
     def shrink(self, to_bytes: int) -> None:
@@ -140,22 +143,26 @@ class Adapters:
                 self._drop(*key)
 
     async def drop(self, model: str, name: str) -> None:
-        """All weights by this name, once nobody uses them any more."""
-        while keys := self._named(model, name):
-            for key in keys:
-                if not self._held[key].leases:
-                    self._drop(*key)
-            self._released.clear()
-            if self._named(model, name):
-                await self._released.wait()
+        """All weights by this name, once the rows that use them now have ended."""
+        if leases := [each for held in self._of(model).values() for each in held.used_as(name)]:
+            await asyncio.wait(leases)
+        for digest, held in self._of(model).items():
+            if held.adapter.spec.name != name:
+                continue
+            if not held.users:
+                self._drop(model, digest)
+            elif not held.used_as(name):
+                held.adapter = next(iter(held.users.values()))
 
-    def _named(self, model: str, name: str) -> list[tuple[str, str]]:
-        return [k for k, h in self._held.items() if k[0] == model and h.adapter.spec.name == name]
+    def _of(self, model: str) -> dict[str, _Held]:
+        return {digest: held for (id, digest), held in self._held.items() if id == model}
 
     def forget(self, model: str | None = None) -> None:
         """They have left the engine with their model; None: with the engine itself."""
-        self._held = {k: h for k, h in self._held.items() if model not in (None, k[0])}
-        self._released.set()
+        for id, digest in list(self._held):
+            if model in (None, id):
+                for lease in self._held.pop((id, digest)).users:
+                    _end(lease)
 
     async def _load(self, model: str, spec: AdapterSpec) -> int:
         loaded = await self._engine().load_adapter(model, spec.digest, str(spec.path))
@@ -177,3 +184,8 @@ class Adapters:
     async def _unload(self, model: str, digest: str) -> None:
         with suppress(Unavailable):
             await self._engine().unload_adapter(model, digest)
+
+
+def _end(lease: asyncio.Future[None]) -> None:
+    if not lease.done():
+        lease.set_result(None)

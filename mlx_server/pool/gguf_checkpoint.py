@@ -47,8 +47,11 @@ SPECIAL = {
 }
 
 
-def convert(gguf: Path, folder: Path, progress: Progress) -> None:
-    """Write a Llama GGUF with a SmolLM tokenizer as a checkpoint: weights, configs, tokenizer."""
+def convert(gguf: Path, folder: Path, progress: Progress, sampling: Mapping[str, float]) -> None:
+    """Write a Llama GGUF with a SmolLM tokenizer as a checkpoint: weights, configs, tokenizer.
+
+    sampling: what generation_config.json recommends to requests that say nothing.
+    """
     reader = GGUFReader(gguf)
     facts: Facts = {key: field.contents() for key, field in reader.fields.items()}
     assert facts["general.architecture"] == "llama"
@@ -64,7 +67,7 @@ def convert(gguf: Path, folder: Path, progress: Progress) -> None:
     ids = {f"{ours}_token_id": facts[key] for ours, key in SPECIAL.items() if ours != "unk"}
     config = _config(facts) | {"tie_word_embeddings": "lm_head.weight" not in weights} | ids
     _write(folder / "config.json", config)
-    _write(folder / "generation_config.json", ids)
+    _write(folder / "generation_config.json", ids | {"do_sample": True, **sampling})
     _write(folder / "tokenizer_config.json", _tokenizer_config(facts))
 
 

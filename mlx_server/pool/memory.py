@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
+from mlx_server import limits
 from mlx_server.errors import ModelUnusable
 from mlx_server.safetensors_headers import BadHeader, read_header_of
-
-MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library itself
-MOST_LAYERS = 10_000
 
 UNKNOWN_LAYERS, UNKNOWN_HEAD = 64, 256
 """Of a config that says nothing of them."""
@@ -155,11 +151,6 @@ class KvCost:
         return self.per_token * slots + windowed + self.fixed
 
 
-def machine_budget(recommended: int | None = None, fraction: float = 0.75) -> int:
-    """recommended: what Metal says of the machine, where there is Metal; otherwise all its RAM."""
-    return int(fraction * (recommended or psutil.virtual_memory().total))
-
-
 def weights_bytes(path: Path, upcast: bool) -> int:
     """upcast: half precision will be loaded as float32."""
     return sum(_tensor_bytes(file, upcast) for file in _weight_files(path))
@@ -188,7 +179,7 @@ def _listed_files(index: Path) -> set[str]:
 
 def _tensor_bytes(file: Path, upcast: bool) -> int:
     try:
-        tensors = read_header_of(file, MOST_HEADER_BYTES).tensors
+        tensors = read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value).tensors
     except OSError as error:
         raise _unusable(file, f"cannot be read ({error.strerror})") from None
     except BadHeader as error:
@@ -244,10 +235,10 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def _check_counts(config: Mapping[str, Any]) -> None:
     """mlx-lm makes as many layers as it is told to."""
     for name in filter(COUNT.search, config):
-        if (count := _number(config, name)) > MOST_LAYERS:
+        if (count := _number(config, name)) > limits.CHECKPOINT_LAYERS.value:
             raise ModelUnusable(
-                f"config.json: {name[-60:]} is {str(count)[:20]}, and more than {MOST_LAYERS} "
-                "can't be. Download the model again."
+                f"config.json: {name[-60:]} is {str(count)[:20]}, and more than "
+                f"{limits.CHECKPOINT_LAYERS.value} can't be. Download the model again."
             )
 
 

@@ -4,86 +4,30 @@ Events go in and actions come out; nothing here runs, sleeps or measures. What i
 the budget: the weights of models, the KV cache reserved by granted tickets, and the prompt cache.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-Ticket = int
-State = Literal["unloaded", "loading", "ready", "unloading"]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the owner and the files say of a model before it is loaded."""
-
-    weights: int
-    pinned: bool = False
-    ttl: float | None = None
-
-
-@dataclass(frozen=True)
-class Load:
-    model: str
-
-
-@dataclass(frozen=True)
-class Unload:
-    model: str
-
-
-@dataclass(frozen=True)
-class ShrinkCache:
-    to_bytes: int
-
-
-@dataclass(frozen=True)
-class Grant:
-    ticket: Ticket
-
-
-@dataclass(frozen=True)
-class NeverFits:
-    needed: int
-    available: int
-    """The budget without the pinned models that stay in memory."""
-
-
-@dataclass(frozen=True)
-class QueueFull:
-    waiting: int
-
-
-@dataclass(frozen=True)
-class WaitedTooLong:
-    seconds: float
-
-
-@dataclass(frozen=True)
-class LoadFailed:
-    model: str
-
-
-Reason = NeverFits | QueueFull | WaitedTooLong | LoadFailed
-
-
-@dataclass(frozen=True)
-class Refuse:
-    ticket: Ticket
-    reason: Reason
-
-
-Actions = tuple[Load | Unload | ShrinkCache | Grant | Refuse, ...]
-
-
-@dataclass(frozen=True)
-class View:
-    """A model as its owner sees it."""
-
-    state: State
-    leases: int
-    nbytes: int
-    """An estimate until it has been loaded once."""
-    last_used: float | None
+from mlx_server.pool.actions import (
+    Action,
+    Actions,
+    Facts,
+    Grant,
+    Load,
+    LoadFailed,
+    NeverFits,
+    Preempt,
+    Reason,
+    Refuse,
+    Resume,
+    ShrinkCache,
+    State,
+    Ticket,
+    Unload,
+    View,
+    WaitedTooLong,
+)
+from mlx_server.pool.fair_order import FairOrder
+from mlx_server.pool.reservations import Reservation, Reserved, alone
 
 
 @dataclass
@@ -113,48 +57,11 @@ class _Model:
         return self.state == "ready" and not self.leases and not self.facts.pinned
 
 
-@dataclass(frozen=True)
-class _Ask:
-    """One ticket, waiting or granted."""
-
-    ticket: Ticket
-    model: str
-    rows: int
-    kv_bytes: int
-    """Of its longest row."""
-    beside: int
-    since: float
-    number: int
-    """In order of arrival."""
-
-
-class _Reserved:
-    """Memory for asks, beside their models: a batch keeps every row as long as its longest."""
-
-    def __init__(self, asks: Iterable[_Ask]) -> None:
-        self.nbytes = 0
-        self._batches: dict[str, tuple[int, int]] = {}
-        """Of each model, rows and the bytes of the longest."""
-        for ask in asks:
-            self.add(ask)
-
-    def add(self, ask: _Ask) -> None:
-        self.nbytes += self.more(ask)
-        rows, longest = self._batches.get(ask.model, (0, 0))
-        self._batches[ask.model] = rows + ask.rows, max(longest, ask.kv_bytes)
-
-    def more(self, ask: _Ask) -> int:
-        """What it would add."""
-        rows, longest = self._batches.get(ask.model, (0, 0))
-        padded = (rows + ask.rows) * max(longest, ask.kv_bytes)
-        return padded - rows * longest + ask.beside
-
-
 @dataclass
 class _Line:
-    """Those who were looked at and go on waiting, in order of arrival."""
+    """Those that were looked at and go on waiting, in their order."""
 
-    asks: list[_Ask] = field(default_factory=list)
+    asks: list[Reservation] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
     promised: int = 0
     """Their part of the memory that is free or becoming free."""
@@ -169,20 +76,20 @@ class Policy:
     nothing may be reported any more of what was asked of that engine.
     """
 
-    def __init__(
-        self, models: Mapping[str, Facts], *, budget: int, max_waiting: int, wait_seconds: float
-    ) -> None:
-        assert max_waiting > 0, "a model is loaded for somebody who waits"
+    def __init__(self, models: Mapping[str, Facts], *, budget: int, wait_seconds: float) -> None:
         self.budget = budget
-        self.max_waiting = max_waiting
         self.wait_seconds = wait_seconds
+        self.lowered = 0
+        """Bytes by which the budget was lowered."""
         self.cache = 0
         """Bytes in the prompt cache, once it has shrunk as told."""
         self._models = {id: _Model(id, facts, facts.weights) for id, facts in models.items()}
-        self._waiting: list[_Ask] = []
-        self._granted: dict[Ticket, _Ask] = {}
-        self._arrivals = 0
-        self._actions: list[Load | Unload | ShrinkCache | Grant | Refuse] = []
+        self._waiting: list[Reservation] = []
+        self._granted: dict[Ticket, Reservation] = {}
+        self._order = FairOrder()
+        self._clock = 0
+        """Counts what comes and what is granted."""
+        self._actions: list[Action] = []
 
     def request(
         self,
@@ -191,15 +98,30 @@ class Policy:
         kv_bytes: int,
         now: float,
         *,
+        most_kv_bytes: int = 0,
         rows: int = 1,
         beside: int = 0,
+        client: str = "",
     ) -> Actions:
         """Asks for a lease on the model, from `Grant` to `release`, with the caches of `rows`, of
-        which the longest takes `kv_bytes`, and `beside` bytes of whatever else."""
+        which the longest takes `kv_bytes` soon and `most_kv_bytes` at its end, and `beside` bytes
+        of whatever else."""
         assert ticket not in self._granted
         assert ticket not in self.waiting
-        self._arrivals += 1
-        self._waiting.append(_Ask(ticket, model, rows, kv_bytes, beside, now, self._arrivals))
+        most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
+        turn = self._order.next(client, rows), came
+        self._waiting.append(
+            Reservation(ticket, model, rows, kv_bytes, most, beside, now, turn, came)
+        )
+        self._waiting.sort(key=lambda each: each.turn)
+        return self._settle(now)
+
+    def resize(self, ticket: Ticket, kv_bytes: int, now: float) -> Actions:
+        """What the longest row of a granted ticket takes from now on. Where there is no room for
+        it, the last rows are preempted, this ticket's own if they are the last."""
+        if (ask := self._granted.get(ticket)) is None:
+            return ()  # the engine was lost
+        ask.kv_bytes = min(kv_bytes, ask.most_kv_bytes)
         return self._settle(now)
 
     def release(self, ticket: Ticket, now: float) -> Actions:
@@ -265,6 +187,15 @@ class Policy:
         if self._models[model].state == "unloaded":
             self._models[model].weights = nbytes
 
+    def lower(self, now: float) -> Actions:
+        """Memory ran out within the budget: half of what it leaves to caches is given up for good.
+        The weights in memory stay admitted."""
+        weights = sum(m.nbytes for m in self._models.values() if m.state != "unloaded")
+        less = max(0, self.budget - weights) // 2
+        self.budget -= less
+        self.lowered += less
+        return self._settle(now)
+
     def tick(self, now: float) -> Actions:
         return self._settle(now)
 
@@ -273,6 +204,9 @@ class Policy:
         due = [self._late_at(ask) for ask in self._waiting]
         due += [self._stale_at(model) for model in self._models.values()]
         return min((at for at in due if at is not None), default=None)
+
+    def state(self, model: str) -> State:
+        return self._models[model].state
 
     def views(self) -> dict[str, View]:
         models = self._models.items()
@@ -283,22 +217,34 @@ class Policy:
         return tuple(ask.ticket for ask in self._waiting)
 
     @property
-    def kv_reserved(self) -> int:
-        return self._reserved.nbytes
+    def preempted(self) -> tuple[Ticket, ...]:
+        return tuple(each.ticket for each in self._preempted)
 
     @property
-    def _reserved(self) -> _Reserved:
-        return _Reserved(self._granted.values())
+    def kv_reserved(self) -> int:
+        return self._reserved.now
 
     @property
     def used(self) -> int:
-        weights = sum(m.nbytes for m in self._models.values() if m.state != "unloaded")
-        return weights + self.kv_reserved + self.cache
+        return self._weights + self.kv_reserved + self.cache
+
+    @property
+    def _weights(self) -> int:
+        return sum(m.nbytes for m in self._models.values() if m.state != "unloaded")
+
+    @property
+    def _reserved(self) -> Reserved:
+        return Reserved(self._granted.values())
+
+    @property
+    def _preempted(self) -> list[Reservation]:
+        preempted = (each for each in self._granted.values() if each.preempted)
+        return sorted(preempted, key=lambda each: each.turn)
 
     @property
     def _free(self) -> int:
         """The prompt cache is no obstacle. Negative when a model is larger than was thought."""
-        return self.budget - self.used + self.cache
+        return self.budget - self._weights - self._reserved.nbytes
 
     @property
     def _free_soon(self) -> int:
@@ -306,6 +252,7 @@ class Policy:
         return self._free + sum(unloading)
 
     def _settle(self, now: float) -> Actions:
+        self._preempt()
         self._shrink_cache(0)
         self._serve(now)
         if self._refuse_late(now):
@@ -314,57 +261,85 @@ class Policy:
         self._evict(-self._free_soon, self._evictable())
         return self._taken()
 
-    def _serve(self, now: float) -> int:
-        """Grants, loads and evicts in order of arrival; returns the room that nobody waits for.
+    def _preempt(self) -> None:
+        """The last rows give way to those before them, which grow; the first one never does."""
+        while self._free < 0 and self._reserved.can_be_less:
+            running = [each for each in self._granted.values() if not each.preempted]
+            last = max(running, key=lambda each: each.turn)
+            last.preempted = True
+            self._actions.append(Preempt(last.ticket))
 
-        Nobody starves: a later ask only gets what was not promised to an earlier one, and it passes
-        one that is stuck only if that one would still fit beside all that was granted past it and
-        the pinned models. So nobody ever waits for leases of those who came later. No deadlock: a
-        granted lease waits for nothing here, loading and unloading end by themselves, what is idle
-        is evicted, and what would not fit even then is refused.
+    def _serve(self, now: float) -> int:
+        """Resumes, grants, loads and evicts in order; returns the room that nobody waits for.
+
+        The rows that were preempted come first, and while one of them waits nobody is granted
+        anything. Then those that wait take turns by client, and of one client in order of arrival.
+
+        Nobody starves: a later one only gets what was not promised to an earlier one, and it
+        passes it only if that one would still fit next to all that was granted past it, grown to
+        its end, and the pinned models. So nobody ever waits for leases of later ones. No deadlock:
+        room is kept for one granted reservation to come to its end, which the first of them does
+        whatever the others need; loading and unloading end by themselves, what is idle is evicted,
+        and what would not fit even then is refused.
         """
         line = _Line()
-        for ask in tuple(self._waiting):
-            if misfit := self._misfit(ask):
+        for ask in [*self._preempted, *self._waiting]:
+            if not ask.preempted and (misfit := self._misfit(ask)):
                 self._refuse(ask, misfit)
             elif self._may_go(ask, line):
-                self._grant(ask, now)
-            elif len(line.asks) >= self.max_waiting:
-                self._refuse(ask, QueueFull(len(line.asks)))
+                self._resume(ask) if ask.preempted else self._grant(ask, now)
             else:
                 self._wait_in(line, ask)
         return 0 if line.stuck else min(self._free, self._free_soon - line.promised)
 
-    def _misfit(self, ask: _Ask) -> NeverFits | None:
+    def _misfit(self, ask: Reservation) -> NeverFits | None:
         model = self._models[ask.model]
         stay = sum(m.nbytes for m in self._models.values() if m.stays and m is not model)
-        needed, available = model.nbytes + _Reserved([ask]).nbytes, self.budget - stay
+        needed, available = model.nbytes + alone(ask), self.budget - stay
         return NeverFits(needed, available) if needed > available else None
 
-    def _may_go(self, ask: _Ask, line: _Line) -> bool:
+    def _may_go(self, ask: Reservation, line: _Line) -> bool:
         return (
             self._models[ask.model].state == "ready"
             and ask.model not in line.models
-            and self._reserved.more(ask) <= min(self._free, self._free_soon - line.promised)
-            and (not line.stuck or self._may_pass(ask, line))
+            and self._has_room(ask, line)
+            and all(self._may_pass(ask, earlier, line) for earlier in line.asks)
         )
 
-    def _may_pass(self, ask: _Ask, line: _Line) -> bool:
-        first = line.asks[0].number
-        passing = [ask, *(lease for lease in self._granted.values() if lease.number > first)]
+    def _has_room(self, ask: Reservation, line: _Line) -> bool:
+        """Next to what is granted, and to what those before it will need."""
+        reserved = self._reserved
+        more = reserved.more(ask)
+        if ask.preempted and not more:
+            return True  # it goes on in the room that is kept for one
+        with_line = self._with_line(line).more(ask)
+        return more <= self._free and max(more, with_line) <= self._free_soon - line.promised
+
+    def _with_line(self, line: _Line) -> Reserved:
+        taken = self._reserved
+        for earlier in line.asks:
+            taken.take(earlier)
+        return taken
+
+    def _may_pass(self, ask: Reservation, earlier: Reservation, line: _Line) -> bool:
+        if earlier.preempted:
+            return False
+        passing = [ask.at_its_end, *(each.at_its_end for each in self._passed(earlier))]
         beside = {m.id for m in self._models.values() if m.stays} | {p.model for p in passing}
         beside |= {id for id in line.models if self._models[id].facts.pinned}
-        taken, weights = _Reserved(passing), sum(self._models[id].nbytes for id in beside)
-        return all(
-            weights + taken.nbytes + self._needs(earlier, taken, earlier.model in beside)
-            <= self.budget
-            for earlier in line.asks
-        )
+        taken, weights = Reserved(passing), sum(self._models[id].nbytes for id in beside)
+        needs = self._needs(earlier, taken, earlier.model in beside)
+        return weights + taken.nbytes + needs <= self.budget
 
-    def _wait_in(self, line: _Line, ask: _Ask) -> None:
+    def _passed(self, earlier: Reservation) -> list[Reservation]:
+        """Those that were granted past it."""
+        granted = ((each, each.granted or 0) for each in self._granted.values())
+        return [each for each, at in granted if at > earlier.came and each.turn > earlier.turn]
+
+    def _wait_in(self, line: _Line, ask: Reservation) -> None:
         """Its model is loaded, or others are evicted for it, as soon as that is enough."""
         model = self._models[ask.model]
-        taken = _Reserved([*self._granted.values(), *line.asks])
+        taken = self._with_line(line)
         needs = self._needs(ask, taken, model.here or ask.model in line.models)
         keep = {*line.models, ask.model}
         line.stuck = line.stuck or not self._make_room(line.promised + needs, keep)
@@ -376,7 +351,7 @@ class Policy:
         line.asks.append(ask)
         line.models.add(ask.model)
 
-    def _needs(self, ask: _Ask, taken: _Reserved, model_counted: bool) -> int:
+    def _needs(self, ask: Reservation, taken: Reserved, model_counted: bool) -> int:
         return taken.more(ask) + (0 if model_counted else self._models[ask.model].nbytes)
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
@@ -405,16 +380,27 @@ class Policy:
             else:
                 self._unload(model)
 
-    def _grant(self, ask: _Ask, now: float) -> None:
-        self._shrink_cache(self._reserved.more(ask))
+    def _grant(self, ask: Reservation, now: float) -> None:
+        self._shrink_cache(self._reserved.more_now(ask))
         self._waiting.remove(ask)
         self._granted[ask.ticket] = ask
+        ask.granted = self._tick_of_clock()
+        self._order.granted(ask.turn[0])
         model = self._models[ask.model]
         model.leases += 1
         model.last_used = now
         self._actions.append(Grant(ask.ticket))
 
-    def _refuse(self, ask: _Ask, reason: Reason) -> None:
+    def _resume(self, ask: Reservation) -> None:
+        self._shrink_cache(self._reserved.more_now(ask))
+        ask.preempted = False
+        self._actions.append(Resume(ask.ticket))
+
+    def _tick_of_clock(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _refuse(self, ask: Reservation, reason: Reason) -> None:
         self._waiting.remove(ask)
         self._actions.append(Refuse(ask.ticket, reason))
 
@@ -441,7 +427,7 @@ class Policy:
             self._refuse(ask, WaitedTooLong(now - ask.since))
         return bool(late)
 
-    def _late_at(self, ask: _Ask) -> float | None:
+    def _late_at(self, ask: Reservation) -> float | None:
         """Never while its model is loading, which takes as long as it takes."""
         loading = self._models[ask.model].state == "loading"
         return None if loading else ask.since + self.wait_seconds

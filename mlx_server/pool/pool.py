@@ -15,14 +15,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlx_server import limits
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import Stepped
+from mlx_server.engine.device_errors import Streak
+from mlx_server.engine.messages import DEFAULT_SCHEDULE, DeviceFailed, Loaded, Schedule, Stepped
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
     AdapterNotFound,
-    BadRequest,
     EngineDied,
     ModelNotFound,
+    ModelReplaced,
     NotEnoughMemory,
     Overloaded,
     ServerError,
@@ -30,59 +32,74 @@ from mlx_server.errors import (
     Unavailable,
 )
 from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
-from mlx_server.pool import policy
+from mlx_server.pool import actions
+from mlx_server.pool.actions import Facts
 from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
-from mlx_server.pool.entry import Entry, Model, OnProgress, Progress, View, Waiter
-from mlx_server.pool.memory import machine_budget
-from mlx_server.pool.policy import Facts, Policy
-from mlx_server.pool.prepare import ModelSpec, Prepared, catalog_on_disk, prepare
+from mlx_server.pool.budget import budget_of, size
+from mlx_server.pool.entry import Entry, Model, OnProgress, Progress, View
+from mlx_server.pool.lease import Demand, Lease, Leases, Waiter
+from mlx_server.pool.places import Places
+from mlx_server.pool.policy import Policy
+from mlx_server.pool.prepare import (
+    ModelSpec,
+    Prepared,
+    catalog_on_disk,
+    check_files,
+    is_current,
+    prepare,
+)
 
 log = logging.getLogger("mlx_server.pool")
 
 T = TypeVar("T")
 
+Report = Callable[[str, int, int], None]
+"""(what is being done, how much is done, of how much)."""
+
 STOP_SECONDS = 0.2
 """For a download to notice that the server stops."""
-
-CACHE_SHARE = 0.2
-"""Of the machine's budget, what the prompt cache may grow to while nobody else wants it."""
 
 
 @dataclass(frozen=True)
 class Limits:
     concurrency: int = 16
     """Rows of one model that are decoded together."""
-    queue: int = 64
-    """Answers that may wait beside those."""
+    queue: int = limits.QUEUE.value
+    """Answers of one client that may wait for a place among those."""
+    schedule: Schedule = DEFAULT_SCHEDULE
     wait_seconds: float = 300.0
     """For memory that others hold."""
     budget: int | None = None
     """Bytes for weights and caches; None: what suits the machine."""
+    wired: str | int = "auto"
+    """Of weights, on a Mac: see engine/wiring.py."""
+    prompt_cache: int | None = None
+    """Bytes that prompts kept for later may take; None: all that models and answers leave."""
 
 
 class Pool:
     def __init__(
         self,
         specs: Iterable[ModelSpec],
-        limits: Limits | None = None,
+        settings: Limits | None = None,
         on_progress: OnProgress = lambda *progress: None,
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
         """adapter_dirs: folders of which a request may name a folder as its adapter."""
         self._entries = {spec.id: Entry(spec) for spec in specs}
         self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
-        self._limits = limits or Limits()
-        self._most_rows = self._limits.concurrency + self._limits.queue
+        self._limits = settings or Limits()
+        self.places = Places(self._limits.concurrency + self._limits.queue)
         self._on_progress = on_progress
         self._adapter_dirs = adapter_dirs
-        self._added: set[tuple[str, str]] = set()
-        """Models' adapters that clients have brought."""
         self._upcast = False
         self._tickets = count()
-        self._waiting: dict[policy.Ticket, Waiter] = {}
+        self._waiting: dict[actions.Ticket, Waiter] = {}
+        self._leases = Leases(lambda: self.engine, self._resize)
         self._timer: asyncio.TimerHandle | None = None
         self._work: set[asyncio.Task[None]] = set()
-        self._policy = self._policy_for(0)
+        self.budget = budget_of(self._limits.budget, None)
+        self._policy = self._policy_for()
         self._cache_bytes = 0
         """Of the prompt cache."""
         self._cache_room: int | None = None
@@ -90,9 +107,12 @@ class Pool:
         self.adapters = Adapters(lambda: self.engine, self._count_adapters)
         self._closed: ServerError | None = None
         self._threads: set[asyncio.Future[Any]] = set()
-        self.rows = 0
-        """Answers being generated or waiting for it."""
+        self.on_rows: Callable[[int], None] = lambda rows: None
+        """Is told of `rows` when they change."""
         self.on_step: Callable[[Stepped], None] = lambda step: None
+        self.on_ready: Callable[[str], None] = lambda id: None
+        """Called with the id of each model that was loaded."""
+        self._out_of_memory = Streak()
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.supervisor = Supervisor(self._spawn, self._engine_lost, self._started)
 
@@ -108,10 +128,18 @@ class Pool:
     def loaded(self) -> list[Model]:
         return [entry.model for entry in self._entries.values() if entry.model]
 
+    def batching(self, id: str) -> bool | None:
+        """Whether answers of this model are computed together; None: it was not loaded yet."""
+        return self._entries[id].batching
+
     async def start(self) -> None:
         ready = await self.supervisor.start()
         self._upcast = not ready.metal
-        self._policy = self._policy_for(machine_budget(ready.recommended_bytes))
+        self.budget = budget_of(self._limits.budget, ready.recommended_bytes)
+        log.info("memory budget: %s, %s", size(self.budget.nbytes), self.budget.source)
+        if warning := self.budget.warning:
+            log.warning(warning)
+        self._policy = self._policy_for()
         self._started()
 
     async def stop(self, error: ServerError | None = None) -> None:
@@ -143,33 +171,50 @@ class Pool:
             "used": self._policy.used,
             "kv_reserved": self._policy.kv_reserved,
             "prompt_cache": self._policy.cache,
+            "lowered": self._policy.lowered,
         }
 
+    @property
+    def rows(self) -> int:
+        """Answers being generated or waiting for it."""
+        return self.places.taken
+
     @contextmanager
-    def place(self, rows: int) -> Iterator[None]:
+    def place(self, rows: int, client: str = "") -> Iterator[None]:
         """Room for so many answers, or an error at once."""
-        if rows > self._most_rows:
-            raise BadRequest(
-                f"One request may ask for at most {self._most_rows} answers here, not {rows}: "
-                "send fewer prompts, or a smaller `n`."
-            )
-        if self.rows + rows > self._most_rows:
-            raise Overloaded(f"The queue is full: {self.rows} answers are under way or waiting.")
-        self.rows += rows
         try:
-            yield
+            with self.places.take(rows, client):
+                self.on_rows(self.rows)
+                yield
         finally:
-            self.rows -= rows
+            self.on_rows(self.rows)
 
     async def prepared(self, name: str) -> Prepared:
-        """The model's files, fetched and read once however many ask."""
+        """The model's files, fetched and read once however many ask.
+
+        A folder that was replaced is read anew before the model is loaded the next time; what is
+        in memory is served as it is until it leaves.
+        """
         entry = self._entry(name)
         self._check_open()
+        if entry.model:
+            return entry.model.prepared
+        if entry.preparing:
+            await self._forget_if_replaced(entry, entry.preparing)
         if entry.preparing is None:
             entry.preparing = asyncio.create_task(self._prepare(entry))
             # a preload that fails has been logged, and may have nobody waiting for it
             entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(entry.preparing)
+
+    async def _forget_if_replaced(self, entry: Entry, known: asyncio.Task[Prepared]) -> None:
+        is_read = known.done() and not known.cancelled()
+        if not is_read or self._policy.state(entry.spec.id) != "unloaded":
+            return
+        is_replaced = not await self._in_thread(partial(is_current, known.result()))
+        if is_replaced and entry.preparing is known:
+            log.info("the files of %s were replaced", entry.spec.id)
+            entry.preparing = None
 
     def named(self, name: str) -> tuple[str, str | None]:
         """A model and its adapter, of `model:adapter`; what is a model's own name is no more."""
@@ -198,49 +243,57 @@ class Pool:
 
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
         catalog = _catalog_of(await self.prepared(id))
-        folder = allowed_folder(path, self._adapter_dirs)
-        if name in catalog.places() and (id, name) not in self._added:
-            raise BadRequest(f"{id} has an adapter {name!r} already.", param="lora_name")
-        spec = await self._in_thread(partial(catalog.add, name, Place(folder)))
-        self._added.add((id, name))
-        return spec
+        place = Place(allowed_folder(path, self._adapter_dirs), by_client=True)
+        return await self._in_thread(partial(catalog.add, name, place))
 
     async def remove_adapter(self, id: str, name: str) -> None:
         """Returns when no row uses it any more and its memory is back."""
-        if (id, name) not in self._added:
-            raise AdapterNotFound(
-                f"{name[:100]!r} was not loaded by a client, so no client can unload it.",
-                param="lora_name",
-            )
-        self._added.remove((id, name))
         _catalog_of(await self.prepared(id)).remove(name)
         await self.adapters.drop(id, name)
 
     @asynccontextmanager
     async def lease(
-        self, prepared: Prepared, kv_bytes: int, adapter: Adapter | None = None, rows: int = 1
-    ) -> AsyncIterator[Model]:
-        """The model, loaded, and its adapter, with so much memory beside them for each of the
-        rows, until the block is left."""
+        self, prepared: Prepared, demand: Demand, adapter: Adapter | None = None
+    ) -> AsyncIterator[Lease]:
+        """The model, loaded, and its adapter, with memory for the rows, until the block is left."""
         self._check_open()
         _ = self.engine  # raises while there is none, which nobody could tell of a load
         ticket = next(self._tickets)
-        waiter = Waiter(self._entries[prepared.id], asyncio.get_running_loop().create_future())
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(self._entries[prepared.id], demand, granted)
         self._waiting[ticket] = waiter
         try:
-            beside = adapter.spec.nbytes if adapter else 0
             self._do(
                 self._policy.request(
-                    ticket, prepared.id, kv_bytes, _now(), rows=rows, beside=beside
+                    ticket,
+                    prepared.id,
+                    demand.nbytes(demand.soon),
+                    _now(),
+                    most_kv_bytes=demand.nbytes(demand.most_tokens),
+                    rows=demand.rows,
+                    beside=adapter.spec.nbytes if adapter else 0,
+                    client=demand.client,
                 )
             )
-            model = await waiter.model
+            await waiter.granted
+            lease = self._leases[ticket]
+            if lease.model.prepared is not prepared:  # its tokens are those of another tokenizer
+                raise ModelReplaced(
+                    f"The files of {prepared.id} were replaced while the request waited. Send it "
+                    "again."
+                )
+            if adapter and adapter.by_client:
+                _catalog_of(prepared).check_there(adapter.spec.name)
             async with self.adapters.lease(prepared.id, adapter) if adapter else nullcontext():
-                yield model
+                yield lease
         finally:
             self._waiting.pop(ticket, None)
             self._do(self._policy.cancel(ticket, _now()))
             self._do(self._policy.release(ticket, _now()))
+            self._leases.remove(ticket)
+
+    def _resize(self, ticket: actions.Ticket, kv_bytes: int) -> None:
+        self._do(self._policy.resize(ticket, kv_bytes, _now()))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Like to_thread, but `stop` can wait for what goes on after its task was cancelled."""
@@ -264,21 +317,44 @@ class Pool:
             )
         return self._entries[self._names[name]]
 
-    def _policy_for(self, machine: int) -> Policy:
+    def _policy_for(self) -> Policy:
         return Policy(
             {e.spec.id: Facts(0, e.spec.pinned, e.spec.ttl) for e in self._entries.values()},
-            budget=self._limits.budget or machine,
-            max_waiting=self._most_rows,
+            budget=self.budget.nbytes,
             wait_seconds=self._limits.wait_seconds,
         )
 
     def _spawn(self) -> EngineClient:
-        cache_bytes = int(CACHE_SHARE * (self._limits.budget or machine_budget(None)))
-        client = self.make_engine(concurrency=self._limits.concurrency, cache_bytes=cache_bytes)
+        most = self._limits.prompt_cache
+        client = self.make_engine(
+            concurrency=self._limits.concurrency,
+            cache_bytes=self.budget.nbytes if most is None else most,
+            wired=self._limits.wired,
+            schedule=self._limits.schedule,
+        )
         client.on_step = self._stepped
+        client.on_device_failed = self._device_failed
         return client
 
+    def _device_failed(self, failure: DeviceFailed) -> None:
+        if failure.kind != "out_of_memory" or self._out_of_memory.failed(_now()) < 2:
+            return
+        before = self._policy.budget
+        self._do(self._policy.lower(_now()))
+        log.warning(
+            "memory ran out %d times in a row: the budget is %s in place of %s until the next "
+            "start. End other programs, or lower `memory_budget` under `server` in models.yaml.",
+            self._out_of_memory.length,
+            size(self._policy.budget),
+            size(before),
+        )
+        with suppress(EngineDied):
+            self.engine.limit_memory(self._policy.budget)
+
     def _stepped(self, step: Stepped) -> None:
+        if any(token.finish for token in step.tokens):
+            self._out_of_memory.answered()
+        self._leases.generated(step.tokens)
         self._cache_bytes = step.cache_bytes
         self._count_idle()
         self.on_step(step)
@@ -307,7 +383,8 @@ class Pool:
 
     def _started(self) -> None:
         with suppress(EngineDied):
-            self.engine.limit_memory(self._policy.budget)
+            self.engine.limit_memory(self.budget.mlx_limit)
+        self._limit_cache()
         self._preload()
 
     def _preload(self) -> None:
@@ -325,7 +402,13 @@ class Pool:
         entry.failure = None
         try:
             prepared = await self._in_thread(
-                partial(prepare, entry.spec, report, upcast=self._upcast)
+                partial(
+                    prepare,
+                    entry.spec,
+                    report,
+                    upcast=self._upcast,
+                    budget=self._policy.budget or None,
+                )
             )
         except asyncio.CancelledError:
             self._check_open()
@@ -334,6 +417,8 @@ class Pool:
             entry.preparing = None  # the next one to ask tries again
             failure = self._failed(entry, error)
             raise failure from None
+        if prepared.adapters and entry.prepared and entry.prepared.adapters:
+            prepared.adapters.added = entry.prepared.adapters.added
         entry.prepared, entry.progress = prepared, None
         self._policy.estimate(entry.spec.id, prepared.weights)
         return prepared
@@ -351,23 +436,36 @@ class Pool:
         entry.failure, entry.progress = copy(error), None
         return error
 
-    def _do(self, actions: policy.Actions) -> None:
+    def _do(self, wanted: actions.Actions) -> None:
         if self._closed:
             return
-        for action in actions:
+        for action in wanted:
             match action:
-                case policy.Load(model):
+                case actions.Load(model):
                     self._begin(self._load(self._entries[model]))
-                case policy.Unload(model):
+                case actions.Unload(model):
                     self._begin(self._unload(self._entries[model]))
-                case policy.ShrinkCache(to_bytes):
+                case actions.ShrinkCache(to_bytes):
                     self._shrink(to_bytes)
-                case policy.Grant(ticket):
-                    self._waiting.pop(ticket).grant()
-                case policy.Refuse(ticket, reason):
-                    self._waiting.pop(ticket).refuse(self._refusal(reason))
+                case actions.Grant(ticket):
+                    self._grant(ticket)
+                case actions.Preempt(ticket):
+                    self._limit_cache()  # which keeps what the rows give back, if there is room
+                    self._leases.preempt(ticket)
+                case actions.Resume(ticket):
+                    self._limit_cache()
+                    self._leases.resume(ticket)
+                case actions.Refuse(ticket, reason):
+                    waiter = self._waiting.pop(ticket)
+                    waiter.refuse(self._refusal(waiter.entry, reason))
         self._limit_cache()
         self._set_timer()
+
+    def _grant(self, ticket: actions.Ticket) -> None:
+        waiter = self._waiting.pop(ticket)
+        assert waiter.entry.model is not None
+        self._leases.add(waiter.entry.model, waiter.demand, ticket)
+        waiter.grant()
 
     def _shrink(self, to_bytes: int) -> None:
         """The prompt cache first, then idle adapters."""
@@ -395,12 +493,11 @@ class Pool:
         report = self._reporter(entry)
         entry.failure = None
         try:
-            loaded = await self.engine.load(
-                prepared.id,
-                str(prepared.path),
-                lambda done, total: report("loading", done, total),
-                sorted(prepared.family.stops(prepared.checkpoint)),
-            )
+            loaded = await self._loaded(prepared, report)
+        except ModelReplaced as error:
+            self._failed(entry, error)
+            self._do(self._policy.load_failed(prepared.id, _now()))
+            return
         except Unavailable:
             return  # the engine is gone; `_engine_lost` sees to it, if this is not the end
         except Exception as error:
@@ -413,9 +510,30 @@ class Pool:
             prepared.family.name,
             loaded.nbytes / 1e6,
         )
+        if loaded.why_alone:
+            log.warning("%s answers one request at a time: %s", prepared.id, loaded.why_alone)
+        entry.batching = not loaded.why_alone
         entry.model = Model(prepared, loaded.vocabulary, loaded.nbytes)
         entry.progress = None
         self._do(self._policy.loaded(prepared.id, loaded.nbytes, _now()))
+        self.on_ready(prepared.id)
+
+    async def _loaded(self, prepared: Prepared, report: Report) -> Loaded:
+        """Its weights are of the same files as all else that is known of it."""
+        await self._in_thread(partial(check_files, prepared))
+        loaded = await self.engine.load(
+            prepared.id,
+            str(prepared.path),
+            lambda done, total: report("loading", done, total),
+            sorted(prepared.family.stops(prepared.checkpoint)),
+            str(prepared.tokenizer_json.parent),
+        )
+        try:
+            await self._in_thread(partial(check_files, prepared))
+        except ModelReplaced:
+            await self.engine.unload(prepared.id)
+            raise
+        return loaded
 
     async def _unload(self, entry: Entry) -> None:
         entry.model = None
@@ -425,22 +543,30 @@ class Pool:
             log.info("%s was unloaded", entry.spec.id)
             self._do(self._policy.unloaded(entry.spec.id, _now()))
 
-    def _refusal(self, reason: policy.Reason) -> ServerError:
+    def _refusal(self, entry: Entry, reason: actions.Reason) -> ServerError:
         match reason:
-            case policy.NeverFits(needed, available):
-                return NotEnoughMemory(
-                    f"This needs {_size(needed)}, and at most {_size(available)} can be had: ask "
-                    "for fewer tokens, serve a smaller model, or raise `memory_budget` under "
-                    "`server` in models.yaml."
-                )
-            case policy.QueueFull(waiting):
-                return Overloaded(f"{waiting} requests wait for memory already.")
-            case policy.WaitedTooLong(seconds):
+            case actions.NeverFits(needed, available):
+                return self._too_large(entry, needed, available)
+            case actions.WaitedTooLong(seconds):
                 return Overloaded(f"No memory became free in {seconds:.0f} seconds.")
-            case policy.LoadFailed(model):
+            case actions.LoadFailed(model):
                 failure = self._entries[model].failure
                 assert failure is not None
                 return copy(failure)
+
+    def _too_large(self, entry: Entry, needed: int, available: int) -> NotEnoughMemory:
+        model, pinned = self._policy.views()[entry.spec.id].nbytes, self._policy.budget - available
+        alone = model > available
+        what = f"The model needs {size(model)}"
+        if not alone:
+            what += f", and this request {size(needed - model)} more"
+        budget = f"the memory budget is {size(self._policy.budget)}"
+        if pinned:
+            budget += f", of which pinned models keep {size(pinned)}"
+        choose = "choose a smaller quantisation" if alone else "ask for fewer tokens"
+        return NotEnoughMemory(
+            f"{what}; {budget}. Raise `memory_budget` in models.yaml, or {choose}."
+        )
 
     def _set_timer(self) -> None:
         if self._timer:
@@ -452,7 +578,7 @@ class Pool:
     def _tick(self) -> None:
         self._do(self._policy.tick(_now()))
 
-    def _reporter(self, entry: Entry) -> Callable[[str, int, int], None]:
+    def _reporter(self, entry: Entry) -> Report:
         def report(what: str, done: int, total: int) -> None:
             self._check_open()  # which ends a download with the server
             entry.progress = Progress(what, done, total)
@@ -460,7 +586,7 @@ class Pool:
 
         return report
 
-    def _view(self, entry: Entry, view: policy.View, offset: float) -> View:
+    def _view(self, entry: Entry, view: actions.View, offset: float) -> View:
         prepared = entry.prepared
         return View(
             spec=entry.spec,
@@ -472,6 +598,7 @@ class Pool:
             progress=entry.progress,
             error=entry.failure.message if entry.failure else None,
             adapters=self.adapters.of(entry.spec.id),
+            batching=entry.batching,
         )
 
 
@@ -492,7 +619,3 @@ async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

@@ -3,19 +3,23 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mlx_server.errors import AdapterInvalid, ModelUnusable, SettingsError
+from mlx_server.errors import AdapterInvalid, ModelReplaced, ModelUnusable, SettingsError
 from mlx_server.families import family_named, family_of
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.folders import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.lora.base import read_base
 from mlx_server.lora.catalog import Catalog, Place
 from mlx_server.pool.cache import Progress, cache_dir
+from mlx_server.pool.checkpoint_files import check_architecture
 from mlx_server.pool.memory import KvCost, kv_bytes_per_token, weights_bytes
 from mlx_server.pool.replay_checkpoint import replay_checkpoint
 from mlx_server.pool.sources import adapter_on_disk, on_disk, resolve, resolve_adapter
+from mlx_server.pool.tokenizer_files import tokenizer_json
 from mlx_server.pool.transcript import Transcript, read_transcript
 from mlx_server.repair.allowed import EVERYTHING, Repair
 from mlx_server.requests import SamplingChoices
@@ -41,6 +45,8 @@ class ModelSpec:
 
     id: str
     source: str
+    revision: str | None = None
+    """Of a hub id: a branch, a tag or a commit; None: the newest."""
     aliases: tuple[str, ...] = ()
     family: str | None = None
     chat_template: str | None = None
@@ -72,6 +78,7 @@ class Prepared:
     path: Path
     checkpoint: Checkpoint
     family: ModelFamily
+    tokenizer_json: Path
     weights: int
     """Bytes, estimated."""
     kv: KvCost
@@ -79,6 +86,8 @@ class Prepared:
     """Of a replay model: what it plays."""
     adapters: Catalog | None = None
     """None where there are no layers to adapt."""
+    stamp: Stamp = ()
+    """Of the files, from before they were read."""
 
     @property
     def id(self) -> str:
@@ -89,21 +98,57 @@ class Prepared:
         return self.spec.context_length or self.checkpoint.context_length
 
 
-def prepare(spec: ModelSpec, progress: Progress, *, upcast: bool) -> Prepared:
-    """Fetches what is missing, so it may block for long. upcast: see `weights_bytes`."""
+def prepare(
+    spec: ModelSpec, progress: Progress, *, upcast: bool, budget: int | None = None
+) -> Prepared:
+    """Fetches what is missing, so it may block for long. upcast: see `weights_bytes`.
+
+    budget: weights that take more bytes are not fetched.
+    """
     if spec.source.startswith(REPLAY):
         return _replay(spec)
-    path = resolve(spec.source, progress)
-    checkpoint = read_checkpoint(path, spec.chat_template)
-    return Prepared(
+    path = resolve(spec.source, progress, revision=spec.revision, budget=budget)
+    stamp = stamp_of_model(path)
+    tokenizer = tokenizer_json(path)
+    checkpoint = read_checkpoint(path, spec.chat_template, tokenizer)
+    check_architecture(checkpoint.config, spec.id)
+    prepared = Prepared(
         spec=spec,
         path=path,
         checkpoint=checkpoint,
         family=family_of(checkpoint, spec.family),
+        tokenizer_json=tokenizer,
         weights=weights_bytes(path, upcast),
         kv=kv_bytes_per_token(checkpoint.config, 4 if upcast else 2),
         adapters=_catalog(spec, path, progress),
+        stamp=stamp,
     )
+    check_files(prepared)
+    return prepared
+
+
+def check_files(prepared: Prepared) -> None:
+    """They are still those that were read. Raises ModelReplaced."""
+    if prepared.stamp != _stamp(prepared.spec, prepared.path):
+        raise ModelReplaced(
+            f"The files of {prepared.id} were replaced while they were being read. Send the "
+            "request again when all of them are there."
+        )
+
+
+def is_current(prepared: Prepared) -> bool:
+    """Whether its source still gives these files. It may block for a moment."""
+    spec = prepared.spec
+    path = prepared.path if spec.source.startswith(REPLAY) else on_disk(spec.source)
+    return path == prepared.path and prepared.stamp == _stamp(spec, path)
+
+
+def _stamp(spec: ModelSpec, path: Path) -> Stamp:
+    if not spec.source.startswith(REPLAY):
+        return stamp_of_model(path)
+    tokenizer = [Path(spec.tokenizer)] if spec.tokenizer else []
+    own = (stamp_of_model(folder) for folder in tokenizer)
+    return (*stamp_of_files([Path(spec.source.removeprefix(REPLAY))]), *chain(*own))
 
 
 def _catalog(spec: ModelSpec, path: Path, progress: Progress) -> Catalog:
@@ -121,7 +166,8 @@ def catalog_on_disk(spec: ModelSpec) -> Catalog | None:
         for name, path in found.items()
         if path
     }
-    return Catalog(read_base(on_disk(spec.source), spec.source), listed, spec.adapters_dir)
+    base = read_base(on_disk(spec.source, spec.revision), spec.source)
+    return Catalog(base, listed, spec.adapters_dir)
 
 
 def _place(source: AdapterSource, progress: Progress) -> Place:
@@ -138,6 +184,7 @@ def _replay(spec: ModelSpec) -> Prepared:
         raise SettingsError(f"{spec.id}: a replay model needs a `family:` in models.yaml.")
     family = family_named(spec.family)
     tokenizer = Path(spec.tokenizer) if spec.tokenizer else None
+    stamp = _stamp(spec, Path())
     path = replay_checkpoint(cache_dir() / "replay", family, tokenizer)
     checkpoint = read_checkpoint(path, spec.chat_template)
     if not family.stops(checkpoint):
@@ -151,7 +198,9 @@ def _replay(spec: ModelSpec) -> Prepared:
         path=path,
         checkpoint=checkpoint,
         family=family,
+        tokenizer_json=path / "tokenizer.json",
         weights=0,
         kv=KvCost(per_token=0),
         transcript=read_transcript(transcript, checkpoint.config["vocab_size"]),
+        stamp=stamp,
     )

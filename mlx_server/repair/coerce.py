@@ -5,13 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.repair.exact import Written, exactly
-
-DEEPEST = 16
-"""Levels of a schema that are followed; `$ref` can make it endless."""
-
-WIDEST = 256
-"""Parts of a schema that are looked at."""
 
 INEXACT = 2**53
 """From here on a float may be another whole number than the one that was written."""
@@ -33,7 +28,7 @@ def types_read(schema: Schema, key: str) -> frozenset[str]:
 
 def coerced(value: Any, schema: Schema, key: str) -> Any:
     """The value of parameter `key`, in a type that its schema allows if there is a plain way."""
-    return _coerced(value, _property(schema, key, schema), schema, DEEPEST)
+    return _coerced(value, _property(schema, key, schema), schema, limits.COERCED_DEPTH.value)
 
 
 def read_as(text: str, schema: Schema, key: str) -> Any:
@@ -136,7 +131,7 @@ def _parts(schema: Schema, root: Schema) -> list[Schema]:
     """The schema, and those that it is made of, each once."""
     found: dict[int, Schema] = {}
     left = [schema]
-    while left and len(found) < WIDEST:
+    while left and len(found) < limits.COERCED_PARTS.value:
         part = resolved(left.pop(), root)
         if id(part) not in found:
             found[id(part)] = part
@@ -147,13 +142,13 @@ def _parts(schema: Schema, root: Schema) -> list[Schema]:
 def types_of(
     schema: Schema,
     root: Schema,
-    depth: int = DEEPEST,
+    depth: int = limits.COERCED_DEPTH.value,
     known: dict[int, frozenset[str]] | None = None,
 ) -> frozenset[str]:
     """What the schema allows, by the JSON types' names; everything if it does not say."""
     known = {} if known is None else known
     schema = resolved(schema, root)
-    if not depth or len(known) > WIDEST:
+    if not depth or len(known) > limits.COERCED_PARTS.value:
         return EVERYTHING
     if id(schema) not in known:
         types = known[id(schema)] = EVERYTHING  # what leads back to itself says no more
@@ -184,12 +179,12 @@ def _said(
 
 def _listed(schema: Schema, key: str) -> list[Schema]:
     options = schema.get(key)
-    listed = options[:WIDEST] if isinstance(options, list) else []
+    listed = options[: limits.COERCED_PARTS.value] if isinstance(options, list) else []
     return [option if isinstance(option, Mapping) else {} for option in listed]
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    for _ in range(DEEPEST):
+    for _ in range(limits.COERCED_DEPTH.value):
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema

@@ -15,17 +15,14 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import validator_for
 from referencing import Registry
 
-SECONDS = 5
-MEMORY = 1 << 30
-MOST_ERRORS = 8
-LONGEST_ERROR = 300
+from mlx_server import limits
 
 
 class Unchecked(Exception):
     """Nothing could be found out in time, or the schema makes no sense."""
 
 
-def conforms(value: Any, schema: Any, seconds: float = SECONDS) -> list[str]:
+def conforms(value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS.value) -> list[str]:
     """What does not, each as "path: what". Blocks until it is known; raises Unchecked."""
     asked = json.dumps([value, schema]).encode()
     try:
@@ -45,21 +42,27 @@ def mistakes(value: Any, schema: Any) -> list[str]:
     validator = validator_for(schema, default=Draft202012Validator)
     # a registry of one's own has no way to fetch anything
     errors = validator(schema, registry=Registry()).iter_errors(value)
-    deepest = (best_match([error]) for error in islice(errors, MOST_ERRORS))
+    deepest = (best_match([error]) for error in islice(errors, limits.CHECK_ERRORS.value))
     told = {_cut(f"{error.json_path}: {error.message}") for error in deepest if error}
     return sorted(told)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}…"
+    return (
+        text
+        if len(text) <= limits.CHECK_ERROR_CHARACTERS.value
+        else f"{text[: limits.CHECK_ERROR_CHARACTERS.value]}…"
+    )
 
 
 def _main() -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS * 4, SECONDS * 4))  # whoever asked is gone
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (limits.CHECK_SECONDS.value * 4, limits.CHECK_SECONDS.value * 4)
+    )  # whoever asked is gone
     if sys.platform == "linux":  # macOS has it, and refuses it
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (limits.CHECK_BYTES.value, limits.CHECK_BYTES.value))
     value, schema = json.load(sys.stdin)
     json.dump(mistakes(value, schema), sys.stdout)
 

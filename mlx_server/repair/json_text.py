@@ -4,15 +4,13 @@ import json
 import re
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.events import Mended
 from mlx_server.repair.exact import exactly
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 
 MARKS = re.compile(r"```\w*|</?think>")
-
-LONGEST = 4 << 20
-"""Characters; reading more of it takes too long."""
 
 
 def json_text(text: str) -> tuple[str, tuple[Mended, ...]] | None:
@@ -56,10 +54,10 @@ def parsed(text: str) -> Any:
 
 def _is_json(text: str) -> bool:
     try:
-        parsed(text[: LONGEST + 1])
+        parsed(text[: limits.READ_JSON_CHARACTERS.value + 1])
     except ValueError:
         return False
-    return len(text) <= LONGEST
+    return len(text) <= limits.READ_JSON_CHARACTERS.value
 
 
 def _refused(name: str) -> None:

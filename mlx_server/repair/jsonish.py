@@ -7,15 +7,9 @@ from typing import Any
 
 import json_repair
 
+from mlx_server import limits
 from mlx_server.repair.exact import exactly
 from mlx_server.repair.malformed import Malformed
-
-LONGEST = 256 << 10
-"""Characters; the search for a slip takes its time."""
-
-MOST_LOOKS = 50_000_000
-"""Characters times places where a value may end: json-repair may look from each of these through
-all of the text, and all other answers wait for it."""
 
 # The escape stands by itself so that no quote behind a backslash begins a string: each of many
 # such could have to be followed to the end of the text.
@@ -47,7 +41,7 @@ NO_TEXT = frozenset({"nil", "undefined", "nan", "infinity", "inf"})
 
 def loads(text: str, *, missing: int = 0) -> Any:
     """missing: closing brackets that may be. What lacks more was cut off, and is not made up."""
-    if len(text) > LONGEST:
+    if len(text) > limits.MENDED_JSON_CHARACTERS.value:
         raise Malformed("too long to be repaired")
     brackets = [found for found in STRINGS_AND_BRACKETS.findall(text) if len(found) == 1]
     opened = sum(1 if bracket in "[{" else -1 for bracket in brackets)
@@ -60,7 +54,7 @@ def loads(text: str, *, missing: int = 0) -> Any:
 
 
 def _repaired(text: str) -> Any:
-    if len(text) * len(ENDS.findall(text)) > MOST_LOOKS:
+    if len(text) * len(ENDS.findall(text)) > limits.MENDED_JSON_LOOKS.value:
         raise Malformed("too long to be repaired")
     text = ESCAPE.sub(_spelled_out, text)
     try:

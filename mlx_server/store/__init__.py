@@ -1,5 +1,6 @@
 """What outlives a request: responses, what went into them, and conversations, in SQLite."""
 
+from mlx_server.store.items import too_much
 from mlx_server.store.records import (
     RUNNING,
     Conversation,
@@ -20,4 +21,5 @@ __all__ = [
     "Retention",
     "Stats",
     "Store",
+    "too_much",
 ]

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from sqlite3 import Connection
 
 from mlx_server.errors import NotFound
+from mlx_server.store import usage
 from mlx_server.store.database import Database, reads, sized, writes
-from mlx_server.store.items import Order, append, drop, find, page
+from mlx_server.store.items import Measure, Order, all_of, append, check_count, drop, find, page
 from mlx_server.store.records import Conversation, Item, Page
 
 
@@ -23,6 +24,7 @@ class Conversations(Database):
         ).lastrowid
         assert seq is not None
         append(db, seq, items, output=False)
+        usage.check(db, owner, self.retention)
 
     @reads
     def conversation(self, db: Connection, id: str, owner: str) -> Conversation:
@@ -37,6 +39,7 @@ class Conversations(Database):
         seq = find(db, "conversation", id, owner)
         row = (sized(body), now, seq)
         db.execute("UPDATE records SET body = ?, used_at = ? WHERE seq = ?", row)
+        usage.check(db, owner, self.retention)
 
     @writes
     def delete_conversation(self, db: Connection, id: str, owner: str) -> None:
@@ -49,7 +52,18 @@ class Conversations(Database):
     ) -> None:
         seq = find(db, "conversation", id, owner)
         append(db, seq, items, output=False)
+        check_count(db, seq)
         db.execute("UPDATE records SET used_at = ? WHERE seq = ?", (now, seq))
+        usage.check(db, owner, self.retention)
+
+    @reads
+    def whole_conversation(
+        self, db: Connection, id: str, owner: str, most_bytes: int
+    ) -> Sequence[Item]:
+        """All of its items, in order."""
+        seq = find(db, "conversation", id, owner)
+        Measure("conversation", most_bytes).add(db, seq)
+        return all_of(db, seq)
 
     @reads
     def conversation_items(

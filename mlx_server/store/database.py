@@ -1,27 +1,28 @@
 """One file, one thread that speaks to it: calls run in order and the event loop never waits."""
 
 import asyncio
+import errno
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from sqlite3 import Connection
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge, told
 from mlx_server.store.file import Guest
+from mlx_server.store.records import Conversation, Item, Response, Retention
 
 log = logging.getLogger("mlx_server.store")
 
 D = TypeVar("D", bound="Database")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-MAX_BYTES = 64 * 2**20
 
 RETRY_SECONDS = 1.0
 """After a failure, calls fail at once for so long: they would wait in line for the same failure."""
@@ -40,6 +41,16 @@ REMEDIES = {
     sqlite3.SQLITE_IOERR: "could not be read or written: check the disk and the space on it.",
 }
 
+REMEDIES_BY_ERRNO = {
+    errno.EROFS: REMEDIES[sqlite3.SQLITE_READONLY],
+    errno.EACCES: REMEDIES[sqlite3.SQLITE_CANTOPEN],
+    errno.EPERM: REMEDIES[sqlite3.SQLITE_CANTOPEN],
+    errno.ENOSPC: REMEDIES[sqlite3.SQLITE_FULL],
+    errno.EDQUOT: REMEDIES[sqlite3.SQLITE_FULL],
+    errno.EIO: REMEDIES[sqlite3.SQLITE_IOERR],
+}
+"""For the files next to SQLite's own."""
+
 PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
 """The connection is as good as before: reads go on."""
 
@@ -50,9 +61,11 @@ DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class Database:
     """After trouble the file is opened anew by the next call; nobody need restart the server."""
 
-    def __init__(self, file: Guest) -> None:
+    def __init__(self, file: Guest, retention: Retention) -> None:
+        self.retention = retention
         self._file = file
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._waiting_bytes = 0
         self._closed = False
         self._db: Connection | None = None
         self._opened: os.stat_result | None = None
@@ -63,15 +76,35 @@ class Database:
         """After every call that was made before. What comes later is refused."""
         if self._closed:
             return
-        closing = self._submit(self._leave)
         self._closed = True
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._leave)
         await asyncio.shield(closing)
         self._thread.shutdown(wait=False)
 
-    def _submit(self, work: Callable[[], R]) -> asyncio.Future[R]:
+    def _submit(self, work: Callable[[], R], size: int = 0) -> asyncio.Future[R]:
+        """size: bytes that wait with it."""
         if self._closed:
             raise ShuttingDown("The store of responses is closed: the server is stopping.")
-        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._check_line(size)
+        submitted = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._waiting_bytes += size
+        submitted.add_done_callback(lambda _: self._pass(size))
+        return submitted
+
+    def _check_line(self, size: int) -> None:
+        """A disk may be slower than clients: what waits for it is bounded, however it is."""
+        # the queue itself, since a call that was cancelled stays in it until its turn
+        is_long = self._thread._work_queue.qsize() >= limits.STORE_CALLS.value
+        most = limits.STORE_CALL_BYTES.value
+        is_large = self._waiting_bytes > 0 and self._waiting_bytes + size > most
+        if is_long or is_large:
+            raise StoreUnavailable(
+                "The store of responses is slower than what it is asked for: try again, or send "
+                "`store: false`."
+            )
+
+    def _pass(self, size: int) -> None:
+        self._waiting_bytes -= size
 
     def _transact(self, begin: str, work: Callable[[Connection], R]) -> R:
         can_read = self._db is not None and begin == READ
@@ -107,6 +140,8 @@ class Database:
     def _suffer(self, error: Exception) -> None:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
         remedy = REMEDIES.get(code, "can't be used: see the server's log.")
+        if isinstance(error, OSError) and error.errno in REMEDIES_BY_ERRNO:
+            remedy = REMEDIES_BY_ERRNO[error.errno]
         self._trouble = f"The store of responses {remedy}"
         if isinstance(error, StoreUnavailable):
             self._trouble = error.message
@@ -156,15 +191,33 @@ def writes(
     @wraps(work)
     async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
         job = partial(self._transact, WRITE, lambda db: work(self, db, *args, **kwargs))
-        return await asyncio.shield(self._submit(job))
+        return await asyncio.shield(self._submit(job, _size([*args, *kwargs.values()])))
 
     return call
 
 
+def _size(given: Iterable[object]) -> int:
+    """Of the bytes among a call's arguments."""
+    size = 0
+    for value in given:
+        match value:
+            case bytes():
+                size += len(value)
+            case Item(body=body):
+                size += len(body)
+            case Response(body=body, output=output):
+                size += len(body) + _size(output)
+            case Conversation(body=body):
+                size += len(body)
+            case list() | tuple():
+                size += _size(value)
+    return size
+
+
 def sized(body: bytes) -> bytes:
-    if len(body) > MAX_BYTES:
+    if len(body) > (most := limits.STORED_PIECE_BYTES.value):
         raise TooLarge(
-            f"{len(body)} bytes in one piece can't be stored, {MAX_BYTES} can. "
+            f"{len(body)} bytes in one piece can't be stored, {most} can. "
             "Send less, or send it with store: false."
         )
     return body

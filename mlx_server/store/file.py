@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from mlx_server.errors import StoreUnavailable
+from mlx_server.store import usage
 
 log = logging.getLogger("mlx_server.store")
 
-VERSION = 1
+VERSION = 2
 
 BUSY_SECONDS = 2.0
 """How long a call waits for another process, such as `mlx-server store`, to end its writing."""
@@ -63,8 +64,17 @@ SCHEMA = (
         body BLOB NOT NULL,
         PRIMARY KEY (record, number)
     ) WITHOUT ROWID""",
-    f"PRAGMA user_version = {VERSION}",
 )
+
+SCHEMAS = (
+    SCHEMA,
+    (
+        *usage.SCHEMA,
+        # the latest time that pruning believed
+        "CREATE TABLE seen (at REAL NOT NULL)",
+    ),
+)
+"""What brings a file from each version to the next one; 0 is an empty file."""
 
 INTERRUPTED = {
     "code": "server_error",
@@ -152,15 +162,17 @@ def _prepare(db: Connection) -> None:
         raise StoreUnavailable(
             f"The store of responses is where SQLite can't keep a WAL (but {mode})."
         )
-    if version == 0:
-        _create(db)
+    if version < VERSION:
+        _update(db)
 
 
-def _create(db: Connection) -> None:
+def _update(db: Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
-    if _one(db, "PRAGMA user_version") == 0:  # else another process was faster
-        for statement in SCHEMA:
+    version = _one(db, "PRAGMA user_version")  # another process may have been faster
+    for statements in SCHEMAS[version:]:
+        for statement in statements:
             db.execute(statement)
+    db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute("COMMIT")
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlx_server import limits
+
 RUNNING = frozenset({"queued", "in_progress"})
 
 KEPT = frozenset({"completed", "incomplete"})
@@ -43,19 +45,27 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """`count` holds for responses and for conversations, each; a conversation ages unused."""
+    """`count` holds for responses and for conversations, each; a conversation ages unused.
+
+    Nothing is removed to stay below the two limits on bytes: what would pass them is refused.
+    """
 
     days: float = 30
     count: int = 10_000
+    bytes: int = limits.STORE_BYTES.value
+    bytes_per_key: int = limits.STORE_BYTES_PER_KEY.value
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`bytes` is what the files take on the disk; `oldest` and `newest` are times of responses."""
+    """`bytes` is what the files take on the disk, `stored` what counts towards the limits on bytes;
+    `oldest` and `newest` are times of responses.
+    """
 
     responses: int
     conversations: int
     items: int
     bytes: int
+    stored: int
     oldest: float | None
     newest: float | None

@@ -1,17 +1,31 @@
 """Responses, what went into them, and the streams of those that ran in the background."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from sqlite3 import Connection
 
 import msgspec
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound
+from mlx_server.store import usage
 from mlx_server.store.database import Database, reads, sized, writes
-from mlx_server.store.items import Order, all_of, append, drop, find, output_of, page
+from mlx_server.store.items import (
+    Measure,
+    Order,
+    all_of,
+    append,
+    check_count,
+    drop,
+    find,
+    fitting_count,
+    item_at,
+    output_of,
+    page,
+    size_at,
+    too_much,
+)
 from mlx_server.store.records import KEPT, Item, Page, Response
-
-CHAIN_RESPONSES = 10_000
-CHAIN_BYTES = 64 * 2**20
 
 CHAIN = """
     WITH RECURSIVE chain (seq, id, previous, depth) AS (
@@ -22,8 +36,7 @@ CHAIN = """
             ON kind = 'response' AND records.id = chain.previous AND owner = :owner
             WHERE depth < :most
     )
-    SELECT seq, id, previous, (SELECT sum(length(body)) FROM items WHERE record = chain.seq)
-        FROM chain ORDER BY depth DESC
+    SELECT seq, id, previous FROM chain ORDER BY depth DESC
 """
 
 
@@ -38,6 +51,8 @@ class Responses(Database):
         events: Sequence[bytes] = (),
     ) -> None:
         """A response that has ended already is stored by this alone."""
+        if response.conversation is not None:
+            self._check_conversation(db, response.conversation, owner)
         row = (
             owner,
             response.id,
@@ -56,6 +71,7 @@ class Responses(Database):
         assert seq is not None
         append(db, seq, input, output=False)
         self._fill(db, seq, response, owner, events)
+        usage.check(db, owner, self.retention)
 
     @writes
     def put(
@@ -65,6 +81,7 @@ class Responses(Database):
         `conversation` stay as begun.
 
         False, and nothing is changed, when it was deleted or has ended: who ends it first wins.
+        An end without output is always taken, whatever is stored: it tells that there is none.
         """
         updated = db.execute(
             "UPDATE records SET status = ?, body = ? WHERE kind = 'response' AND id = ?"
@@ -75,6 +92,8 @@ class Responses(Database):
             db.execute("DELETE FROM items WHERE record = ? AND output = 1", (seq,))
             db.execute("DELETE FROM events WHERE record = ?", (seq,))
             self._fill(db, seq, response, owner, events)
+        if response.output or events:
+            usage.check(db, owner, self.retention)
         return bool(updated)
 
     @reads
@@ -108,38 +127,77 @@ class Responses(Database):
         self, db: Connection, id: str, owner: str, starting_after: int = -1, limit: int = 1000
     ) -> list[bytes]:
         """In order, numbered from 0 as they were put; none if the response was not streamed."""
+        record = find(db, "response", id, owner)
         rows = db.execute(
-            "SELECT body FROM events WHERE record = ? AND number > ? ORDER BY number LIMIT ?",
-            (find(db, "response", id, owner), starting_after, limit),
+            "SELECT number, length(body) FROM events WHERE record = ? AND number > ?"
+            " ORDER BY number LIMIT ?",
+            (record, starting_after, limit),
+        ).fetchall()
+        if not rows:
+            return []
+        last, _ = rows[fitting_count([size for _, size in rows]) - 1]
+        found = db.execute(
+            "SELECT body FROM events WHERE record = ? AND number > ? AND number <= ?"
+            " ORDER BY number",
+            (record, starting_after, last),
         )
-        return [body for (body,) in rows]
+        return [body for (body,) in found]
 
     @reads
-    def chain(self, db: Connection, id: str, owner: str) -> list[Item]:
+    def chain(
+        self,
+        db: Connection,
+        id: str,
+        owner: str,
+        most_bytes: int = limits.STORED_PIECE_BYTES.value,
+    ) -> list[Item]:
         """Input and output of every response from the first to this one, in order."""
-        who = {"id": id, "owner": owner, "most": CHAIN_RESPONSES}
+        who = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES.value)}
         links = db.execute(CHAIN, who).fetchall()
         if not links:
             raise NotFound(f"Response with id '{id}' not found.")
-        too_long = sum(size or 0 for *_, size in links) > CHAIN_BYTES
-        _, oldest, missing, _ = links[0]
-        if too_long or (missing and len(links) == CHAIN_RESPONSES):
-            raise BadRequest(f"What '{id}' goes on from is too long to be read. Begin anew.")
+        _, oldest, missing = links[0]
+        if missing and len(links) == most:
+            raise BadRequest(
+                f"'{id}' goes on from more than {most} responses, which is too long. Begin anew.",
+                param="previous_response_id",
+            )
         if missing:
             raise NotFound(f"Response with id '{missing}' not found; '{oldest}' goes on from it.")
+        measure = Measure("previous_response_id", most_bytes)
+        for seq, *_ in reversed(links):
+            measure.add(db, seq)
         return [item for seq, *_ in links for item in all_of(db, seq)]
 
     @reads
-    def item(self, db: Connection, id: str, owner: str) -> Item:
+    def has_events(self, db: Connection, id: str, owner: str) -> bool:
+        record = find(db, "response", id, owner)
+        found = db.execute("SELECT 1 FROM events WHERE record = ? LIMIT 1", (record,))
+        return found.fetchone() is not None
+
+    @reads
+    def item(
+        self,
+        db: Connection,
+        id: str,
+        owner: str,
+        most_bytes: int = limits.STORED_PIECE_BYTES.value,
+    ) -> Item:
         """For a reference by id: the newest of the owner's, of any response or conversation."""
-        found = db.execute(
-            "SELECT items.id, items.body FROM items JOIN records ON records.seq = record"
-            " WHERE items.id = ? AND owner = ? ORDER BY items.seq DESC LIMIT 1",
+        seq = db.execute(
+            "SELECT max(items.seq) FROM items JOIN records ON records.seq = record"
+            " WHERE items.id = ? AND owner = ?",
             (id, owner),
-        ).fetchone()
-        if found is None:
+        ).fetchone()[0]
+        if seq is None:
             raise NotFound(f"Item with id '{id}' not found.")
-        return Item(*found)
+        if size_at(db, seq) > most_bytes:
+            raise too_much("input")
+        return item_at(db, seq)
+
+    def _check_conversation(self, db: Connection, id: str, owner: str) -> None:
+        with suppress(NotFound):  # deleted meanwhile
+            check_count(db, find(db, "conversation", id, owner), more=1)
 
     def _fill(
         self, db: Connection, seq: int, response: Response, owner: str, events: Sequence[bytes]

@@ -8,6 +8,8 @@ from sqlite3 import Connection
 from typing import Self
 
 from mlx_server.errors import StoreUnavailable
+from mlx_server.store import usage
+from mlx_server.store.ageing import Ageing
 from mlx_server.store.conversations import Conversations
 from mlx_server.store.database import reads, writes
 from mlx_server.store.file import Guest, Keeper
@@ -31,9 +33,8 @@ class Store(Responses, Conversations):
     def __init__(
         self, file: Guest, retention: Retention, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(file)
-        self.retention = retention
-        self._clock = clock
+        super().__init__(file, retention)
+        self._ageing = Ageing(clock)
 
     @classmethod
     async def open(
@@ -66,7 +67,7 @@ class Store(Responses, Conversations):
     def _prune_some(self, db: Connection, kind: Kind) -> int:
         total = db.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,)).fetchone()[0]
         surplus = total - self.retention.count
-        expired = self._clock() - self.retention.days * DAY
+        expired = self._ageing.now(db) - self.retention.days * DAY
         oldest = db.execute(
             "SELECT seq, used_at FROM records WHERE kind = ?"
             " AND status NOT IN ('queued', 'in_progress') ORDER BY used_at, seq LIMIT ?",
@@ -91,7 +92,8 @@ class Store(Responses, Conversations):
             "SELECT count(*) FROM records WHERE kind = 'conversation'"
         ).fetchone()[0]
         items = db.execute("SELECT count(*) FROM items").fetchone()[0]
-        return Stats(responses, conversations, items, self._bytes(), oldest, newest)
+        stored = usage.total(db)
+        return Stats(responses, conversations, items, self._bytes(), stored, oldest, newest)
 
     def _bytes(self) -> int:
         path = self._file.path

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.tool_parsers.format_text import FORMATS
 from mlx_server.tool_parsers.pattern_text import searched
@@ -38,9 +39,6 @@ PLAIN = {
 """Beside text, of schemas that say no more than the type. Python's words are in templates too."""
 
 WORDS = {"boolean": ("True", "False"), "null": ("None",)}
-
-DEEPEST = 64
-"""Schemas of one text within each other."""
 
 
 def bare_value(value: Value, lark: Lark, mark: str, *but: str) -> str:
@@ -75,7 +73,7 @@ def _text(value: Value, lark: Lark, marks: tuple[str, ...], others: frozenset[st
 
 def text_of(value: Value, lark: Lark) -> str:
     """A terminal for text, without regard to marks."""
-    return _Texts(lark).of(value, DEEPEST)
+    return _Texts(lark).of(value, limits.TEXT_SCHEMA_DEPTH.value)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Strings stand as they are between two marks, and everything else is bare: keys, 
 import re
 from functools import partial
 
+from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.coerce import read_as
@@ -58,7 +59,7 @@ def _arguments(source: Source, quote: str, call: Call) -> Steps[None]:
             call.untyped(key, (yield from _bare(source)))
 
 
-def _value(source: Source, quote: str, depth: int = json_values.DEEPEST) -> Steps[object]:
+def _value(source: Source, quote: str, depth: int = limits.CALL_DEPTH.value) -> Steps[object]:
     if not depth:
         raise Malformed("nested too deep")
     match (yield from source.accept(quote, "{", "[", '"')):

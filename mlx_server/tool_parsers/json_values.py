@@ -4,6 +4,7 @@ import re
 from functools import partial
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.repair.exact import exactly
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import Call
@@ -12,7 +13,6 @@ from mlx_server.tool_parsers.source import Into, Source, Steps
 PLAIN = re.compile(r'[^"\\]+')
 SCALAR = re.compile(r"[-+.\w]+")
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
-DEEPEST = 64
 
 ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
@@ -44,7 +44,7 @@ def key(source: Source) -> Steps[str]:
     return found
 
 
-def value(source: Source, depth: int = DEEPEST) -> Steps[Any]:
+def value(source: Source, depth: int = limits.CALL_DEPTH.value) -> Steps[Any]:
     """Any JSON value; white space before it is read."""
     yield from source.space()
     if not depth:

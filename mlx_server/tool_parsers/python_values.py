@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.repair.exact import Written
 from mlx_server.repair.malformed import Malformed
@@ -23,7 +24,7 @@ HEXADECIMAL = {"x": 2, "U": 8}
 WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 
 
-def value(source: Source, depth: int = json_values.DEEPEST) -> Steps[Any]:
+def value(source: Source, depth: int = limits.CALL_DEPTH.value) -> Steps[Any]:
     """Any literal; white space before it is read."""
     yield from source.space()
     if not depth:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
+from mlx_server import limits
 from mlx_server.repair.malformed import Malformed
 
 T = TypeVar("T")
@@ -237,7 +238,7 @@ def written(text: str) -> Source:
     return source
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=limits.KNOWN_MARKS.value)
 def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     """Finds where any of these is spelled, overlapping ones too; its group 1 is the longest.
 
@@ -247,7 +248,7 @@ def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?=({'|'.join(map(re.escape, longest_first)) or '(?!)'}))")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=limits.KNOWN_MARKS.value)
 def _beginnings(marks: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
     """Finds their first characters; and the length of the longest."""
     return _any_of(tuple(sorted({mark[0] for mark in marks}))), max(map(len, marks), default=1)

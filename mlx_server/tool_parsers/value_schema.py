@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.grammars.document import Document, Part
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.members import is_barred, member, properties_of, required_of
 from mlx_server.grammars.ways import ways_of
 from mlx_server.messages import Tool
-from mlx_server.repair.coerce import DEEPEST, types_of, types_read
+from mlx_server.repair.coerce import types_of, types_read
 
 Schema = Mapping[str, Any]
 
@@ -103,7 +104,7 @@ class Value:
     def options(self) -> "list[Value]":
         """All of those, references followed, each once."""
         found, seen = list[Value](), dict[int, Value]()
-        waiting = [(self, DEEPEST)]
+        waiting = [(self, limits.COERCED_DEPTH.value)]
         while waiting:
             value, depth = waiting.pop()
             if id(value.schema) in seen:

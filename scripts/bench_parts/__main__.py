@@ -20,6 +20,8 @@ from bench_parts.contenders import CONTENDERS, Contender
 from bench_parts.machine import Others
 from bench_parts.models import model_folder
 from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, Model, Outcome, Turn
+from bench_parts.simulated import servers
+from bench_parts.simulated.roofline import PAIRS, pair
 
 PIPE_WIDTH = 120
 MOST_OTHERS = 0.1
@@ -49,6 +51,13 @@ def main(
     structured: Annotated[
         bool, typer.Option("--structured", help="Grammars instead, and what they cost a step.")
     ] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option(metavar="MACHINE:MODEL|all", help="Schedules instead, on simulated Macs."),
+    ] = None,
+    machines: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="More machines and models, in TOML.")
+    ] = None,
 ) -> None:
     """This server beside mlx-lm's own, and beside MLX with no server at all.
 
@@ -58,12 +67,17 @@ def main(
     scripts/bench --only mlx-server,mlx_lm.server --json before.json
     scripts/bench --lora
     scripts/bench --structured
+    scripts/bench --simulate m4-max:gpt-oss-120b
+    scripts/bench --simulate all --only mlx-server
 
     Latencies are medians of all answers unless they say p95, and every number is the median of
     its repetitions. A prefix is warm when the prompts share it and it was asked before.
     """
     if lora or structured:
         (_lora if lora else _structured)(json, markdown)
+        return
+    if simulate:
+        _simulated(simulate, machines, only.split(","), json, markdown)
         return
     names = only.split(",")
     if unknown := set(names) - set(CONTENDERS):
@@ -97,6 +111,24 @@ def _structured(json: Path | None, markdown: bool) -> None:
     costs = grammars.costs(model_folder("demo"))
     _show(costs, [grammars.decoding(costs), grammars.goals(costs)], json, markdown)
     _warn(others.cores())
+
+
+def _simulated(
+    named: str, own: Path | None, only: Sequence[str], json: Path | None, markdown: bool
+) -> None:
+    pairs = PAIRS if named == "all" else named.split(",")
+    for each in pairs:
+        try:
+            pair(each, own)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            raise typer.BadParameter(f"--simulate: {error}") from error
+    found = []
+    for each in pairs:
+        for server in [server for server in servers.SERVERS if server in only]:
+            found.append(servers.measured(each, server, own))
+            progress.out(" ".join(next(servers.rows(found[-1:]))))
+    progress.out(servers.NOTE)
+    _show({"simulated": found}, [(servers.COLUMNS, servers.rows(found))], json, markdown)
 
 
 def _show(measured: Measured, found: Sequence[Columns], json: Path | None, markdown: bool) -> None:

@@ -101,7 +101,7 @@ def _with_adapters(folder: Path) -> Iterator[Target]:
         # JSON is YAML
         config.write_bytes(msgspec.json.encode({"server": server, "models": {"demo": model}}))
         command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
-        with _answering(command, "demo", folder, {}) as (_, target):
+        with answering(command, "demo", folder, {}) as (_, target):
             yield target
 
 
@@ -109,7 +109,7 @@ def _with_adapters(folder: Path) -> Iterator[Target]:
 def _mlx_lm_with_adapters(folder: Path) -> Iterator[Target]:
     """Named by its path in each request: with its default model it takes no notice of adapters."""
     command = ["mlx_lm.server", "--log-level", "ERROR"]
-    with _answering(command, str(folder), folder, fast()) as (_, target):
+    with answering(command, str(folder), folder, fast()) as (_, target):
         yield target
 
 
@@ -123,7 +123,7 @@ LORA_SERVERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
 def _served(
     command: list[str], model: str, folder: Path, variables: Variables
 ) -> Iterator[Contender]:
-    with _answering(command, model, folder, variables) as (pid, target):
+    with answering(command, model, folder, variables) as (pid, target):
 
         def warm(load: Load) -> Result:
             asyncio.run(warm_up(target, load))
@@ -133,7 +133,7 @@ def _served(
 
 
 @contextmanager
-def _answering(
+def answering(
     command: list[str], model: str, folder: Path, variables: Variables
 ) -> Iterator[tuple[int, Target]]:
     port = _free_port()

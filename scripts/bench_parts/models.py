@@ -37,8 +37,19 @@ TINY: Config = {
 }
 
 
+SIMULATED: Config = {
+    **TINY,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 131_072,
+}
+
+
 def model_folder(name: str) -> Path:
-    """demo or tiny; it is made if it is not there."""
+    """demo, tiny or simulated; it is made if it is not there."""
     folder = cache_dir() / "bench" / f"{name}-{FORMAT}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +79,13 @@ def _demo(checkpoint: Path, config: Config) -> Weights:
 
 def _tiny(_: Path, config: Config) -> Weights:
     config |= TINY
+    return _random(config)
+
+
+def _random(config: Config) -> Weights:
     random = np.random.default_rng(0)
-    hidden, inner, vocabulary = TINY["hidden_size"], TINY["intermediate_size"], config["vocab_size"]
-    kv = TINY["num_key_value_heads"] * TINY["head_dim"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv, vocabulary = config["num_key_value_heads"] * config["head_dim"], config["vocab_size"]
 
     def matrix(rows: int, columns: int) -> NDArray[np.float32]:
         values = random.standard_normal((rows, columns), np.float32)
@@ -81,7 +96,7 @@ def _tiny(_: Path, config: Config) -> Weights:
         "model.norm.weight": np.ones(hidden, np.float32),
         "lm_head.weight": matrix(vocabulary, hidden),
     }
-    for layer in range(TINY["num_hidden_layers"]):
+    for layer in range(config["num_hidden_layers"]):
         parts = {
             "input_layernorm": np.ones(hidden, np.float32),
             "self_attn.q_proj": matrix(hidden, hidden),
@@ -98,4 +113,14 @@ def _tiny(_: Path, config: Config) -> Weights:
     return weights
 
 
-MODELS: dict[str, Callable[[Path, Config], Weights]] = {"demo": _demo, "tiny": _tiny}
+def _simulated(checkpoint: Path, config: Config) -> Weights:
+    """Next to nothing, with room for long prompts."""
+    config |= SIMULATED
+    return _random(config)
+
+
+MODELS: dict[str, Callable[[Path, Config], Weights]] = {
+    "demo": _demo,
+    "tiny": _tiny,
+    "simulated": _simulated,
+}

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import anyio.to_thread
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 
 from mlx_server.api import body, errors
 from mlx_server.api.fields import WireModel
+from mlx_server.request_threads import in_thread
 
 
 class Echo(WireModel):
@@ -37,13 +37,12 @@ def post(content: dict[str, Any]) -> httpx.Response:
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the bodies that were handed to a thread."""
     sizes: list[int] = []
-    run_sync = anyio.to_thread.run_sync
 
     async def watched(function: Callable[..., Any], raw: bytes, wire_type: type[Any]) -> Any:
         sizes.append(len(raw))
-        return await run_sync(function, raw, wire_type)
+        return await in_thread(function, raw, wire_type)
 
-    monkeypatch.setattr(anyio.to_thread, "run_sync", watched)
+    monkeypatch.setattr(body, "in_thread", watched)
     return sizes
 
 
@@ -59,3 +58,21 @@ def test_what_is_wrong_is_said_from_either_place(padding: int) -> None:
     answer = post({"text": 5, "padding": "x" * padding})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "text"
+
+
+def test_the_bytes_of_a_body_are_not_kept_for_its_answer() -> None:
+    """As starlette does in `_body`, until a stream has ended."""
+    app, kept = FastAPI(), list[bool]()
+
+    @app.post("/echo")
+    async def echo(http: Request) -> None:
+        await body.read(http, Echo)
+        kept.append(any(isinstance(held, bytes) for held in vars(http).values()))
+
+    async def send() -> None:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://any") as client:
+            await client.post("/echo", json={"text": "x"})
+
+    asyncio.run(send())
+    assert kept == [False]

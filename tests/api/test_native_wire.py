@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import limits
 from mlx_server.api.native.input import to_request
-from mlx_server.api.native.output import MAX_ARGUMENTS_BYTES, NativeOutput
+from mlx_server.api.native.output import NativeOutput
 from mlx_server.api.native.protocol import NativeBody
 from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.events import (
@@ -272,8 +273,11 @@ def test_the_text_before_a_call_is_that_before_the_first_whole_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (json.dumps({"a": "x" * MAX_ARGUMENTS_BYTES}), "256 KiB"),
-        (json.dumps({"a": "ü" * (MAX_ARGUMENTS_BYTES // 2)}, ensure_ascii=False), "256 KiB"),
+        (json.dumps({"a": "x" * limits.NATIVE_ARGUMENTS_BYTES.value}), "256 KiB"),
+        (
+            json.dumps({"a": "ü" * (limits.NATIVE_ARGUMENTS_BYTES.value // 2)}, ensure_ascii=False),
+            "256 KiB",
+        ),
         ("[1]", "not a JSON object"),
         ('{"a": NaN}', "NaN"),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", "nested"),
@@ -295,8 +299,8 @@ def test_calls_that_nobody_should_make(arguments: str, why: str) -> None:
 
 
 def test_the_largest_arguments_are_passed_on() -> None:
-    text = json.dumps({"a": "x" * (MAX_ARGUMENTS_BYTES - len('{"a": ""}'))})
-    assert len(text) == MAX_ARGUMENTS_BYTES
+    text = json.dumps({"a": "x" * (limits.NATIVE_ARGUMENTS_BYTES.value - len('{"a": ""}'))})
+    assert len(text) == limits.NATIVE_ARGUMENTS_BYTES.value
     body = gathered(*call(0, text), reason="tool_calls")
     assert body["tool_calls"][0]["arguments"] == json.loads(text)
 

@@ -15,6 +15,8 @@ from mlx_server.engine.messages import AdapterLoaded, Loaded
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool.adapters import Adapter
+from mlx_server.pool.lease import Demand
+from mlx_server.pool.memory import KvCost
 from mlx_server.settings import ModelSettings, ServerSettings, Settings
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
@@ -60,17 +62,20 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "last_used": None,
             "pinned": True,
             "ttl": 60.0,
+            "batching": None,
             "progress": None,
             "error": None,
             "adapters": [],
         }
         other = {**unseen, "id": "b", "aliases": [], "pinned": False, "ttl": None}
-        memory = {"budget": BUDGET, "used": 0, "kv_reserved": 0, "prompt_cache": 0}
-        assert before == {"object": "pool", "memory": memory, "models": [unseen, other]}
+        memory = {"budget": BUDGET, "used": 0, "kv_reserved": 0, "prompt_cache": 0, "lowered": 0}
+        models = [unseen, other]
+        assert before == {"object": "pool", "memory": memory, "engine": None, "models": models}
 
         wire.ok(complete(found))
         used = model(found)
         assert (used["state"], used["family"], used["leases"]) == ("ready", "llama3", 0)
+        assert used["batching"] is True
         assert abs(used["last_used"] - time.time()) < 60, "Unix time"
         assert pool(found)["models"][1] == other
 
@@ -83,7 +88,12 @@ class Slow(ScriptedEngine):
         self.failure_of_load: Exception | None = None
 
     async def load(
-        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+        self,
+        model: str,
+        path: str,
+        progress: OnLoading,
+        stop_tokens: Sequence[int] = (),
+        tokenizer: str = "",
     ) -> Loaded:
         if self.failure_of_load:
             raise self.failure_of_load
@@ -141,7 +151,7 @@ def test_leases_are_counted_while_an_answer_runs(tiny_path: Path) -> None:
         async with app.router.lifespan_context(app):
             pool = app.state.pool
             prepared = await pool.prepared(wire.MODEL)
-            async with pool.lease(prepared, 100):
+            async with pool.lease(prepared, Demand(KvCost(0, fixed=100), 1, 2)):
                 [seen] = pool.views()
                 assert (seen.leases, pool.memory()["kv_reserved"]) == (1, 100)
             [seen] = pool.views()

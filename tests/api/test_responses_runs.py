@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.websockets import WebSocketDisconnect
 
+from mlx_server.api.budget import Budget
 from mlx_server.api.responses import runs
 from mlx_server.api.responses import socket as lines
 from mlx_server.api.responses.log import Log
@@ -19,6 +21,7 @@ from mlx_server.errors import StoreUnavailable
 from mlx_server.store import Store
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
+from tests.store.make import limit
 
 PATH = "/v1/responses"
 ASKED = {"model": wire.MODEL, "input": "a"}
@@ -101,7 +104,7 @@ def test_what_was_refused_is_forgotten(tiny_path: Path) -> None:
 
 def test_a_log_is_read_while_it_grows() -> None:
     async def read() -> list[list[int]]:
-        log = Log()
+        log = Log(Budget(1 << 20))
         readers = [asyncio.create_task(numbers(log, start)) for start in (0, 2, 9)]
         for number in range(5):
             log.add({"sequence_number": number})
@@ -123,9 +126,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[uvicorn.Server]:
+async def listening(app: Any, **options: Any) -> AsyncIterator[uvicorn.Server]:
     config = uvicorn.Config(
-        app, port=0, ws=WebSockets, ws_per_message_deflate=False, log_config=None
+        app, port=0, ws=WebSockets, ws_per_message_deflate=False, log_config=None, **options
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
@@ -149,19 +152,60 @@ def test_who_does_not_read_is_let_go(tiny_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(talk())
 
 
+HEAD = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
+
+def frame(asked: Json) -> bytes:
+    """Masked with zeros."""
+    text = json.dumps({"type": "response.create", "store": False, **asked}).encode()
+    return b"\x81\xff" + len(text).to_bytes(8, "big") + bytes(4) + text
+
+
 def deaf(port: int) -> socket.socket:
     """Asks for more than all the buffers on the way hold, and reads nothing of it."""
     line = socket.create_connection(("127.0.0.1", port))
-    head = (
-        "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
-    line.sendall(head.encode())
+    line.sendall(HEAD)
     assert line.recv(4096).startswith(b"HTTP/1.1 101")
-    asked = {"type": "response.create", **ASKED, "store": False, "generate": False}
-    frame = json.dumps({**asked, "instructions": "x" * 8_000_000}).encode()
-    unmasked = b"\x81\xff" + len(frame).to_bytes(8, "big") + bytes(4) + frame
     with suppress(ConnectionError):
-        line.sendall(unmasked)
+        line.sendall(frame({**ASKED, "generate": False, "instructions": "x" * 8_000_000}))
     return line
+
+
+def test_an_idle_socket_is_closed(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, "SOCKET_IDLE_SECONDS", 1)
+    local = {"host": "localhost"}
+    with (
+        wire.client(tiny_path, ScriptedEngine()) as client,
+        client.websocket_connect("ws://localhost/v1/responses", headers=local) as line,
+        pytest.raises(WebSocketDisconnect) as closed,
+    ):
+        line.receive_text()
+    assert closed.value.code == 1001
+
+
+def test_a_client_is_not_cut_for_pongs_that_can_not_be_read(tiny_path: Path) -> None:
+    """While its next, large request waits for the answer to the one before."""
+    engine = ScriptedEngine()
+    engine.silent = True
+
+    async def talk() -> None:
+        pings = {"ws_ping_interval": 0.1, "ws_ping_timeout": 0.1}
+        async with listening(wire.app(tiny_path, engine), **pings) as server:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(frame(ASKED) + frame({**ASKED, "client_metadata": "x" * 4_000_000}))
+            await engine.took.wait()
+            (protocol,) = server.server_state.connections
+            await until(lambda: getattr(protocol, "read_paused", False))
+            await asyncio.sleep(0.6)  # pings go by
+            assert server.server_state.connections
+            writer.transport.abort()
+            await until(lambda: not server.server_state.connections)
+
+    asyncio.run(talk())

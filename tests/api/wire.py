@@ -1,6 +1,7 @@
 """The whole app with an engine that is scripted: what goes over the wire, and nothing slow."""
 
 import asyncio
+import concurrent.futures
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -26,8 +27,11 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.families.tokenizer import Tokenizer
-from mlx_server.settings import ModelSettings, ServerSettings, Settings
+from mlx_server.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.tiny import IM_END
+
+CANCELLED = asyncio.CancelledError, concurrent.futures.CancelledError
+"""Either may end a WebSocket of the test client, which leaves by cancelling the app."""
 
 MODEL = "tiny"
 VOCABULARY = 320
@@ -71,7 +75,12 @@ class ScriptedEngine(EngineClient):
         pass
 
     async def load(
-        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+        self,
+        model: str,
+        path: str,
+        progress: OnLoading,
+        stop_tokens: Sequence[int] = (),
+        tokenizer: str = "",
     ) -> Loaded:
         self._tokens = Tokenizer(Path(path) / "tokenizer.json").encode(TEXT)
         return Loaded(model, VOCABULARY, 0)
@@ -123,16 +132,21 @@ def _logprobs(token: int, top: int) -> Logprobs:
 
 
 @contextmanager
-def client(model: Path, engine: ScriptedEngine, **server: Any) -> Iterator[TestClient]:
-    with TestClient(
-        app(model, engine, **server), base_url="http://localhost", raise_server_exceptions=False
-    ) as found:
+def client(
+    model: Path, engine: ScriptedEngine, store: StoreSettings | None = None, **server: Any
+) -> Iterator[TestClient]:
+    made = app(model, engine, store, **server)
+    with TestClient(made, base_url="http://localhost", raise_server_exceptions=False) as found:
         yield found
 
 
-def app(model: Path, engine: ScriptedEngine, **server: Any) -> FastAPI:
+def app(
+    model: Path, engine: ScriptedEngine, store: StoreSettings | None = None, **server: Any
+) -> FastAPI:
     settings = Settings(
-        server=ServerSettings(**server), models={MODEL: ModelSettings(source=str(model))}
+        server=ServerSettings(**server),
+        store=store or StoreSettings(),
+        models={MODEL: ModelSettings(source=str(model))},
     )
     made = create_app(settings)
     made.state.pool.make_engine = lambda **limits: engine

@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import _get_classes
+
+from mlx_server.engine.weights import _classes
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -34,7 +35,7 @@ class Kind:
 
     def save(self, folder: Path) -> Path:
         config = {**SIZES, **self.config}
-        model_class, args_class = _get_classes(config)
+        model_class, args_class = _classes(config)
         mx.random.seed(7)
         model = model_class(args_class.from_dict(config))
         if self.quantized:

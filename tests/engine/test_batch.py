@@ -9,10 +9,12 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine import sampling
-from mlx_server.engine.batch import SHARED, Batch, Done, Prefill
-from mlx_server.engine.messages import Generate, Token
-from mlx_server.engine.pace import Cycle, Pace
+from mlx_server.engine.batch import Batch, Done
+from mlx_server.engine.messages import Generate, Schedule, Token
+from mlx_server.engine.phases import Prefill
+from mlx_server.engine.prefill_budget import PrefillBudget
 from mlx_server.engine.prompt_cache import PromptCache
+from mlx_server.engine.prompts import SHARED
 from mlx_server.engine.sampling import Sampled, Sampler
 from mlx_server.requests import SamplingParams
 from tests.tiny import TOKENS
@@ -32,6 +34,7 @@ class Ask:
     stop_tokens: tuple[int, ...] = ()
     sampling: SamplingParams = GREEDY
     script: tuple[int, ...] | None = None
+    client: str = ""
 
 
 def a_prompt(length: int, seed: int = 0) -> list[int]:
@@ -39,15 +42,15 @@ def a_prompt(length: int, seed: int = 0) -> list[int]:
     return [dice.randrange(TOKENS) for _ in range(length)]
 
 
-class Steady(Pace):
-    """Pieces of one size, whatever they take."""
+class Steady(PrefillBudget):
+    """Pieces of one size, whatever they take, and a step before each."""
 
-    def __init__(self, piece: int) -> None:
-        super().__init__()
-        self.piece = piece
+    def __init__(self, size: int) -> None:
+        super().__init__(Schedule())
+        self.size = size
 
-    def tokens(self, cycle: Cycle) -> int:
-        return self.piece
+    def piece(self, decoding: int, *_: int, shared: bool = False) -> int:
+        return self.size if self._stepped or not decoding else 0
 
 
 class Run:
@@ -58,10 +61,12 @@ class Run:
     ) -> None:
         self.cache = PromptCache(cache_bytes)
         self.batch = Batch(model, concurrency=concurrency, key="m", cache=self.cache)
-        self.batch._pace = Steady(piece)
+        self.batch._budget = Steady(piece)
         self.answers: dict[int, list[Token]] = {}
         self.cached: dict[int, int] = {}
         """Of each row whose turn has come, how much of its prompt was known."""
+        self.progress: dict[int, list[int]] = {}
+        """Of each row, how much of its prompt was computed after each piece."""
 
     def join(self, number: int, ask: Ask) -> None:
         self.answers[number] = []
@@ -69,14 +74,18 @@ class Run:
             number, "m", ask.prompt, ask.max_tokens, list(ask.stop_tokens), ask.sampling
         )
         asked.script = list(ask.script) if ask.script else None
+        asked.client = ask.client
         self.batch.add(asked)
 
     def step(self) -> Done:
         """A token for every row, and a piece of the next prompt."""
         done = self.batch.step()
-        if self.batch._room:
-            assert done.tokens
-            done.prefilled += self.batch.step().prefilled
+        if done.tokens and self.batch._following():
+            piece = self.batch.step()
+            done.tokens += piece.tokens  # if a row that was set aside took the last place
+            done.prefilled, done.progress = piece.prefilled, piece.progress
+        for progress in done.progress:
+            self.progress.setdefault(progress.row, []).append(progress.computed)
         for prefilled in done.prefilled:
             assert prefilled.row not in self.cached
             self.cached[prefilled.row] = prefilled.cached_tokens
@@ -96,14 +105,13 @@ class Run:
     def stages(self) -> tuple[int, int, int]:
         """How many rows wait, are in prefill, decode."""
         batch = self.batch
-        return len(batch._waiting), len(batch._prefill), len(batch._decode)
+        return batch.waiting - len(batch._prefilling), len(batch._prefilling), len(batch._decode)
 
     def assert_nothing_is_left(self) -> None:
         assert self.stages == (0, 0, 0)
         assert len(self.batch) == self.batch.waiting == 0
         assert not self.batch.rows
-        assert not self.batch._rest
-        assert not self.batch._prefill.prompt_cache
+        assert self.batch._group is None
         assert not self.batch._decode.prompt_cache
         assert self.batch.step() == Done()
 
@@ -210,6 +218,7 @@ def a_random_ask(dice: random.Random) -> Ask:
         max_tokens=dice.randint(1, 25),
         stop_tokens=tuple(dice.sample(range(320), 12)),
         sampling=params,
+        client=dice.choice("aaab"),
     )
 
 
@@ -254,15 +263,83 @@ def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage
     given = len(run.answers[2])
     run.batch.cancel(2)
     assert run.stages == (0, 0, 2)
-    assert run.batch.rows == [0, 1]
+    assert sorted(run.batch.rows) == [0, 1]
     run.finish()
     assert len(run.answers[2]) == given
     assert [ids(run.answers[n]) for n in (0, 1)] == [ids(alone(tiny_model, a)) for a in neighbours]
     run.assert_nothing_is_left()
 
 
+def test_a_prompt_that_is_set_aside_goes_on_where_it_was(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For another client's, for a shorter one of its own client; and each may be cancelled."""
+    long = Ask(a_prompt(5 * PIECE), 6, client="greedy")
+    rival = Ask(a_prompt(5 * PIECE, seed=1), 6, client="greedy")
+    newcomer = Ask(a_prompt(2 * PIECE + 9), 6, client="newcomer")
+    shorter = Ask(a_prompt(40), 6, client="greedy")
+    expected = [ids(alone(tiny_model, ask)) for ask in (long, rival, newcomer, shorter)]
+    pieces = computed(monkeypatch)
+    for cancelled in (None, 0, 2):
+        pieces.clear()
+        run = Run(tiny_model)
+        for number, ask in enumerate([long, rival]):
+            run.join(number, ask)
+        run.step()
+        run.join(2, newcomer)
+        run.step()
+        assert run.stages == (2, 1, 0)
+        run.join(3, shorter)
+        if cancelled is not None:
+            run.batch.cancel(cancelled)
+        run.finish()
+        assert [ids(run.answers[n]) for n in range(4)] == [
+            [] if n == cancelled else answer for n, answer in enumerate(expected)
+        ]
+        assert list(run.progress) == [0, 2, 3, 1] if cancelled is None else True
+        run.assert_nothing_is_left()
+        if cancelled is None:
+            assert sum(map(sum, pieces)) == sum(len(a.prompt) - 1 for a in (long, rival)) + sum(
+                len(a.prompt) - 1 for a in (newcomer, shorter)
+            )
+
+
+def test_progress_is_reported_after_each_piece(tiny_model: Any) -> None:
+    run = Run(tiny_model, cache_bytes=1 << 30)
+    prompt = a_prompt(2 * PIECE + 50)
+    run.join(0, Ask(prompt))
+    run.finish()
+    run.join(1, Ask([*prompt[:PIECE], *a_prompt(PIECE + 60, seed=1)]))
+    run.finish()
+    assert run.progress == {
+        0: [PIECE, 2 * PIECE, 2 * PIECE + 49],
+        1: [2 * PIECE, 2 * PIECE + 59],
+    }
+
+
+def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any) -> None:
+    """Its client has several, and the newcomer none. Nobody's answer changes."""
+    asks = [Ask(a_prompt(9, seed=n), 30, sampling=MIXED[n], client="greedy") for n in range(4)]
+    newcomer = Ask(a_prompt(9, seed=9), 5, sampling=MIXED[4], client="newcomer")
+    run = Run(tiny_model, concurrency=3)
+    for number, ask in enumerate(asks):
+        run.join(number, ask)
+    while run.stages[2] < 3:
+        run.step()
+    run.join(4, newcomer)
+    while not run.answers[4]:
+        run.step()
+        assert sum(run.stages[1:]) <= 3
+    assert len(run.batch._aside) == 1
+    assert not run.answers[3]
+    run.finish()
+    expected = [ids(alone(tiny_model, ask)) for ask in [*asks, newcomer]]
+    assert [ids(answer) for answer in run.answers.values()] == expected
+    run.assert_nothing_is_left()
+
+
 def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> None:
-    asks = [Ask(a_prompt(length, seed=4) * PIECE, 6) for length in (3, 2, 4)]
+    asks = [Ask(a_prompt(length, seed=4) * PIECE, 6) for length in (2, 3, 4)]
     run = Run(tiny_model)
     for number, ask in enumerate(asks):
         run.join(number, ask)
@@ -285,11 +362,14 @@ def test_rows_of_one_piece_are_cancelled_one_by_one(tiny_model: Any, cancelled: 
     for number, ask in enumerate(asks):
         run.join(number, ask)
     begin = run.batch._begin
-    run.batch._begin = lambda room, done: begin(PIECE, done)  # type: ignore[method-assign]
-    run.batch._pace = Steady(12)
+    run.batch._begin = (  # type: ignore[method-assign]
+        lambda following, tokens, done: begin(following, PIECE, done)
+    )
+    run.batch._budget = Steady(36)
     run.step()
     assert run.stages == (0, 3, 0)
-    assert [len(rest) for rest in run.batch._rest] == [1, 18, 8]
+    assert run.batch._group
+    assert [len(rest) for rest in run.batch._group.rest] == [1, 8, 18]
     run.batch.cancel(cancelled)
     run.finish()
     expected = [[] if n == cancelled else ids(alone(tiny_model, asks[n])) for n in range(3)]
@@ -414,20 +494,19 @@ def test_nobody_asked_and_no_logprobs_are_computed(
     assert set(computed) == {1}
 
 
-def test_prompts_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
-    """Each row has its first token before the next one's prompt is done; none overtakes."""
+def test_prompts_of_one_length_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
+    """Each row has its first token before the next one's prompt is done; a shorter one is first."""
     long = [Ask(a_prompt(200, seed=n), 1000) for n in range(6)]
     run = Run(tiny_model, piece=64)
     for number, ask in enumerate([*long, Ask(a_prompt(3))]):
         run.join(number, ask)
     order: list[int] = []
     while len(order) < 7:
-        behind = run.batch.rows[: run.batch.waiting]
         for token in run.step().tokens:
             if token.row not in order:
                 order.append(token.row)
-                assert behind == list(range(token.row + 1, 7))
-    assert order == list(range(7))
+                assert run.batch.waiting == 7 - len(order)
+    assert order == [6, 0, 1, 2, 3, 4, 5]
 
 
 def test_short_prompts_are_packed_into_one_piece(tiny_model: Any) -> None:
@@ -470,15 +549,15 @@ def test_prompts_that_begin_alike_are_computed_from_where_they_part(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beginning = a_prompt(SHARED + 8)
-    asks = [Ask([*beginning, *a_prompt(length, seed=9)]) for length in (20, 10, 30)]
+    asks = [Ask([*beginning, *a_prompt(length, seed=9)]) for length in (10, 20, 30)]
     expected = together(tiny_model, asks)
     pieces = computed(monkeypatch)
     run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number, ask in enumerate([*asks, Ask(a_prompt(15, seed=10))]):
+    for number, ask in enumerate([*asks, Ask(a_prompt(55, seed=10))]):
         run.join(number, ask)
     run.finish()
     assert run.cached == {0: 0, 1: SHARED + 8, 2: SHARED + 8, 3: 0}
-    assert pieces == [[SHARED + 27], [9], [29, 14]]
+    assert pieces == [[SHARED + 17, 54], [19], [29]]
     assert [ids(run.answers[n]) for n in range(3)] == [ids(answer) for answer in expected]
 
 
@@ -518,7 +597,7 @@ def test_what_an_answer_leaves_is_known_to_the_next_turn(tiny_model: Any) -> Non
 
 def test_a_stream_goes_on_between_the_pieces_of_a_long_prompt(tiny_model: Any) -> None:
     run = Run(tiny_model)
-    run.batch._pace = Pace()
+    run.batch._budget = PrefillBudget(Schedule())
     run.join(0, Ask(a_prompt(5), 1000))
     run.until_decoding()
     run.join(1, Ask(a_prompt(1500)))
@@ -555,5 +634,5 @@ def test_the_short_end_of_a_prompt_goes_with_the_piece_before(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = computed(monkeypatch)
-    alone(tiny_model, Ask(a_prompt(2 * PIECE + 31)))
-    assert pieces == [[PIECE], [PIECE + 30]]
+    alone(tiny_model, Ask(a_prompt(2 * PIECE + 17)))
+    assert pieces == [[PIECE], [PIECE + 16]]

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from mlx_server.engine import grammar, guide, weights
+from mlx_server import limits
+from mlx_server.engine import grammar, guide, read_pace
 from mlx_server.engine.guide import Caps, Guide
 from mlx_server.engine.messages import (
     Admitted,
@@ -37,6 +38,7 @@ from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import MIXED, ids
 from tests.engine.test_worker import ask, drain, failures, of, run, tokens_of, until
 from tests.grammars.matching import compiled
+from tests.hostile.lowered import lower
 from tests.tiny import ENDOFTEXT, IM_END
 
 ENDS = [ENDOFTEXT, IM_END]
@@ -452,7 +454,7 @@ def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, gate: Gate) ->
     assert [admitted.row for admitted in of(Admitted, reports)] == [1]
     assert {step.waiting for step in of(Stepped, reports)[1:]} == {1}
     assert engine.pause
-    assert 0 < engine.pause <= grammar.COMPILE_SECONDS
+    assert 0 < engine.pause <= limits.COMPILE_SECONDS.value
     gate.open.set()
     assert tokens_of(0, drain(engine))
 
@@ -476,7 +478,7 @@ def test_two_at_a_time_and_each_once(engine: Engine, gate: Gate) -> None:
 def test_the_oldest_of_many_grammars_are_forgotten(
     engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar, "KNOWN", 2)
+    lower(monkeypatch, "COMPILED_GRAMMARS", 2)
     gate.open.set()
     for source in (DIGITS, WORDS, DIGITS, JSON, DIGITS, WORDS):
         run(engine, ask(0, grammar=source))
@@ -517,14 +519,14 @@ def test_a_model_loaded_again_compiles_for_its_own_tokens(
 def test_what_takes_too_long_is_refused(
     engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patience = grammar.COMPILE_SECONDS
-    monkeypatch.setattr(grammar, "COMPILE_SECONDS", 0.01)
+    patience = limits.COMPILE_SECONDS.value
+    lower(monkeypatch, "COMPILE_SECONDS", 0.01)
     reports = run(engine, ask(0, grammar=DIGITS), ask(1, grammar=DIGITS))
     assert {*refusals(reports)} == {0, 1}
     assert "longer than" in refusals(reports)[0]
     run(engine, ask(2, grammar=WORDS))
     assert {*failures(run(engine, ask(3, grammar=JSON)))} == {3}  # they can't be stopped
-    monkeypatch.setattr(grammar, "COMPILE_SECONDS", patience)
+    lower(monkeypatch, "COMPILE_SECONDS", patience)
     gate.open.set()
     assert len(tokens_of(4, run(engine, ask(4, grammar=DIGITS)))) == 5
     assert len(tokens_of(5, run(engine, ask(5, grammar=JSON)))) == 5
@@ -595,7 +597,7 @@ def test_vocabularies_are_read_when_no_row_is_kept_waiting(
 def test_a_vocabulary_is_read_beside_the_weights_if_nobody_answers(
     engine: Engine, others: list[Load], read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PIECE_BYTES", 1)
+    monkeypatch.setattr(read_pace, "MOST_BYTES", 1)
     engine.handle(others[0])
     engine.step()
     assert engine.loading

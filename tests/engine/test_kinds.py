@@ -29,9 +29,9 @@ class Bench:
         reports = [*self.engine.handle(Load("m", str(path))), *self._until_idle()]
         assert any(isinstance(report, Loaded) for report in reports), reports
 
-    def begin(self, prompt: Sequence[int], tokens: int = TOKENS) -> int:
+    def begin(self, prompt: Sequence[int], tokens: int = TOKENS, adapter: str | None = None) -> int:
         self._next += 1
-        row = Generate(self._next, "m", list(prompt), tokens, [], GREEDY)
+        row = Generate(self._next, "m", list(prompt), tokens, [], GREEDY, adapter=adapter)
         self.engine.handle(row)
         return self._next
 

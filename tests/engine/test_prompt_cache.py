@@ -75,6 +75,18 @@ def test_what_is_larger_than_the_whole_is_not_kept_and_drops_nothing() -> None:
     assert cache.nbytes == 100 * TOKEN
 
 
+def test_what_is_too_large_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    cache = PromptCache(150 * TOKEN)
+    filled(cache, "m", tokens=150)
+    assert not caplog.records
+    cache.limit(0)
+    filled(cache, "m", "n", tokens=15_000)
+    (record,) = caplog.records
+    assert "15000 tokens takes 3.8 MB" in record.getMessage()
+    assert "room for 0.0 MB" in record.getMessage()
+    assert "`prompt_cache_bytes`" in record.getMessage()
+
+
 def test_none_is_kept_where_none_is_wanted() -> None:
     cache = PromptCache(0)
     assert not cache.wants(a_prompt(100))

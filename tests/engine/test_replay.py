@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine import batch, worker
 from mlx_server.engine.messages import Cancel, Load, Loaded, Scored, Token
 from mlx_server.engine.replay import ReplayModel
 from mlx_server.engine.worker import Engine
 from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import Ask, Run, a_prompt, alone, ids, together
-from tests.engine.test_worker import Clock, ask, drain, of, run, tokens_of, until
+from tests.engine.test_worker import Clock, ask, drain, of, run, run_by, tokens_of, until
 
 WIDTH = 320
 END = 2
@@ -134,10 +133,9 @@ def engine(path: Path) -> Engine:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(engine: Engine) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(worker, "time", clock)
-    monkeypatch.setattr(batch, "time", clock)
+    run_by(clock, engine)
     return clock
 
 

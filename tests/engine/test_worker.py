@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine import batch, weights, worker
-from mlx_server.engine.batch import Batch, Done, Prefill
+from mlx_server.engine import read_pace, worker
+from mlx_server.engine.batch import Batch, Done
 from mlx_server.engine.messages import (
     Admitted,
     Cancel,
+    DeviceFailed,
     Generate,
     LimitCache,
     Load,
@@ -33,6 +34,8 @@ from mlx_server.engine.messages import (
     Unload,
     Unloaded,
 )
+from mlx_server.engine.phases import Prefill
+from mlx_server.engine.sampling import Sampler
 from mlx_server.engine.scoring import PIECE, Scoring
 from mlx_server.engine.worker import Engine
 from mlx_server.requests import SamplingParams
@@ -111,7 +114,7 @@ def answer(tiny_path: Path) -> list[int]:
 def test_a_load_reports_its_bytes_and_then_the_model(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(read_pace, "MOST_BYTES", 50_000)
     engine = Engine()
     assert engine.pause is None
     *progress, loaded = load(engine, tiny_path)
@@ -130,7 +133,7 @@ def test_a_load_reports_its_bytes_and_then_the_model(
 def test_other_models_decode_while_one_loads(
     engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(read_pace, "MOST_BYTES", 50_000)
     engine.handle(ask(0, tokens=1000))
     until(engine, lambda reports: bool(tokens_of(0, reports)))
     engine.handle(Load("second", str(tiny_path)))
@@ -433,13 +436,19 @@ def test_wherever_a_step_fails_every_row_hears_of_it(
 
 @dataclass
 class Clock:
-    """Stands for the time module; each model's steps take as long as they are said to."""
+    """Each model's steps take as long as they are said to."""
 
     now: float = 1000.0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         self.now += 1e-6
         return self.now
+
+
+def run_by(clock: Clock, engine: Engine) -> None:
+    engine._clock = clock
+    for batch in engine._batches.values():
+        batch._clock = clock
 
 
 Turns = Callable[[int], list[str]]
@@ -450,8 +459,7 @@ def turns(engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> T
     """Whose turn each of the next steps is: "tiny" takes ten times as long as "second"."""
     load(engine, tiny_path, "second")
     clock, step = Clock(), Batch.step
-    monkeypatch.setattr(worker, "time", clock)
-    monkeypatch.setattr(batch, "time", clock)
+    run_by(clock, engine)
 
     def timed(self: Batch) -> Done:
         done = step(self)
@@ -550,7 +558,7 @@ def test_unloading_fails_the_rows_that_are_left_and_no_others(
 def test_a_model_is_unloaded_while_it_loads(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(read_pace, "MOST_BYTES", 50_000)
     engine = Engine()
     before = active_memory()
     engine.handle(Load("tiny", str(tiny_path)))
@@ -582,3 +590,100 @@ def test_the_prompt_cache_gives_way_when_told_to(tiny_path: Path) -> None:
     engine.handle(LimitCache(1 << 30))
     assert of(Prefilled, run(engine, ask(7, prompt=63))) == [Prefilled(7, 0)]
     assert of(Prefilled, run(engine, ask(8, prompt=63))) == [Prefilled(8, 61)]
+
+
+NO_MEMORY = (
+    "[METAL] Command buffer execution failed: Insufficient Memory "
+    "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+)
+IGNORED = (
+    "[METAL] Command buffer execution failed: Ignored (for causing prior/excessive GPU errors) "
+    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+
+
+def struck(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
+    """The next step of any model fails as a GPU does."""
+
+    def fails(batch: Batch) -> Done:
+        raise RuntimeError(text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "step", fails)
+        return engine.step()
+
+
+@pytest.fixture
+def two(tiny_path: Path) -> Engine:
+    """Two models that answer a row each, and a prompt in the cache."""
+    engine = Engine(concurrency=4, cache_bytes=1 << 30)
+    load(engine, tiny_path)
+    load(engine, tiny_path, "second")
+    run(engine, ask(9, prompt=60))
+    assert engine._cache.nbytes
+    engine.handle(ask(0, tokens=1000))
+    engine.handle(ask(1, tokens=1000, model="second"))
+    until(engine, lambda reports: {0, 1} <= {t.row for t in tokens(reports)})
+    return engine
+
+
+def test_a_gpu_error_fails_all_that_it_may_have_spoiled(
+    two: Engine, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised late, in whichever model waits for the GPU next."""
+    reports = struck(two, NO_MEMORY, monkeypatch)
+    (failed,) = of(DeviceFailed, reports)
+    assert (failed.kind, failed.ends, two.broken) == ("out_of_memory", False, False)
+    assert set(failures(reports)) == {0, 1}
+    assert all("memory ran out" in message for message in failures(reports).values())
+    assert two._cache.nbytes == of(Stepped, reports)[-1].cache_bytes == 0
+    again = run(two, ask(2, prompt=60), ask(3, model="second"), ask(4))
+    assert Prefilled(2, 0) in of(Prefilled, again)  # whichever model comes first
+    assert ids(tokens_of(3, again)) == ids(tokens_of(4, again)) == answer
+
+
+def test_the_second_gpu_error_in_a_row_ends_the_process(
+    two: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck(two, NO_MEMORY, monkeypatch)
+    two.handle(ask(5, tokens=1000))
+    (failed,) = of(DeviceFailed, struck(two, NO_MEMORY, monkeypatch))
+    assert failed.ends
+    assert two.broken
+
+
+def test_after_ignored_submissions_only_another_process_helps(
+    two: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (failed,) = of(DeviceFailed, struck(two, IGNORED, monkeypatch))
+    assert (failed.kind, failed.ends, two.broken) == ("lost", True, True)
+
+
+def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
+    two: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Any:
+        raise RuntimeError(NO_MEMORY)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.Engine, "_score", fails)
+        two.handle(ask(6, prompt=3 * PIECE, score=True))
+        reports = two.step()
+    assert of(DeviceFailed, reports)
+    assert set(failures(reports)) == {0, 1, 6}
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.Engine, "_load_piece", fails)
+        two.handle(Load("third", str(tiny_path)))
+        reports = two.step()
+    assert of(DeviceFailed, reports)
+    assert of(LoadFailed, reports)
+
+
+def test_a_gpu_error_while_rows_are_sampled_is_not_taken_for_a_rows_own(
+    two: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Any:
+        raise RuntimeError(IGNORED)
+
+    monkeypatch.setattr(Sampler, "__call__", fails)
+    assert of(DeviceFailed, two.step())

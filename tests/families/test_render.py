@@ -427,23 +427,24 @@ def test_marks_that_a_client_writes_stay_text(tmp_path: Path) -> None:
         assert control_tokens(prompted, said(content)) == ["<|im_end|>"]
 
 
-@pytest.mark.parametrize("escape", ["\\ufdd{:x}", "\\uFDD{:X}", "\\uFdd{:x}"])
+@pytest.mark.parametrize("escape", ["\\u{:04x}", "\\u{:04X}"])
 def test_marks_in_the_escapes_of_arguments_are_seen(tmp_path: Path, escape: str) -> None:
     template = EACH + "{% for c in m.tool_calls %}<|im_end|>{{ c.function.arguments }}" + 2 * ALL
     prompted = checkpoint(tmp_path, byte_level(), template)
-    arguments = '"{}"'.format("".join(escape.format(i) for i in range(16)))
+    codes = map(ord, Seal.CANDIDATES[-16:])
+    arguments = '"{}"'.format("".join(map(escape.format, codes)))
     call = ToolCall("1", "f", arguments)
     asked = Conversation((Message("assistant", tool_calls=(call,)),))
     text = text_of(prompted, PLAIN.render(prompted, asked).tokens)
-    assert text == "<|im_end|>" + "".join(Seal.CANDIDATES[:16]) + 2 * "<|im_end|>"
+    assert text == "<|im_end|>" + "".join(Seal.CANDIDATES[-16:]) + 2 * "<|im_end|>"
 
 
 def test_all_marks_at_once_are_refused(demo: Checkpoint) -> None:
-    with pytest.raises(BadRequest, match="noncharacter"):
+    with pytest.raises(BadRequest, match="every noncharacter"):
         SMOLLM2.render(demo, said("".join(Seal.CANDIDATES)))
     whole = json.dumps("".join(Seal.CANDIDATES)).upper().replace("\\U", "\\u")
     call = ToolCall("1", "f", whole)
-    with pytest.raises(BadRequest, match="noncharacter"):
+    with pytest.raises(BadRequest, match="every noncharacter"):
         SMOLLM2.render(demo, Conversation((Message("assistant", tool_calls=(call,)),)))
 
 

@@ -1,13 +1,14 @@
 """Chat templates are programs by strangers: what they may do, and how they fail."""
 
+import json
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.families import sandbox
 from mlx_server.families.template import ChatTemplate
+from tests.hostile.lowered import lower
 
 
 def rendered(source: str, **variables: Any) -> str:
@@ -74,16 +75,16 @@ def test_its_own_refusal_reaches_the_client() -> None:
 
 @pytest.mark.parametrize("text", ["0123456789", "{{ '0123456789' }}"])
 def test_output_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(sandbox, "CHARACTERS", 1000)
+    lower(monkeypatch, "TEMPLATE_CHARACTERS", 1000)
     assert len(rendered("{% for i in range(100) %}" + text + "{% endfor %}")) == 1000
-    with pytest.raises(BadRequest, match="too long"):
+    with pytest.raises(BadRequest, match="a prompt of more than 1000 characters"):
         rendered("{% for i in range(101) %}" + text + "{% endfor %}")
 
 
-def test_rendering_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", -1.0)
-    with pytest.raises(BadRequest, match="too long"):
-        rendered("{% for i in range(1000) %}{{ i }}{% endfor %}")
+def test_numbers_of_any_size_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [0, -1, 2**63 - 1, 2**63, -(2**63), 2**64, -(2**64), 10**400, True, 0.1, -0.0]
+    assert rendered("{{ n | tojson }}", n=numbers) == json.dumps(numbers)
+    assert rendered("{{ n.maximum + 1 }}", n={"maximum": 10**30}) == str(10**30 + 1)
 
 
 @pytest.mark.parametrize(

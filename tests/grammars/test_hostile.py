@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.grammar import STACK_BYTES
+from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
 from mlx_server.grammars.lark import Lark
@@ -192,7 +192,7 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    threading.stack_size(STACK_BYTES)  # as the engine compiles
+    threading.stack_size(limits.COMPILE_STACK_BYTES.value)  # as the engine compiles
     found: list[str] = []
     thread = threading.Thread(target=lambda: found.append(run(sys.argv[1])))
     thread.start()

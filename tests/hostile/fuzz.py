@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from mlx_server import limits
 from mlx_server.api.fields import IGNORED_HEADER
-from mlx_server.errors import LONGEST
 from tests.api.wire import error_of
 from tests.hostile.bodies import generated, shrunk
 from tests.hostile.routes import CONTEXT, HI, ROUTES, SAID, TINY, Json, Route
@@ -133,7 +133,7 @@ def judge(route: Route, answer: Answer) -> None:
         assert answer.kind == "application/json"
         body = json.loads(answer.content)
         assert isinstance(body["error"], dict)
-        assert len(error_of(body)["message"]) <= LONGEST, answer
+        assert len(error_of(body)["message"]) <= limits.ERROR_CHARACTERS.value, answer
     elif answer.kind == "application/json":
         body = strictly(answer.content)
         assert not body.get("error"), answer

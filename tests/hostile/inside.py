@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from mlx_server.app import Server, create_app, server_of
-from mlx_server.engine import client as engine_client
+from mlx_server.engine import liveness
 from mlx_server.engine.messages import Stepped
 from mlx_server.pool.pool import Pool
 from mlx_server.settings import Settings
@@ -120,8 +120,9 @@ class Inside:
 def serving(settings: Settings) -> Iterator[Inside]:
     with pytest.MonkeyPatch.context() as patched:
         # a frozen engine is no dead one
-        patched.setattr(engine_client, "SILENT_SECONDS", LONG)
-        patched.setattr(engine_client, "STALLED_SECONDS", LONG)
+        patched.setattr(liveness, "SILENT_SECONDS", LONG)
+        patched.setattr(liveness, "STALLED_SECONDS", LONG)
+        patched.setattr(liveness, "FIRST_STEP_SECONDS", LONG)
         with Inside(settings) as found:
             yield found
 

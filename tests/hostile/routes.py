@@ -56,7 +56,11 @@ SCHEMA: Json = {
     "$defs": {"b": {"enum": [1, None, "x"]}},
 }
 FUNCTION: Json = {"name": "f", "description": "does f", "parameters": SCHEMA, "strict": False}
-STREAMED: Json = {"stream": True, "stream_options": {"include_usage": True}}
+STREAMED: Json = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "return_progress": True,
+}
 GUIDED: tuple[Json, ...] = (
     {"guided_json": SCHEMA},
     {"guided_regex": "[a-c]{1,3}"},

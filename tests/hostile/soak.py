@@ -12,7 +12,7 @@ import httpx
 import psutil
 import typer
 
-from mlx_server.engine.grammar import KNOWN
+from mlx_server import limits
 from mlx_server.pool.footprint import footprint
 from tests.engine.lora_files import mlx_adapter
 from tests.hostile.shapes import CONVERSATIONS, Client
@@ -95,7 +95,7 @@ def settle(http: httpx.Client, seed: int) -> None:
     """The grammars that the engine keeps are of one kind, which take the most; and with a model
     it gives back all that it has no use for."""
     client = Client(http, seed)
-    for _ in range(KNOWN):
+    for _ in range(limits.COMPILED_GRAMMARS.value):
         client.tool()
     client.chat_with("b")
     eventually(lambda: is_unloaded("b", http), "it is unloaded")
@@ -124,9 +124,21 @@ def soak(server: LiveServer, seeds: range) -> Held:
 def main(
     requests: Annotated[int, typer.Option(min=2 * WARM, help="How many.")] = 5000,
     seed: Annotated[int, typer.Option(help="Of the first one; others follow.")] = 0,
+    storm: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Everything at once, for so long.")
+    ] = None,
 ) -> None:
     """Sends requests of random shapes, and fails if what the server and its engine hold after all
-    of them is over 2 % more than what they held after the first 500."""
+    of them is over 2 % more than what they held after the first 500.
+
+    With --storm: clients of every bad kind at once, with kills of the engine, next to a control
+    client; fails if the control client's tokens change or if anything is left over."""
+    if storm is not None:
+        from tests.hostile import storm as storms
+
+        wrong = storms.storm(storm, seed)
+        print(*wrong or ["nothing went wrong"], sep="\n")
+        raise typer.Exit(bool(wrong))
     print(HEADINGS)
     with TemporaryDirectory() as name, serving(Path(name), soaked(Path(name))) as server:
         with connected(server.url) as http:

@@ -155,7 +155,7 @@ def test_everyone_is_answered_and_nothing_is_left(
             ]
         }
         eventually(lambda: loads(http, "far", ("preparing",)), "it is fetched")
-        eventually(lambda: len(children(server.process.pid)) >= 3, "the tool's server runs")
+        eventually(lambda: len(children(server.process.pid)) >= 4, "the tool's server runs")
         knife.strike("load", "block")
         waiting["load"] = threads.submit(http.post, CHAT, json={**ENDLESS, "model": "stuck"})
         eventually(lambda: loads(http, "stuck", ("loading",)), "it is loaded")
@@ -196,7 +196,7 @@ def test_a_second_signal_ends_it_at_once(
         http = clients.enter_context(server.http())
         stream = lines(clients, http, CHAT, ENDLESS)
         threads.submit(http.post, RESPONSES, json={**ASKED, "tools": [TOOL]})
-        eventually(lambda: len(children(server.process.pid)) >= 3, "the tool's server runs")
+        eventually(lambda: len(children(server.process.pid)) >= 4, "the tool's server runs")
         left = children(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: not listens(server.port), "it drains")

@@ -41,7 +41,7 @@ def waiting(engine: Engine) -> None:
     until(engine, lambda reports: bool(tokens_of(2, reports)))
     batch = begin(engine)
     engine.step()
-    assert len(batch._waiting) == 1
+    assert len(batch._turns) == 1
 
 
 def compiling(engine: Engine) -> None:
@@ -58,8 +58,8 @@ def scored(engine: Engine) -> None:
 
 def prefilled(engine: Engine) -> None:
     batch = begin(engine)
-    batch._pace = Steady(PROMPT // 4)
-    until(engine, lambda _: bool(batch._rest) and len(batch._rest[0]) < PROMPT // 2)
+    batch._budget = Steady(PROMPT // 4)
+    until(engine, lambda _: batch._group is not None and batch._group.left < PROMPT // 2)
 
 
 def decoding(engine: Engine) -> None:

@@ -70,7 +70,9 @@ def waiting(server: LiveServer) -> Iterator[list[Future[str]]]:
         told += [threads.submit(code_of, http, path, body) for path, body in whole]
         told += [threads.submit(over_a_socket, server)]
         with ended(server):
-            eventually(lambda: server.gauge("mlx_server_queue") >= 1, "more wait than are decoded")
+            # and some have a token: the engine is patient with the first steps of a model
+            gauges = ("mlx_server_queue", "mlx_server_batch_size")
+            eventually(lambda: all(server.gauge(g) >= 1 for g in gauges), "more wait than decode")
             yield told
 
 
@@ -171,3 +173,58 @@ def test_a_deadlock_while_something_is_prepared(
     place.knife.strike(where, "hold")
     with one(place.server, body) as told:
         is_told_and_serves_again(place, told)
+
+
+IGNORED = (
+    "[METAL] Command buffer execution failed: Ignored (for causing prior/excessive GPU errors) "
+    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+NO_MEMORY = (
+    "[METAL] Command buffer execution failed: Insufficient Memory "
+    "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+)
+
+
+def test_a_gpu_that_takes_no_more_work(place: Place) -> None:
+    """Only another process helps: also those are told whose model the error was not raised in."""
+    before = engine_pid(place)
+    with waiting(place.server) as told:
+        place.knife.strike("compute", IGNORED)
+        with place.server.http() as http:
+            lost_at(http)
+            assert {each.result(30) for each in told} == {"engine_died"}
+            eventually(seldom(lambda: serves(http)), "it serves again", seconds=60)
+    assert engine_pid(place) != before
+
+
+def test_memory_that_runs_out_again_and_again(place: Place) -> None:
+    """Once it costs the rows that were there; in a row, the process and half of the room."""
+    with place.server.http() as http:
+        serves(http)
+        budget = memory(http)["budget"]
+        first = engine_pid(place)
+        place.knife.strike("compute", NO_MEMORY)
+        failed = http.post(CHAT, json={"model": "quick", "messages": MESSAGES})
+        assert failed.status_code == 500
+        assert "memory ran out" in failed.json()["error"]["message"]
+        assert engine_pid(place) == first
+        assert memory(http)["budget"] == budget
+        place.knife.strike("compute", NO_MEMORY)
+        told = http.post(CHAT, json={"model": "quick", "messages": MESSAGES})
+        assert told.status_code == 503
+        assert told.json()["error"]["code"] == "engine_died"
+        eventually(seldom(lambda: serves(http)), "it serves again", seconds=60)
+        assert engine_pid(place) != first
+        lowered = memory(http)
+        assert lowered["budget"] + lowered["lowered"] == budget
+        assert 0.4 * budget < lowered["budget"] < 0.6 * budget
+    assert "memory ran out 2 times in a row" in place.server.log
+
+
+def memory(http: httpx.Client) -> dict[str, int]:
+    found: dict[str, int] = http.get("/v1/pool").json()["memory"]
+    return found
+
+
+def engine_pid(place: Place) -> int:
+    return place.server.engine.pid

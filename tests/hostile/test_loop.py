@@ -22,9 +22,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from mlx_server import limits
 from mlx_server.api import strict_json
 from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.api.strict_json import MOST_NODES, MOST_STRINGS
 from mlx_server.app import Server, create_app, server_of
 from mlx_server.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.live.server import TINY, eventually
@@ -32,7 +32,7 @@ from tests.live.server import TINY, eventually
 MOST_SECONDS = 0.05
 """In one callback, as promised; none here takes half of it."""
 
-MANY = MOST_NODES // 2
+MANY = limits.JSON_NODES.value // 2
 LONG = 15 << 20
 HI = {"role": "user", "content": "hi"}
 MESSAGES = {"messages": [HI]}
@@ -62,15 +62,57 @@ def tools(number: int) -> list[Body]:
     return [{"type": "function", "function": function} for function in named]
 
 
+LETTERS = "<<‹" * (LONG // 5)
+
+
+def called(arguments: str) -> list[Body]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "1", "type": "function", "function": function}
+    return [HI, {"role": "assistant", "tool_calls": [call]}, HI]
+
+
+def tool(**function: Any) -> list[Body]:
+    return [{"type": "function", "function": {"name": "f", **function}}]
+
+
+ENUM = {"type": "object", "properties": {"a": {"enum": [LETTERS]}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ENUM}}
+BIAS = {str(id): 1 for id in range(limits.JSON_STRINGS.value // 2)}
+
+TEXTS: dict[str, tuple[str, Body]] = {
+    "arguments": (CHAT, {"messages": called(json.dumps({"a": LETTERS}, ensure_ascii=False))}),
+    "arguments of many lists": (CHAT, {"messages": called(f"[{'[],' * (LONG // 3)}[]]")}),
+    "a tool's description": (CHAT, {**MESSAGES, "tools": tool(description=LETTERS)}),
+    "an enum": (CHAT, {**MESSAGES, "tools": tool(parameters=ENUM)}),
+    "reasoning": (
+        CHAT,
+        {"messages": [HI, {"role": "assistant", "content": "a", "reasoning_content": LETTERS}, HI]},
+    ),
+    "a name": (CHAT, {"messages": [{**HI, "name": LETTERS}]}),
+    "metadata": (CHAT, {**MESSAGES, "metadata": {"a": LETTERS}}),
+    "a response format": (CHAT, {**MESSAGES, "response_format": FORMAT}),
+    "stop": (CHAT, {**MESSAGES, "stop": [LETTERS]}),
+    "many stops": (CHAT, {**MESSAGES, "stop": ["a"] * (limits.JSON_STRINGS.value - 99)}),
+    "logit_bias": (CHAT, {**MESSAGES, "logit_bias": BIAS}),
+    "an item": (RESPONSES, {"input": [{**HI, "content": LETTERS}], "store": False}),
+    "an item's output": (
+        RESPONSES,
+        {"input": [HI, {"type": "function_call_output", "call_id": "a", "output": LETTERS}]},
+    ),
+    "a text for the native route": (GENERATE, {"prompt": LETTERS}),
+    "prompts": (COMPLETIONS, {"prompt": ["a"] * (limits.JSON_STRINGS.value - 99)}),
+    "prompts of ids": (COMPLETIONS, {"prompt": [[1]] * (limits.JSON_NODES.value - 99)}),
+}
+
 BODIES: dict[str, tuple[str, Body, tuple[int, str | None]]] = {
     "a long text": (CHAT, {"messages": [{**HI, "content": "x" * LONG}]}, TOO_LONG),
     "messages": (CHAT, {"messages": [HI] * MANY}, TOO_LONG),
     "parts": (CHAT, {"messages": parts(MANY)}, TOO_LONG),
     "calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 8000}]}, TOO_LONG),
-    "names nobody knows": (CHAT, {**MESSAGES, **keys(MOST_STRINGS // 2)}, FINE),
+    "names nobody knows": (CHAT, {**MESSAGES, **keys(limits.JSON_STRINGS.value // 2)}, FINE),
     "a schema": (
         CHAT,
-        {**MESSAGES, "guided_json": {"enum": ["ab"] * (MOST_STRINGS - 99)}},
+        {**MESSAGES, "guided_json": {"enum": ["ab"] * (limits.JSON_STRINGS.value - 99)}},
         NO_SCHEMA,
     ),
     "tools": (CHAT, {**MESSAGES, "tools": tools(128)}, FINE),
@@ -183,8 +225,20 @@ def test_the_loop_goes_on(url: str, name: str) -> None:
         assert response.json()["error"]["code"] == code
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_loop_goes_on_whatever_field_is_large(url: str, name: str) -> None:
+    path, asked = TEXTS[name]
+    with httpx.Client(base_url=url, trust_env=False, timeout=120) as http:
+        response = http.post(path, json={"model": TINY, "max_tokens": 1, **asked})
+    assert response.status_code in (200, 400), response.text[:300]
+
+
 def test_frames_of_a_websocket(url: str) -> None:
-    frame = {"type": "response.create", "model": TINY, "input": [HI] * (MOST_NODES - 99)}
+    frame = {
+        "type": "response.create",
+        "model": TINY,
+        "input": [HI] * (limits.JSON_NODES.value - 99),
+    }
     address = url.replace("http", "ws", 1) + RESPONSES
     with connect(address, open_timeout=60, proxy=None) as socket:
         socket.send(json.dumps(frame))
@@ -222,8 +276,8 @@ def test_work_off_the_loop_lets_others_run(name: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        ({"x": [[]] * (MOST_NODES + 1)}, "lists and objects"),
-        ({"x": ["a"] * (MOST_STRINGS + 1)}, "strings"),
+        ({"x": [[]] * (limits.JSON_NODES.value + 1)}, "lists and objects"),
+        ({"x": ["a"] * (limits.JSON_STRINGS.value + 1)}, "strings"),
     ],
 )
 def test_what_would_take_too_long_is_refused(url: str, asked: Body, what: str) -> None:

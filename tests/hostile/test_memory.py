@@ -173,7 +173,8 @@ def test_short_answers_beside_a_long_one(arena: Arena) -> None:
 def test_the_prompt_cache_gives_way(arena: Arena) -> None:
     assert arena.ask("a", 2 * PROMPT, max_tokens=2) == 200
     assert arena.memory("prompt_cache") > 2 * SLACK * arena.budget
-    assert arena.most([("b", 5, {"max_tokens": 8, "n": 8})]) <= arena.budget * (1 + SLACK)
+    most = arena.most([("b", 5, {"max_tokens": 8, "n": 8})])
+    assert most <= arena.budget + max(arena.budget * SLACK, CHUNK)
 
 
 def test_everything_at_once(arena: Arena) -> None:

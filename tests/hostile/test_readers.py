@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.api.unread import LEAST_BYTES
-from mlx_server.engine.client import ITEM_BYTES, UNREAD_BYTES, EngineClient
+from mlx_server.engine.client import ITEM_BYTES, EngineClient
 from mlx_server.engine.messages import (
     Command,
     GoOn,
@@ -209,9 +210,9 @@ def test_a_row_that_is_held_before_it_begins_says_nothing_yet(tiny_path: Path) -
 def test_a_row_that_ended_unread_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine would remember it for ever."""
     engine, told = EngineClient(), list[Command]()
-    monkeypatch.setattr(engine, "_words", 1)
+    monkeypatch.setattr(engine, "_serves", True)
     monkeypatch.setattr(engine, "_send", told.append)
-    much = Logprobs(0.0, [(1, 0.0)] * (UNREAD_BYTES // ITEM_BYTES))
+    much = Logprobs(0.0, [(1, 0.0)] * (limits.UNREAD_BYTES.value // ITEM_BYTES))
 
     async def leave() -> None:
         async with engine.generate([ask(0)]):

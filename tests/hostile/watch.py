@@ -1,6 +1,7 @@
 """What Python opens, runs and starts in the meantime, by its audit hooks."""
 
 import os
+import socket
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any
+
+from mlx_server.templates import child
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = {
@@ -48,6 +51,8 @@ class Watch:
         self.wrong: list[str] = []
 
     def hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if _starts_template_process(event, args):
+            return
         if event in LOOKS:
             self._look(event, args)
         elif event == "exec" and isinstance(code := args[0], CodeType):
@@ -80,6 +85,15 @@ class Watch:
         if path.startswith(("<", *SYSTEM)):
             return True
         return any(Path(os.path.realpath(path)).is_relative_to(root) for root in PYTHON)
+
+
+def _starts_template_process(event: str, args: tuple[Any, ...]) -> bool:
+    """What that one may do is tested in tests/templates."""
+    if event == "socket.__new__":
+        return bool(args[1] == socket.AF_UNIX)
+    if event == "open":
+        return bool(args[0] == os.devnull)
+    return event == "subprocess.Popen" and args[1][1:3] == ["-I", child.__file__]
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:

@@ -18,8 +18,10 @@ if "mlx_server.engine.process" in sys.orig_argv:
     def strike(where):
         if not wound.exists() or not wound.read_text().startswith(where):
             return
-        _, how = wound.read_text().split()
+        _, how = wound.read_text().split(maxsplit=1)
         wound.unlink()
+        if how.startswith("["):
+            raise RuntimeError(how)
         if how == "raise":
             raise SystemError("a wound")
         # with the GIL, or without
@@ -35,8 +37,9 @@ if "mlx_server.engine.process" in sys.orig_argv:
 
         setattr(owner, name, first_struck)
 
-    from mlx_server.engine import grammar, worker
+    from mlx_server.engine import batch, grammar, worker
     wrapped(worker.Engine, "_step", "step")
+    wrapped(batch.Batch, "step", "compute")
     wrapped(worker.Engine, "_load_piece", "load")
     wrapped(grammar, "_compile", "compile")
 """
@@ -47,7 +50,8 @@ class Knife:
     folder: Path
 
     def strike(self, where: str, how: str) -> None:
-        """Once, at a step, load or compile: raise, block, or hold, which stops all threads."""
+        """Once, at a step, what it computes, load or compile: raise, block, or hold, which stops
+        all threads; or what MLX says of a GPU command that failed."""
         ready = self.folder / "ready"
         ready.write_text(f"{where} {how}")
         ready.rename(self.folder / "wound")

@@ -269,13 +269,13 @@ REFUSED: Zoo = {
         "compiled",
     ),
     "an import that is none": (text("chat_template.jinja", "{% import %}"), "can't be compiled"),
+    "a model's own code": (own_code("model_file"), "never run here"),
+    "a type that is a path": (config(model_type="../../evil"), "not one that mlx-lm"),
+    "a type that is a module": (config(model_type="..os"), "not one that mlx-lm"),
 }
 """By the server, before the engine hears of them."""
 
 UNLOADABLE: Zoo = {
-    "a model's own code": (own_code("model_file"), "custom module"),
-    "a type that is a path": (config(model_type="../../evil"), "not supported"),
-    "a type that is a module": (config(model_type="..os"), "not supported"),
     "10^12 tokens": (config(vocab_size=HUGE), "outside the supported range"),
     "2^31 - 1 tokens": (config(vocab_size=2**31 - 1), "Expected shape"),
     "a width of 10^12": (config(hidden_size=HUGE), "outside the supported range"),

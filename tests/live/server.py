@@ -76,7 +76,7 @@ class LiveServer:
         return all(self.gauge(name) == 0 for name in gauges)
 
 
-def start(folder: Path, config: Config, *flags: str) -> LiveServer:
+def start(folder: Path, config: Config | None, *flags: str) -> LiveServer:
     folder.mkdir(parents=True, exist_ok=True)
     process, log_file = launch(folder, config, *flags)
     try:
@@ -90,11 +90,13 @@ def start(folder: Path, config: Config, *flags: str) -> LiveServer:
     return LiveServer(process, url, log_file)
 
 
-def launch(folder: Path, config: Config, *flags: str) -> tuple[subprocess.Popen[str], Path]:
-    """Without waiting for it to listen; `flags` come last and so win."""
+def launch(folder: Path, config: Config | None, *flags: str) -> tuple[subprocess.Popen[str], Path]:
+    """Without waiting for it to listen; `flags` come last and so win. None: no models.yaml."""
     models_yaml, log_file = folder / "models.yaml", folder / "server.log"
-    models_yaml.write_text(yaml.safe_dump(dict(config)), "utf-8")
-    command = [sys.executable, "-m", "mlx_server", "serve", "--config", str(models_yaml)]
+    command = [sys.executable, "-m", "mlx_server", "serve"]
+    if config is not None:
+        models_yaml.write_text(yaml.safe_dump(dict(config)), "utf-8")
+        command += ["--config", str(models_yaml)]
     command += ["--port", "0", *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
     environment["MLX_SERVER_DATA"] = str(folder / "data")
@@ -165,7 +167,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 @contextmanager
-def serving(folder: Path, config: Config, *flags: str) -> Iterator[LiveServer]:
+def serving(folder: Path, config: Config | None = None, *flags: str) -> Iterator[LiveServer]:
     """A server for the length of the block; the block may end it itself."""
     server = start(folder, config, *flags)
     left = children(server.process.pid)

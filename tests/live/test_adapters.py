@@ -8,11 +8,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
 
-from tests.live.server import DEMO, DEMO_MODEL, LiveServer, eventually, serving
+from tests.live.server import DEMO, DEMO_MODEL, PLAIN, LiveServer, eventually, serving
 
 SAMPLES = Path(__file__).parents[2] / "adapters"
 PIRATE, JSON = "pirate", "json-answer"
@@ -192,7 +193,8 @@ def test_adapters_are_models_with_a_parent(client: OpenAI) -> None:
     found = {model.id: model for model in client.models.list()}
     assert {DEMO, f"{DEMO}:{PIRATE}", f"{DEMO}:{JSON}"} <= set(found)
     assert f"{DEMO}:broken" not in found
-    assert found[f"{DEMO}:{PIRATE}"].model_extra == {"parent": DEMO}
+    extra = found[f"{DEMO}:{PIRATE}"].model_extra or {}
+    assert extra["parent"] == DEMO
     assert client.models.retrieve(f"{DEMO}:{PIRATE}").id == f"{DEMO}:{PIRATE}"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve(f"{DEMO}:nobody")
@@ -237,6 +239,37 @@ def test_load_and_unload_while_it_runs(
         assert asyncio.run(unload_meanwhile()) == 200
     with pytest.raises(openai.NotFoundError):
         asked(client, "France", "captain")
+
+
+def test_a_storm_of_loads_and_unloads_gives_the_right_answer_or_none(
+    server: LiveServer, folder: Path, alone: dict[tuple[str, str | None], str]
+) -> None:
+    body = {"lora_name": "storm", "lora_path": str(folder / "elsewhere" / "corsair")}
+    pirate = alone["France", PIRATE]
+
+    async def changing(http: httpx.AsyncClient, route: str) -> None:
+        for _ in range(40):
+            answer = await http.post(f"/v1/{route}_lora_adapter", json=body)
+            assert answer.status_code in (200, 404), answer.text
+
+    async def asking_for_it(http: httpx.AsyncClient, name: str) -> None:
+        for _ in range(8):
+            question = asking("France", name, max_tokens=4)
+            answer = await http.post("/v1/chat/completions", json=question)
+            if answer.status_code == 200:
+                assert pirate.startswith(answer.json()["choices"][0]["message"]["content"])
+            else:
+                assert answer.status_code == 404, answer.text
+                assert answer.json()["error"]["code"] == "adapter_not_found"
+
+    async def storm() -> None:
+        async with httpx.AsyncClient(**PLAIN, base_url=server.url, timeout=60) as http:
+            routes = [changing(http, route) for route in ("load", "unload", "load", "unload")]
+            await asyncio.gather(*routes, *(asking_for_it(http, "storm") for _ in range(6)))
+            await http.post("/v1/unload_lora_adapter", json=body)
+
+    asyncio.run(storm())
+    eventually(server.idle, "nothing is left of it")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion
 
 from mlx_server.families import family_named
 from mlx_server.pool.replay_checkpoint import TEMPLATE, built_in_tokenizer
+from tests.engine.architectures import CONFIGS
 from tests.engine.kinds import GPT_OSS, LLAMA, Kind
 from tests.live.server import LiveServer, serving
 
@@ -39,6 +40,8 @@ ARCHITECTURES = {
     "llama3": LLAMA,
     "gemma3": GEMMA3,
     "glm4": GLM4,
+    "llama4": CONFIGS["llama4"],
+    "gemma4": CONFIGS["gemma4"],
 }
 """By family."""
 
@@ -79,11 +82,14 @@ def save(folder: Path, name: str) -> Path:
     tokenizer = built_in_tokenizer(family)
     vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     # the head is wider than the tokenizer, as real ones are
-    Kind(name, {**ARCHITECTURES[name], "vocab_size": vocabulary + 40}).save(folder)
+    config = {**ARCHITECTURES[name], "vocab_size": vocabulary + 40}
+    if text := config.get("text_config"):
+        config["text_config"] = {**text, "vocab_size": vocabulary + 40}
+    Kind(name, config).save(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     ends = family.stop_tokens or ("<|endoftext|>",)
-    config = {"eos_token": ends[0], "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokens = {"eos_token": ends[0], "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     return folder
 
 
@@ -123,8 +129,17 @@ def test_everything_together(server: LiveServer, name: str) -> None:
 
     asyncio.run(all_of_it())
     with server.http() as http:
-        found = {model["id"]: model["family"] for model in http.get("/v1/pool").json()["models"]}
-    assert found[name] == name
+        found = {model["id"]: model for model in http.get("/v1/pool").json()["models"]}
+        listed = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
+    assert found[name]["family"] == name
+    assert found[name]["batching"] == listed[name]["batching"] == (name != "llama4")
+
+
+def test_a_model_that_can_t_batch_says_so_in_the_log(server: LiveServer) -> None:
+    with server.openai() as client:
+        client.completions.create(model="llama4", prompt="Hello", max_tokens=1)
+    (line,) = {line for line in server.log.splitlines() if "one request at a time" in line}
+    assert "mlx-lm has no batch of its ChunkedKVCache" in line
 
 
 def check(said: list[Any], name: str) -> None:

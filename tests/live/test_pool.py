@@ -204,3 +204,30 @@ def watching_health(server: LiveServer) -> Iterator[list[int]]:
         watching = threads.submit(eventually, look, "it serves again", seconds=30)
         yield seen
         watching.result()
+
+
+def test_a_folder_that_is_replaced_by_a_larger_model_stays_within_the_budget(
+    tmp_path: Path,
+) -> None:
+    folder, large = tiny_llama(tmp_path / "m"), tiny_llama(tmp_path / "large", hidden=1024)
+    budget = 20_000_000
+    assert weights_bytes(large, upcast=True) > budget > 2 * weights_bytes(folder, upcast=True)
+    config = {
+        "server": {"memory_budget": budget},
+        "models": {"m": {"source": str(folder), "ttl": 0.1}},
+    }
+
+    def exchange(other: Path) -> None:
+        eventually(lambda: model_of(server, "m")["state"] == "unloaded", "its time is up")
+        folder.rename(tmp_path / f"{other.name}-before")
+        other.rename(folder)
+
+    with serving(tmp_path, config) as server, server.openai() as client:
+        first = asked(client, "m").choices[0].message.content
+        exchange(large)
+        with pytest.raises(openai.BadRequestError) as refused:
+            asked(client, "m")
+        assert refused.value.code == "not_enough_memory"
+        assert model_of(server, "m")["state"] == "unloaded"
+        exchange(tiny_llama(tmp_path / "other", seed=5))
+        assert asked(client, "m").choices[0].message.content != first

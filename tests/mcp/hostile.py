@@ -17,6 +17,8 @@ print(s.Popen(sys.argv[1:], stdin=s.DEVNULL, stdout=s.DEVNULL, stderr=s.DEVNULL)
 """
 """Starts a process in another group and leaves it without a parent."""
 
+STUBBORN = ("will not go", "leaves children", "harms its guards")
+
 HABIT, FILE = sys.argv[1], (sys.argv[2:] or [os.devnull])[0]
 
 
@@ -88,19 +90,27 @@ def called(id: Any) -> None:
     say({"jsonrpc": "2.0", "id": id, "result": {"content": [{"type": "text", "text": text}]}})
 
 
-def main() -> None:
-    if HABIT == "leaves children":
-        near = subprocess.Popen(SLEEP, stdin=subprocess.DEVNULL)  # holds our stdout open
-        orphan = subprocess.run(
-            [sys.executable, "-c", ORPHAN, *SLEEP],
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
+def start_children() -> None:
+    """One of the same group, one that left session and parent, one that forgot its variables."""
+    near = subprocess.Popen(SLEEP, stdin=subprocess.DEVNULL)  # holds our stdout open
+    environments: list[dict[str, str] | None] = [None]
+    if HABIT == "leaves children" and sys.platform == "linux":
+        environments.append({})
+    far = [sys.executable, "-c", ORPHAN, *SLEEP]
+    orphans = "".join(
+        subprocess.run(
+            far, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True, env=env
         ).stdout
-        with open(FILE, "w") as file:
-            file.write(f"{os.getpid()} {near.pid} {orphan}")
-    if HABIT in ("will not go", "leaves children"):
+        for env in environments
+    )
+    with open(FILE, "w") as file:
+        file.write(f"{os.getpid()} {near.pid} {orphans}")
+
+
+def main() -> None:
+    if HABIT in ("leaves children", "harms its guards"):
+        start_children()
+    if HABIT in STUBBORN:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if HABIT == "never speaks":
         time.sleep(60)
@@ -123,7 +133,7 @@ def main() -> None:
         elif id is not None and method:
             wrong = {"code": -32601, "message": "Method not found"}
             say({"jsonrpc": "2.0", "id": id, "error": wrong})
-    if HABIT in ("will not go", "leaves children"):
+    if HABIT in STUBBORN:
         time.sleep(60)
 
 

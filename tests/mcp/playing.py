@@ -44,7 +44,12 @@ class Playing(EngineClient):
     def limit_cache(self, max_bytes: int) -> None: ...
 
     async def load(
-        self, model: str, path: str, progress: OnLoading, stop_tokens: Sequence[int] = ()
+        self,
+        model: str,
+        path: str,
+        progress: OnLoading,
+        stop_tokens: Sequence[int] = (),
+        tokenizer: str = "",
     ) -> Loaded:
         self.tokenizer = Tokenizer(Path(path) / "tokenizer.json")
         return Loaded(model, 2**20, 0)
@@ -111,15 +116,15 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(app: Any) -> AsyncIterator[str]:
+async def served(app: Any, host: str = "127.0.0.1") -> AsyncIterator[str]:
     """The address of an ASGI app that is served here."""
-    config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, host=host, port=0, log_config=None, timeout_graceful_shutdown=1)
     server = Server(config)
     running = asyncio.create_task(server._serve())
     await server.ready.wait()
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         server.should_exit = True
         await running

@@ -3,8 +3,8 @@
 It believes nothing the policy says of itself: it keeps its own books of what is where.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
 
@@ -12,20 +12,22 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mlx_server.pool.policy import (
+from mlx_server.pool.actions import (
     Actions,
     Facts,
     Grant,
     Load,
     LoadFailed,
     NeverFits,
-    Policy,
-    QueueFull,
+    Preempt,
     Refuse,
+    Resume,
     ShrinkCache,
     Unload,
     WaitedTooLong,
 )
+from mlx_server.pool.fair_order import TURN
+from mlx_server.pool.policy import Policy
 
 WAIT = 30.0
 
@@ -43,6 +45,7 @@ EVENTS = (
     *("load_ends",) * 3,
     *("unload_ends",) * 2,
     *("time_passes",) * 2,
+    *("grows",) * 5,
     "cancel",
     "cache_is_reported",
     "something_stays_beside",
@@ -57,27 +60,53 @@ class Ask:
     model: str
     rows: int
     kv_bytes: int
+    most: int
+    """Of kv_bytes, at the end."""
     beside: int
     since: float
+    client: str
+    turn: tuple[int, int] = (0, 0)
+    granted: int = 0
+    """When, by the number of tickets and grants there were."""
+    preempted: bool = False
 
 
 def ask_of(number: int, models: Sequence[str], now: float) -> Ask:
     number, which = divmod(number, 4)
-    number, kv_bytes = divmod(number, 4)
+    number, size = divmod(number, 4)
+    kv_bytes, most = ((0, 0), (1, 1), (1, 3), (1, 2))[size]
     rows, beside = (1, 1, 1, 2)[number % 4], (0, 0, 1, 2)[number // 4]
-    return Ask(models[which % len(models)], rows, (0, 1, 1, 3)[kv_bytes], beside, now)
+    client = "one" if which % 3 else "other"
+    return Ask(models[which % len(models)], rows, kv_bytes, most, beside, now, client)
 
 
-def reserved(asks: Iterable[Ask]) -> int:
-    """A batch keeps every row as long as its longest."""
+def in_use(asks: Iterable[Ask]) -> int:
+    """A batch keeps every row as long as its longest; what was preempted has no rows in it."""
     rows: dict[str, int] = {}
     longest: dict[str, int] = {}
     beside = 0
     for ask in asks:
-        rows[ask.model] = rows.get(ask.model, 0) + ask.rows
-        longest[ask.model] = max(longest.get(ask.model, 0), ask.kv_bytes)
         beside += ask.beside
+        if not ask.preempted:
+            rows[ask.model] = rows.get(ask.model, 0) + ask.rows
+            longest[ask.model] = max(longest.get(ask.model, 0), ask.kv_bytes)
     return beside + sum(rows[model] * longest[model] for model in rows)
+
+
+def for_one(asks: Iterable[Ask]) -> int:
+    """Room for each of them to come to its end, alone."""
+    all_asks = list(asks)
+    beside = sum(ask.beside for ask in all_asks)
+    return beside + max((ask.rows * ask.most for ask in all_asks), default=0)
+
+
+def reserved(asks: Iterable[Ask]) -> int:
+    all_asks = list(asks)
+    return max(in_use(all_asks), for_one(all_asks))
+
+
+def grown(ask: Ask) -> Ask:
+    return replace(ask, kv_bytes=ask.most, preempted=False)
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -86,7 +115,6 @@ class PolicyMachine(RuleBasedStateMachine):
         pinned=st.sets(st.integers(0, 3), max_size=2),
         ttls=st.lists(st.none() | st.integers(1, 20), min_size=4, max_size=4),
         budget=st.integers(6, 16),
-        max_waiting=st.integers(2, 8),
         honest=st.booleans(),
         prompt=st.booleans(),
     )
@@ -96,16 +124,15 @@ class PolicyMachine(RuleBasedStateMachine):
         pinned: set[int],
         ttls: list[int | None],
         budget: int,
-        max_waiting: int,
         honest: bool,
         prompt: bool,
     ) -> None:
         """honest: nothing turns out larger than was thought. prompt: the engine takes no time."""
         self.facts = {f"m{i}": Facts(0, i in pinned, ttls[i]) for i in range(len(sizes))}
         self.ids = list(self.facts)
-        self.budget, self.max_waiting = budget, max_waiting
+        self.budget = budget
         self.honest, self.prompt = honest, prompt
-        self.policy = Policy(self.facts, budget=budget, max_waiting=max_waiting, wait_seconds=WAIT)
+        self.policy = Policy(self.facts, budget=budget, wait_seconds=WAIT)
         self.now = 0.0
         self.tickets = 0
         self.cache = 0
@@ -117,6 +144,11 @@ class PolicyMachine(RuleBasedStateMachine):
         """What stays in memory with a model."""
         self.waiting: dict[int, Ask] = {}
         self.leases: dict[int, Ask] = {}
+        self.counted = 0
+        self.came: dict[int, int] = {}
+        self.clock = 0
+        """Of the clients' turns."""
+        self.ends: dict[str, int] = {}
         self.used_at: dict[str, float] = {}
 
     # The books
@@ -125,8 +157,15 @@ class PolicyMachine(RuleBasedStateMachine):
         return self.weights[model] + self.beside[model]
 
     def held(self, *, but: str = "") -> int:
+        return self.models(but) + in_use(self.leases.values())
+
+    def kept(self, *, but: str = "") -> int:
+        """What is held, and what one of the leases may come to need."""
+        return self.models(but) + reserved(self.leases.values())
+
+    def models(self, but: str = "") -> int:
         there = (m for m, state in self.states.items() if state not in ("unloaded", but))
-        return sum(map(self.size, there)) + reserved(self.leases.values())
+        return sum(map(self.size, there))
 
     def leased(self, model: str) -> bool:
         return any(model == ask.model for ask in self.leases.values())
@@ -151,11 +190,24 @@ class PolicyMachine(RuleBasedStateMachine):
         """What these take, side by side, of what is not held yet."""
         leases, more = list(self.leases.values()), list(asks)
         missing = {ask.model for ask in more if self.states[ask.model] in ("unloaded", "unloading")}
-        caches = reserved([*leases, *more]) - reserved(leases)
+        others = [lease for lease in leases if lease not in more]
+        running = [replace(ask, preempted=False) for ask in more]
+        caches = reserved([*others, *running]) - reserved(leases)
         return caches + sum(map(self.size, missing))
 
+    def in_turn(self) -> list[int]:
+        return sorted(self.waiting, key=lambda ticket: self.waiting[ticket].turn)
+
+    def preempted(self) -> list[int]:
+        tickets = [ticket for ticket, lease in self.leases.items() if lease.preempted]
+        return sorted(tickets, key=lambda ticket: self.leases[ticket].turn)
+
+    def line(self) -> list[Ask]:
+        preempted = [self.leases[ticket] for ticket in self.preempted()]
+        return [*preempted, *(self.waiting[ticket] for ticket in self.in_turn())]
+
     def asked_for(self, model: str) -> list[int]:
-        return [ticket for ticket, ask in self.waiting.items() if ask.model == model]
+        return [ticket for ticket in self.in_turn() if self.waiting[ticket].model == model]
 
     def all(self, state: str) -> list[str]:
         return [model for model, each in self.states.items() if each == state]
@@ -163,7 +215,7 @@ class PolicyMachine(RuleBasedStateMachine):
     # What the policy wants done
 
     def carry_out(self, actions: Actions) -> None:
-        evictable, too_full = self.evictable(), self.held() > self.budget
+        evictable, too_full = self.evictable(), self.kept() > self.budget
         for action in actions:
             match action:
                 case Load(model):
@@ -176,9 +228,13 @@ class PolicyMachine(RuleBasedStateMachine):
                     self.cache = to_bytes
                 case Grant(ticket):
                     self.granted(ticket)
+                case Preempt(ticket):
+                    self.preempts(ticket)
+                case Resume(ticket):
+                    self.resumed(ticket)
                 case Refuse(ticket, reason):
                     self.refused(ticket, reason)
-            if self.honest and not isinstance(action, Refuse | Unload):
+            if self.honest and not isinstance(action, Refuse | Unload | Preempt):
                 assert self.held() + self.cache <= self.budget, action
         gone = [model for model in self.all("unloading") if model in evictable]
         for_other_reasons = too_full or any(self.stale_at(model) <= self.now for model in gone)
@@ -187,22 +243,22 @@ class PolicyMachine(RuleBasedStateMachine):
             self.evicted(gone, [model for model in evictable if model not in gone])
         self.now += TICK
         if self.prompt:
-            self.drain(until=0)
+            self.drain()
 
     def unloads(self, model: str) -> None:
         assert self.states[model] == "ready"
         assert not self.leased(model)
         assert not self.facts[model].pinned
-        in_the_way = self.waiting or self.held() > self.budget
+        in_the_way = self.line() or self.kept() > self.budget
         assert in_the_way or self.stale_at(model) <= self.now, "it could have stayed"
         self.states[model] = "unloading"
 
     def evicted(self, gone: list[str], spared: list[str]) -> None:
         """For one of those who wait: enough for it, no more than that, and the oldest first."""
-        left = self.held(but="unloading")
-        assert any(left + self.needs([ask]) <= self.budget for ask in self.waiting.values())
-        if len(self.waiting) == 1:
-            (ask,) = self.waiting.values()
+        left = self.kept(but="unloading")
+        assert any(left + self.needs([ask]) <= self.budget for ask in self.line())
+        if len(self.line()) == 1:
+            (ask,) = self.line()
             newest = max(gone, key=lambda model: self.used_at[model])
             for model in gone:
                 assert left + self.needs([ask]) + self.size(model) > self.budget
@@ -213,24 +269,47 @@ class PolicyMachine(RuleBasedStateMachine):
     def granted(self, ticket: int) -> None:
         ask = self.waiting[ticket]
         assert self.states[ask.model] == "ready"
-        assert self.asked_for(ask.model)[0] == ticket, "first come, first served"
-        assert self.held() + self.needs([ask]) + self.cache <= self.budget
+        assert self.asked_for(ask.model)[0] == ticket, "in turns, and of one client in order"
+        assert not self.preempted(), "they go on first"
+        assert self.kept() + self.needs([ask]) <= self.budget
         if self.honest:
             self.passed(ticket)
         del self.waiting[ticket]
-        self.leases[ticket] = ask
+        self.counted += 1
+        self.clock = max(self.clock, ask.turn[0]) + 1
+        self.leases[ticket] = replace(ask, granted=self.counted)
         self.used_at[ask.model] = self.now
 
+    def passing(self, ticket: int) -> list[int]:
+        """Leases that were granted while it waited, and it was its turn."""
+        came, turn = self.came[ticket], self.waiting[ticket].turn
+        leases = self.leases.items()
+        return [other for other, each in leases if each.granted > came and each.turn > turn]
+
     def passed(self, ticket: int) -> None:
-        """Whoever came earlier still fits beside all that came later, and what is pinned."""
+        """Those before it still fit next to all that is granted past them, and what is pinned."""
         there = {m for m in self.all("ready") + self.all("loading") if self.facts[m].pinned}
-        ahead = {number: ask for number, ask in self.waiting.items() if number < ticket}
+        turn = self.waiting[ticket].turn
+        ahead = {number: ask for number, ask in self.waiting.items() if ask.turn < turn}
         pinned = there | {ask.model for ask in ahead.values() if self.facts[ask.model].pinned}
         for number, ask in ahead.items():
-            later = [lease for other, lease in self.leases.items() if other > number]
-            asks = [ask, self.waiting[ticket], *later]
+            later = [grown(self.leases[other]) for other in self.passing(number)]
+            asks = [ask, grown(self.waiting[ticket]), *later]
             models = pinned | {each.model for each in asks}
             assert reserved(asks) + sum(map(self.size, models)) <= self.budget
+
+    def preempts(self, ticket: int) -> None:
+        running = {number: each for number, each in self.leases.items() if not each.preempted}
+        assert len(running) > 1, "one goes on to its end"
+        assert max(running, key=lambda number: running[number].turn) == ticket
+        assert self.kept() > self.budget, "there was room"
+        self.leases[ticket] = replace(self.leases[ticket], preempted=True)
+
+    def resumed(self, ticket: int) -> None:
+        assert self.preempted()[0] == ticket
+        needs = self.needs([self.leases[ticket]])
+        assert not needs or self.kept() + needs <= self.budget
+        self.leases[ticket] = replace(self.leases[ticket], preempted=False)
 
     def refused(self, ticket: int, reason: object) -> None:
         ask = self.waiting[ticket]
@@ -240,9 +319,6 @@ class PolicyMachine(RuleBasedStateMachine):
                 pinned = sum(self.size(m) for m in stay if self.states[m] in ("loading", "ready"))
                 assert needed == self.size(ask.model) + reserved([ask])
                 assert needed > available == self.budget - pinned
-            case QueueFull(waiting):
-                assert waiting == self.max_waiting == len(self.waiting) - 1
-                assert ticket == self.tickets
             case WaitedTooLong(seconds):
                 assert seconds == self.now - ask.since >= WAIT
                 assert self.states[ask.model] != "loading"
@@ -268,17 +344,33 @@ class PolicyMachine(RuleBasedStateMachine):
         ask = ask_of(pick, self.ids, self.now)
         self.read_files(ask.model)
         self.tickets += 1
-        self.waiting[self.tickets] = ask
+        self.counted += 1
+        self.came[self.tickets] = self.counted
+        begins = max(self.clock, self.ends.get(ask.client, 0))
+        self.ends[ask.client] = begins + TURN * ask.rows
+        self.waiting[self.tickets] = replace(ask, turn=(begins, self.counted))
         self.carry_out(
             self.policy.request(
                 self.tickets,
                 ask.model,
                 ask.kv_bytes,
                 self.now,
+                most_kv_bytes=ask.most,
                 rows=ask.rows,
                 beside=ask.beside,
+                client=ask.client,
             )
         )
+
+    def grows(self, pick: int) -> None:
+        """A row has more tokens; or it has come to its end, and the next is not there yet."""
+        pick, how = divmod(pick, 4)
+        running = [ticket for ticket, each in self.leases.items() if not each.preempted]
+        for ticket in among(running, pick):
+            lease = self.leases[ticket]
+            kv_bytes = (lease.kv_bytes + 1, lease.kv_bytes + 1, lease.most, 0)[how]
+            self.leases[ticket] = replace(lease, kv_bytes=min(kv_bytes, lease.most))
+            self.carry_out(self.policy.resize(ticket, kv_bytes, self.now))
 
     def read_files(self, model: str) -> None:
         if not self.weights[model]:
@@ -356,13 +448,13 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def preload(self, model: str) -> None:
         self.read_files(model)
-        absent, alone = self.states[model] == "unloaded", not self.waiting
+        absent, alone = self.states[model] == "unloaded", not self.line()
         only_preloaded = absent and not self.asked_for(model) and not self.prompt
-        fits = self.held() + self.size(model) <= self.budget
+        fits = self.kept() + self.size(model) <= self.budget
         self.carry_out(self.policy.preload(model, self.now))
         if only_preloaded and self.states[model] == "loading":
-            wanted = self.needs(self.waiting.values())
-            assert self.held(but="unloading") + wanted <= self.budget, "others wait for that"
+            wanted = self.needs(self.line())
+            assert self.kept(but="unloading") + wanted <= self.budget, "others wait for that"
         if only_preloaded and alone:
             assert (self.states[model] == "loading") == fits
 
@@ -383,16 +475,16 @@ class PolicyMachine(RuleBasedStateMachine):
             assert self.due() > now
 
     def engine_catches_up(self, pick: int) -> None:
-        self.drain(until=0)
+        self.drain()
 
-    def drain(self, until: int) -> None:
-        """The engine does all it was asked to; tickets up to this one are released when granted."""
+    def drain(self, ends: Callable[[int], bool] = lambda ticket: False) -> None:
+        """The engine does all it was asked to; leases for which `ends` holds come to their end."""
         for _ in range(TURNS):
             if loading := self.all("loading"):
                 self.finish_load(loading[0], 0)
             elif unloading := self.all("unloading"):
                 self.finish_unload(unloading[0])
-            elif leases := [ticket for ticket in self.leases if ticket <= until]:
+            elif leases := [ticket for ticket in self.leases if ends(ticket)]:
                 self.end(leases[0])
             else:
                 return
@@ -408,43 +500,48 @@ class PolicyMachine(RuleBasedStateMachine):
             assert view.nbytes == self.size(model)
             assert view.last_used == self.used_at.get(model)
             assert not view.leases or view.state == "ready"
-        assert self.policy.waiting == tuple(self.waiting)
-        assert len(self.waiting) <= self.max_waiting
+        assert self.policy.waiting == tuple(self.in_turn())
+        assert self.policy.preempted == tuple(self.preempted())
         assert self.policy.used == self.held() + self.cache
         assert self.policy.cache == self.cache
 
     def memory_is_kept_to_the_budget(self) -> None:
         if self.honest:
             assert self.held() + self.cache <= self.budget
+            assert self.kept() <= self.budget, "one of them could not come to its end"
         elif self.held() > self.budget:
             assert not self.cache
-            assert self.held(but="unloading") <= self.budget or not self.evictable()
+        if self.kept() > self.budget:
+            leases = list(self.leases.values())
+            assert in_use(leases) <= for_one(leases), "others could be preempted"
+            assert self.kept(but="unloading") <= self.budget or not self.evictable()
 
     def it_is_told_when_something_is_due(self) -> None:
         assert (self.policy.next_deadline() or inf) == self.due()
 
     def nobody_waits_for_nothing(self) -> None:
-        """Not the first; and none of them, if there is room for all without a lease ending."""
-        waiting, left = list(self.waiting.values()), self.held(but="unloading")
-        for ask in waiting[:1]:
+        """Not the first; and none of them, if there is room for all, grown to their ends."""
+        line, left = self.line(), self.kept(but="unloading")
+        for ask in line[:1]:
             missing = left + self.needs([ask]) - self.budget
             others = sum(self.size(model) for model in self.evictable() if model != ask.model)
             assert missing <= 0 or missing > others
-        firsts = {ask.model: ask for ask in reversed(waiting)}
-        idle = sum(self.size(model) for model in self.evictable() if model not in firsts)
-        room_for_all = left + self.needs(waiting) - idle <= self.budget
-        nothing_to_come = room_for_all and not self.all("unloading")
-        for ask in firsts.values() if nothing_to_come else waiting[:1]:
+        firsts = {ask.model: ask for ask in reversed(line)}
+        everything = sum(map(self.size, {*firsts, *self.facts}))
+        ends = reserved(grown(ask) for ask in [*self.leases.values(), *self.waiting.values()])
+        for ask in firsts.values() if everything + ends <= self.budget else line[:1]:
             if self.states[ask.model] in ("ready", "unloaded"):
-                assert self.held() + self.needs([ask]) > self.budget
+                assert self.kept() + self.needs([ask]) > self.budget
 
     def teardown(self) -> None:
-        """Nobody waits for ever, and nobody for those who came later, however long these stay."""
+        """Nobody waits for ever, and nobody for those that were granted past him, however long
+        these stay; what was preempted goes on to its end."""
         if hasattr(self, "policy"):
-            for ticket in tuple(self.waiting) if self.honest else ():
-                self.drain(until=ticket)
+            for ticket in self.in_turn() if self.honest else ():
+                stay = self.passing(ticket) if ticket in self.waiting else []
+                self.drain(lambda lease, stay=stay: lease not in stay)  # type: ignore[misc]
                 assert ticket not in self.waiting
-            self.drain(until=self.tickets)
+            self.drain(lambda lease: not self.leases[lease].preempted)
             assert not self.waiting
             assert not self.leases
             assert set(self.states.values()) <= {"ready", "unloaded"}

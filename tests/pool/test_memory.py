@@ -10,7 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +23,6 @@ from mlx_server.pool.memory import (
     STEP,
     KvCost,
     kv_bytes_per_token,
-    machine_budget,
     weights_bytes,
 )
 
@@ -418,9 +416,3 @@ def test_any_config_gives_a_cost_or_is_unusable(config: dict[str, Any]) -> None:
     with suppress(ModelUnusable):
         cost = kv_bytes_per_token(config, 2)
         assert 0 <= cost.for_tokens(1) <= cost.for_tokens(2)
-
-
-def test_the_budget_is_a_part_of_what_there_is() -> None:
-    assert machine_budget(recommended=1000) == 750
-    assert machine_budget(recommended=1000, fraction=0.5) == 500
-    assert machine_budget() == int(0.75 * psutil.virtual_memory().total)

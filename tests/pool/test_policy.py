@@ -9,20 +9,22 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from mlx_server.pool.policy import (
+from mlx_server.pool.actions import (
     Facts,
     Grant,
     Load,
     LoadFailed,
     NeverFits,
-    Policy,
-    QueueFull,
+    Preempt,
     Refuse,
+    Resume,
     ShrinkCache,
     Unload,
     View,
     WaitedTooLong,
 )
+from mlx_server.pool.fair_order import TURN
+from mlx_server.pool.policy import Policy
 from tests.pool.policy_machine import WAIT, PolicyMachine
 
 BUDGET = 10
@@ -35,11 +37,9 @@ MANY = settings(
 )
 
 
-def policy_of(
-    *, budget: int = BUDGET, max_waiting: int = 4, ready: Iterable[str] = (), **facts: Facts
-) -> Policy:
+def policy_of(*, budget: int = BUDGET, ready: Iterable[str] = (), **facts: Facts) -> Policy:
     """Models in `ready` were loaded one after the other, at 0, 1, 2 ..."""
-    policy = Policy(facts, budget=budget, max_waiting=max_waiting, wait_seconds=WAIT)
+    policy = Policy(facts, budget=budget, wait_seconds=WAIT)
     for now, model in enumerate(ready):
         assert policy.preload(model, now) == (Load(model),)
         assert policy.loaded(model, facts[model].weights, now) == ()
@@ -156,6 +156,20 @@ def test_waits_its_turn_within_one_model() -> None:
     assert policy.request(2, "a", 2, 5.0) == ()
     assert policy.request(3, "a", 1, 5.0) == ()
     assert policy.release(1, 6.0) == (Grant(2), Grant(3))
+
+
+def test_memory_that_ran_out_halves_what_is_left_beside_the_weights() -> None:
+    policy = Policy({"a": Facts(60)}, budget=100, wait_seconds=9.0)
+    policy.preload("a", 0.0)
+    policy.loaded("a", 60, 0.0)
+    assert policy.lower(1.0) == ()
+    assert (policy.budget, policy.lowered) == (80, 20)
+    policy.request(1, "a", 25, 2.0)
+    assert policy.waiting == ()  # it can never be had now
+    assert Grant(2) in policy.request(2, "a", 15, 3.0)
+    for _ in range(9):
+        policy.lower(4.0)
+    assert policy.budget == 61  # weights that are here stay
 
 
 def test_a_batch_keeps_all_its_rows_as_long_as_its_longest() -> None:
@@ -291,16 +305,71 @@ def test_two_models_and_room_for_one_take_turns() -> None:
         assert policy.loaded(other, 6, now) == (Grant(ticket),)
 
 
-def test_the_queue_is_bounded() -> None:
-    policy = policy_of(max_waiting=2, a=Facts(5), b=Facts(1), c=Facts(6), ready="ab")
-    assert policy.request(1, "a", 3, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 3, 5.0) == ()
-    assert policy.request(3, "c", 3, 5.0) == ()
-    assert policy.request(4, "c", 3, 5.0) == (Refuse(4, QueueFull(waiting=2)),)
-    assert policy.request(5, "b", 0, 5.0) == (Grant(5),), "it need not wait"
-    assert policy.cancel(3, 6.0) == ()
-    assert policy.request(6, "c", 3, 6.0) == ()
-    assert policy.waiting == (2, 6)
+def test_rows_grow_while_there_is_room_and_the_last_give_way() -> None:
+    policy = policy_of(a=Facts(4), ready="a")
+    for ticket in (1, 2, 3):
+        asked = policy.request(ticket, "a", 1, 5.0, most_kv_bytes=4)
+        assert asked == (Grant(ticket),)
+    assert (policy.used, policy.kv_reserved) == (7, 3)
+    assert policy.resize(1, 2, 6.0) == (), "all three rows are as long as the longest"
+    assert policy.used == 10
+    assert policy.resize(2, 3, 7.0) == (Preempt(3),)
+    assert policy.used == 10
+    assert policy.resize(2, 4, 8.0) == (Preempt(2),), "the longest itself, if it is the last"
+    assert policy.resize(1, 4, 9.0) == ()
+    assert (policy.used, policy.preempted) == (8, (2, 3))
+    assert policy.release(1, 10.0) == (Resume(2),)
+    assert policy.request(4, "a", 1, 11.0) == (), "those that were preempted come first"
+    assert policy.release(2, 12.0) == (Resume(3), Grant(4))
+
+
+def test_room_is_kept_for_one_to_come_to_its_end() -> None:
+    policy = policy_of(a=Facts(4), b=Facts(1), ready="a")
+    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=6) == (Grant(1),)
+    assert policy.request(2, "b", 1, 5.0) == (), "it might need the room for b at its end"
+    assert policy.cache_bytes(5) == (), "which the prompt cache may have until then"
+    assert policy.resize(1, 3, 6.0) == (ShrinkCache(3),)
+    assert policy.resize(1, 0, 7.0) == ()
+    assert policy.release(1, 8.0) == (Load("b"),)
+
+
+def test_what_came_to_nothing_grows_no_more() -> None:
+    policy = policy_of(a=Facts(4), ready="a")
+    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=2) == (Grant(1),)
+    assert policy.resize(1, 99, 6.0) == ()
+    assert policy.kv_reserved == 2
+    policy.engine_lost(7.0)
+    assert policy.resize(1, 2, 8.0) == ()
+    assert policy.used == 0
+
+
+def test_clients_take_turns() -> None:
+    policy = policy_of(a=Facts(4), ready="a")
+    assert policy.request(0, "a", 6, 5.0, client="many") == (Grant(0),)
+    for ticket in (1, 2, 3):
+        policy.request(ticket, "a", 6, 5.0, client="many")
+    policy.request(4, "a", 6, 6.0, client="few")
+    policy.request(5, "a", 6, 6.0, client="few")
+    granted = []
+    for ticket in (0, 4, 1, 5, 2, 3):
+        granted += list(policy.release(ticket, 7.0))
+    assert granted == [Grant(4), Grant(1), Grant(5), Grant(2), Grant(3)]
+
+
+def test_rows_count_and_newcomers_pass_nobody_for_ever() -> None:
+    policy = policy_of(a=Facts(4), ready="a")
+    assert policy.request(0, "a", 2, 5.0, rows=3, client="many") == (Grant(0),)
+    policy.request(1, "a", 6, 5.0, client="many")
+    now, last, passed = 6.0, 0, 0
+    for ticket in range(2, 1000):
+        policy.request(ticket, "a", 6, now, client=f"newcomer {ticket}")
+        (grant,) = policy.release(last, now)
+        assert isinstance(grant, Grant)
+        last, passed = grant.ticket, passed + 1
+        if last == 1:
+            break
+    assert last == 1
+    assert 3 < passed <= 3 * TURN + 1
 
 
 def test_waiting_ends_but_not_while_the_model_loads() -> None:

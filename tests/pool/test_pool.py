@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import json
 import logging
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -11,26 +13,33 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits as table
 from mlx_server.engine import supervisor
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Command,
+    Generate,
     LimitCache,
     Load,
     LoadAdapter,
     Loaded,
     LoadFailed,
     Loading,
+    Preempt,
     Ready,
     Report,
+    Resume,
     Stepped,
+    Stop,
+    Token,
     Unload,
     UnloadAdapter,
     Unloaded,
 )
 from mlx_server.errors import (
+    AdapterNotFound,
     BadRequest,
     EngineDied,
     ModelNotFound,
@@ -42,15 +51,29 @@ from mlx_server.errors import (
 )
 from mlx_server.families.plain import PLAIN
 from mlx_server.lora.catalog import AdapterSpec
+from mlx_server.pool import lease as lease_of_rows
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.entry import Model, OnProgress, View
+from mlx_server.pool.lease import Demand
+from mlx_server.pool.memory import KvCost
 from mlx_server.pool.pool import Limits, Pool
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.requests import SamplingParams
 from tests.families import byte_level, write_checkpoint
 
 WEIGHTS = 60
 """Bytes of every model, but of the one that is called huge."""
+
+
+class Bytes(KvCost):
+    """Tokens of one byte, with no room to grow."""
+
+    def for_tokens(self, n: int) -> int:
+        return n
+
+
+BYTES = Bytes(1)
 
 ONE = Limits(budget=100)
 """Room for one model, and a little beside it."""
@@ -70,11 +93,15 @@ class Machine:
         """Models that do not load."""
         self.cached = 0
         """Bytes in the prompt cache."""
+        self.room = 0
+        """Bytes that it may hold."""
+        self.limits: dict[str, int] = {}
         self.silent = False
         self._kept: list[tuple[Engine, Report]] = []
         self._news = asyncio.Event()
 
     def engine(self, **limits: int) -> EngineClient:
+        self.limits = limits
         self.memory.clear()
         self.engines.append(Engine(self))
         return self.engines[-1]
@@ -98,9 +125,15 @@ class Machine:
             case UnloadAdapter(model, adapter):
                 self.log.append(f"unload {model} {adapter}")
                 self._reply(engine, AdapterUnloaded(model, adapter))
-            case LimitCache(max_bytes) if max_bytes < self.cached:
-                self.cached = max_bytes
-                self.log.append(f"shrink to {max_bytes}")
+            case Preempt(rows):
+                self.log.append(f"preempt {rows}")
+            case Resume(rows):
+                self.log.append(f"resume {rows}")
+            case LimitCache(max_bytes):
+                self.room = max_bytes
+                if max_bytes < self.cached:
+                    self.cached = max_bytes
+                    self.log.append(f"shrink to {max_bytes}")
         self._news.set()
 
     async def asked(self, command: str, times: int = 1) -> None:
@@ -141,7 +174,7 @@ class Engine(EngineClient):
         self.ended_with: list[ServerError | None] = []
 
     async def start(self) -> Ready:
-        self._words = 1
+        self._serves = True
         return Ready(1, metal=False, recommended_bytes=None)
 
     async def stop(self, error: ServerError | None = None) -> None:
@@ -169,7 +202,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = write_checkpoint(
             root / name,
             byte_level(),
-            config={"model_type": "tiny", "max_position_embeddings": 100},
+            config={"model_type": "gpt2", "max_position_embeddings": 100},
         )
         (path / "model.safetensors").touch()
     return root
@@ -222,11 +255,15 @@ def assert_idle(pool: Pool) -> None:
     assert (pool._policy.waiting, pool._waiting) == ((), {})
 
 
+def asks(kv_bytes: int, most: int | None = None) -> Demand:
+    return Demand(BYTES, kv_bytes, kv_bytes if most is None else most)
+
+
 async def held(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> Model:
     with pool.place(rows):
         prepared = await pool.prepared(name)
-        async with pool.lease(prepared, kv_bytes) as model:
-            return model
+        async with pool.lease(prepared, asks(kv_bytes)) as lease:
+            return lease.model
 
 
 def asking(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> asyncio.Task[Model]:
@@ -244,7 +281,7 @@ class Holding:
         pool, name, kv_bytes = self._ask
         self._stack.enter_context(pool.place(1))
         prepared = await pool.prepared(name)
-        self.model = await self._stack.enter_async_context(pool.lease(prepared, kv_bytes))
+        await self._stack.enter_async_context(pool.lease(prepared, asks(kv_bytes)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -388,7 +425,7 @@ def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(a: ModelSpec) -> 
 
 def test_files_that_are_repaired_are_read_again(tmp_path: Path) -> None:
     async def test() -> None:
-        write_checkpoint(tmp_path, byte_level())
+        write_checkpoint(tmp_path, byte_level(), config={"model_type": "gpt2"})
         async with running(ModelSpec("a", str(tmp_path))) as (pool, _):
             with pytest.raises(ModelUnusable, match="safetensors"):
                 await held(pool)
@@ -504,6 +541,8 @@ def test_a_full_queue_refuses_and_a_place_that_is_left_is_taken(a: ModelSpec) ->
         with pytest.raises(Overloaded, match="4 answers") as caught, pool.place(2):
             pass
         assert "Retry-After" in caught.value.headers
+        with pool.place(2, "another client"):
+            assert pool.rows == 6
         assert pool.rows == 4
         with pool.place(1):
             assert pool.rows == 5
@@ -522,7 +561,7 @@ def test_more_rows_than_can_ever_fit_are_no_matter_of_waiting(a: ModelSpec) -> N
 def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None:
     async def fails_inside(pool: Pool) -> None:
         with pool.place(2):
-            async with pool.lease(await pool.prepared("a"), 7):
+            async with pool.lease(await pool.prepared("a"), asks(7)):
                 assert pool.rows == 2
                 assert (view(pool).leases, pool.memory()["kv_reserved"]) == (1, 7)
                 raise ZeroDivisionError
@@ -613,18 +652,135 @@ def test_a_pinned_model_stays(a: ModelSpec, b: ModelSpec) -> None:
     run(test)
 
 
+def row(number: int, prompt: int = 2) -> Generate:
+    return Generate(number, "a", [1] * prompt, 99, [], SamplingParams())
+
+
+def step(pool: Pool, *numbers: int, finish: Stop | None = None) -> None:
+    """Each of these rows gets a token."""
+    tokens = [Token(number, 1, finish) for number in numbers]
+    pool._stepped(Stepped("a", tokens, 0, active_bytes=0, cache_bytes=0))
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is reserved for ten tokens at a time, three before they are needed."""
+    monkeypatch.setattr(lease_of_rows, "SOON", 10)
+    monkeypatch.setattr(lease_of_rows, "MARGIN", 3)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, machine):
+            prepared = await pool.prepared("a")
+            async with (
+                pool.lease(prepared, asks(2, most=40)) as first,
+                pool.lease(prepared, asks(2, most=40)) as last,
+            ):
+                first.began([row(1)])
+                last.began([row(2), row(3)])
+                assert pool.memory()["kv_reserved"] == 12 + 12
+                for _ in range(7):
+                    step(pool, 1)
+                assert pool.memory()["kv_reserved"] == 12 + 12
+                step(pool, 1, 77)
+                assert pool.memory()["kv_reserved"] == 20 + 20
+                for _ in range(8):
+                    step(pool, 1, 3)
+                assert machine.log == ["load a", "preempt [2, 3]"]
+                assert pool.memory()["kv_reserved"] == 28
+                last.left([3])
+                last.began([row(4)])
+                assert machine.log[2:] == ["preempt [4]"], "it came too late to be preempted"
+                step(pool, 1, finish="stop")
+                assert machine.log[3:] == ["resume [2, 4]"]
+                assert pool.memory()["kv_reserved"] == 2 * 20
+                last.left([2, 4])
+                assert pool.memory()["kv_reserved"] == 0
+            assert pool._leases.of_row == {}
+
+    run(test)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_a_lost_engine_leaves_no_growth_behind(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, machine):
+            async with pool.lease(await pool.prepared("a"), asks(2, most=40)) as lease:
+                lease.began([row(1)])
+                machine.kill()
+                await turns()
+                for _ in range(20):
+                    step(pool, 1)
+                assert pool.memory()["kv_reserved"] == 0
+            assert pool._leases.of_row == {}
+
+    run(test)
+
+
+def test_clients_take_turns_at_the_memory(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, _):
+            prepared, order = await pool.prepared("a"), list[str]()
+
+            async def one(client: str) -> None:
+                async with pool.lease(prepared, replace(asks(30), client=client)):
+                    order.append(client)
+                    await asyncio.sleep(0)
+
+            async with Holding(pool, "a", kv_bytes=30):
+                several = [asyncio.create_task(one(client)) for client in "mmmmf"]
+                await waiting(pool, 5)
+            await asyncio.gather(*several)
+            assert order.index("f") <= 1
+
+    run(test)
+
+
 def test_what_never_fits_is_told_at_once_with_both_sizes(a: ModelSpec, huge: ModelSpec) -> None:
     async def test() -> None:
         limits = Limits(budget=2_000_000_000)
         async with running(a, huge, limits=limits) as (pool, machine), Holding(pool, "a"):
-            with pytest.raises(NotEnoughMemory, match=r"3\.0 GB.* 2\.0 GB") as caught:
+            with pytest.raises(NotEnoughMemory) as caught:
                 await held(pool, "a", kv_bytes=3_000_000_000)
             assert caught.value.status == 400
+            assert caught.value.message == (
+                "The model needs 60 bytes, and this request 3.0 GB more; the memory budget is 2.0 "
+                "GB. Raise `memory_budget` in models.yaml, or ask for fewer tokens."
+            )
             assert machine.log == ["load a"]
         async with running(huge, limits=Limits(budget=300)) as (pool, machine):
-            with pytest.raises(NotEnoughMemory, match=r"MB.* MB"):
+            with pytest.raises(NotEnoughMemory) as caught:
                 await held(pool, "huge")
+            assert caught.value.message == (
+                "The model needs 500 bytes; the memory budget is 300 bytes. Raise `memory_budget` "
+                "in models.yaml, or choose a smaller quantisation."
+            )
             assert (machine.log, state(pool, "huge")) == ([], "unloaded")
+
+    run(test)
+
+
+def test_what_pinned_models_keep_is_told(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(replace(a, pinned=True), b, limits=ONE) as (pool, _):
+            await held(pool, "a")
+            with pytest.raises(NotEnoughMemory, match="100 bytes, of which pinned models keep 60"):
+                await held(pool, "b")
+
+    run(test)
+
+
+def test_the_budget_is_said_at_the_start(a: ModelSpec, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        caplog.set_level(logging.INFO, "mlx_server.pool")
+        async with running(a):
+            assert "memory budget: 200 bytes, set by `memory_budget`" in caplog.text
+            assert "WARNING" not in caplog.text
+        async with running(a, limits=Limits(budget=1 << 50)):
+            assert "WARNING" in caplog.text
+            assert "Lower `memory_budget`" in caplog.text
 
     run(test)
 
@@ -677,10 +833,82 @@ def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
                 "used": 190,
                 "kv_reserved": 0,
                 "prompt_cache": 130,
+                "lowered": 0,
             }
             await held(pool, "b")
             assert machine.log == ["load a", "shrink to 80", "load b"]
             assert (state(pool, "a"), pool.memory()["prompt_cache"]) == ("ready", 80)
+
+    run(test)
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    """One adapter, for any base."""
+    shutil.copytree(Path(__file__).parents[2] / "adapters" / "pirate", tmp_path / "pirate")
+    config = tmp_path / "pirate" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"model": None}))
+    return tmp_path
+
+
+def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_again(
+    a: ModelSpec, samples: Path
+) -> None:
+    limits = replace(TWO, budget=10**9)
+
+    async def test() -> None:
+        async with running(a, limits=limits) as (pool, machine):
+            pool._adapter_dirs = [samples]
+            await pool.add_adapter("a", "new", str(samples / "pirate"))
+            prepared = await pool.prepared("a")
+            adapter = await pool.adapter(prepared, "new")
+            async with pool.lease(prepared, asks(0), adapter):
+                pass
+            await pool.remove_adapter("a", "new")
+            with pytest.raises(AdapterNotFound):
+                async with pool.lease(prepared, asks(0), adapter):
+                    raise AssertionError
+            await turns()
+            assert pool.adapters.of("a") == []
+            loaded = f"load a {adapter.spec.digest}"
+            assert machine.log == ["load a", loaded, f"un{loaded}"]
+            for remove in ("new", "nobody"):
+                with pytest.raises(AdapterNotFound):
+                    await pool.remove_adapter("a", remove)
+
+    run(test)
+
+
+def test_clients_load_so_many_adapters_and_no_more(
+    a: ModelSpec, samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "ADDED_ADAPTERS", replace(table.ADDED_ADAPTERS, value=2))
+
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            pool._adapter_dirs = [samples]
+            for name in ("one", "two", "one"):
+                await pool.add_adapter("a", name, str(samples / "pirate"))
+            with pytest.raises(BadRequest, match="Clients have loaded 2 adapters"):
+                await pool.add_adapter("a", "three", str(samples / "pirate"))
+            await pool.remove_adapter("a", "two")
+            await pool.add_adapter("a", "three", str(samples / "pirate"))
+
+
+@pytest.mark.parametrize(("chosen", "most"), [(None, 200), (0, 0), (70, 70), (999, 999)])
+def test_the_prompt_cache_takes_what_models_leave(
+    a: ModelSpec, chosen: int | None, most: int
+) -> None:
+    """The engine keeps to the smaller of the two."""
+
+    async def test() -> None:
+        limits = replace(TWO, prompt_cache=chosen)
+        async with running(a, limits=limits) as (pool, machine):
+            assert machine.limits["cache_bytes"] == most
+            assert machine.room == 200
+            async with Holding(pool, "a", kv_bytes=30):
+                assert machine.room == 200 - WEIGHTS - 30
+            assert machine.room == 200 - WEIGHTS
 
     run(test)
 
@@ -690,7 +918,7 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
 ) -> None:
     async def used(pool: Pool, name: str, pinned: bool) -> None:
         spec = AdapterSpec(name, Path(name), name, 8, 20, "lora", None, "mlx")
-        async with pool.lease(await pool.prepared("a"), 0, Adapter(spec, pinned)):
+        async with pool.lease(await pool.prepared("a"), asks(0), Adapter(spec, pinned)):
             pass
 
     async def test() -> None:
@@ -939,7 +1167,7 @@ def test_an_engine_lost_just_after_a_lease_was_granted(a: ModelSpec) -> None:
             reached = asyncio.Event()
 
             async def generating() -> None:
-                async with pool.lease(prepared, 30):
+                async with pool.lease(prepared, asks(30)):
                     reached.set()
                     _ = pool.engine  # as whoever has a lease does next
 
@@ -1152,7 +1380,7 @@ def test_a_pool_that_was_stopped_takes_nobody(a: ModelSpec) -> None:
             with pytest.raises(ShuttingDown):
                 await pool.prepared("a")
             with pytest.raises(ShuttingDown):
-                async with pool.lease(prepared, 0):
+                async with pool.lease(prepared, asks(0)):
                     pass
             assert machine.log == ["load a"]
 

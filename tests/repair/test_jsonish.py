@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.jsonish import LONGEST, loads
+from mlx_server import limits
+from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 
 NO_VALUES = (
@@ -97,7 +98,7 @@ def test_a_slip_is_mended(text: str, wanted: Any) -> None:
         '{"n": "5" // old: "6"\n}',
         '{"a": ' + "1" * 5000 + ",}",
         "[" * 100_000 + "]" * 100_000,
-        '{"a": "' + "x" * LONGEST + '",}',
+        '{"a": "' + "x" * limits.MENDED_JSON_CHARACTERS.value + '",}',
     ],
     ids=lambda text: text[:24],
 )

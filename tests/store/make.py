@@ -3,16 +3,24 @@
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
+import pytest
 
-from mlx_server.store import Item, Response
+from mlx_server import limits
+from mlx_server.store import Item, Response, Store
+from mlx_server.store.usage import ROW_BYTES
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 HANG = 60
+
+RECOUNT = f"""SELECT total({ROW_BYTES} + length(body) + 2 * length(CAST(id AS BLOB))) FROM records
+    UNION ALL SELECT total({ROW_BYTES} + length(body) + 2 * length(id)) FROM items
+    UNION ALL SELECT total({ROW_BYTES} + length(body)) FROM events"""
 
 
 def finish(call: Coroutine[Any, Any, R]) -> R:
@@ -43,3 +51,12 @@ def response(
 ) -> Response:
     body = msgspec.json.encode({"id": id, "status": status, "note": note})
     return Response(id, at, status, body, tuple(output or ()), previous, conversation)
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    monkeypatch.setattr(limits, name, replace(getattr(limits, name), value=value))
+
+
+async def recounted(store: Store) -> int:
+    rows = await store._submit(lambda: store._connected().execute(RECOUNT).fetchall())
+    return int(sum(size for (size,) in rows))

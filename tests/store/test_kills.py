@@ -14,7 +14,7 @@ import pytest
 
 from mlx_server.errors import NotFound
 from mlx_server.store import RUNNING, Store
-from tests.store.make import runs
+from tests.store.make import recounted, runs
 from tests.store.writer import OWNER, given, stored
 
 KILLS = int(os.environ.get("STORE_KILLS", "20"))
@@ -68,6 +68,7 @@ async def check(path: Path, acknowledged: Acknowledged) -> None:
     store = await Store.open(path)
     for id, verb in acknowledged.items():
         assert await state(store, id) in MAY_BE[verb], (id, verb)
+    assert (await store.stats()).stored == await recounted(store)
     await store.close()
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

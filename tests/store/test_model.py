@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.store import RUNNING, Conversation, Item, Response, Retention, Store
-from tests.store.make import items, response
+from tests.store.make import items, recounted, response
 
 DAY = 86400.0
 RETENTION = Retention(days=10, count=6)
@@ -274,6 +274,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.responses == len(self.responses)
         assert stats.conversations == len(self.talks)
         assert stats.items == held + sum(len(talk.items) for talk in self.talks.values())
+        assert stats.stored == self.run(recounted(self.store))
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
-from mlx_server.store import Conversation, Item, Retention, Store, database, responses
+from mlx_server.store import Conversation, Item, Retention, Store
 from mlx_server.store import store as store_module
-from tests.store.make import items, response, runs
+from tests.store.make import items, limit, response, runs
 
 DAY = 86400
 
@@ -136,15 +136,19 @@ async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -
         previous = f"{n - 1}" if n else None
         await store.begin(response(f"{n}", previous=previous), "me", [Item("i", b"x" * 100)])
     await store.begin(response("itself", previous="itself"), "me")
-    monkeypatch.setattr(responses, "CHAIN_RESPONSES", 5)
+    limit(monkeypatch, "CHAIN_RESPONSES", 5)
     assert len(await store.chain("4", "me")) == 5
-    monkeypatch.setattr(responses, "CHAIN_RESPONSES", 4)
+    limit(monkeypatch, "CHAIN_RESPONSES", 4)
     for too_long in ("4", "itself"):
         with pytest.raises(BadRequest, match="too long"):
             await store.chain(too_long, "me")
-    monkeypatch.setattr(responses, "CHAIN_BYTES", 399)
+    assert len(await store.chain("2", "me", 399)) == 3
+    with pytest.raises(TooLarge, match=r"over `server.max_body_bytes`") as error:
+        await store.chain("3", "me", 399)
+    assert error.value.param == "previous_response_id"
+    limit(monkeypatch, "READ_BACK_ITEMS", 3)
     assert len(await store.chain("2", "me")) == 3
-    with pytest.raises(BadRequest, match="too long"):
+    with pytest.raises(TooLarge, match="more than 3 items"):
         await store.chain("3", "me")
     await store.close()
 
@@ -200,7 +204,7 @@ async def test_an_item_by_its_id_is_the_newest(path: Path) -> None:
 @runs
 async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await Store.open(path)
-    monkeypatch.setattr(database, "MAX_BYTES", 1000)
+    limit(monkeypatch, "STORED_PIECE_BYTES", 1000)
     big = [*items("a"), Item("b", b"x" * 1001)]
     with pytest.raises(TooLarge, match="1001 bytes"):
         await store.begin(response("r"), "me", big)

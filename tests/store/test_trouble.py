@@ -324,3 +324,25 @@ async def test_a_folder_that_may_not_be_written() -> None:
         await store.begin(response("r"), "me")
         assert (await store.stats()).responses == 4
         await store.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EROFS, "check its permissions"), (errno.ENOSPC, "the disk is full: free some space")],
+)
+@runs
+async def test_a_disk_on_which_no_file_can_be_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    """What SQLite is not there to tell: the lock is made before its files."""
+    with monkeypatch.context() as patched:
+
+        def open_(*args: object) -> int:
+            raise OSError(number, os.strerror(number), str(path))
+
+        patched.setattr(os, "open", open_)
+        store = await Store.open(path)
+        with pytest.raises(StoreUnavailable, match=remedy):
+            await store.begin(response("r"), "me")
+    await store.begin(response("r"), "me")
+    await store.close()

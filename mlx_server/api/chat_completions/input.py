@@ -34,6 +34,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         **body.adapted(),
         **constrained,
         whole=not body.stream,
+        progress=body.include_progress,
         prompts=(conversation,),
         n=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,

@@ -5,10 +5,11 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from mlx_server.api.tally import Answer, Tally
+from mlx_server.api.tally import Answer, Tally, prompt_progress
 from mlx_server.events import (
     Event,
     Finished,
+    PromptProgress,
     ReasoningDelta,
     Started,
     TextDelta,
@@ -27,7 +28,8 @@ class ChatOutput:
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+        self._began = time.time()
+        self._created = int(self._began)
 
     async def gather(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
@@ -43,6 +45,9 @@ class ChatOutput:
                 case Started():
                     for index in range(len(self._tally.answers)):
                         yield self._chunk(index, {"role": "assistant", "content": ""})
+                case PromptProgress(index):
+                    progress = prompt_progress(event, time.time() - self._began)
+                    yield {**self._chunk(index, {}), **progress}
                 case TextDelta(index, text, logprobs):
                     yield self._chunk(index, {"content": text}, logprobs)
                 case ReasoningDelta(index, text):

@@ -5,15 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from mlx_server import limits
 from mlx_server.api.content import Content
-from mlx_server.api.fields import (
-    MAX_TOP_LOGPROBS,
-    Effort,
-    GenerationBody,
-    Items,
-    ResponseTokens,
-    WireModel,
-)
+from mlx_server.api.fields import Effort, GenerationBody, Items, ResponseTokens, WireModel
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.thinking import ThinkingBody
 
@@ -63,7 +57,7 @@ class FunctionChoice(WireModel):
 
 class AllowedTools(WireModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[Items[FunctionChoice], Field(min_length=1, max_length=128)]
+    tools: Annotated[Items[FunctionChoice], Field(min_length=1, max_length=limits.TOOLS.value)]
 
 
 class AllowedToolsChoice(WireModel):
@@ -92,8 +86,8 @@ class ChatBody(ConstrainedBody, ThinkingBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[Items[ToolParam], Field(max_length=128)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
     tool_choice: ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
     modalities: Items[str] | None = None

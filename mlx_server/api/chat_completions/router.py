@@ -1,5 +1,3 @@
-import asyncio
-
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.answering import answer
@@ -7,6 +5,7 @@ from mlx_server.api.body import documented, read
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.output import ChatOutput
 from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.request_threads import in_thread
 
 PATH = "/v1/chat/completions"
 
@@ -16,7 +15,7 @@ router = APIRouter()
 @router.post(PATH, openapi_extra=documented(PATH, ChatBody))
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
-    request = await asyncio.to_thread(to_request, body)
+    request = await in_thread(to_request, body)
     output = ChatOutput(
         model=body.model,
         n=request.n,

@@ -19,6 +19,7 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         **body.adapted(),
         **body.constrained(),
         whole=not body.stream,
+        progress=body.include_progress,
         prompts=_prompts(body.prompt),
         n=n,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,

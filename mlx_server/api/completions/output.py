@@ -5,8 +5,8 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from mlx_server.api.tally import Tally
-from mlx_server.events import Event, Finished, TextDelta, TokenLogprob
+from mlx_server.api.tally import Tally, prompt_progress
+from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
 
 Wire = dict[str, Any]
 
@@ -21,7 +21,8 @@ class CompletionOutput:
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+        self._began = time.time()
+        self._created = int(self._began)
 
     async def gather(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
@@ -37,6 +38,9 @@ class CompletionOutput:
         async for event in events:
             self._tally.add(event)
             match event:
+                case PromptProgress(index):
+                    progress = prompt_progress(event, time.time() - self._began)
+                    yield {**self._chunk(self._choice(index, "", (), None)), **progress}
                 case TextDelta(index, text, logprobs):
                     yield self._chunk(self._choice(index, text, logprobs, None))
                 case Finished(index, reason):

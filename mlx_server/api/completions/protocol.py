@@ -5,13 +5,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from mlx_server.api.fields import MAX_TOP_LOGPROBS, GenerationBody, Items
+from mlx_server import limits
+from mlx_server.api.fields import GenerationBody, Items
 from mlx_server.api.formats import ConstrainedBody
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[Items[TokenId], Field(min_length=1)]
-Texts = Annotated[Items[str], Field(min_length=1, max_length=128)]
-TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=128)]
+Texts = Annotated[Items[str], Field(min_length=1, max_length=limits.PROMPTS.value)]
+TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=limits.PROMPTS.value)]
 
 
 class CompletionBody(ConstrainedBody):
@@ -22,6 +23,6 @@ class CompletionBody(ConstrainedBody):
 
     prompt: str | TokenIds | Texts | TokenLists
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None

@@ -4,14 +4,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mlx_server import limits
 from mlx_server.api.fields import Items, WireModel
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
 
-MAX_ITEMS = 20
-"""In one request, as OpenAI has it."""
-
-SomeItems = Annotated[Items[InputItem], Field(max_length=MAX_ITEMS)]
+SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS.value)]
 
 
 class ConversationBody(WireModel):

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from mlx_server.api.answering import json_response
 from mlx_server.api.body import documented, read
 from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.responses.create import room_of
 from mlx_server.api.responses.pages import After, Limit, Sorted
 from mlx_server.api.responses.state import page_body, taken
 from mlx_server.store import Conversation, Store
@@ -24,7 +25,7 @@ router = APIRouter()
 async def create(http: Request) -> Response:
     body = await read(http, ConversationBody)
     store, owner = _store(http), http.state.owner
-    items = await taken(body.items or (), store, owner)
+    items = await taken(body.items or (), store, owner, room_of(http))
     kept = msgspec.json.encode({"metadata": body.metadata or {}})
     made = Conversation(f"conv_{uuid.uuid4().hex}", int(time.time()), kept)
     await store.create_conversation(made, owner, items)
@@ -55,7 +56,7 @@ async def delete(http: Request, id: str) -> Response:
 async def add_items(http: Request, id: str) -> Response:
     body = await read(http, ItemsBody)
     store, owner = _store(http), http.state.owner
-    items = await taken(body.items, store, owner)
+    items = await taken(body.items, store, owner, room_of(http))
     await store.add_items(id, owner, items, time.time())
     return json_response(page_body(items, has_more=False))
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.api import strict_json
 from mlx_server.api.tally import Tally
 from mlx_server.errors import BadRequest
@@ -10,8 +11,6 @@ from mlx_server.events import Event, ToolCallStarted
 from mlx_server.messages import ToolCall
 
 Wire = dict[str, Any]
-
-MAX_ARGUMENTS_BYTES = 256 << 10
 
 
 class _Refused(Exception):
@@ -59,8 +58,11 @@ def _checked(calls: list[ToolCall]) -> tuple[list[Wire], list[Wire]]:
 
 def _arguments(text: str) -> dict[str, Any]:
     raw = text.encode(errors="surrogatepass")
-    if len(raw) > MAX_ARGUMENTS_BYTES:
-        raise _Refused(f"The arguments are over {MAX_ARGUMENTS_BYTES >> 10} KiB: {len(raw)} bytes.")
+    if len(raw) > limits.NATIVE_ARGUMENTS_BYTES.value:
+        raise _Refused(
+            f"The arguments are over {limits.NATIVE_ARGUMENTS_BYTES.value >> 10} KiB: "
+            f"{len(raw)} bytes."
+        )
     try:
         return strict_json.parse_object(raw)
     except BadRequest as error:

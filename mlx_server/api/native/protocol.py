@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from mlx_server import limits
 from mlx_server.api.chat_completions.protocol import FunctionName, MessageParam
 from mlx_server.api.fields import Items, ResponseTokens, SamplingBody, ThinkingTokens, WireModel
 
@@ -34,6 +35,6 @@ class NativeBody(SamplingBody):
     think_tag: Annotated[str, Field(min_length=1)] | None = None
     max_thinking_tokens: ThinkingTokens | None = None
     max_response_tokens: ResponseTokens | None = None
-    tools: Annotated[Items[NativeTool], Field(max_length=128)] | None = None
+    tools: Annotated[Items[NativeTool], Field(max_length=limits.TOOLS.value)] | None = None
     tool_choice: Literal["auto", "none", "required"] | FunctionName | None = None
     tool_parser: Annotated[str, Field(min_length=1)] | None = None

@@ -1,5 +1,3 @@
-import asyncio
-
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.answering import answer_whole
@@ -11,6 +9,7 @@ from mlx_server.api.native.protocol import NativeBody
 from mlx_server.errors import ModelNotFound
 from mlx_server.families.base import ModelFamily
 from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
 
 PATH = "/generate"
 
@@ -24,7 +23,7 @@ async def generate(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     model = body.model or _first(pool)
     family = await while_connected(http, _family(pool, model))
-    request = await asyncio.to_thread(to_request, body, model, family)
+    request = await in_thread(to_request, body, model, family)
     return await answer_whole(http, request, NativeOutput(model=model), ignored=ignored)
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.log import MOST_BYTES, Log
+from mlx_server.api.responses.log import Log
 from mlx_server.api.responses.run import Events, Run
 from mlx_server.errors import Overloaded, ServerError
 
@@ -13,13 +13,19 @@ BUSY_SECONDS = 1.0
 
 
 class Background:
-    def __init__(self, run: Run, events: Callable[[], Events], *, stream: bool) -> None:
+    def __init__(self, run: Run, events: Callable[[], Events], log: Log | None) -> None:
+        """log: for one that is streamed."""
         self.run = run
         self.task: asyncio.Task[None] | None = None
         self._make_events = events
-        run.log = Log() if stream else None
+        run.log = log
         for chunk in run.output.queue():
             self._note(chunk)
+
+    def discard(self) -> None:
+        """Before it has begun."""
+        if self.run.log:
+            self.run.log.drop()
 
     def begin(self, turn: asyncio.Semaphore) -> asyncio.Task[None]:
         """turn: how many of its kind run at a time."""
@@ -62,7 +68,8 @@ class Background:
             self._note(chunk)
             if self.run.log and self.run.log.is_full and not self.run.ended:
                 raise ServerError(
-                    f"The events of this response are over {MOST_BYTES} bytes.",
+                    "The events of this response, or of all in the background together, take more "
+                    "memory than they may. Ask for less, or without `stream`.",
                     code="response_too_large",
                 )
 

@@ -1,6 +1,5 @@
 """How many tokens a request would send to the model."""
 
-import asyncio
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -9,6 +8,7 @@ from mlx_server.api.responses.create import read_all
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.plan import plan
 from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
 
 
 async def input_tokens(http: Request, body: ResponsesBody) -> int:
@@ -18,5 +18,5 @@ async def input_tokens(http: Request, body: ResponsesBody) -> int:
     name, _ = pool.named(body.model)
     prepared = await pool.prepared(name)
     silent = replace(prepared, transcript=None)  # or a replay model would be an answer further
-    planned = await asyncio.to_thread(plan, silent, found.asked.request)
+    planned = await in_thread(plan, silent, found.asked.request, model=name)
     return planned.prompt_tokens

@@ -1,9 +1,8 @@
 """A request to a run: what it goes on from is read, what it will be is made, nothing has begun."""
 
-import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -13,16 +12,25 @@ from mlx_server.api.metrics import Metrics
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.input import Asked, input_items, to_request
 from mlx_server.api.responses.items import Wire, new_id, read_items, wire
+from mlx_server.api.responses.log import Log
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
 from mlx_server.api.responses.run import Events, Record, Run, Unkept
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.responses.state import Recalled, as_stored, earlier, referred
+from mlx_server.api.responses.state import (
+    Recalled,
+    Room,
+    as_stored,
+    earlier,
+    read_wires,
+    referred,
+)
 from mlx_server.api.responses.truncation import fitted
 from mlx_server.errors import BadRequest
 from mlx_server.mcp import Connectors
 from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
 from mlx_server.store import Item
 from mlx_server.tool_loop import respond
 
@@ -33,7 +41,7 @@ NOTHING: Recalled = MappingProxyType({})
 class Created:
     run: Run
     background: Background | None
-    said: Sequence[Wire]
+    said: Sequence[Item]
     """By whomever, up to this response."""
     ignored: Sequence[str]
 
@@ -45,6 +53,8 @@ class Read:
     asked: Asked
     earlier: Sequence[Wire]
     own: Sequence[Wire]
+    said: Sequence[Item]
+    """All of these."""
     input: Sequence[Item]
     """What is stored of it."""
 
@@ -74,8 +84,9 @@ async def create(
     output = ResponseOutput(response, encrypts=body.encrypts, interprets=body.interprets)
     events = partial(events_of, connection, found.asked)
     run = Run(record, output, events(), runs if stored else Unkept())
-    background = Background(run, events, stream=bool(body.stream)) if body.background else None
-    return Created(run, background, [*found.earlier, *found.own], found.asked.ignored)
+    log = Log(runs.logs) if body.stream else None
+    background = Background(run, events, log) if body.background else None
+    return Created(run, background, found.said, found.asked.ignored)
 
 
 def _check_ended(runs: Runs, previous: str | None, owner: str) -> None:
@@ -92,19 +103,30 @@ async def read_all(
     connection: HTTPConnection, body: ResponsesBody, recalled: Recalled = NOTHING
 ) -> Read:
     store, owner = connection.app.state.runs.store, connection.state.owner
-    before = await earlier(body.previous_response_id, body.conversation_id, store, owner, recalled)
-    references = await referred(body.input, store, owner)
+    room = room_of(connection)
+    before = await earlier(
+        body.previous_response_id, body.conversation_id, store, owner, recalled, room
+    )
+    references = await referred(body.input, store, owner, room)
     whole = body.previous_response_id in recalled  # nobody finds those before it in the store
-    return await asyncio.to_thread(_read, body, before, references, whole)
+    return await in_thread(_read, body, before, references, whole)
+
+
+def room_of(connection: HTTPConnection) -> Room:
+    """For what a request reads back."""
+    return Room(connection.app.state.max_body_bytes, connection.state.body_bytes)
 
 
 def _read(
-    body: ResponsesBody, before: Sequence[Wire], references: dict[str, Wire], whole: bool
+    body: ResponsesBody, stored: Sequence[Item], references: dict[str, Wire], whole: bool
 ) -> Read:
+    before = read_wires(stored)
     items = input_items(body, references.__getitem__)
     asked = to_request(body, items, read_items(before))
     own = [wire(item) for item in items]
-    return Read(asked, before, own, as_stored([*before, *own] if whole else own))
+    told = as_stored(own)
+    said = [*stored, *told]
+    return Read(asked, before, own, said, said if whole else told)
 
 
 def events_of(connection: HTTPConnection, asked: Asked) -> Events:
@@ -112,5 +134,6 @@ def events_of(connection: HTTPConnection, asked: Asked) -> Events:
     metrics: Metrics = connection.app.state.metrics
     connectors: Connectors = connection.app.state.connectors
     answer = partial(respond, tools=asked.mcp, connectors=connectors, pool=pool)
-    events = fitted(asked.request, answer) if asked.truncates else answer(asked.request)
+    request = replace(asked.request, client=connection.state.client)
+    events = fitted(request, answer) if asked.truncates else answer(request)
     return metrics.observed(events)

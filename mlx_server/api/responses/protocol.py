@@ -5,22 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from mlx_server import limits
 from mlx_server.api import formats
-from mlx_server.api.fields import (
-    MAX_TOP_LOGPROBS,
-    Effort,
-    Items,
-    ResponseTokens,
-    SamplingBody,
-    WireModel,
-)
+from mlx_server.api.fields import Effort, Items, ResponseTokens, SamplingBody, WireModel
 from mlx_server.api.formats import Constrained, JsonObjectFormat, StructuredOutputs, TextFormat
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.tools import Choice, OtherTool, ToolParam
 from mlx_server.api.thinking import ThinkingBody
 from mlx_server.requests import JsonFormat
-
-MAX_TOOLS = 1024
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -34,17 +26,19 @@ Include = Literal[
     "web_search_call.results",
 ]
 
-Label = Annotated[str, Field(max_length=1024)]
+Label = Annotated[str, Field(max_length=limits.LABEL_CHARACTERS.value)]
+MetadataKey = Annotated[str, Field(max_length=limits.METADATA_KEY_CHARACTERS.value)]
+MetadataValue = Annotated[str, Field(max_length=limits.METADATA_VALUE_CHARACTERS.value)]
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
+    dict[MetadataKey, MetadataValue],
+    Field(max_length=limits.METADATA.value),
 ]
 
 
 class JsonSchemaFormat(WireModel):
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS.value)] | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -93,7 +87,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     previous_response_id: Annotated[str, Field(min_length=1)] | None = None
     conversation: Annotated[str, Field(min_length=1)] | ConversationParam | None = None
 
-    tools: Annotated[Items[ToolParam], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS.value)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1, lt=2**53)] | None = None
@@ -106,7 +100,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     truncation: Literal["auto", "disabled"] | None = None
 
     include: Items[Include] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -1,4 +1,5 @@
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -12,14 +13,15 @@ from mlx_server.api.responses import compaction, counting
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.create import Created, create
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.log import decoded
+from mlx_server.api.responses.log import Log, decoded
 from mlx_server.api.responses.pages import After, Limit, Sorted
 from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.run import Run
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.responses.socket import Socket
 from mlx_server.api.responses.state import page_body
 from mlx_server.api.sse import EventStream
-from mlx_server.errors import BadRequest
+from mlx_server.errors import BadRequest, NotFound
 from mlx_server.store import Store
 
 PATH = "/v1/responses"
@@ -52,13 +54,18 @@ async def responses(http: Request) -> Response:
 
 async def _in_background(http: Request, created: Created, background: Background) -> Response:
     runs, run = _runs(http), created.run
-    runs.check_room()
-    run.output.tell_ignored(())  # by the model, later: there is a header for the others
-    await run.keep()
+    try:
+        runs.claim(background)
+        run.output.tell_ignored(())  # by the model, later: there is a header for the others
+        await run.keep()
+    except BaseException:
+        runs.discard(background)
+        await run.aclose()
+        raise
     runs.go_on(background)
     headers = ignored_header(created.ignored)
     if run.log:
-        return _stream(run.log.read(0), headers)
+        return _stream(_followed(runs, run, run.log, 0), headers)
     return json_response(run.response, headers)
 
 
@@ -112,8 +119,8 @@ async def _streamed_again(runs: Runs, id: str, owner: str, start: int) -> Respon
     if run := runs.find(id, owner):
         if run.log is None:
             raise _no_stream(id)
-        return _stream(run.log.read(start))
-    if not await runs.store.events(id, owner, limit=1):
+        return _stream(_followed(runs, run, run.log, start))
+    if not await runs.store.has_events(id, owner):
         raise _no_stream(id)
     return _stream(_stored_events(runs.store, id, owner, start))
 
@@ -123,6 +130,16 @@ def _no_stream(id: str) -> BadRequest:
         f"Response '{id}' can't be streamed: it was not created with `background` and `stream`.",
         param="stream",
     )
+
+
+async def _followed(runs: Runs, run: Run, log: Log, start: int) -> AsyncGenerator[Wire]:
+    """While it is made from memory, and when it has ended from the store."""
+    async for event in log.read(start):
+        yield event
+        start += 1
+    with suppress(NotFound):  # deleted
+        async for event in _stored_events(runs.store, run.record.id, run.record.owner, start):
+            yield event
 
 
 async def _stored_events(store: Store, id: str, owner: str, start: int) -> AsyncGenerator[Wire]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -114,6 +114,7 @@ class Run:
         except ServerError:
             self._kept = False
             raise
+        self.record = replace(self.record, input=())  # it is large, and in the store now
 
     async def start(self) -> Started:
         started = await anext(self._events)

@@ -4,17 +4,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
+from mlx_server import limits
+from mlx_server.api.budget import Budget
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.run import Run
+from mlx_server.api.web_sockets import OpenSockets
 from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
 from mlx_server.store import Store
 
-log = logging.getLogger("mlx_server.api")
+T = TypeVar("T")
 
-MOST_IN_BACKGROUND = 64
+log = logging.getLogger("mlx_server.api")
 
 STORING_SECONDS = 5.0
 """How long the end of a response waits for a store in trouble."""
@@ -32,11 +35,14 @@ class Runs:
     def __init__(self, store: Store, places: int) -> None:
         self.store = store
         self.stopping = asyncio.Event()
+        self.sockets = OpenSockets()
+        self.logs = Budget(limits.STREAM_LOGS_BYTES.value)
+        self.socket_memory = Budget(limits.SOCKETS_MEMORY_BYTES.value)
         self._turn = asyncio.Semaphore(places)
         self._running: dict[tuple[str, str], Run] = {}
         self._background: dict[str, Background] = {}
         self._connections: set[asyncio.Task[Any]] = set()
-        self._later: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Task[Any]] = set()
 
     def find(self, id: str, owner: str) -> Run | None:
         return self._running.get((id, owner))
@@ -46,13 +52,18 @@ class Runs:
 
     async def begin(self, run: Run) -> None:
         record = run.record
+        if len(self._later) >= limits.UNSTORED_ENDS.value:
+            raise StoreUnavailable(
+                "Responses that have ended can't be stored, and no more are begun until they are: "
+                "see the server's log, or send `store: false`."
+            )
         await self.store.begin(record.of(run.response), record.owner, record.input)
         self._running[record.id, record.owner] = run
 
     async def end(self, run: Run, events: Sequence[bytes]) -> bool:
         storing = self._do(self._end(run, run.response, events))
-        done, _ = await asyncio.wait({storing}, timeout=STORING_SECONDS)
-        return bool(done)
+        await asyncio.wait({storing}, timeout=STORING_SECONDS)
+        return storing.done() and storing.result()
 
     def end_later(self, run: Run) -> None:
         self._do(self._end(run, run.response, ()))
@@ -61,17 +72,31 @@ class Runs:
         self._running.pop((run.record.id, run.record.owner), None)
         self._do(self._forgotten(run))
 
-    def check_room(self) -> None:
-        """For one more in the background."""
+    def claim(self, background: Background) -> None:
+        """A place in the background, until it has ended or `discard`."""
+        record = background.run.record
         if self.stopping.is_set():
             raise ShuttingDown("The server is shutting down.")
-        if len(self._background) >= MOST_IN_BACKGROUND:
-            raise Overloaded(f"There are {MOST_IN_BACKGROUND} responses in the background already.")
+        if len(self._background) >= (most := limits.BACKGROUND_RESPONSES.value):
+            raise Overloaded(f"There are {most} responses in the background already.")
+        owners = [each.run.record.owner for each in self._background.values()]
+        if record.owner and owners.count(record.owner) >= limits.BACKGROUND_PER_CLIENT.value:
+            raise Overloaded(
+                f"Your key has {limits.BACKGROUND_PER_CLIENT.value} responses in the background "
+                "already."
+            )
+        if background.run.log and background.run.log.is_full:
+            raise Overloaded("The responses in the background take all the memory that they may.")
+        self._background[record.id] = background
+
+    def discard(self, background: Background) -> None:
+        """It has not begun and is not going to."""
+        self._background.pop(background.run.record.id, None)
+        background.discard()
 
     def go_on(self, run: Background) -> None:
-        """In the background, from here on."""
+        """In the background, from here on. It has claimed its place."""
         id = run.run.record.id
-        self._background[id] = run
         run.begin(self._turn).add_done_callback(lambda _: self._background.pop(id, None))
 
     async def drain(self) -> None:
@@ -88,27 +113,33 @@ class Runs:
 
     async def stop(self) -> None:
         self.stopping.set()
-        await asyncio.gather(*(run.cancel() for run in list(self._background.values())))
+        begun = [run for run in self._background.values() if run.task]
+        await asyncio.gather(*(run.cancel() for run in begun))
         if self._later:
             await asyncio.wait(self._later, timeout=STOP_SECONDS)
         for task in list(self._later):
             task.cancel()
         await asyncio.gather(*self._later, return_exceptions=True)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _do(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
         return task
 
-    async def _end(self, run: Run, response: Wire, events: Sequence[bytes]) -> None:
+    async def _end(self, run: Run, response: Wire, events: Sequence[bytes]) -> bool:
+        """Whether it is stored as it is."""
         record = run.record
         try:
             await _insist(lambda: self.store.put(record.of(response), record.owner, events))
+            if run.log:
+                run.log.drop()
+            return True
         except ServerError as error:
             log.error("response %s can't be stored: %s", record.id, error)
             failed = {**response, "status": "failed", "error": NOT_STORED, "output": []}
             await _insist(lambda: self.store.put(record.of(failed), record.owner))
+            return False
         finally:
             self._running.pop((record.id, record.owner), None)
 

@@ -1,81 +1,107 @@
 """What a request goes on from: earlier responses, a conversation, items by their ids."""
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from mlx_server import limits
+from mlx_server.api import strict_json
 from mlx_server.api.responses.items import InputItem, ItemReference, Wire, wire
 from mlx_server.errors import BadRequest, NotFound
-from mlx_server.store import Item, Store
+from mlx_server.request_threads import grow_request, in_thread
+from mlx_server.store import Item, Store, too_much
 
-PAGE = 1000
-MOST_BYTES = 64 * 2**20
-
-Recalled = Mapping[str, Sequence[Wire]]
+Recalled = Mapping[str, Sequence[Item]]
 """All that was said up to responses that are not stored, and by them."""
 
 
+class Room:
+    """What a request may still read back: that counts as the request's own size does."""
+
+    def __init__(self, most_bytes: int, request_bytes: int) -> None:
+        self.left = max(0, most_bytes - request_bytes)
+
+    def take(self, items: Sequence[Item], param: str) -> Sequence[Item]:
+        size = sum(len(item.body) for item in items)
+        self.left -= size
+        if self.left < 0:
+            raise too_much(param)
+        grow_request(size)
+        return items
+
+
 async def earlier(
-    previous: str | None, conversation: str | None, store: Store, owner: str, recalled: Recalled
-) -> Sequence[Wire]:
+    previous: str | None,
+    conversation: str | None,
+    store: Store,
+    owner: str,
+    recalled: Recalled,
+    room: Room,
+) -> Sequence[Item]:
     if previous and conversation:
         raise BadRequest(
             "`previous_response_id` and `conversation` can't be sent together.",
             param="previous_response_id",
         )
     if conversation:
-        return await _of_conversation(conversation, store, owner)
-    if previous and previous in recalled:
-        return recalled[previous]
-    return await _of_response(previous, store, owner) if previous else []
+        found = await store.whole_conversation(conversation, owner, room.left)
+        return room.take(found, "conversation")
+    if not previous:
+        return []
+    if previous in recalled:
+        found = recalled[previous]
+    else:
+        found = await _of_response(previous, store, owner, room)
+    return room.take(found, "previous_response_id")
 
 
 async def referred(
-    items: Sequence[InputItem] | str | None, store: Store, owner: str
+    items: Sequence[InputItem] | str | None, store: Store, owner: str, room: Room
 ) -> dict[str, Wire]:
     """The items that others are only references to."""
     given = [] if isinstance(items, str) else items or []
-    ids = {item.id for item in given if isinstance(item, ItemReference)}
-    return {id: await _item(id, store, owner) for id in ids}
+    ids = [item.id for item in given if isinstance(item, ItemReference)]
+    if len(ids) > (most := limits.ITEM_REFERENCES.value):
+        raise BadRequest(
+            f"{len(ids)} items are sent by their ids, and {most} may be. Send the others in full.",
+            param="input",
+        )
+    found: dict[str, Item] = {}
+    for id in ids:
+        if id not in found:
+            found[id] = await _item(id, store, owner, room)
+        room.take([found[id]], "input")  # each time: it is one more item then
+    return await in_thread(_read_each, found)
 
 
-async def _item(id: str, store: Store, owner: str) -> Wire:
+async def _item(id: str, store: Store, owner: str, room: Room) -> Item:
     try:
-        return _read(await store.item(id, owner))
+        return await store.item(id, owner, room.left)
     except NotFound as error:
         raise BadRequest(error.message, param="input", code=error.code) from None
 
 
-async def _of_response(id: str, store: Store, owner: str) -> list[Wire]:
+async def _of_response(id: str, store: Store, owner: str, room: Room) -> Sequence[Item]:
     try:
-        found = await store.chain(id, owner)
+        return await store.chain(id, owner, room.left)
     except NotFound:
         raise BadRequest(
             f"Previous response with id '{id[:100]}' not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         ) from None
-    return await asyncio.to_thread(_read_all, found)
 
 
-async def _of_conversation(id: str, store: Store, owner: str) -> list[Wire]:
-    found: list[Item] = []
-    size, after, has_more = 0, None, True
-    while has_more:
-        page = await store.conversation_items(id, owner, after, PAGE, "asc")
-        found += page.items
-        has_more, after = page.has_more, found[-1].id if found else None
-        size += sum(len(item.body) for item in page.items)
-        if size > MOST_BYTES:
-            raise BadRequest(
-                f"Conversation '{id}' is too long to be read. Begin anew.", param="conversation"
-            )
-    return await asyncio.to_thread(_read_all, found)
-
-
-def _read_all(items: Iterable[Item]) -> list[Wire]:
+def read_wires(items: Sequence[Item]) -> list[Wire]:
+    """Of many lists and objects no more than a request's body may have."""
+    try:
+        strict_json.check_size(b",".join(item.body for item in items))
+    except BadRequest as error:
+        raise BadRequest(
+            f"What this request reads back is too much to be read. {error.message}",
+            param="previous_response_id",
+        ) from None
     return [_read(item) for item in items]
 
 
@@ -83,12 +109,16 @@ def _read(item: Item) -> Wire:
     return msgspec.json.decode(item.body, type=dict[str, Any])
 
 
-async def taken(items: Iterable[InputItem], store: Store, owner: str) -> list[Item]:
+def _read_each(found: Mapping[str, Item]) -> dict[str, Wire]:
+    return dict(zip(found, read_wires(list(found.values())), strict=True))
+
+
+async def taken(items: Iterable[InputItem], store: Store, owner: str, room: Room) -> list[Item]:
     """For a conversation, with what they refer to in its place."""
     items = list(items)
-    references = await referred(items, store, owner)
+    references = await referred(items, store, owner, room)
     wires = (references[i.id] if isinstance(i, ItemReference) else wire(i) for i in items)
-    return await asyncio.to_thread(as_stored, wires)
+    return await in_thread(as_stored, wires)
 
 
 def as_stored(items: Iterable[Wire]) -> list[Item]:

@@ -4,11 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from mlx_server import limits
 from mlx_server.api.fields import Items, WireModel
 
 Name = Annotated[str, Field(min_length=1)]
-Label = Annotated[str, Field(min_length=1, max_length=256)]
-Names = Annotated[Items[str], Field(max_length=4096)]
+Label = Annotated[str, Field(min_length=1, max_length=limits.MCP_LABEL_CHARACTERS.value)]
+Url = Annotated[str, Field(min_length=1, max_length=limits.MCP_URL_CHARACTERS.value)]
+Names = Annotated[Items[str], Field(max_length=limits.MCP_FILTER_NAMES.value)]
 
 
 class FunctionTool(WireModel):
@@ -32,10 +34,10 @@ class ApprovalFilter(WireModel):
 class McpTool(WireModel):
     type: Literal["mcp"]
     server_label: Label
-    server_url: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    server_url: Url | None = None
     connector_id: Label | None = None
     server_description: str | None = None
-    headers: Annotated[dict[str, str], Field(max_length=64)] | None = None
+    headers: Annotated[dict[str, str], Field(max_length=limits.MCP_HEADERS.value)] | None = None
     authorization: str | None = None
     allowed_tools: Names | ToolFilterParam | None = None
     require_approval: Literal["always", "never"] | ApprovalFilter | None = None
@@ -87,7 +89,7 @@ AllowedTool = Annotated[
 class AllowedToolsChoice(WireModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=128)]
+    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS.value)]
 
 
 Choice = (

@@ -5,7 +5,6 @@ so that a long conversation is not rendered over and over. What the system says 
 does the last turn.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,6 +13,7 @@ from itertools import count
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import Event
 from mlx_server.messages import Conversation
+from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 Respond = Callable[[GenerateRequest], AsyncGenerator[Event]]
@@ -33,7 +33,7 @@ async def fitted(request: GenerateRequest, respond: Respond) -> AsyncGenerator[E
                     yield event
             return
         except ContextTooLong:
-            shorter = await asyncio.to_thread(without_oldest, whole, 2**attempt)
+            shorter = await in_thread(without_oldest, whole, 2**attempt)
             if begun or len(shorter.messages) == len(left.messages):
                 raise
             left = shorter

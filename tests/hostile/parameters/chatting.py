@@ -118,9 +118,11 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "model": Case({"model": SAID}),
         "stream": Case({"stream": True}),
         "n": Case({"n": 2}),
+        "return_progress": Case({"return_progress": True}, {"stream": True}),
     },
     fields.StreamOptions: {
         "include_usage": Case({"stream_options": {"include_usage": True}}, {"stream": True}),
+        "include_progress": Case({"stream_options": {"include_progress": True}}, {"stream": True}),
     },
     formats.ConstrainedBody: {
         "guided_json": Case({"guided_json": {"const": "x"}}),

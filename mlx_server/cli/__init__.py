@@ -8,42 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_server import __version__
+from mlx_server.cli.root import app
 from mlx_server.errors import BadRequest, ServerError, SettingsError
 
 if TYPE_CHECKING:  # what a command needs is imported inside of it, so that --help is quick
     from mlx_server.chat import Chat, Delta
 
+__all__ = ["app", "main"]
+
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What could make a terminal do things that no text should."""
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,  # its tracebacks may show local variables, keys among them
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"mlx-server {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit.")
-    ] = False,
-) -> None:
-    """Serve language models on this machine, with the OpenAI API.
-
-    \b
-    mlx-server serve                         serve what models.yaml lists, or a small demo
-    mlx-server chat                          talk to it
-    mlx-server doctor                        is this machine fit, and is models.yaml right?
-    """
 
 
 @app.command()
@@ -66,6 +40,13 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write everything there; rotated at 10 MB."),
+    ] = None,
+    discover: Annotated[
+        bool, typer.Option("--discover", help="Offer all models that `models --local` finds, too.")
+    ] = False,
 ) -> None:
     """Serve models until Ctrl-C.
 
@@ -79,6 +60,9 @@ def serve(
     MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated; other users of this
     machine can see the flag) and MLX_SERVER_CONFIG set the same.
     """
+    from mlx_server import logs
+
+    logs.configure("info", "json" if log_format == "json" else "text")  # for errors of imports, too
     from mlx_server.models_yaml import load_settings
 
     overrides = {
@@ -89,7 +73,19 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
+    if log_file:
+        from mlx_server.log_file import write_to
+
+        write_to(log_file)
     settings = load_settings(config, models=models or (), overrides=overrides)
+    if discover:
+        from mlx_server.discovery import with_local_models
+
+        settings = with_local_models(settings)
+    if models:
+        from mlx_server.startup import check_named
+
+        check_named(settings, models)
     from mlx_server.app import run
 
     run(settings)
@@ -210,11 +206,15 @@ def models(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="These as README.md has them.")
     ] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="The checkpoints on this machine, instead.")
+    ] = False,
 ) -> None:
     """Show the models of a running server: what is loaded, who uses it, what it takes.
 
     \b
     mlx-server models
+    mlx-server models --local
     mlx-server models --url http://studio.local:8000 --api-key KEY
     mlx-server models --families
     """
@@ -229,6 +229,14 @@ def models(
         from mlx_server.families.table import show as show_families
 
         show_families(Console())
+        return
+    if local:
+        from mlx_server.local_table import show as show_local
+        from mlx_server.pool.budget import budget_of
+        from mlx_server.pool.local import local_models
+
+        upcast = sys.platform != "darwin"
+        show_local(list(local_models(upcast=upcast)), budget_of(None, None).nbytes, Console())
         return
     from mlx_server.chat import client_of, key_at_home
     from mlx_server.pool_table import pool_of, show
@@ -288,100 +296,7 @@ def store(
     show(look(load_settings(config), prune=prune), Console())
 
 
-@app.command()
-def bench(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of any server of the OpenAI API.")],
-    model: Annotated[
-        str | None, typer.Option(help="Its id; the first that is served if left out.")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="If it wants one.")] = None,
-    concurrency: Annotated[
-        str, typer.Option(metavar="LIST", help="How many clients ask at once.")
-    ] = "1,4,8,16",
-    prompt_tokens: Annotated[
-        str, typer.Option(metavar="LIST", help="Lengths of the prompts.")
-    ] = "64,512",
-    max_tokens: Annotated[int, typer.Option(min=2, help="Length of the answers.")] = 64,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="For each line [2 a client, at least 4].")
-    ] = None,
-    shared_prefix: Annotated[
-        bool, typer.Option("--shared-prefix", help="Prompts begin alike, for prefix caches.")
-    ] = False,
-    completions: Annotated[
-        bool, typer.Option("--completions", help="Ask /v1/completions, with no chat template.")
-    ] = False,
-) -> None:
-    """Measure a server: time to first token, time to each next one, tokens a second.
-
-    \b
-    mlx-server bench http://127.0.0.1:8000
-    mlx-server bench http://studio.local:8000/v1 --api-key KEY --model qwen3
-    mlx-server bench http://127.0.0.1:8000 --concurrency 1,32 --prompt-tokens 2000
-    mlx-server bench http://127.0.0.1:8000 --shared-prefix | tee warm.txt
-
-    The prompts are made of random words, sampling is greedy. The exit code is 0 if no request
-    failed, else 1.
-    """
-    from rich.console import Console
-
-    from mlx_server.bench import measure, numbers, target_of
-    from mlx_server.bench.report import report
-
-    clients = numbers("--concurrency", concurrency)
-    lengths = numbers("--prompt-tokens", prompt_tokens)
-    target = target_of(url, api_key, model, "completions" if completions else "chat")
-    results = measure(target, clients, lengths, max_tokens, requests, shared_prefix=shared_prefix)
-    if not report(results, Console()):
-        raise typer.Exit(1)
-
-
-replay = typer.Typer(help="Recorded answers, for tests without weights.", no_args_is_help=True)
-app.add_typer(replay, name="replay")
-
-
-@replay.command()
-def record(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An id of models.yaml, a folder or a hub id.")
-    ],
-    requests: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML list or JSON Lines of texts or requests.")
-    ],
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The transcript [standard output].")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
-    ] = None,
-) -> None:
-    """Have a real model answer requests, and write what it said as a transcript.
-
-    \b
-    mlx-server replay record smollm2-135m --requests questions.yaml --output answers.yaml
-
-    A request is a text, or a body as /v1/chat/completions takes it. The transcript is then served
-    with `source: replay:answers.yaml` and the model's `family:` in models.yaml.
-    """
-    import yaml
-
-    from mlx_server.app import spec_named
-    from mlx_server.record import read_requests
-    from mlx_server.record import record as recorded
-
-    spec = spec_named(config, model)
-    entries = recorded(
-        spec,
-        read_requests(requests, spec.id),
-        lambda entry: print(
-            f"{entry['match'][:40]!r}: {len(entry['output'])} characters", file=sys.stderr
-        ),
-    )
-    text = yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=100)
-    if output:
-        output.write_text(text, "utf-8")
-    else:
-        print(text, end="")
+from mlx_server.cli import bench, pull, replay, service  # noqa: E402, F401  in the order of --help
 
 
 def main() -> None:

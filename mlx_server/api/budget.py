@@ -1,0 +1,44 @@
+"""Bytes that many connections share."""
+
+import asyncio
+from collections import deque
+
+
+class Budget:
+    """First come, first served. One that wants more than there is at all gets it alone."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.used = 0
+        self._most_bytes = most_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def take(self, size: int) -> bool:
+        """Now or not at all."""
+        if self._waiting or not self._fits(size):
+            return False
+        self.used += size
+        return True
+
+    def reserve(self, size: int) -> asyncio.Future[None]:
+        """It is done when they are taken; until then it may be cancelled."""
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, taken))
+        self._serve()
+        return taken
+
+    def give_back(self, size: int) -> None:
+        self.used -= size
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            size, taken = self._waiting[0]
+            if not taken.cancelled():
+                if not self._fits(size):
+                    return
+                self.used += size
+                taken.set_result(None)
+            self._waiting.popleft()
+
+    def _fits(self, size: int) -> bool:
+        return self.used == 0 or self.used + size <= self._most_bytes

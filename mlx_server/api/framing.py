@@ -1,0 +1,91 @@
+"""What h11 lets pass and another server on the way might read differently.
+
+Where two readers disagree on where a request ends, one request can be smuggled behind another.
+"""
+
+import re
+
+import h11
+
+from mlx_server import limits
+
+BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
+FOLDED_LINE = re.compile(rb"\n[ \t]")
+
+SMALL_BYTES = 256
+"""A body in smaller chunks than this is refused if there are many: each costs the event loop."""
+
+Received = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
+
+
+class StrictConnection(h11.Connection):
+    wrong = "The request is not valid HTTP."
+    """Why the last event was refused."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, limits.HEAD_BYTES.value)
+        self._small_chunks = 0
+
+    def next_event(self) -> Received:
+        before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._small_chunks = 0
+            after = self.trailing_data[0]
+            self._refuse_if(_wrong_with(event, before[: len(before) - len(after)], after))
+        elif isinstance(event, h11.Data) and _is_small_chunk(event):
+            self._small_chunks += 1
+            if self._small_chunks > limits.SMALL_CHUNKS.value:
+                self._refuse_if(f"The chunks of a body should have {SMALL_BYTES} bytes or more.")
+        return event
+
+    def _refuse_if(self, wrong: str | None) -> None:
+        if wrong:
+            self.wrong = wrong
+            raise h11.RemoteProtocolError(wrong)
+
+
+def _is_small_chunk(data: h11.Data) -> bool:
+    return data.chunk_start and data.chunk_end and len(data.data) < SMALL_BYTES
+
+
+def _wrong_with(request: h11.Request, head: bytes, after: bytes) -> str | None:
+    headers = dict(request.headers)
+    if BARE_LINE_END.search(head):
+        return "Each line of a request's head must end with CR LF."
+    if FOLDED_LINE.search(head):
+        return "A header must not go on in a second line."
+    if len(request.headers) > limits.HEADERS.value:
+        return f"A request may have at most {limits.HEADERS.value} header lines."
+    if b"transfer-encoding" in headers:
+        if b"content-length" in headers:
+            return "A request must not have both Content-Length and Transfer-Encoding."
+        if request.http_version < b"1.1":
+            return "HTTP/1.0 has no Transfer-Encoding."
+    if upgrade_of(request.headers) and _has_body(headers, after) and not _is_http2_offer(headers):
+        return "An Upgrade must not have a body."
+    return None
+
+
+def upgrade_of(headers: h11._headers.Headers | list[tuple[bytes, bytes]]) -> bytes | None:
+    """What a client would rather speak than HTTP/1.1, in lower case."""
+    options = [
+        option.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for option in value.split(b",")
+    ]
+    wanted = [value.strip().lower() for name, value in headers if name == b"upgrade"]
+    return b", ".join(wanted) if wanted and b"upgrade" in options else None
+
+
+def _has_body(headers: dict[bytes, bytes], after: bytes) -> bool:
+    """`after` belongs to nothing: who asks for an upgrade has to wait for the answer."""
+    length = headers.get(b"content-length", b"0")
+    return b"transfer-encoding" in headers or length != b"0" or bool(after)
+
+
+def _is_http2_offer(headers: dict[bytes, bytes]) -> bool:
+    """As Java's client and curl make it with each request. It is not taken, and then the request
+    is one like any other."""
+    return headers.get(b"upgrade", b"").lower() == b"h2c" and b"http2-settings" in headers

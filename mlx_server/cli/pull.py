@@ -1,0 +1,38 @@
+"""`mlx-server pull`."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from mlx_server.cli.root import app
+
+
+@app.command()
+def pull(
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the hub.")],
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A branch, a tag or a commit [the newest].")
+    ] = None,
+) -> None:
+    """Fetch models from the Hugging Face hub, so that they can be served offline.
+
+    \b
+    mlx-server pull mlx-community/Qwen3-4B-4bit
+    mlx-server pull mlx-community/gpt-oss-20b-MXFP4-Q8 mlx-community/Qwen3-8B-4bit
+
+    What can't be served here, or does not fit on the disk, is refused before its weights move. What
+    was interrupted goes on where it stopped. HF_TOKEN gives access to gated models. The lines
+    for models.yaml are printed at the end.
+    """
+    from mlx_server.local_table import lines_for
+    from mlx_server.pool.local import LocalModel
+    from mlx_server.pool.sources import resolve
+    from mlx_server.progress import progress_display
+
+    show = progress_display()
+    for id in ids:
+        folder = resolve(id, partial(show, id), revision=revision)
+        print(f"{id} is here: {folder}")
+    print("\nFor models.yaml:\n")
+    print(lines_for([LocalModel(id, id, "", 0) for id in ids]), end="")

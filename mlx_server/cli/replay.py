@@ -1,0 +1,56 @@
+"""`mlx-server replay record`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlx_server.cli.root import app
+
+replay = typer.Typer(help="Recorded answers, for tests without weights.", no_args_is_help=True)
+app.add_typer(replay, name="replay")
+
+
+@replay.command()
+def record(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An id of models.yaml, a folder or a hub id.")
+    ],
+    requests: Annotated[
+        Path, typer.Option(metavar="FILE", help="YAML list or JSON Lines of texts or requests.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The transcript [standard output].")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
+    ] = None,
+) -> None:
+    """Have a real model answer requests, and write what it said as a transcript.
+
+    \b
+    mlx-server replay record smollm2-135m --requests questions.yaml --output answers.yaml
+
+    A request is a text, or a body as /v1/chat/completions takes it. The transcript is then served
+    with `source: replay:answers.yaml` and the model's `family:` in models.yaml.
+    """
+    import yaml
+
+    from mlx_server.app import spec_named
+    from mlx_server.record import read_requests
+    from mlx_server.record import record as recorded
+
+    spec = spec_named(config, model)
+    entries = recorded(
+        spec,
+        read_requests(requests, spec.id),
+        lambda entry: print(
+            f"{entry['match'][:40]!r}: {len(entry['output'])} characters", file=sys.stderr
+        ),
+    )
+    text = yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=100)
+    if output:
+        output.write_text(text, "utf-8")
+    else:
+        print(text, end="")

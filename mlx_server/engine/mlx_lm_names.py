@@ -1,0 +1,93 @@
+"""What the engine takes from mlx-lm that is no promise of it, all in one place: whatever another
+version has renamed or changed is told of in one sentence when the engine starts.
+"""
+
+from importlib.metadata import requires, version
+from inspect import signature
+from typing import Any
+
+SUPPORTED = next(
+    (line for line in requires("mlx-local-server") or () if line.startswith("mlx-lm")), ""
+)
+
+
+class WrongMlxLm(ImportError):
+    """This version of mlx-lm is not one that the engine works with."""
+
+    def __init__(self, changed: str) -> None:
+        super().__init__(
+            f"mlx-lm {version('mlx-lm')} is not supported here: {changed}. Run "
+            f"`pip install '{SUPPORTED or 'mlx-lm'}'`, or update mlx-server."
+        )
+
+
+try:
+    from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, StopSequences
+    from mlx_lm.models.cache import (
+        ArraysCache,
+        CacheList,
+        ChunkedKVCache,
+        LRUPromptCache,
+        PromptTrie,
+        PromptTrieResult,
+        make_prompt_cache,
+    )
+    from mlx_lm.models.switch_layers import (
+        QuantizedSwitchLinear,
+        SwitchGLU,
+        SwitchLinear,
+        SwitchMLP,
+    )
+    from mlx_lm.sample_utils import greedy_sampler
+    from mlx_lm.utils import _get_classes as get_classes
+    from mlx_lm.utils import load_model
+except ImportError as error:
+    raise WrongMlxLm(str(error)) from error
+
+__all__ = [
+    "ArraysCache",
+    "CacheList",
+    "ChunkedKVCache",
+    "GenerationBatch",
+    "LRUPromptCache",
+    "PromptProcessingBatch",
+    "PromptTrie",
+    "PromptTrieResult",
+    "QuantizedSwitchLinear",
+    "StopSequences",
+    "SwitchGLU",
+    "SwitchLinear",
+    "SwitchMLP",
+    "WrongMlxLm",
+    "get_classes",
+    "greedy_sampler",
+    "load_model",
+    "make_prompt_cache",
+]
+
+ROWS = ("samplers", "fallback_sampler", "logits_processors", "stop_sequences", "max_tokens")
+ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    GenerationBatch: ("model", "uids", "inputs", "prompt_cache", "tokens", *ROWS),
+    PromptProcessingBatch: ("model", "uids", "caches", "tokens", "prefill_step_size", *ROWS),
+}
+"""In the order in which batch.py gives them."""
+
+METHODS: dict[Any, tuple[str, ...]] = {
+    GenerationBatch: ("_step", "empty", "extend", "extract_cache", "filter", "next"),
+    PromptProcessingBatch: ("empty", "extract_cache", "filter", "prompt"),
+    LRUPromptCache: ("fetch_nearest_cache", "insert_cache", "trim_to"),
+    StopSequences: ("matcher",),
+}
+
+
+def check() -> None:
+    """Raises WrongMlxLm where a class has what it needs no more."""
+    for kind, names in METHODS.items():
+        if gone := [name for name in names if not hasattr(kind, name)]:
+            raise WrongMlxLm(f"{kind.__name__} has no {', '.join(gone)}")
+    for kind, names in ARGUMENTS.items():
+        if (found := tuple(signature(kind).parameters)) != names:
+            raise WrongMlxLm(f"{kind.__name__} takes {', '.join(found)}")
+
+
+check()

@@ -1,0 +1,127 @@
+"""A tokenizer from a tokenizer.model of SentencePiece, whose own library reads the file."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2 as sentencepiece
+from tokenizers import AddedToken, decoders, models, normalizers, processors
+
+from mlx_server.errors import ModelUnusable
+
+SPACE = "▁"
+
+Proto = Any
+"""Of SentencePiece: its classes have no types."""
+
+
+def sentencepiece_tokenizer(
+    file: Path, tokenizer_config: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    """Raises ModelUnusable."""
+    proto = _read(file)
+    made = tokenizers.Tokenizer(_model(proto, file))
+    if steps := list(_normalizers(proto)):
+        made.normalizer = normalizers.Sequence(steps)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *_strip(proto)]
+    )
+    made.add_tokens([*_marks(proto), *_further(len(proto.pieces), tokenizer_config)])
+    begins, name = _beginning(proto, tokenizer_config)
+    if begins:
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{name}:0 $A:0",
+            pair=f"{name}:0 $A:0 $B:1",
+            special_tokens=[(name, made.token_to_id(name))],
+        )
+    return made
+
+
+def _read(file: Path) -> Proto:
+    proto: Proto = sentencepiece.ModelProto()
+    try:
+        proto.ParseFromString(file.read_bytes())
+    except DecodeError:
+        raise _unusable(file, "is no model of SentencePiece") from None
+    if not proto.pieces:
+        raise _unusable(file, "has no tokens")
+    return proto
+
+
+def _model(proto: Proto, file: Path) -> Any:
+    kinds, kind = sentencepiece.TrainerSpec, proto.trainer_spec.model_type
+    fallback = bool(proto.trainer_spec.byte_fallback)
+    unknown = [i for i, piece in enumerate(proto.pieces) if piece.type == piece.UNKNOWN]
+    if len(unknown) != 1:
+        raise _unusable(file, "has no token for what is unknown")
+    if kind == kinds.UNIGRAM:
+        scored = [(piece.piece, piece.score) for piece in proto.pieces]
+        return models.Unigram(scored, unknown[0], fallback)
+    if kind == kinds.BPE:
+        vocabulary = {piece.piece: id for id, piece in enumerate(proto.pieces)}
+        name = proto.pieces[unknown[0]].piece
+        return models.BPE(
+            vocabulary, _merges(proto), unk_token=name, fuse_unk=True, byte_fallback=fallback
+        )
+    raise _unusable(file, "is of a kind that is neither BPE nor Unigram")
+
+
+def _merges(proto: Proto) -> list[tuple[str, str]]:
+    """Every two tokens that make a third; the best score goes first."""
+    ranks = {p.piece: (-p.score, id) for id, p in enumerate(proto.pieces) if p.type == p.NORMAL}
+    cuts = (
+        (rank, ranks[left], ranks[right], left, right)
+        for piece, rank in ranks.items()
+        for at in range(1, len(piece))
+        if (left := piece[:at]) in ranks and (right := piece[at:]) in ranks
+    )
+    return [(left, right) for *_, left, right in sorted(cuts)]
+
+
+def _normalizers(proto: Proto) -> Iterator[Any]:
+    spec = proto.normalizer_spec
+    if spec.precompiled_charsmap:
+        yield normalizers.Precompiled(spec.precompiled_charsmap)
+    if spec.remove_extra_whitespaces:
+        yield normalizers.Strip()
+        yield normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+    if spec.add_dummy_prefix:
+        yield normalizers.Prepend(" ")
+    yield normalizers.Replace(" ", SPACE)
+
+
+def _strip(proto: Proto) -> list[Any]:
+    return [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
+
+
+def _marks(proto: Proto) -> list[AddedToken]:
+    return [
+        # what users defined is looked for in the text as the model sees it
+        AddedToken(p.piece, special=p.type != p.USER_DEFINED, normalized=p.type == p.USER_DEFINED)
+        for p in proto.pieces
+        if p.type in (p.CONTROL, p.UNKNOWN, p.USER_DEFINED)
+    ]
+
+
+def _further(first: int, tokenizer_config: Mapping[str, Any]) -> Iterator[AddedToken]:
+    """What a fine-tune has added behind the file's own tokens."""
+    listed = tokenizer_config.get("added_tokens_decoder")
+    listed = listed if isinstance(listed, dict) else {}
+    while isinstance(entry := listed.get(str(first)), dict) and entry.get("content"):
+        special = bool(entry.get("special", True))
+        yield AddedToken(str(entry["content"]), special=special, normalized=False)
+        first += 1
+
+
+def _beginning(proto: Proto, tokenizer_config: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether texts begin with a token, and which."""
+    named = proto.trainer_spec.bos_piece or "<s>"
+    llama = str(tokenizer_config.get("tokenizer_class", "")).startswith("Llama")
+    wanted = tokenizer_config.get("add_bos_token", llama) is True
+    return wanted and named in {piece.piece for piece in proto.pieces}, named
+
+
+def _unusable(file: Path, what: str) -> ModelUnusable:
+    return ModelUnusable(f"{file.name} {what}. Use a checkpoint with a tokenizer.json.")

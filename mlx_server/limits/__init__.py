@@ -1,0 +1,18 @@
+"""Every limit on what a client can make grow, in one table.
+
+Code that enforces a limit reads its value from here; SECURITY.md shows the table and a test walks
+it. A limit that the owner can change has its default here and names its setting.
+"""
+
+from mlx_server.limits.answers import *
+from mlx_server.limits.background import *
+from mlx_server.limits.checkpoints import *
+from mlx_server.limits.connections import *
+from mlx_server.limits.grammars import *
+from mlx_server.limits.limit import Limit as Limit
+from mlx_server.limits.logs import *
+from mlx_server.limits.mcp import *
+from mlx_server.limits.requests import *
+from mlx_server.limits.store import *
+from mlx_server.limits.templates import *
+from mlx_server.limits.web_sockets import *

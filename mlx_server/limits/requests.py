@@ -1,0 +1,281 @@
+"""Requests: their form, and the work of reading them."""
+
+from mlx_server.limits.limit import Limit
+
+# A request's body
+
+BODY_BYTES = Limit(
+    bounds="a request's body, and a message on a WebSocket",
+    value=16 << 20,
+    unit="bytes",
+    per="request",
+    beyond="413",
+    setting="server.max_body_bytes",
+)
+JSON_DEPTH = Limit(
+    bounds="lists and objects within each other",
+    value=64,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+JSON_NODES = Limit(
+    bounds="lists and objects: making and freeing millions of them keeps all others waiting",
+    value=1 << 16,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+JSON_STRINGS = Limit(
+    bounds="strings, keys included",
+    value=1 << 18,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+JSON_DIGITS = Limit(
+    bounds="digits of a whole number",
+    value=400,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+NAME_CHARACTERS = Limit(
+    bounds="the name of a schema",
+    value=64,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+ANSWERS = Limit(
+    bounds="answers that one request asks for with `n`",
+    value=16,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+PROMPTS = Limit(
+    bounds="prompts of one completion",
+    value=128,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+STOP_STRINGS = Limit(
+    bounds="stop strings",
+    value=64,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+STOP_CHARACTERS = Limit(
+    bounds="a stop string",
+    value=1024,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+LOGIT_BIASES = Limit(
+    bounds="tokens in `logit_bias`",
+    value=4096,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+TOP_LOGPROBS = Limit(
+    bounds="alternatives to each token, `top_logprobs` and `logprobs`",
+    value=20,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+METADATA = Limit(
+    bounds="pairs in `metadata`",
+    value=16,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+METADATA_KEY_CHARACTERS = Limit(
+    bounds="a key in `metadata`",
+    value=64,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+METADATA_VALUE_CHARACTERS = Limit(
+    bounds="a value in `metadata`",
+    value=512,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+LABEL_CHARACTERS = Limit(
+    bounds="`user`, `safety_identifier` and `prompt_cache_key` of a response",
+    value=1024,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+LANE_CHARACTERS = Limit(
+    bounds="the name of a lane of a WebSocket",
+    value=256,
+    unit="characters",
+    per="request",
+    beyond="an error event",
+)
+REQUEST_ID_CHARACTERS = Limit(
+    bounds="a client's `x-request-id`",
+    value=128,
+    unit="characters",
+    per="request",
+    beyond="the request gets an id of ours instead",
+)
+ADAPTER_PATH_CHARACTERS = Limit(
+    bounds="the path of an adapter that a client loads",
+    value=4096,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+PAGE_ITEMS = Limit(
+    bounds="items of a page, as a client may ask for them with `limit`",
+    value=100,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+ADDED_ITEMS = Limit(
+    bounds="items that one request adds to a conversation",
+    value=20,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+IGNORED_NAMES = Limit(
+    bounds="fields without a meaning here of which the answer's header tells",
+    value=1000,
+    unit="items",
+    per="request",
+    beyond="the rest goes unmentioned",
+)
+IGNORED_NAME_CHARACTERS = Limit(
+    bounds="the name of such a field in the header",
+    value=64,
+    unit="characters",
+    per="request",
+    beyond="it is cut",
+)
+IGNORED_HEADER_CHARACTERS = Limit(
+    bounds="the header that tells of such fields",
+    value=2048,
+    unit="characters",
+    per="request",
+    beyond="it is cut",
+)
+
+# What a request offers to the model
+
+TOOLS = Limit(
+    bounds="tools of a request, those of MCP servers not included",
+    value=128,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+RESPONSE_TOOLS = Limit(
+    bounds="entries of `tools` of a response, those included that have no meaning here",
+    value=1024,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+TOOL_SCHEMA_BYTES = Limit(
+    bounds="the parameters of all tools together, which become one grammar",
+    value=1 << 20,
+    unit="bytes",
+    per="request",
+    beyond="400",
+)
+MCP_LABEL_CHARACTERS = Limit(
+    bounds="the label of an MCP server, and the name of a connector",
+    value=256,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+MCP_URL_CHARACTERS = Limit(
+    bounds="the URL of an MCP server",
+    value=2048,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+MCP_HEADERS = Limit(
+    bounds="headers for an MCP server",
+    value=64,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+MCP_FILTER_NAMES = Limit(
+    bounds="names of tools in one filter of an MCP server's tools",
+    value=4096,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+
+# Reading, rendering and tokenising a request
+
+REQUEST_THREADS = Limit(
+    bounds="threads that parse, render and tokenise requests",
+    value=6,
+    unit="threads",
+    per="server",
+    beyond="waits, small requests before large ones",
+)
+LARGE_REQUEST_THREADS = Limit(
+    bounds="of these threads, those that work for large requests",
+    value=2,
+    unit="threads",
+    per="server",
+    beyond="waits",
+)
+MODEL_REQUEST_THREADS = Limit(
+    bounds="of these threads, those that render for one model",
+    value=3,
+    unit="threads",
+    per="model",
+    beyond="waits",
+)
+LARGE_REQUEST_BYTES = Limit(
+    bounds="the body of a request that is not called large",
+    value=256 << 10,
+    unit="bytes",
+    per="request",
+    beyond="shares two threads with other large ones",
+)
+UNREAD_REQUEST_BYTES = Limit(
+    bounds="the bodies of requests that are worked for in these threads, or wait for one",
+    value=256 << 20,
+    unit="bytes",
+    per="server",
+    beyond="503 overloaded",
+)
+PROMPT_CHARACTERS = Limit(
+    bounds="the text of a conversation, tools and options included, for a context of 64k tokens or "
+    "less; 16 characters a token of the context otherwise",
+    value=1 << 20,
+    unit="characters",
+    per="request",
+    beyond="400 context_length_exceeded",
+)
+ARGUMENT_ITEMS = Limit(
+    bounds="commas and opening brackets in the arguments of an earlier call that a chat template "
+    "gets as an object",
+    value=1 << 17,
+    unit="items",
+    per="request",
+    beyond="the template gets the arguments as text",
+)

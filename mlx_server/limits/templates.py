@@ -1,0 +1,63 @@
+"""Chat templates."""
+
+from mlx_server.limits.limit import Limit
+
+COMPILED_TEMPLATES = Limit(
+    bounds="compiled chat templates that a process keeps",
+    value=32,
+    unit="items",
+    per="server",
+    beyond="the longest unused is forgotten",
+)
+TEMPLATE_ERROR_CHARACTERS = Limit(
+    bounds="what a chat template says when it refuses a conversation",
+    value=1000,
+    unit="characters",
+    per="request",
+    beyond="it is cut",
+)
+
+# Chat templates
+
+TEMPLATE_PROCESSES = Limit(
+    bounds="processes that render chat templates",
+    value=8,
+    unit="processes",
+    per="server",
+    beyond="waits for one",
+)
+IDLE_TEMPLATE_PROCESSES = Limit(
+    bounds="processes that render chat templates and have nothing to do",
+    value=2,
+    unit="processes",
+    per="server",
+    beyond="ends",
+)
+TEMPLATE_SECONDS = Limit(
+    bounds="processor time of one rendering; it may take four times as long by the clock",
+    value=2,
+    unit="seconds",
+    per="request",
+    beyond="400, and the process is killed",
+)
+TEMPLATE_MEMORY = Limit(
+    bounds="memory of a process that renders chat templates",
+    value=512 << 20,
+    unit="bytes",
+    per="server",
+    beyond="400, and the process is killed",
+)
+TEMPLATE_CHARACTERS = Limit(
+    bounds="the prompt that a chat template writes",
+    value=32 << 20,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
+TEMPLATE_SOURCE = Limit(
+    bounds="the source of a chat template",
+    value=1 << 20,
+    unit="characters",
+    per="model",
+    beyond="500 model_unusable",
+)

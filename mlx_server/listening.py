@@ -1,0 +1,68 @@
+"""Where the server listens: its sockets, bound before anything else is started."""
+
+import errno
+import os
+import socket
+
+from mlx_server.errors import SettingsError
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """One socket for each address of `host`. Raises SettingsError, which names the fix."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SettingsError(
+            f"The host {host!r} is unknown here ({error.strerror}). Set `host` under `server` in "
+            "models.yaml, or --host, to an address of this machine."
+        ) from error
+    sockets: list[socket.socket] = []
+    try:
+        for family, *_, address in dict.fromkeys(found):
+            sockets.append(_bound(family, address))
+    except OSError as error:
+        for each in sockets:
+            each.close()
+        raise SettingsError(_why_not(host, port, error)) from error
+    return sockets
+
+
+def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # as asyncio does: a port is free again at once after its server has ended
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"Port {port} is in use: another program, or another mlx-server, listens at {host}."
+                f" Choose another with `--port {port + 1}` (0: any free one), or find out which one"
+                f" it is with `lsof -nP -i :{port}` and end it."
+            )
+        case errno.EACCES | errno.EPERM:
+            return (
+                f"Port {port} needs an administrator's rights. Choose one above 1023 with --port."
+            )
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"This machine has no address {host}. Set `host` under `server` in models.yaml, or "
+                "--host, to one that it has."
+            )
+        case _:
+            why = os.strerror(error.errno) if error.errno else "an unknown error"
+            return f"Can't listen at {host}, port {port}: {why}."
+
+
+def url_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

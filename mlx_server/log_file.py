@@ -1,0 +1,74 @@
+"""`--log-file`: everything that the server and its engine write, in a file that is rotated.
+
+Standard output and error become a pipe, since a child process keeps the descriptors that it has
+inherited: it would go on writing to a file that was rotated away.
+"""
+
+import atexit
+import os
+import sys
+from contextlib import suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from threading import Thread
+
+from mlx_server import limits
+from mlx_server.errors import SettingsError
+
+CHUNK_BYTES = 1 << 16
+LAST_LINES_SECONDS = 1.0
+"""How long the end of the process waits for what it wrote last."""
+
+
+def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES.value) -> None:
+    """From now on, of this process and of those that it starts."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = RotatingFileHandler(
+            path, maxBytes=rotate_bytes, backupCount=limits.LOG_FILES.value, encoding="utf-8"
+        )
+    except OSError as error:
+        raise SettingsError(
+            f"--log-file: {path.name!r} can't be written: {error.strerror}."
+        ) from error
+    reading, writing = os.pipe()
+    copying = Thread(target=_copy, args=(reading, file), daemon=True)
+    copying.start()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for stream in (1, 2):
+        os.dup2(writing, stream)
+    os.close(writing)
+    atexit.register(_finish, copying)
+
+
+def _copy(reading: int, file: RotatingFileHandler) -> None:
+    """Whole lines, so that no line is in two files."""
+    rest = b""
+    while data := os.read(reading, CHUNK_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            _write(file, line + b"\n")
+        if len(rest) > CHUNK_BYTES:
+            _write(file, rest)
+            rest = b""
+    _write(file, rest)
+
+
+def _write(file: RotatingFileHandler, data: bytes) -> None:
+    with suppress(OSError):  # a full disk must not end the server
+        if file.stream is None:
+            file.stream = file._open()
+        file.stream.write(data.decode("utf-8", "replace"))
+        file.stream.flush()
+        if file.stream.tell() >= file.maxBytes:
+            file.doRollover()
+
+
+def _finish(copying: Thread) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for stream in (1, 2):
+        with suppress(OSError):
+            os.close(stream)
+    copying.join(LAST_LINES_SECONDS)

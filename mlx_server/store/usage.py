@@ -1,0 +1,83 @@
+"""How many bytes each owner has stored. Triggers keep the count, in the transaction of each change:
+no statement can forget it, and no crash can leave it wrong.
+"""
+
+from sqlite3 import Connection
+
+from mlx_server.errors import StoreFull
+from mlx_server.store.records import Retention
+
+ROW_BYTES = 128
+"""What a row takes next to its body, in the table and its indexes; its id stands in two of them."""
+
+REMEDY = (
+    "Delete responses or conversations (DELETE /v1/responses/ID, DELETE /v1/conversations/ID), "
+    "send `store: false`, or raise `store.{setting}` in models.yaml."
+)
+
+
+def _cost(row: str) -> str:
+    return f"{ROW_BYTES} + length({row}.body) + 2 * length(CAST({row}.id AS BLOB))"
+
+
+def _event_cost(row: str) -> str:
+    return f"{ROW_BYTES} + length({row}.body)"
+
+
+def _counts(table: str, change: str, row: str, cost: str) -> str:
+    """For a table whose rows belong to a record, which is deleted after them."""
+    return (
+        f"CREATE TRIGGER {table}_{change} AFTER {change} ON {table} BEGIN"  # noqa: S608
+        f" UPDATE usage SET bytes = bytes + {cost}"
+        f" WHERE owner = (SELECT owner FROM records WHERE seq = {row}.record); END"
+    )
+
+
+SCHEMA = (
+    "CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    f"""INSERT INTO usage SELECT owner, sum(
+        {_cost("records")}
+        + (SELECT total({_cost("items")}) FROM items WHERE record = records.seq)
+        + (SELECT total({_event_cost("events")}) FROM events WHERE record = records.seq)
+    ) FROM records GROUP BY owner""",  # noqa: S608
+    f"""CREATE TRIGGER records_insert AFTER INSERT ON records BEGIN
+        INSERT INTO usage VALUES (NEW.owner, {_cost("NEW")})
+            ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
+    END""",  # noqa: S608
+    """CREATE TRIGGER records_update AFTER UPDATE OF body ON records BEGIN
+        UPDATE usage SET bytes = bytes + length(NEW.body) - length(OLD.body)
+            WHERE owner = NEW.owner;
+    END""",
+    # before the record is gone, or nothing would tell whose rows these were
+    """CREATE TRIGGER records_empty BEFORE DELETE ON records BEGIN
+        DELETE FROM items WHERE record = OLD.seq;
+        DELETE FROM events WHERE record = OLD.seq;
+    END""",
+    f"""CREATE TRIGGER records_delete AFTER DELETE ON records BEGIN
+        UPDATE usage SET bytes = bytes - ({_cost("OLD")}) WHERE owner = OLD.owner;
+        DELETE FROM usage WHERE owner = OLD.owner AND bytes <= 0;
+    END""",  # noqa: S608
+    _counts("items", "INSERT", "NEW", _cost("NEW")),
+    _counts("items", "DELETE", "OLD", f"-({_cost('OLD')})"),
+    _counts("events", "INSERT", "NEW", _event_cost("NEW")),
+    _counts("events", "DELETE", "OLD", f"-({_event_cost('OLD')})"),
+)
+
+
+def total(db: Connection) -> int:
+    return int(db.execute("SELECT total(bytes) FROM usage").fetchone()[0])
+
+
+def check(db: Connection, owner: str, retention: Retention) -> None:
+    """At the end of a write: over a limit, it is undone."""
+    row = db.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
+    if row and row[0] > retention.bytes_per_key:
+        raise StoreFull(
+            f"Your key may have {retention.bytes_per_key} bytes stored, and this would make it "
+            f"{row[0]}. " + REMEDY.format(setting="bytes_per_key")
+        )
+    if (stored := total(db)) > retention.bytes:
+        raise StoreFull(
+            f"The server may store {retention.bytes} bytes, and this would make it {stored}. "
+            + REMEDY.format(setting="bytes")
+        )

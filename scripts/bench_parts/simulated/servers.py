@@ -1,0 +1,155 @@
+"""Servers side by side on a simulated Mac, by the clock on the wall: what their clients see."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+
+from bench_parts.contenders import answering, fast
+from bench_parts.models import model_folder
+from bench_parts.tables import Row
+from mlx_server.bench.exchange import Exchange, Target
+from mlx_server.bench.result import Load
+from mlx_server.errors import GenerationFailed
+
+NOTE = (
+    "Simulated: each forward pass takes the time that a formula gives for that model on that "
+    "machine (see scripts/bench_parts/simulated/roofline.py). No Mac was measured."
+)
+
+SITE = Path(__file__).parent / "site"
+LONG, PROMPT, COUNT = 30_000, 2_000, 8
+STREAMED_SECONDS = 3.0
+"""Of a row by itself, before the long prompt comes."""
+ENDLESS = 100_000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds."""
+
+    pair: str
+    server: str
+    alone: float
+    """A long prompt's first token, with nobody else,"""
+    beside: float
+    """... and next to a stream."""
+    gap: float
+    """The longest of that stream meanwhile."""
+    speed: float
+    """Of that stream meanwhile, over its own."""
+    first_of_8: tuple[float, float]
+    """The mean of eight prompts at once, with short answers and with long ones,"""
+    all_of_8: tuple[float, float]
+    """... and until all are done."""
+
+
+def measured(pair: str, server: str, own: Path | None) -> Measured:
+    with SERVERS[server](pair, own) as target:
+        return asyncio.run(_scenarios(pair, server, target))
+
+
+async def _scenarios(pair: str, server: str, target: Target) -> Measured:
+    await _ask(target, 20, 4)
+    began, times = await _ask(target, LONG, 4)
+    alone = times[0] - began
+    beside, gap, speed = await _beside(target)
+    short, long = [await _crowd(target, tokens) for tokens in (32, 256)]
+    firsts, ends = (short[0], long[0]), (short[1], long[1])
+    return Measured(pair, server, alone, beside, gap, speed, firsts, ends)
+
+
+async def _beside(target: Target) -> tuple[float, float, float]:
+    stream = _exchange(target, 300, ENDLESS)
+    streaming = asyncio.create_task(stream.run())
+    await asyncio.sleep(2 * STREAMED_SECONDS)
+    began, times = await _ask(target, LONG, 4)
+    streaming.cancel()
+    await asyncio.gather(streaming, return_exceptions=True)
+    tokens = stream.times()
+    own = [b - a for a, b in pairwise(tokens) if began - STREAMED_SECONDS < a and b < began]
+    meanwhile = [b - a for a, b in pairwise(tokens) if a >= began - own[-1] and b <= times[0]]
+    meanwhile.append(times[0] - max(time for time in tokens if time <= times[0]))
+    return times[0] - began, max(meanwhile), mean(own) / mean(meanwhile)
+
+
+async def _crowd(target: Target, tokens: int) -> tuple[float, float]:
+    began = perf_counter()
+    found = await asyncio.gather(*(_ask(target, PROMPT, tokens) for _ in range(COUNT)))
+    ended = perf_counter() - began
+    return mean(times[0] - asked for asked, times in found), ended
+
+
+async def _ask(target: Target, words: int, tokens: int) -> tuple[float, list[float]]:
+    """When it was asked, and when text came."""
+    exchange = _exchange(target, words, tokens)
+    began = perf_counter()
+    await exchange.run()
+    times = exchange.times()
+    if not times:
+        exchange.answer()  # says what is wrong
+        raise GenerationFailed("An answer without text.")
+    return began, times
+
+
+def _exchange(target: Target, words: int, tokens: int) -> Exchange:
+    return Exchange(target, Load(1, 1, words, tokens, seed=os.urandom(8).hex()).prompt(0), tokens)
+
+
+def _variables(pair: str, own: Path | None) -> Mapping[str, str]:
+    places = [str(SITE), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    file = {"MLX_SIMULATED_FILE": str(own.resolve())} if own else {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, places)), "MLX_SIMULATED": pair, **file}
+
+
+@contextmanager
+def _ours(pair: str, own: Path | None) -> Iterator[Target]:
+    folder = model_folder("simulated")
+    command = ["mlx_server", "serve", str(folder), "--log-level", "error"]
+    with answering(command, folder.name, folder, _variables(pair, own)) as (_, target):
+        yield target
+
+
+@contextmanager
+def _mlx_lm(pair: str, own: Path | None) -> Iterator[Target]:
+    folder = model_folder("simulated")
+    command = ["mlx_lm.server", "--model", str(folder), "--log-level", "ERROR"]
+    variables = {**_variables(pair, own), **fast()}
+    with answering(command, "default_model", folder, variables) as (_, target):
+        yield target
+
+
+SERVERS: dict[str, Callable[[str, Path | None], AbstractContextManager[Target]]] = {
+    "mlx-server": _ours,
+    "mlx_lm.server": _mlx_lm,
+}
+
+COLUMNS = (
+    "machine, model",
+    "server",
+    "30k prompt: first token, s",
+    "next to a stream",
+    "the stream's longest gap",
+    "its speed",
+    "8 x 2k: mean first token (answers of 32 / 256)",
+    "all done",
+)
+
+
+def rows(found: list[Measured]) -> Iterator[Row]:
+    for each in found:
+        yield (
+            each.pair.replace(":", ", "),
+            each.server,
+            f"{each.alone:.1f}",
+            f"{each.beside:.1f}",
+            f"{each.gap:.2f}",
+            f"{each.speed:.2f}",
+            " / ".join(f"{seconds:.1f}" for seconds in each.first_of_8),
+            " / ".join(f"{seconds:.1f}" for seconds in each.all_of_8),
+        )

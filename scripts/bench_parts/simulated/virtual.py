@@ -1,0 +1,179 @@
+"""Our batch on a simulated machine with a clock of its own: a minute there takes a second here."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from bench_parts.simulated.forward import forward
+from bench_parts.simulated.roofline import pair, seconds
+from mlx_server.engine.batch import Batch, Done
+from mlx_server.engine.messages import DEFAULT_SCHEDULE, Generate, Schedule
+from mlx_server.engine.prompt_cache import PromptCache
+from mlx_server.requests import SamplingParams
+
+VOCABULARY = 320
+GREEDY = SamplingParams(temperature=0)
+
+
+class Network(nn.Module):  # type: ignore[misc, unused-ignore]
+    """The time of each pass is added to its clock."""
+
+    def __init__(self, named: str) -> None:
+        super().__init__()
+        self.layers = [nn.Identity()]
+        self._pair = pair(named)
+        self.now = 0.0
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        machine, model = self._pair
+        rows, tokens = inputs.shape
+        return forward((rows, tokens), cache, VOCABULARY, machine, model, self._take)
+
+    def _take(self, seconds: float) -> None:
+        self.now += seconds
+
+    def clock(self) -> float:
+        return self.now
+
+
+@dataclass
+class Answer:
+    asked: float
+    client: str
+    times: list[float] = field(default_factory=list)
+    computed: int = 0
+    """Tokens of its prompt."""
+    ended: bool = False
+
+    @property
+    def first_token(self) -> float:
+        """Seconds."""
+        return self.times[0] - self.asked
+
+    def between(self, begin: float, end: float) -> list[float]:
+        """The gaps that end then."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return [b - a for a, b in pairs if begin < b <= end]
+
+
+class Simulation:
+    def __init__(
+        self,
+        named: str,
+        *,
+        concurrency: int = 16,
+        schedule: Schedule = DEFAULT_SCHEDULE,
+        cache_bytes: int = 0,
+    ) -> None:
+        self.network = Network(named)
+        self.batch = Batch(
+            self.network,
+            concurrency=concurrency,
+            key="m",
+            cache=PromptCache(cache_bytes),
+            schedule=schedule,
+            clock=self.network.clock,
+        )
+        self.answers: list[Answer] = []
+        self.pieces: list[float] = []
+        """Seconds of each."""
+
+    @property
+    def now(self) -> float:
+        return self.network.now
+
+    def ask(self, prompt: Iterable[int] | int, tokens: int, client: str = "") -> Answer:
+        """prompt: or its length."""
+        number = len(self.answers)
+        begun = [number % 200 + 1, number // 200]  # no two begin alike
+        ids = [*begun, *[7] * (prompt - 2)] if isinstance(prompt, int) else list(prompt)
+        asked = Generate(number, "m", ids, tokens, [], GREEDY, client=client)
+        self.batch.add(asked)
+        self.answers.append(Answer(self.now, client))
+        return self.answers[-1]
+
+    def step(self) -> Done:
+        before = self.now
+        done = self.batch.step()
+        if done.progress:
+            self.pieces.append(self.now - before)
+        for token in done.tokens:
+            answer = self.answers[token.row]
+            answer.times.append(self.now)
+            answer.ended = token.finish is not None
+        for progress in done.progress:
+            self.answers[progress.row].computed = progress.computed
+        return done
+
+    def run(self, until: Answer | None = None) -> None:
+        """Until it has a token; without one, until all have ended."""
+        while self.batch and not (until and until.times):
+            self.step()
+
+    def cancel(self, answer: Answer) -> None:
+        self.batch.cancel(self.answers.index(answer))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A long prompt next to a row that decodes."""
+
+    alone: float
+    first_token: float
+    longest_gap: float
+    speed: float
+    """Of the row that decodes, over its own."""
+
+
+def beside(named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDULE) -> Beside:
+    alone = Simulation(named, schedule=schedule)
+    alone.ask(20, 2)
+    alone.run()
+    first = alone.ask(prompt, 2)
+    alone.run()
+    both = Simulation(named, schedule=schedule)
+    row = both.ask(300, 100_000)
+    while len(row.times) < 60:
+        both.step()
+    own = (row.times[-1] - row.times[-41]) / 40
+    long = both.ask(prompt, 2)
+    both.run(until=long)
+    gaps = row.between(long.asked, both.now)
+    return Beside(first.first_token, long.first_token, max(gaps), own / (sum(gaps) / len(gaps)))
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Prompts that come at once."""
+
+    first_token: float
+    """Of all, the mean."""
+    done: float
+
+
+def crowd(
+    named: str,
+    tokens: int,
+    prompt: int = 2000,
+    count: int = 8,
+    schedule: Schedule = DEFAULT_SCHEDULE,
+) -> Crowd:
+    simulation = Simulation(named, schedule=schedule)
+    simulation.ask(20, 2)
+    simulation.run()
+    began = simulation.now
+    answers = [simulation.ask(prompt, tokens) for _ in range(count)]
+    simulation.run()
+    first = sum(answer.first_token for answer in answers) / count
+    return Crowd(first, simulation.now - began)
+
+
+def together_by_mlx_lm(named: str, tokens: int, prompt: int = 2000, count: int = 8) -> Crowd:
+    """The same as mlx-lm's BatchGenerator does it, its own time aside: all prompts, then steps."""
+    machine, model = pair(named)
+    prefill = seconds(machine, model, prompt - 1, [prompt] * count)
+    steps = [seconds(machine, model, 1, [prompt + i] * count) for i in range(tokens + 1)]
+    return Crowd(prefill + sum(steps[:2]), prefill + sum(steps))

@@ -1,0 +1,88 @@
+"""Whom a row belongs to: waiting rows take turns by client."""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.api.gate import _peer
+from tests.api import wire
+from tests.api.wire import MODEL, ScriptedEngine
+
+HI = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": MODEL, "messages": HI},
+    "/v1/completions": {"model": MODEL, "prompt": "hi"},
+    "/v1/responses": {"model": MODEL, "input": "hi"},
+    "/v1/responses/compact": {"model": MODEL, "input": "hi"},
+    "/generate": {"messages": HI},
+}
+
+Send = Callable[[TestClient], None]
+
+
+def over_http(path: str, **more: Any) -> Send:
+    def send(client: TestClient) -> None:
+        assert client.post(path, json={**BODIES[path], **more}).status_code == 200
+
+    return send
+
+
+def over_a_web_socket(client: TestClient) -> None:
+    body = {"type": "response.create", "model": MODEL, "input": "hi"}
+    with (
+        suppress(*wire.CANCELLED),
+        client.websocket_connect("ws://localhost/v1/responses") as socket,
+    ):
+        socket.send_json(body)
+        while socket.receive_json()["type"] != "response.completed":
+            pass
+
+
+def in_the_background(client: TestClient) -> None:
+    body = {**BODIES["/v1/responses"], "background": True}
+    made = wire.ok(client.post("/v1/responses", json=body))
+    while wire.ok(client.get(f"/v1/responses/{made['id']}"))["status"] != "completed":
+        pass
+
+
+WAYS: dict[str, Send] = {
+    **{path: over_http(path) for path in BODIES},
+    "truncated": over_http("/v1/responses", truncation="auto"),
+    "web socket": over_a_web_socket,
+    "background": in_the_background,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_endpoint_tells_the_engine_who_asks(tiny_path: Path, way: str) -> None:
+    """By key, of which the engine gets a digest; by address where there are no keys."""
+    by_key = hashlib.sha256(b"secret").hexdigest()
+    for keys, expected in ((wire.key("secret"),), by_key), ((), "192.0.2.7"):
+        engine = ScriptedEngine()
+        app = wire.app(tiny_path, engine, api_keys=keys)
+        headers = {"authorization": "Bearer secret"}
+        with TestClient(app, "http://localhost", headers=headers, client=("192.0.2.7", 1)) as sent:
+            WAYS[way](sent)
+        assert [row.client for row in engine.taken] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:bbbb::9", "2001:db8:1:2::/64"),
+        ("fe80::1%en0", "fe80::/64"),
+        ("testclient", ""),
+        (None, ""),
+    ],
+)
+def test_an_address_stands_for_whoever_has_its_network(address: str | None, client: str) -> None:
+    assert _peer({"client": (address, 5) if address else None}) == client

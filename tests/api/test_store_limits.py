@@ -1,0 +1,324 @@
+"""What the store lets requests keep and read back, over HTTP."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.api.responses.router import _followed
+from mlx_server.api.responses.runs import Runs
+from mlx_server.request_threads import RequestThreads
+from mlx_server.settings import StoreSettings
+from mlx_server.store import Store
+from tests.api import wire
+from tests.api.test_responses_runs import until
+from tests.api.wire import Json, ScriptedEngine, error, ok
+from tests.hostile.lowered import lower
+from tests.store.make import limit
+
+RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
+BODY_BYTES = 20_000
+
+
+def asked(text: str = "a", **more: Any) -> Json:
+    return {"model": wire.MODEL, "input": text, "max_output_tokens": 2, **more}
+
+
+def hosted(size: int, **more: Any) -> Json:
+    """An item that no model reads, of any size."""
+    return {"type": "web_search_call", "padding": "x" * size, **more}
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine(), max_body_bytes=BODY_BYTES) as client:
+        yield client
+
+
+def chained(client: TestClient, sizes: list[int]) -> str:
+    id = None
+    for size in sizes:
+        body = asked(previous_response_id=id) | {"input": [hosted(size), *SAID]}
+        id = ok(client.post(RESPONSES, json=body))["id"]
+    assert id
+    return str(id)
+
+
+SAID: list[Json] = [{"role": "user", "content": "a"}]
+
+
+def test_what_is_read_back_counts_as_the_requests_size(client: TestClient) -> None:
+    id = chained(client, [6000, 6000, 1000])
+    ok(client.post(RESPONSES, json=asked(previous_response_id=id)))
+    for path in (RESPONSES, f"{RESPONSES}/compact", f"{RESPONSES}/input_tokens"):
+        large = asked("b", previous_response_id=id, client_metadata="x" * 7000)
+        found = error(client.post(path, json=large), status=413)
+        assert found["code"] == "request_too_large"
+        assert found["param"] == "previous_response_id"
+        assert "`server.max_body_bytes`" in found["message"]
+        assert "Begin anew" in found["message"]
+    other = chained(client, [6000])
+    ok(client.post(RESPONSES, json=asked(previous_response_id=other, client_metadata="x" * 7000)))
+
+
+def test_a_conversation_counts_too(client: TestClient) -> None:
+    made = ok(client.post(CONVERSATIONS, json={"items": [hosted(9000)]}))["id"]
+    ok(client.post(RESPONSES, json=asked(conversation=made)))
+    ok(client.post(f"{CONVERSATIONS}/{made}/items", json={"items": [hosted(9500)]}))
+    ok(client.post(f"{CONVERSATIONS}/{made}/items", json={"items": [hosted(9500)]}))
+    found = error(client.post(RESPONSES, json=asked(conversation=made)), status=413)
+    assert found["param"] == "conversation"
+
+
+def test_references_count_each_time(client: TestClient) -> None:
+    item = ok(client.post(CONVERSATIONS, json={"items": [hosted(4000, id="ws_one")]}))
+    assert item
+    reference = {"type": "item_reference", "id": "ws_one"}
+    ok(client.post(RESPONSES, json=asked(store=False) | {"input": [reference] * 4 + SAID}))
+    found = error(
+        client.post(RESPONSES, json=asked(store=False) | {"input": [reference] * 5 + SAID}),
+        status=413,
+    )
+    assert found["param"] == "input"
+    found = error(client.post(CONVERSATIONS, json={"items": [reference] * 5}), status=413)
+    assert found["param"] == "input"
+
+
+def test_only_so_many_references(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, "ITEM_REFERENCES", 3)
+    references = [{"type": "item_reference", "id": f"{n}"} for n in range(4)]
+    found = error(client.post(RESPONSES, json=asked() | {"input": references}))
+    assert "4 items are sent by their ids, and 3 may be" in found["message"]
+
+
+def test_many_small_things_are_read_back_no_more_than_they_are_read(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nested = hosted(1, deep=[[] for _ in range(200)])
+    id = ok(client.post(RESPONSES, json=asked() | {"input": [nested, *SAID]}))["id"]
+    lower(monkeypatch, "JSON_NODES", 150)
+    found = error(client.post(RESPONSES, json=asked(previous_response_id=id)))
+    assert "reads back is too much" in found["message"]
+    assert found["param"] == "previous_response_id"
+
+
+def test_pages_are_bounded_by_bytes(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, "PAGE_BYTES", 5000)
+    items = [hosted(size, id=f"i{n}") for n, size in enumerate([2000, 2000, 9000, 10])]
+    made = ok(client.post(CONVERSATIONS, json={"items": items}))["id"]
+    id = ok(client.post(RESPONSES, json=asked() | {"input": [*items, *SAID]}))["id"]
+    for path in (f"{CONVERSATIONS}/{made}/items", f"{RESPONSES}/{id}/input_items"):
+        pages: list[list[str]] = []
+        after: Json = {}
+        while True:
+            page = ok(client.get(path, params={"order": "asc", "limit": 100, **after}))
+            pages.append([item["id"] for item in page["data"] if item["id"].startswith("i")])
+            if not page["has_more"]:
+                break
+            after = {"after": page["last_id"]}
+        assert pages == [["i0", "i1"], ["i2"], ["i3"]]
+
+
+def test_a_full_store_says_what_to_do(tiny_path: Path, tmp_path: Path) -> None:
+    store = StoreSettings(data_dir=tmp_path, bytes=200_000, bytes_per_key=50_000)
+    keys: Any = {"api_keys": (wire.key("one"), wire.key("two"))}
+    engine = ScriptedEngine()
+    with wire.client(tiny_path, engine, store, **keys) as client:
+        one, two = {"x-api-key": "one"}, {"x-api-key": "two"}
+        body = asked() | {"input": [hosted(20_000), *SAID]}
+        ids = [ok(client.post(RESPONSES, json=body, headers=one))["id"] for _ in range(2)]
+        taken = len(engine.taken)
+        for more in ({}, {"stream": True}, {"background": True}):
+            response = client.post(RESPONSES, json={**body, **more}, headers=one)
+            found = error(response, status=507)
+            assert found["code"] == "store_full"
+            assert response.headers["x-should-retry"] == "false"
+        assert "`store.bytes_per_key`" in found["message"]
+        assert len(engine.taken) == taken, "nothing is generated for it"
+        error(client.post(CONVERSATIONS, json={"items": [hosted(20_000)]}, headers=one), status=507)
+        ok(client.post(RESPONSES, json={**body, "store": False}, headers=one))
+        ok(client.post(RESPONSES, json=body, headers=two))
+        ok(client.delete(f"{RESPONSES}/{ids[0]}", headers=one))
+        ok(client.post(RESPONSES, json=body, headers=one))
+
+
+def test_an_answer_that_finds_no_room_is_told_but_not_stored(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    store = StoreSettings(data_dir=tmp_path, bytes_per_key=22_000)
+    with wire.client(tiny_path, ScriptedEngine(), store) as client:
+        body = asked(max_output_tokens=20, top_logprobs=20) | {"input": [hosted(18_000), *SAID]}
+        response = ok(client.post(RESPONSES, json=body))
+        assert response["output"]
+        assert response["store"] is False
+        stored = ok(client.get(f"{RESPONSES}/{response['id']}"))
+        assert (stored["status"], stored["output"]) == ("failed", [])
+
+
+def test_a_slow_disk_stalls_nobody_else(tiny_path: Path, tmp_path: Path) -> None:
+    with wire.client(tiny_path, ScriptedEngine(), StoreSettings(data_dir=tmp_path)) as client:
+        app: Any = client.app
+        disk = threading.Event()
+        assert client.portal
+        store: Store = app.state.runs.store
+
+        async def stuck() -> None:
+            store._submit(disk.wait)
+
+        client.portal.call(stuck)
+        waiting = threading.Thread(target=lambda: client.post(RESPONSES, json=asked()))
+        waiting.start()
+        try:
+            began = time.perf_counter()
+            for _ in range(5):
+                ok(client.post(RESPONSES, json=asked(store=False)))
+                assert client.get("/health").status_code == 200
+            assert time.perf_counter() - began < 10
+            assert waiting.is_alive()
+        finally:
+            disk.set()
+            waiting.join(20)
+
+
+def test_no_more_is_begun_while_ends_can_not_be_stored(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, "UNSTORED_ENDS", 0)
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        found = error(client.post(RESPONSES, json=asked()), status=503)
+        assert found["code"] == "store_unavailable"
+        assert "store: false" in found["message"]
+
+
+def test_a_key_has_so_many_in_the_background(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, "BACKGROUND_PER_CLIENT", 2)
+    engine = ScriptedEngine()
+    engine.silent = True
+    keys: Any = {"api_keys": (wire.key("one"), wire.key("two"))}
+    with wire.client(tiny_path, engine, **keys) as client:
+        one, two = {"x-api-key": "one"}, {"x-api-key": "two"}
+        body = asked(background=True)
+        ids = [ok(client.post(RESPONSES, json=body, headers=one))["id"] for _ in range(2)]
+        found = error(client.post(RESPONSES, json=body, headers=one), status=503)
+        assert found["code"] == "overloaded"
+        other = ok(client.post(RESPONSES, json=body, headers=two))["id"]
+        for id, key in ((ids[0], one), (ids[1], one), (other, two)):
+            ok(client.post(f"{RESPONSES}/{id}/cancel", headers=key))
+        again = ok(client.post(RESPONSES, json=body, headers=one))["id"]
+        ok(client.post(f"{RESPONSES}/{again}/cancel", headers=one))
+
+
+def test_logs_of_all_in_the_background_have_one_limit(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, "STREAM_LOGS_BYTES", 100_000)
+    engine = ScriptedEngine()
+    engine.silent = True
+    with wire.client(tiny_path, engine) as client:
+        app: Any = client.app
+        runs: Runs = app.state.runs
+        body = asked(background=True, stream=True, instructions="x" * 45_000)
+        error(client.post(RESPONSES, json={**body, "instructions": "x" * 200_000}), status=503)
+        assert runs.logs.used == 0, "what was refused gives back what it took"
+        assert not runs._background
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(engine, "silent", False)
+            text = client.post(RESPONSES, json={**body, "instructions": "x"}).text
+        assert "response.incomplete" in text
+        assert runs.logs.used == 0, "what has ended is in the store"
+
+
+def test_a_reader_goes_on_from_the_store(tiny_path: Path) -> None:
+    """One that was slower than the answer."""
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        app: Any = client.app
+        runs: Runs = app.state.runs
+
+        async def read() -> tuple[list[int], list[int]]:
+            (run,) = (each.run for each in runs._background.values())
+            assert run.log
+            slow = _followed(runs, run, run.log, 0)
+            numbers = [(await anext(slow))["sequence_number"]]
+            quick = [e["sequence_number"] async for e in _followed(runs, run, run.log, 0)]
+            await until(lambda: not runs._background)
+            assert run.log.events == []
+            numbers += [e["sequence_number"] async for e in slow]
+            return numbers, quick
+
+        async def hold() -> None:
+            runs._turn = asyncio.Semaphore(0)
+
+        async def stream() -> tuple[list[int], list[int]]:
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                body = asked(background=True, stream=True)
+                posting = asyncio.create_task(http.post(RESPONSES, json=body))
+                await until(lambda: runs._background)
+                reading = asyncio.create_task(read())
+                await asyncio.sleep(0)
+                runs._turn.release()
+                await posting
+                return await reading
+
+        assert client.portal
+        client.portal.call(hold)
+        slow, quick = client.portal.call(stream)
+        assert slow == quick == list(range(len(quick)))
+        assert len(quick) > 5
+
+
+def sizes_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of the requests for which something is done in the request threads, from now on."""
+    sizes: list[int] = []
+    add = RequestThreads._add
+
+    def watched(threads: RequestThreads, job: Any) -> None:
+        sizes.append(job.size)
+        add(threads, job)
+
+    monkeypatch.setattr(RequestThreads, "_add", watched)
+    return sizes
+
+
+@pytest.mark.parametrize("param", ["previous_response_id", "conversation", "input"])
+def test_what_is_read_back_grows_the_request(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, param: str
+) -> None:
+    item = hosted(9000, id=f"ws_{param}")
+    made = ok(client.post(CONVERSATIONS, json={"items": [item]}))["id"]
+    more: dict[str, Json] = {
+        "previous_response_id": {"previous_response_id": chained(client, [9000])},
+        "conversation": {"conversation": made},
+        "input": {"input": [{"type": "item_reference", "id": item["id"]}, *SAID]},
+    }
+    sizes = sizes_of(monkeypatch)
+    ok(client.post(RESPONSES, json=asked() | more[param]))
+    assert 9000 < min(sizes) <= max(sizes) < 10_000
+
+
+ENDS = ("response.completed", "response.incomplete")
+
+
+def test_a_frames_request_has_its_size(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, told = sizes_of(monkeypatch), list[int]()
+    with (
+        suppress(*wire.CANCELLED),
+        client.websocket_connect("ws://localhost/v1/responses") as socket,
+    ):
+        for size in (9000, 1000):
+            socket.send_json({"type": "response.create", **asked(client_metadata="x" * size)})
+            while socket.receive_json()["type"] not in ENDS:
+                pass
+            assert size < min(sizes) <= max(sizes) < size + 500
+            sizes.clear()
+            told.append(size)
+    assert told == [9000, 1000]

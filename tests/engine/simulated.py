@@ -1,0 +1,21 @@
+"""The simulated machines of scripts/bench, for tests."""
+
+from pathlib import Path
+
+from bench_parts.simulated.roofline import MACHINES, PAIRS, pair, seconds
+from bench_parts.simulated.virtual import Answer, Simulation, beside, crowd, together_by_mlx_lm
+
+SITE = Path(__file__).parents[2] / "scripts" / "bench_parts" / "simulated" / "site"
+
+__all__ = [
+    "MACHINES",
+    "PAIRS",
+    "SITE",
+    "Answer",
+    "Simulation",
+    "beside",
+    "crowd",
+    "pair",
+    "seconds",
+    "together_by_mlx_lm",
+]

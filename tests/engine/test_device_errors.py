@@ -1,0 +1,99 @@
+"""What a failed GPU command says, by the texts that MLX and Metal really have."""
+
+import pytest
+
+from mlx_server.engine.device_errors import FORGIVEN_SECONDS, Streak, device_error, kind_of
+
+FAILED = "[METAL] Command buffer execution failed: "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+            "out_of_memory",
+        ),
+        ("Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)", "timeout"),
+        ("Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)", "timeout"),
+        (
+            "Impacting Interactivity "
+            "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
+            "timeout",
+        ),
+        ("Impacting Interactivity", "timeout"),
+        (
+            "Ignored (for causing prior/excessive GPU errors) "
+            "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)",
+            "lost",
+        ),
+        (
+            "Ignored (for causing prior/excessive GPU errors) "
+            "(00000004:kIOAccelCommandBufferCallbackErrorSubmissionsIgnored)",
+            "lost",
+        ),
+        (
+            "Discarded (victim of GPU error/recovery) "
+            "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+            "discarded",
+        ),
+        (
+            "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)",
+            "fault",
+        ),
+        (
+            "Insufficient Permission (to submit GPU work from background) "
+            "(00000006:kIOGPUCommandBufferCallbackErrorBackgroundExecutionNotPermitted)",
+            "lost",
+        ),
+        ("The device was removed", "lost"),
+        ("something that Metal says in years to come", "fault"),
+    ],
+)  # fmt: skip
+def test_a_command_buffer_that_failed(text: str, kind: str) -> None:
+    assert kind_of(FAILED + text) == kind
+    assert kind_of(f"RuntimeError: {FAILED}{text}.") == kind
+    assert device_error(RuntimeError(FAILED + text)) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[metal::Device] Unable to create new command buffer", "lost"),
+        ("[metal::Device] Failed to make new command queue.", "lost"),
+        ("[Event::wait] Timed out", "timeout"),
+        ("[malloc] Unable to allocate 68719476736 bytes.", "out_of_memory"),
+        ("[malloc_or_wait] Unable to allocate 1024 bytes.", "out_of_memory"),
+        ("[metal::malloc] Unable to allocate 1024 bytes.", "out_of_memory"),
+        ("std::bad_alloc", "out_of_memory"),
+        # of one row, which asked for a single array beyond what any buffer may be
+        (
+            "[metal::malloc] Attempting to allocate 21474836480 bytes which is greater than the "
+            "maximum allowed buffer size of 17179869184 bytes.",
+            None,
+        ),
+        # another process would find the same kernel
+        ("[metal::Device] Unable to load kernel steel_gemm", None),
+        ("[broadcast_shapes] Shapes (1,2) and (3,4) cannot be broadcast.", None),
+        ("the lock timed out", None),
+        ("out of memory, said the story", None),
+        ("", None),
+    ],
+)
+def test_other_errors(text: str, kind: str | None) -> None:
+    assert kind_of(text) == kind
+
+
+def test_what_is_no_error_of_mlx_is_no_error_of_the_device() -> None:
+    assert device_error(ValueError(FAILED + "Insufficient Memory")) is None
+    assert device_error(MemoryError("no room")) is None
+
+
+def test_errors_are_in_a_row_until_something_was_answered_and_time_has_passed() -> None:
+    streak = Streak()
+    assert streak.failed(0.0) == 1
+    assert streak.failed(10 * FORGIVEN_SECONDS) == 2  # nothing was answered
+    streak.answered()
+    assert streak.failed(10 * FORGIVEN_SECONDS + 1) == 3  # soon after
+    streak.answered()
+    assert streak.failed(12 * FORGIVEN_SECONDS) == 1

@@ -1,0 +1,245 @@
+"""Connections that want nothing good: too many, half of a request, an Upgrade that is none."""
+
+import json
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from mlx_server import descriptors
+from tests.live import server as live
+from tests.live.server import LiveServer, eventually, serving
+
+CHAT = "/v1/chat/completions"
+DESCRIPTORS = 256
+MOST = descriptors.connections(DESCRIPTORS)
+MOST_OF_ONE = descriptors.connections_per_address(MOST)
+WORDS = 25
+RECEIVE_SECONDS = 2.0
+
+KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+OFFER = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+SOCKET = (*OFFER, KEY)
+
+
+@contextmanager
+def few_descriptors(folder: Path) -> Iterator[None]:
+    """For servers that are started within: soft and hard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    limited = folder / "python"
+    limited.write_text(f'#!/bin/sh\nulimit -n {DESCRIPTORS}\nexec {sys.executable} "$@"\n')
+    limited.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        patched.setattr(live, "sys", SimpleNamespace(executable=str(limited)))
+        yield
+
+
+def config(folder: Path, **more: Any) -> dict[str, Any]:
+    said = [{"match": "regex:.", "output": "word " * WORDS, "delay_ms": 20}]
+    (folder / "said.jsonl").write_text("\n".join(map(json.dumps, said)))
+    model = {"source": "replay:said.jsonl", "family": "plain", "preload": True}
+    server = {"receive_seconds": RECEIVE_SECONDS, "drain_seconds": 20, **more}
+    return {"server": server, "models": {"slow": model}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("connections")
+    with few_descriptors(folder), serving(folder, config(folder)) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
+
+
+@pytest.fixture
+def clients() -> Iterator[ExitStack]:
+    with ExitStack() as clients:
+        yield clients
+
+
+def head(*lines: str, method: str = "GET", path: str = "/v1/responses") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
+
+
+def line(clients: ExitStack, server: LiveServer, sent: bytes, at: str = "") -> socket.socket:
+    """From an address of loopback's own, if it is told."""
+    source = (at, 0) if at else None
+    address = ("127.0.0.1", server.port)
+    found = clients.enter_context(socket.create_connection(address, 20, source_address=source))
+    found.sendall(sent)
+    return found
+
+
+def rest(found: socket.socket) -> bytes:
+    received = b""
+    try:
+        while piece := found.recv(1 << 16):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def status(found: socket.socket) -> int:
+    """Of the last answer, once the server has closed; 0 without one."""
+    *_, last = rest(found).split(b"HTTP/1.1 ")
+    return int(last[:3] or 0)
+
+
+def streamed(server: LiveServer) -> str:
+    with server.http() as http:
+        body = {"model": "slow", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+        return http.post(CHAT, json=body).text
+
+
+def is_healthy(server: LiveServer) -> bool:
+    with server.http() as http:
+        return http.get("/health").status_code == 200
+
+
+HOST = "Host: localhost"
+BODY = "Content-Length: 5"
+UPGRADES = {
+    "a body": head(HOST, *SOCKET, BODY) + b"abcde",
+    "a body that does not come": head(HOST, *SOCKET, BODY),
+    "a body of chunks": head(HOST, *SOCKET, "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+    "chunks that do not come": head(HOST, *SOCKET, "Transfer-Encoding: chunked"),
+    "a body without a length": head(HOST, *SOCKET) + b"abcde",
+    "another one behind it": head(HOST, *SOCKET) * 2,
+    "a foreign Host": head("Host: evil.example", *SOCKET, BODY),
+    "no Host": head(*SOCKET, BODY),
+    "no key": head(HOST, *OFFER),
+    "no key, a body": head(HOST, *OFFER, BODY),
+    "a wrong key": head(HOST, *OFFER, "Sec-WebSocket-Key: x"),
+    "two keys": head(HOST, *SOCKET, KEY),
+    "no version": head(HOST, "Connection: Upgrade", "Upgrade: websocket", KEY),
+    "another method": head(HOST, *SOCKET, method="POST"),
+    "a long line": head(HOST, *SOCKET, f"X: {'x' * 9000}"),
+    "a long path": head(HOST, *SOCKET, path=f"/{'x' * 9000}"),
+    "many lines": head(HOST, *SOCKET, *["X: y"] * 200),
+    "odd characters": head(HOST, *SOCKET, "X: a\x01b"),
+    "a length of two zeros": head(HOST, *SOCKET, "Content-Length: 00"),
+    "two words": head(HOST, "Connection: keep-alive, Upgrade", *SOCKET[1:], BODY),
+    "two lines": head(HOST, "Connection: Upgrade", "Connection: close", *SOCKET[1:], BODY),
+    "capitals": head(HOST, "Connection: UPGRADE", "Upgrade: WebSocket", *SOCKET[2:], BODY),
+    "HTTP/2": head(HOST, "Connection: Upgrade", "Upgrade: h2c", BODY) + b"abcde",
+    "something else": head(HOST, "Connection: Upgrade", "Upgrade: foo/2", BODY) + b"abcde",
+    "two protocols": head(HOST, "Connection: Upgrade", "Upgrade: h2c, websocket", BODY),
+    "behind another request": head(HOST, path="/health") + head(HOST, *SOCKET, BODY),
+}
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+def test_an_upgrade_that_is_none_is_refused(
+    server: LiveServer, clients: ExitStack, upgrade: str
+) -> None:
+    began = time.monotonic()
+    assert status(line(clients, server, UPGRADES[upgrade])) == 400
+    assert time.monotonic() - began < RECEIVE_SECONDS, "at once"
+
+
+def test_an_upgrade_that_is_not_taken(server: LiveServer, clients: ExitStack) -> None:
+    """As some clients offer it with each of their requests."""
+    offer = (
+        "Connection: Upgrade, HTTP2-Settings, close",
+        "Upgrade: h2c",
+        "HTTP2-Settings: AAMAAABk",
+    )
+    body = json.dumps({"model": "slow", "prompt": "a", "max_tokens": 2}).encode()
+    kind = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+    asked = head(HOST, *offer, *kind, method="POST", path="/v1/completions") + body
+    assert b'"finish_reason"' in rest(line(clients, server, asked))
+
+
+def test_an_upgrade_after_a_request(server: LiveServer, clients: ExitStack) -> None:
+    found = line(clients, server, head(HOST, path="/health"))
+    answered = b""
+    while not answered.endswith(b'{"status":"ok"}'):
+        answered += found.recv(1 << 16)
+    found.sendall(head(HOST, *SOCKET))
+    assert found.recv(1 << 16).startswith(b"HTTP/1.1 101 ")
+
+
+def test_many_of_them_end_nothing(server: LiveServer, clients: ExitStack) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        stream = thread.submit(streamed, server)
+        eventually(lambda: server.gauge("mlx_server_batch_size") == 1, "it is answered")
+        for _ in range(DESCRIPTORS + 4):
+            line(clients, server, UPGRADES["a body that does not come"])
+        assert is_healthy(server)
+        assert stream.result().endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", head(HOST, path="/health")])
+def test_those_that_wait_give_way(server: LiveServer, clients: ExitStack, sent: bytes) -> None:
+    """Connections without a request, with half of one, and idle ones."""
+    lines = [line(clients, server, sent) for _ in range(DESCRIPTORS + 4)]
+    assert is_healthy(server)
+    assert psutil.Process(server.process.pid).num_fds() < DESCRIPTORS
+    rest(lines[0])  # which ends, by itself
+
+
+BEGUN = head(HOST, "Content-Type: application/json", "Content-Length: 9", method="POST", path=CHAT)
+
+
+def test_the_surplus_is_refused(server: LiveServer, clients: ExitStack) -> None:
+    lines = [line(clients, server, BEGUN, "127.0.0.2") for _ in range(DESCRIPTORS)]
+    kept = lines[:MOST_OF_ONE]
+    refused = Counter(status(found) for found in lines[MOST_OF_ONE:])
+    assert refused == {503: DESCRIPTORS - MOST_OF_ONE}
+    assert is_healthy(server), "another address is served"
+    more = [line(clients, server, BEGUN, "127.0.0.3") for _ in range(MOST)]
+    assert status(more[-1]) == 503
+    assert psutil.Process(server.process.pid).num_fds() < DESCRIPTORS
+    for found in kept:
+        assert status(found) == 0, "they are cut when their time is over"
+    assert is_healthy(server)
+
+
+def test_resets_give_their_places_back(server: LiveServer, clients: ExitStack) -> None:
+    """At any point: before, within and after a head, a body, a handshake, a half-closed line."""
+    points = [b"", b"GET /he", BEGUN, BEGUN + b"{", head(HOST, *SOCKET), head(HOST, path="/health")]
+    for number in range(2 * MOST):
+        found = line(clients, server, points[number % len(points)])
+        if number % 3 == 0:
+            found.shutdown(socket.SHUT_WR)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        found.close()
+    time.sleep(0)
+    process = psutil.Process(server.process.pid)
+    eventually(lambda: len(process.net_connections("tcp")) <= 2, "all are gone")
+    lines = [line(clients, server, BEGUN) for _ in range(MOST_OF_ONE - 1)]
+    assert is_healthy(server), "none of them is counted any more"
+    assert len(lines) == MOST_OF_ONE - 1
+
+
+def test_none_of_them_keeps_a_server_from_its_end(tmp_path: Path, clients: ExitStack) -> None:
+    with few_descriptors(tmp_path), serving(tmp_path, config(tmp_path)) as server:
+        with ThreadPoolExecutor(1) as thread:
+            stream = thread.submit(streamed, server)
+            eventually(lambda: server.gauge("mlx_server_batch_size") == 1, "it is answered")
+            for sent in [*UPGRADES.values(), b"", b"GET /he", BEGUN, head(HOST, *SOCKET)]:
+                line(clients, server, sent)
+            server.process.send_signal(signal.SIGTERM)
+            assert stream.result().endswith("data: [DONE]\n\n")
+        assert server.process.wait(20) == 0
+        assert "Traceback" not in server.log
+
+
+def test_few_descriptors_are_told_of(server: LiveServer) -> None:
+    assert f"only {DESCRIPTORS} files and sockets can be open at once" in server.log
+    assert "ulimit -Hn 4096" in server.log
+    assert httpx.get(server.url + "/health", trust_env=False).status_code == 200

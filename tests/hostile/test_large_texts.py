@@ -1,0 +1,140 @@
+"""Large text in any field: what it costs, and whom it keeps waiting."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.hostile.inside import request, reset
+from tests.live.server import TINY, LiveServer, serving
+
+LONG = 14 << 20
+PATTERN = "<<‹"
+TEXT = PATTERN * (LONG // len(PATTERN.encode()))
+HI = {"role": "user", "content": "hi"}
+PATH = "/v1/chat/completions"
+ROOMY = "roomy"
+"""A model with so large a context that nothing is refused for its length before it is tokenised."""
+
+TIMES = {TINY: 10, ROOMY: 16}
+"""The size of a body that it may cost. Rendered as a whole, arguments cost about twelve times."""
+
+Body = dict[str, Any]
+
+
+def called(**call: Any) -> Body:
+    function = {"name": "f", "arguments": "{}", **call}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    return {"messages": [HI, {"role": "assistant", "tool_calls": calls}, HI]}
+
+
+def offered(**function: Any) -> Body:
+    return {
+        "messages": [HI],
+        "tools": [{"type": "function", "function": {"name": "f", **function}}],
+    }
+
+
+FIELDS: dict[str, Callable[[], Body]] = {
+    "arguments": lambda: called(arguments=json.dumps({"a": TEXT}, ensure_ascii=False)),
+    "arguments of many lists": lambda: called(arguments=f"[{'[],' * (LONG // 3)}[]]"),
+    "a tool's description": lambda: offered(description=TEXT),
+    "an enum": lambda: offered(
+        parameters={"type": "object", "properties": {"a": {"enum": [TEXT]}}}
+    ),
+    "reasoning": lambda: {
+        "messages": [HI, {"role": "assistant", "content": "hi", "reasoning_content": TEXT}, HI]
+    },
+    "a name": lambda: {"messages": [{**HI, "name": TEXT}]},
+    "content": lambda: {"messages": [{**HI, "content": TEXT}]},
+    "the template's options": lambda: {"messages": [HI], "chat_template_kwargs": {"a": TEXT}},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
+    tiny = {"source": str(tiny_path), "preload": True}
+    models = {TINY: tiny, ROOMY: {**tiny, "context_length": 1 << 20}}
+    with serving(tmp_path_factory.mktemp("large"), {"models": models}) as server:
+        for model in (TINY, ROOMY):
+            first_token(server, model)
+        yield server
+
+
+def memory(server: LiveServer) -> int:
+    """Of the server and of the processes that render, the engine's aside."""
+    own = psutil.Process(server.process.pid)
+    engine = server.engine.pid
+    found = 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            found += process.memory_info().rss if process.pid != engine else 0
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@contextmanager
+def watched(server: LiveServer) -> Iterator[list[int]]:
+    """The most memory there was, as the only item."""
+    over, most = threading.Event(), [memory(server)]
+
+    def look() -> None:
+        while not over.wait(0.02):
+            most[0] = max(most[0], memory(server))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()
+
+
+def first_token(server: LiveServer, model: str) -> float:
+    began = time.monotonic()
+    asked = {"model": model, "messages": [HI], "max_tokens": 1, "temperature": 0}
+    with server.http() as http:
+        assert http.post(PATH, json=asked).status_code == 200
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("model", [TINY, ROOMY])
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_body_costs_less_than_ten_times_its_size(
+    server: LiveServer, field: str, model: str
+) -> None:
+    sent = json.dumps({"model": model, "max_tokens": 1, **FIELDS[field]()}, ensure_ascii=False)
+    body = sent.encode()
+    del sent
+    before = memory(server)
+    with watched(server) as most, httpx.Client(base_url=server.url, timeout=60) as http:
+        told = http.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert told.status_code in (200, 400), told.text[:200]
+    assert most[0] - before < TIMES[model] * len(body), told.text[:200]
+
+
+def test_six_that_hang_up_keep_no_newcomer_waiting(server: LiveServer) -> None:
+    fields = list(FIELDS)[:6]
+    bodies = [request(PATH, {"model": ROOMY, **FIELDS[field]()}) for field in fields]
+    before = memory(server)
+    with watched(server) as most:
+        hostile = []
+        for body in bodies:
+            hostile.append(socket.create_connection(("127.0.0.1", server.port)))
+            hostile[-1].sendall(body)
+        time.sleep(1.0)
+        for each in hostile:
+            reset(each)
+        for model in (TINY, ROOMY):
+            assert first_token(server, model) < 2.0
+    assert most[0] - before < 10 * sum(map(len, bodies))

@@ -1,0 +1,100 @@
+"""Nothing keeps the names that clients make up: however many they send, no collection grows."""
+
+import gc
+import logging
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.api import wire
+from tests.api.wire import MODEL, ScriptedEngine
+
+WARM, TIMES = 12, 40
+SIZED = (dict, list, set, deque)
+
+HI = [{"role": "user", "content": "Hi"}]
+UNREACHABLE = "http://127.0.0.1:1/"
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
+    logging.disable()  # pytest keeps what is logged
+    with wire.client(tiny_path, engine, runtime_adapters=True) as client:
+        yield client
+    logging.disable(logging.NOTSET)
+
+
+def send(client: TestClient, number: int) -> None:
+    """One of each, with a name of its own wherever a client may choose one."""
+    name = f"name-{number:06}"
+    headers = {"x-request-id": name, f"x-{name}": name, "authorization": f"Bearer {name}"}
+    tool = {"type": "function", "function": {"name": name, "parameters": {"title": name}}}
+    chat: dict[str, Any] = {"model": MODEL, "messages": HI, "max_tokens": 1}
+    response: dict[str, Any] = {"model": MODEL, "input": "Hi", "max_output_tokens": 16}
+    mcp = {"type": "mcp", "server_label": name, "server_url": UNREACHABLE + name}
+    for path, body in (
+        ("chat/completions", {**chat, "user": name, name: 1, "metadata": {name: name}}),
+        ("chat/completions", {**chat, "stop": [name], "logit_bias": {str(number % 300): 1}}),
+        ("chat/completions", {**chat, "tools": [tool]}),
+        ("chat/completions", {**chat, "model": name}),
+        ("chat/completions", {**chat, "adapter": name}),
+        ("chat/completions", {**chat, "response_format": json_schema(name)}),
+        ("completions", {"model": MODEL, "prompt": name, "max_tokens": 1}),
+        ("responses", {**response, "store": False, "metadata": {name: name}, "user": name}),
+        ("responses", {**response, "store": False, "prompt_cache_key": name}),
+        ("responses", {**response, "previous_response_id": name}),
+        ("responses", {**response, "conversation": name}),
+        ("responses", {**response, "store": False, "tools": [mcp]}),
+        ("load_lora_adapter", {"lora_name": name, "lora_path": f"/{name}"}),
+        ("unload_lora_adapter", {"lora_name": name}),
+    ):
+        client.post(f"/v1/{path}", json=body, headers=headers)
+    for path in (f"/{name}", f"/v1/models/{name}", f"/v1/responses/{name}", f"/v1/{name}/{name}"):
+        client.get(path, headers=headers)
+    client.request(name.upper(), "/v1/models", headers=headers)
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {name: {"type": "string"}}}
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+
+
+def collections() -> dict[int, Any]:
+    """Those too of which the garbage collector keeps no account, as they hold texts alone."""
+    gc.unfreeze()  # the app has frozen what was there at its start
+    gc.collect()
+    known = gc.get_objects()
+    return {id(one): one for one in (*known, *gc.get_referents(*known)) if isinstance(one, SIZED)}
+
+
+def sizes() -> dict[int, int]:
+    return {id: len(found) for id, found in collections().items()}
+
+
+def test_no_collection_grows_with_the_names_that_clients_send(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    for number in range(WARM):
+        send(client, number)
+    before = sizes()
+    for number in range(WARM, WARM + TIMES):
+        send(client, number)
+    engine.taken.clear()
+    grown = {id: size for id, size in sizes().items() if size >= before.get(id, size) + TIMES // 2}
+    shown = [repr(found)[:300] for id, found in collections().items() if id in grown]
+    shown = [text for text in shown if "_lru_list_elem" not in text]  # caches with a limit
+    assert shown == []
+
+
+def test_metrics_have_labels_of_known_models_only(client: TestClient) -> None:
+    send(client, 10**5)
+    assert "name-" not in client.get("/metrics").text

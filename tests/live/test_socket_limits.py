@@ -1,0 +1,220 @@
+"""What clients may let wait on WebSockets, and how many of those they may open."""
+
+import asyncio
+import json
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from tests.live.replayed import MODEL, replaying
+from tests.live.server import LiveServer, eventually
+from tests.live.test_responses_socket import answer, connected, create, event
+
+MEGABYTE = 1 << 20
+LARGEST = 16 * MEGABYTE
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    settings = {"receive_seconds": 2, "max_body_bytes": LARGEST}
+    with replaying(tmp_path_factory.mktemp("limits"), server=settings) as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+def frame(data: bytes, opcode: int = 0x1, *, last: bool = True) -> bytes:
+    head = bytes([(0x80 if last else 0) | opcode, 0xFF]) + len(data).to_bytes(8, "big")
+    return head + bytes(4) + data
+
+
+def asked(text: str, **more: Any) -> bytes:
+    body = {"type": "response.create", "model": MODEL, "input": text, "store": False, **more}
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+def handshake(server: LiveServer) -> tuple[socket.socket, bytes]:
+    line = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    line.sendall(HANDSHAKE)
+    return line, line.recv(65536)
+
+
+async def flood(server: LiveServer, data: bytes) -> None:
+    """Eight frames at once, as far as they are read, beside an answer that takes its time."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(HANDSHAKE)
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(frame(data) * 8)
+    draining = asyncio.create_task(writer.drain())
+    await asyncio.wait({draining}, timeout=4)
+    draining.cancel()
+    await asyncio.gather(draining, return_exceptions=True)
+    writer.transport.abort()
+
+
+def test_large_frames_of_many_take_little_memory(server: LiveServer) -> None:
+    """Each has a character that would make it four times as large as text."""
+    process = psutil.Process(server.process.pid)
+    before = peak = process.memory_info().rss
+    data = asked("slow", client_metadata="\U0001f600" + "x" * (LARGEST - 1000))
+    assert len(data) <= LARGEST
+
+    async def attack() -> None:
+        nonlocal peak
+        flooding = asyncio.gather(*(flood(server, data) for _ in range(20)))
+        while not flooding.done():
+            peak = max(peak, process.memory_info().rss)
+            await asyncio.sleep(0.02)
+        await flooding
+
+    asyncio.run(attack())
+    # 20 x 8 x 16 MB were sent: 2.5 GB as bytes, and ten as text
+    assert peak - before < 700 * MEGABYTE
+    eventually(lambda: process.memory_info().rss - before < 150 * MEGABYTE, "it is given back")
+    with connected(server) as line:
+        assert answer(line)["status"] == "completed"
+
+
+def test_a_client_that_leaves_behind_unread_frames_cancels(server: LiveServer) -> None:
+    line, _ = handshake(server)
+    line.sendall(frame(asked("slow")))
+    line.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        line.sendall(frame(asked("slow", client_metadata="x" * (LARGEST - 1000))))
+    eventually(lambda: not server.idle(), "it is answered")
+    line.close()
+    eventually(server.idle, "it is cancelled")
+
+
+@pytest.mark.parametrize("part", [b"x", b"x" * (512 << 10)])
+def test_a_message_that_never_ends_is_cut(server: LiveServer, part: bytes) -> None:
+    line, _ = handshake(server)
+    began = time.monotonic()
+    line.sendall(frame(part, last=False))
+    closed = b""
+    line.settimeout(0.5)
+    while time.monotonic() - began < 20:
+        try:
+            line.sendall(frame(b"", 0, last=False))  # and goes on by nothing
+            if not (told := line.recv(65536)):
+                break
+            closed += told
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    assert closed[:1] == b"\x88"
+    assert b"too long to arrive" in closed
+    assert time.monotonic() - began < 15
+    line.close()
+
+
+def test_a_message_in_a_million_fragments(server: LiveServer) -> None:
+    process = psutil.Process(server.process.pid)
+    data = asked("poem")
+    fragments = [bytes([byte]) for byte in data.ljust(200_000)]
+    small = [bytes([0, 0x81]) + bytes(4) + each for each in fragments]
+    small[0] = b"\x01" + small[0][1:]
+    small[-1] = b"\x80" + small[-1][1:]
+    before = process.memory_info().rss
+    line, _ = handshake(server)
+    line.sendall(b"".join(small[:-1]))
+    time.sleep(0.5)
+    assert process.memory_info().rss - before < 10 * MEGABYTE
+    line.sendall(small[-1])
+    told = b""
+    while b"response.completed" not in told:
+        told += line.recv(65536)
+    line.close()
+
+
+def test_tiny_frames_in_crowds_close_it(server: LiveServer) -> None:
+    line, _ = handshake(server)
+    with line:
+        line.sendall(b"\x81\x80\0\0\0\0" * 1000)
+        told = b""
+        while more := line.recv(65536):
+            told += more
+    assert told == b"\x88\x18\x03\xf0too many messages wait"  # 1008
+
+
+def test_text_that_is_none_closes_it(server: LiveServer) -> None:
+    for size in (1, 300_000):
+        with connected(server) as line:
+            line.send(b"x" * size + b"\xff", text=True)
+            with pytest.raises(ConnectionClosed) as closed:
+                event(line)
+        assert closed.value.rcvd
+        assert closed.value.rcvd.code == 1007
+
+
+def test_pipelined_requests_are_not_late(server: LiveServer) -> None:
+    """For longer than one message may take to arrive, and never without a part of the next."""
+    with connected(server) as line:
+        began = time.monotonic()
+        create(line, "steady")
+        while time.monotonic() - began < 3:
+            create(line, "steady")
+            while event(line)["type"] != "response.completed":
+                pass
+        assert answer(line)["status"] == "completed"
+
+
+def test_unpaid_pings_do_not_pile_up(server: LiveServer) -> None:
+    """Of a client that reads no pongs."""
+    process = psutil.Process(server.process.pid)
+    before = process.memory_info().rss
+    line, _ = handshake(server)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    ping = b"\x89\xfd" + bytes(4) + b"x" * 125
+    line.settimeout(5)
+    try:
+        for _ in range(300):
+            line.sendall(ping * 1000)
+    except OSError:
+        pass
+    assert process.memory_info().rss - before < 20 * MEGABYTE
+    line.close()
+
+
+DESCRIPTORS = 256
+
+
+def test_idle_sockets_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        settings = {"api_keys": ["a", "b", "c"]}
+        server = stack.enter_context(replaying(tmp_path, server=settings))
+        server_limit = psutil.Process(server.process.pid)
+        server_limit.rlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+        kept: list[bytes] = []
+        refused: list[bytes] = []
+        for n in range(237):
+            head = HANDSHAKE.replace(b"\r\n\r\n", b"\r\nx-api-key: %c\r\n\r\n" % b"ab"[n % 2])
+            line = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            )
+            line.sendall(head)
+            told = line.recv(65536)
+            (kept if told.startswith(b"HTTP/1.1 101") else refused).append(told)
+        assert len(kept) == DESCRIPTORS // 4
+        assert all(told.startswith(b"HTTP/1.1 503") for told in refused)
+        assert b"too_many_websockets" in refused[-1]
+        assert b"retry-after: 1" in refused[-1].lower()
+        with server.openai(api_key="c") as client:
+            assert client.responses.create(model=MODEL, input="poem").output_text

@@ -1,0 +1,206 @@
+"""A model's folder that is replaced while the server runs is read wholly anew, or not at all."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.errors import ModelReplaced, ModelUnusable, NotEnoughMemory
+from mlx_server.families.checkpoint import read_checkpoint
+from mlx_server.folders import MOST_BYTES, stamp_of_model
+from mlx_server.pool import prepare as preparing
+from mlx_server.pool.prepare import ModelSpec
+from tests.families import byte_level, write_checkpoint
+from tests.pool.test_pool import TWO, WEIGHTS, Holding, asks, held, running, state
+
+OLD, NEW = 100, 200
+"""Contexts, by which the checkpoints differ."""
+
+
+@pytest.fixture(autouse=True)
+def _sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is as large as its file."""
+    monkeypatch.setattr(
+        preparing, "weights_bytes", lambda path, _: (path / "model.safetensors").stat().st_size
+    )
+
+
+def checkpoint(folder: Path, context: int, size: int = WEIGHTS) -> Path:
+    config = {"model_type": "llama", "max_position_embeddings": context}
+    made = write_checkpoint(folder, byte_level(), config=config)
+    (made / "model.safetensors").write_bytes(bytes(size))
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return checkpoint(tmp_path / "m", OLD)
+
+
+@pytest.fixture
+def a(folder: Path) -> ModelSpec:
+    return ModelSpec("a", str(folder))
+
+
+@pytest.fixture
+def b(tmp_path: Path) -> ModelSpec:
+    return ModelSpec("b", str(checkpoint(tmp_path / "other", OLD)))
+
+
+def replaced(folder: Path, size: int = WEIGHTS) -> None:
+    shutil.rmtree(folder)
+    checkpoint(folder, NEW, size)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+def test_what_is_in_memory_stays_as_it_is_and_the_next_load_is_wholly_new(
+    a: ModelSpec, b: ModelSpec, folder: Path
+) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=replace(TWO, budget=100)) as (pool, machine):
+            first = (await held(pool)).prepared
+            replaced(folder)
+            assert (await held(pool)).prepared is first
+            await held(pool, "b")
+            assert state(pool) == "unloaded"
+            assert (await held(pool)).prepared.context_length == NEW
+            await held(pool, "b")
+            again = (await held(pool)).prepared
+            assert again is (await pool.prepared("a")), "nothing was replaced: nothing is read"
+            assert machine.log.count("load a") == 3
+
+    run(test)
+
+
+def test_a_larger_model_is_measured_before_it_is_loaded(a: ModelSpec, folder: Path) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            await pool.prepared("a")
+            replaced(folder, 500)
+            with pytest.raises(NotEnoughMemory):
+                await held(pool)
+            assert machine.log == []
+
+    run(test)
+
+
+def test_tokens_of_the_old_tokenizer_never_meet_the_new_weights(a: ModelSpec, folder: Path) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            planned = await pool.prepared("a")
+            replaced(folder)
+            with pytest.raises(ModelReplaced):
+                async with pool.lease(planned, asks(0)):
+                    raise AssertionError
+            assert machine.log == [], "nothing of it was loaded"
+            async with Holding(pool):
+                assert machine.log == ["load a"]
+                with pytest.raises(ModelReplaced):
+                    async with pool.lease(planned, asks(0)):
+                        raise AssertionError
+
+    run(test)
+
+
+def test_files_that_are_replaced_while_they_load(a: ModelSpec, folder: Path) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            asking = asyncio.create_task(held(pool))
+            await machine.asked("load a")
+            replaced(folder)
+            machine.speak()
+            with pytest.raises(ModelReplaced):
+                await asking
+            assert machine.log == ["load a", "unload a"]
+            assert (await held(pool)).prepared.context_length == NEW
+
+    run(test)
+
+
+def test_files_that_are_replaced_while_they_are_read(
+    a: ModelSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = read_checkpoint
+
+    def meanwhile(*args: Any) -> Any:
+        found = read(*args)
+        monkeypatch.setattr(preparing, "read_checkpoint", read)
+        replaced(folder)
+        return found
+
+    monkeypatch.setattr(preparing, "read_checkpoint", meanwhile)
+
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            with pytest.raises(ModelReplaced):
+                await held(pool)
+            assert machine.log == []
+            assert (await held(pool)).prepared.context_length == NEW
+
+    run(test)
+
+
+def test_a_folder_that_is_half_replaced(a: ModelSpec, folder: Path) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            await pool.prepared("a")
+            (folder / "config.json").write_text("{")
+            for _ in range(2):
+                with pytest.raises(ModelUnusable, match=r"config\.json"):
+                    await held(pool)
+            (folder / "config.json").unlink()
+            with pytest.raises(ModelUnusable, match=r"lacks config\.json"):
+                await held(pool)
+            replaced(folder)
+            assert (await held(pool)).prepared.context_length == NEW
+            assert machine.log == ["load a"]
+
+    run(test)
+
+
+def test_a_link_that_leads_to_another_folder(tmp_path: Path) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(checkpoint(tmp_path / "one", OLD))
+
+    async def test() -> None:
+        async with running(ModelSpec("a", str(link))) as (pool, _):
+            assert (await pool.prepared("a")).context_length == OLD
+            link.unlink()
+            link.symlink_to(checkpoint(tmp_path / "two", NEW))
+            assert (await held(pool)).prepared.context_length == NEW
+
+    run(test)
+
+
+def test_adapters_that_clients_loaded_outlive_the_files(a: ModelSpec, folder: Path) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            first = (await pool.prepared("a")).adapters
+            replaced(folder)
+            second = (await pool.prepared("a")).adapters
+            assert first is not second
+            assert first
+            assert second
+            assert first.added is second.added
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", [*MOST_BYTES, "model-00002-of-00002.safetensors"])
+def test_every_file_that_is_read_counts(folder: Path, name: str) -> None:
+    file = folder / name
+    file.unlink(missing_ok=True)
+    stamps = [stamp_of_model(folder)]
+    file.write_text("{}")
+    stamps.append(stamp_of_model(folder))
+    shutil.copy2(file, folder / "new")  # as old and as large
+    (folder / "new").rename(file)
+    stamps.append(stamp_of_model(folder))
+    assert len(set(stamps)) == 3

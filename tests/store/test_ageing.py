@@ -1,0 +1,120 @@
+"""Clocks that are set wrong, and right again, while things grow old."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_server.store import Conversation, Retention, Store
+from mlx_server.store.ageing import DOUBT_SECONDS, Ageing
+from tests.store.make import items, response, runs
+
+DAY = 86400.0
+YEAR = 365 * DAY
+NOW = 55 * YEAR
+
+
+class Clocks:
+    def __init__(self) -> None:
+        self.wall, self.steady = NOW, 0.0
+
+    def pass_(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+async def opened(path: Path, clocks: Clocks, **retention: int) -> Store:
+    store = await Store.open(path, Retention(days=30, **retention), clock=lambda: clocks.wall)
+    store._ageing = Ageing(lambda: clocks.wall, lambda: clocks.steady)
+    return store
+
+
+async def filled(path: Path, clocks: Clocks) -> Store:
+    store = await opened(path, clocks)
+    for day in (40, 20, 0):
+        await store.begin(response(f"{day}", at=clocks.wall - day * DAY), "me", items("i"))
+    await store.create_conversation(Conversation("c", clocks.wall, b"{}"), "me")
+    return store
+
+
+async def kept(store: Store) -> int:
+    stats = await store.stats()
+    return stats.responses + stats.conversations
+
+
+@pytest.mark.parametrize("leap", [12 * YEAR, 68 * YEAR, 1e12])
+@runs
+async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(
+    path: Path, leap: float
+) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    assert await store.prune() == 1, "as ever"
+    clocks.wall += leap
+    await store.begin(response("ahead", at=clocks.wall), "me")
+    for _ in range(4):
+        clocks.pass_(3600)
+        assert await store.prune() == 0
+    await store.close()
+    store = await opened(path, clocks)  # started anew, it knows no better
+    assert await store.prune() == 0
+    clocks.wall -= leap
+    assert await store.prune() == 0
+    assert await kept(store) == 4
+    clocks.pass_(31 * DAY)
+    assert await store.prune() == 3, "and then they age as ever"
+    await store.close()
+
+
+@runs
+async def test_a_clock_that_stays_ahead_is_believed(path: Path) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    await store.prune()
+    clocks.wall += 2 * YEAR
+    assert await store.prune() == 0
+    clocks.pass_(DOUBT_SECONDS)
+    assert await store.prune() == 3
+    await store.close()
+
+
+@pytest.mark.parametrize("back", [3600.0, 20 * YEAR, NOW])
+@runs
+async def test_a_clock_that_goes_back(path: Path, back: float) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    await store.prune()
+    clocks.wall -= back
+    assert await store.prune() == 0
+    await store.begin(response("back", at=clocks.wall), "me")
+    clocks.wall += back
+    assert await store.prune() == 0
+    assert await kept(store) == 4
+    await store.close()
+
+
+@runs
+async def test_weeks_of_sleep_are_no_leap(path: Path) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    await store.prune()
+    clocks.wall += 40 * DAY  # the steady clock slept too
+    assert await store.prune() == 3
+    await store.close()
+
+
+@runs
+async def test_a_count_holds_whatever_the_clock_says(path: Path) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    await store.close()
+    store = await opened(path, clocks, count=1)
+    await store.prune()
+    clocks.wall += 12 * YEAR
+    await store.begin(response("new", at=clocks.wall), "me")
+    assert await store.prune() == 1
+    await store.close()

@@ -1,0 +1,302 @@
+"""What is stored has limits, counted rightly in any case; what is read back is measured first."""
+
+import asyncio
+import re
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from mlx_server.errors import BadRequest, NotFound, StoreFull, StoreUnavailable, TooLarge
+from mlx_server.store import Conversation, Item, Retention, Store, file
+from tests.store.make import items, limit, recounted, response, runs
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def big(id: str, size: int = 10_000) -> Item:
+    return Item(id, b"x" * size)
+
+
+@runs
+async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
+    store = await Store.open(path)
+    counts = []
+
+    async def note() -> None:
+        stored = (await store.stats()).stored
+        assert stored == await recounted(store)
+        counts.append(stored)
+
+    await note()
+    await store.create_conversation(Conversation("c", 0, b"{}"), "me", items("1"))
+    await note()
+    await store.begin(response("r", "in_progress", conversation="c"), "me", [big("a")], [b"e"])
+    await note()
+    await store.put(response("r", output=[big("b", 500)], note="n" * 99), "me", [b"e" * 77] * 3)
+    await note()  # its items are the conversation's too
+    await store.update_conversation("c", "me", b'{"a":"longer"}', 1)
+    await note()
+    await store.begin(response("\u00e9", output=[big("b", 500)]), "you", [big("a" * 300)])
+    await note()
+    await store.delete_item("c", "me", "1")
+    await note()
+    with pytest.raises(BadRequest):
+        await store.add_items("c", "me", [big("new"), big("a")], 2)  # all or nothing
+    await note()
+    await store.close()
+    store = await Store.open(path)
+    await note()
+    await store.delete("r", "me")
+    await note()
+    await store.delete_conversation("c", "me")
+    await store.delete("\u00e9", "you")
+    await note()
+    assert counts[-1] == counts[0] == 0
+    assert len(set(counts)) == 8
+    await store.close()
+
+
+@runs
+async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
+    store = await Store.open(path, Retention(bytes=50_000, bytes_per_key=30_000))
+    await store.begin(response("1"), "me", [big("a", 20_000)])
+    for call in (
+        store.begin(response("2"), "me", [big("b")]),
+        store.begin(response("2", output=[big("b")]), "me"),
+        store.begin(response("2", note="x" * 10_000), "me"),
+        store.begin(response("2"), "me", events=[b"x" * 10_000]),
+        store.create_conversation(Conversation("c", 0, b"{}"), "me", [big("b")]),
+        store.create_conversation(Conversation("c", 0, b"x" * 10_000), "me"),
+    ):
+        with pytest.raises(StoreFull, match="Your key may have 30000 bytes stored") as error:
+            await call
+        assert (error.value.status, error.value.code) == (507, "store_full")
+        assert "DELETE /v1/responses" in error.value.message
+        assert "`store.bytes_per_key`" in error.value.message
+    assert (await store.stats()).responses == 1
+    await store.create_conversation(Conversation("c", 0, b"{}"), "me", [big("b", 5000)])
+    for call in (
+        store.add_items("c", "me", [big("c")], 1),
+        store.update_conversation("c", "me", b"x" * 10_000, 1),
+    ):
+        with pytest.raises(StoreFull):
+            await call
+    await store.begin(response("1"), "you", [big("a", 15_000)])
+    with pytest.raises(StoreFull, match=r"The server may store 50000 bytes.*`store.bytes`"):
+        await store.begin(response("2"), "you", [big("b")])
+    await store.delete("1", "me")
+    await store.begin(response("2"), "you", [big("b")])
+    await store.close()
+
+
+@runs
+async def test_an_end_that_finds_no_room_can_still_be_told(path: Path) -> None:
+    store = await Store.open(path, Retention(bytes_per_key=20_000))
+    await store.begin(response("r", "in_progress"), "me", [big("a", 15_000)])
+    with pytest.raises(StoreFull):
+        await store.put(response("r", output=[big("b")]), "me")
+    assert (await store.get("r", "me")).status == "in_progress"
+    assert await store.put(response("r", "failed", note="x" * 10_000), "me")
+    await store.close()
+
+
+@runs
+async def test_pruning_makes_room(path: Path) -> None:
+    now = 100.0 * DAY
+    store = await Store.open(path, Retention(bytes=15_000), clock=lambda: now)
+    await store.begin(response("old", at=0), "me", [big("a")])
+    with pytest.raises(StoreFull):
+        await store.begin(response("new", at=now), "me", [big("a")])
+    assert await store.prune() == 1
+    assert (await store.stats()).stored == 0
+    await store.begin(response("new", at=now), "me", [big("a")])
+    await store.close()
+
+
+@runs
+async def test_writers_at_once_do_not_pass_the_limit(path: Path) -> None:
+    store = await Store.open(path, Retention(bytes_per_key=55_000))
+    writing = [store.begin(response(f"{n}"), "me", [big("a")]) for n in range(20)]
+    done = await asyncio.gather(*writing, return_exceptions=True)
+    assert [type(error) for error in done if error] == [StoreFull] * 15
+    assert (await store.stats()).stored == await recounted(store) < 55_000
+    await store.close()
+
+
+@runs
+async def test_a_file_of_before_is_counted_when_it_is_opened(path: Path) -> None:
+    db = sqlite3.connect(path, isolation_level=None)
+    for statement in ("PRAGMA auto_vacuum = INCREMENTAL", *file.SCHEMAS[0]):
+        db.execute(statement)
+    db.execute("PRAGMA user_version = 1")
+    for seq, owner in ((1, "me"), (2, "you"), (3, "me")):
+        row = (seq, owner, f"r{seq}")
+        db.execute(
+            "INSERT INTO records (seq, kind, owner, id, created_at, used_at, status, body)"
+            " VALUES (?, 'response', ?, ?, 0, 0, 'completed', x'7b7d')",
+            row,
+        )
+        db.execute("INSERT INTO items VALUES (NULL, ?, 0, 'i', ?)", (seq, b"x" * 100 * seq))
+    db.execute("INSERT INTO events VALUES (1, 0, x'6565')")
+    db.close()
+    copy = path.with_name("copy.db")
+    shutil.copy(path, copy)
+    store = await Store.open(path, Retention(bytes_per_key=1200))
+    assert (await store.stats()).stored == await recounted(store) > 600
+    with pytest.raises(StoreFull):
+        await store.begin(response("r"), "me", [big("i", 300)])
+    await store.begin(response("r"), "you", [big("i", 300)])
+    await store.delete("r1", "me")
+    assert (await store.stats()).stored == await recounted(store)
+    await store.close()
+    visiting = await Store.visit(copy)  # from outside, too
+    assert (await visiting.stats()).stored == await recounted(visiting)
+    await visiting.close()
+
+
+EXPECTED = {"asc": [2, 1, 1, 3, 1], "desc": [2, 2, 1, 2, 1]}
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@runs
+async def test_pages_end_where_they_get_large(
+    path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    sizes = [10, 500, 500, 2000, 1, 1, 998, 2]
+    limit(monkeypatch, "PAGE_BYTES", 1000)
+    store = await Store.open(path)
+    given = [big(f"{n}", size) for n, size in enumerate(sizes)]
+    await store.create_conversation(Conversation("c", 0, b"{}"), "me", given)
+    pages: list[list[Item]] = []
+    more, after = True, None
+    while more:
+        page = await store.conversation_items("c", "me", after, 5, order)  # type: ignore[arg-type]
+        pages.append(list(page.items))
+        more, after = page.has_more, page.items[-1].id
+    found = [item for page in pages for item in page]
+    assert found == (given if order == "asc" else given[::-1])
+    for items_of_page in pages:
+        assert len(items_of_page) == 1 or sum(len(i.body) for i in items_of_page) <= 1000
+    assert [len(page) for page in pages] == EXPECTED[order]
+    await store.close()
+
+
+@runs
+async def test_pages_of_events_end_where_they_get_large(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, "PAGE_BYTES", 1000)
+    events = [b"a" * 600, b"b" * 600, b"c" * 3000, b"d", b"e"]
+    store = await Store.open(path)
+    await store.begin(response("r"), "me", events=events)
+    pages = []
+    start = 0
+    while page := await store.events("r", "me", start - 1):
+        pages.append(len(page))
+        start += len(page)
+    assert pages == [1, 1, 1, 2]
+    await store.close()
+
+
+@runs
+async def test_what_is_read_back_is_measured_before(path: Path) -> None:
+    store = await Store.open(path)
+    for n in range(8):
+        previous = f"{n - 1}" if n else None
+        await store.begin(response(f"{n}", previous=previous), "me", [big("i")])
+    await store.create_conversation(Conversation("c", 0, b"{}"), "me", [big("i")])
+    asked: list[str] = []
+    await store._submit(lambda: store._connected().set_trace_callback(asked.append))
+    for call in (
+        store.chain("7", "me", 50_000),
+        store.whole_conversation("c", "me", 1000),
+        store.item("i", "me", 1000),
+    ):
+        with pytest.raises(TooLarge, match=r"`server.max_body_bytes`"):
+            await call
+    assert asked
+    assert not [statement for statement in asked if re.search(r"[ ,.]body\b", statement)]
+    assert len(await store.chain("4", "me", 50_000)) == 5
+    await store.close()
+
+
+@runs
+async def test_a_conversation_has_so_many_items(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, "CONVERSATION_ITEMS", 3)
+    store = await Store.open(path)
+    await store.create_conversation(Conversation("c", 0, b"{}"), "me", items("1", "2"))
+    with pytest.raises(BadRequest, match="at most 3 items"):
+        await store.add_items("c", "me", items("3", "4"), 0)
+    await store.begin(response("r", conversation="c"), "me", items("3"))
+    with pytest.raises(BadRequest, match="at most 3 items"):
+        await store.begin(response("s", conversation="c"), "me", items("4"))
+    await store.delete_item("c", "me", "1")
+    await store.begin(response("s", conversation="c"), "me", items("4"))
+    await store.close()
+
+
+@runs
+async def test_the_newest_item_of_an_id_is_found_among_many(path: Path) -> None:
+    store = await Store.open(path)
+    for n in range(50):
+        await store.begin(response(f"{n}"), "you", [big("i", 1 << 20)])
+    await store.begin(response("mine"), "me", items("i"))
+    assert [await store.item("i", "me", 100)] == items("i")
+    with pytest.raises(NotFound):
+        await store.item("i", "nobody")
+    await store.close()
+
+
+@runs
+async def test_a_slow_disk_keeps_only_so_many_waiting(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(path)
+    disk = threading.Event()
+    store._submit(disk.wait)
+    limit(monkeypatch, "STORE_CALLS", 5)
+    limit(monkeypatch, "STORE_CALL_BYTES", 25_000)
+    await asyncio.sleep(0.01)  # the thread has taken it
+    writes = [asyncio.create_task(store.begin(response(f"{n}"), "me", [big("i")])) for n in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailable, match="slower than what it is asked for"):
+        await store.begin(response("c"), "me", [big("i")])
+    reads = [asyncio.create_task(store.get("a", "me")) for _ in range(3)]
+    await asyncio.sleep(0)
+    for read in reads:  # who has left still takes its place until its turn
+        read.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
+    with pytest.raises(StoreUnavailable):
+        await store.get("a", "me")
+    disk.set()
+    await asyncio.gather(*writes)
+    await store.begin(response("c"), "me", [big("i"), big("j", 30_000)])  # large, but alone
+    await store.close()
+
+
+@runs
+async def test_close_waits_for_a_slow_disk_in_a_full_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(path)
+    limit(monkeypatch, "STORE_CALLS", 1)
+    disk = threading.Event()
+    store._submit(disk.wait)
+    await asyncio.sleep(0.01)
+    write = asyncio.create_task(store.begin(response("r"), "me"))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0)
+    disk.set()
+    await write
+    await closing

@@ -1,0 +1,155 @@
+"""The processes that render chat templates: how they live, die and are replaced."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from mlx_server import limits
+from mlx_server.errors import TemplatesUnavailable
+from mlx_server.families.template import ChatTemplate
+from mlx_server.templates import child
+from mlx_server.templates.process import PROCESSES, Child, TemplateProcesses, TemplateStopped
+from tests.live.server import eventually
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def processes() -> Iterator[TemplateProcesses]:
+    made = TemplateProcesses()
+    yield made
+    made.close()
+
+
+def pids() -> set[int]:
+    found = psutil.Process().children()
+    return {each.pid for each in found if child.__file__ in each.cmdline()}
+
+
+def test_one_process_serves_all_templates(processes: TemplateProcesses) -> None:
+    before = pids()
+    for number in range(2 * limits.COMPILED_TEMPLATES.value):
+        assert processes.render(f"{number}{{{{ x }}}}", {"x": "a"}) == f"{number}a"
+    assert processes.render("0{{ x }}", {"x": "b"}) == "0b"  # which it had forgotten
+    assert len(pids() - before) == 1
+
+
+def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
+    before = pids()
+    assert processes.render("a", {}) == "a"
+    (pid,) = pids() - before
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
+    assert processes.render("a", {}) == "a"
+    assert pids() - before - {pid}
+
+
+def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
+    own = Child()
+    os.kill(own.pid, signal.SIGSTOP)
+    with pytest.raises(TemplateStopped):
+        own.ask(child.Compile(b"", "a", 0.05))
+    assert not own.is_alive
+
+
+def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    PROCESSES.close()
+
+    def refuse(*args: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(
+        TemplatesUnavailable, match="can't be started: Resource temporarily"
+    ) as told:
+        ChatTemplate("a")
+    assert told.value.status == 503
+
+
+DYING = f"""
+import os, signal, sys, threading, time
+from mlx_server.templates.process import PROCESSES
+PROCESSES.render("a", {{}})
+(own,) = PROCESSES._idle
+if sys.argv[1] == "busy":
+    threading.Thread(target=PROCESSES.render, args=({ENDLESS!r}, {{}}), daemon=True).start()
+    time.sleep(0.2)
+if sys.argv[1] == "stopped":
+    os.kill(own.pid, signal.SIGSTOP)
+    os.waitpid(own.pid, os.WUNTRACED)
+print(own.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
+def test_none_outlives_a_server_that_is_killed(state: str) -> None:
+    command = [sys.executable, "-c", DYING, state]
+    # a session of its own, as an init system gives it
+    run = subprocess.run(command, stdout=subprocess.PIPE, start_new_session=True, text=True)
+    assert run.returncode == -signal.SIGKILL
+    pid = int(run.stdout)
+    eventually(lambda: not _is_template_process(pid), f"no process is left that was {state}")
+
+
+def _is_template_process(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and child.__file__ in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+
+
+ESCAPED = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(child.__file__)!r})
+import child, os, socket, subprocess
+child._warm_up()
+child.confine(64 << 20)
+for crime in (
+    lambda: open("/etc/passwd"),
+    lambda: socket.socket(),
+    lambda: subprocess.Popen(["true"]),
+    lambda: bytearray(256 << 20),
+):
+    try:
+        crime()
+    except (OSError, MemoryError) as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no limit of the address space")
+def test_what_gets_out_of_the_sandbox_can_open_nothing() -> None:
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", ESCAPED], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == ["OSError", "OSError", "OSError", "MemoryError"]
+
+
+def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_API_KEYS", "secret")
+    own = Child()
+    try:
+        assert "secret" not in psutil.Process(own.pid).environ().values()
+        own.ask(child.Compile(b"", "a", 1))
+        assert psutil.Process(own.pid).num_fds() == 3
+    finally:
+        own.end()
+
+
+def test_rendering_takes_well_under_two_milliseconds() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
+    messages = [{"role": "user", "content": "Hello, how are you?"}] * 8
+    taken = []
+    for _ in range(50):
+        began = time.monotonic()
+        template.render({"messages": messages})
+        taken.append(time.monotonic() - began)
+    assert min(taken) < 0.002

@@ -1,0 +1,187 @@
+"""The threads in which requests are worked for: who gets a place, and until when."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import fields
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.errors import Overloaded
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.request_threads import Abandoned, RequestThreads, check_wanted, sized
+from mlx_server.text_size import characters_of
+from tests.hostile.lowered import lower
+
+LARGE = limits.LARGE_REQUEST_BYTES.value + 1
+SECONDS = 20.0
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+def begin(
+    threads: RequestThreads, work: Callable[[], Any], size: int = 0, model: str | None = None
+) -> asyncio.Task[Any]:
+    async def run() -> Any:
+        with sized(size):
+            return await threads.run(work, model)
+
+    return asyncio.create_task(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110, threads set it
+            await asyncio.sleep(0.001)
+
+
+async def done(work: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(work, SECONDS)
+
+
+def held() -> tuple[threading.Event, Callable[[], bool]]:
+    free = threading.Event()
+    return free, lambda: free.wait(SECONDS)
+
+
+@in_loop
+async def test_a_place_is_taken_until_its_thread_has_ended() -> None:
+    threads, (free, work) = RequestThreads(), held()
+    tasks = [begin(threads, work) for _ in range(limits.REQUEST_THREADS.value)]
+    await until(lambda: threads.busy == limits.REQUEST_THREADS.value)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert threads.busy == limits.REQUEST_THREADS.value
+    late = begin(threads, lambda: "late")
+    await asyncio.sleep(0.05)
+    assert not late.done()
+    free.set()
+    assert await done(late) == "late"
+    await until(lambda: threads.busy == 0)
+
+
+@in_loop
+async def test_large_ones_and_those_of_one_model_leave_places_for_others() -> None:
+    threads, (free, work) = RequestThreads(), held()
+    large = [begin(threads, work, LARGE) for _ in range(9)]
+    of_one = [begin(threads, work, model="a") for _ in range(9)]
+    await until(lambda: threads.busy == 5)
+    assert await done(begin(threads, lambda: "small", model="b")) == "small"
+    free.set()
+    await done(asyncio.gather(*large, *of_one))
+
+
+@in_loop
+async def test_the_smaller_one_goes_first() -> None:
+    threads, (free, work) = RequestThreads(), held()
+    order: list[int] = []
+    busy = [begin(threads, work, LARGE) for _ in range(limits.LARGE_REQUEST_THREADS.value)]
+    await until(lambda: threads.busy == len(busy))
+    sizes = (40 * LARGE, LARGE, 80 * LARGE)
+    lower_sizes = [begin(threads, lambda n=n: order.append(n), n) for n in sizes]  # type: ignore[misc]
+    await asyncio.sleep(0.01)
+    free.set()
+    await done(asyncio.gather(*busy, *lower_sizes))
+    assert order[0] == LARGE
+
+
+@in_loop
+async def test_work_for_a_client_that_left_ends_at_its_next_stage() -> None:
+    threads, (free, wait) = RequestThreads(), held()
+    ended = list[str]()
+
+    def work() -> None:
+        wait()
+        try:
+            check_wanted()
+        except Abandoned:
+            ended.append("abandoned")
+            raise
+        ended.append("went on")
+
+    left, stays = begin(threads, work), begin(threads, work)
+    await until(lambda: threads.busy == 2)
+    left.cancel()
+    await asyncio.wait([left])
+    free.set()
+    await done(stays)
+    await until(lambda: threads.busy == 0)
+    assert sorted(ended) == ["abandoned", "went on"]
+
+
+@in_loop
+async def test_work_that_had_not_begun_never_does() -> None:
+    threads, (free, work) = RequestThreads(), held()
+    ran = list[str]()
+    busy = [begin(threads, work, LARGE) for _ in range(limits.LARGE_REQUEST_THREADS.value)]
+    waiting = begin(threads, lambda: ran.append("ran"), LARGE)
+    await until(lambda: threads.busy == len(busy))
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    free.set()
+    await done(asyncio.gather(*busy))
+    assert not ran
+
+
+@in_loop
+async def test_more_bytes_than_are_held_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower(monkeypatch, "UNREAD_REQUEST_BYTES", 3 * LARGE)
+    threads, (free, work) = RequestThreads(), held()
+    tasks = [begin(threads, work, LARGE) for _ in range(3)]
+    await until(lambda: threads.busy == 2)
+    with pytest.raises(Overloaded):
+        await begin(threads, work, LARGE)
+    assert await done(begin(threads, lambda: "small")) == "small"
+    free.set()
+    await done(asyncio.gather(*tasks))
+
+
+class Large:
+    """What a request brings with it."""
+
+
+@in_loop
+async def test_an_error_keeps_nothing_of_its_request() -> None:
+    threads, kept = RequestThreads(), list[weakref.ref[Large]]()
+
+    def refuse(found: Large) -> None:
+        raise ValueError(f"not {type(found).__name__}")
+
+    async def ask() -> None:
+        found = Large()
+        kept.append(weakref.ref(found))
+        with pytest.raises(ValueError, match="not Large"):
+            await threads.run(lambda: refuse(found))
+
+    gc.disable()  # what is in a cycle stays
+    try:
+        await ask()
+        await until(lambda: threads.busy == 0)
+        await until(lambda: kept[0]() is None)
+    finally:
+        gc.enable()
+
+
+def test_every_text_of_a_conversation_counts() -> None:
+    """A field that is added later has to be filled in here, or this fails."""
+    call = ToolCall("i" * 1, "n" * 2, "a" * 4, server="s" * 8)
+    message = Message("user", "c" * 16, "n" * 32, "r" * 64, (call,), "t" * 128, phase="commentary")
+    tool = Tool("t" * 256, "d" * 512, {"k" * 1024: [{"enum": ["e" * 2048]}]}, strict=True)
+    whole = Conversation((message,), (tool,), {"o" * 4096: ["v"] * 8192}, {"f": {"x": "y" * 16384}})
+    for each in (call, message, tool, whole):
+        for field in fields(each):
+            assert getattr(each, field.name), field.name
+    own = len("user") + len("commentary") + len("enum") + len("fx")
+    assert characters_of(whole) == 2**15 - 1 + own
