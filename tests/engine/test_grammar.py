@@ -468,6 +468,7 @@ def test_two_at_a_time_and_each_once(engine: Engine, gate: Gate) -> None:
             engine.step()
     engine.step()
     assert {*gate.begun} == {DIGITS, WORDS}
+    assert len(gate.begun) == limits.COMPILE_THREADS.value
     gate.open.set()
     reports = drain(engine)
     assert all(1 <= len(tokens_of(row, reports)) <= 3 for row in range(9))
