@@ -200,3 +200,15 @@ def test_no_form_of_a_request_has_a_limit_of_its_own() -> None:
 )
 def test_a_quantity_as_people_write_it(value: int, unit: Any, said: str) -> None:
     assert table.quantity(Limit("x", value, unit, "request", "400")) == said
+
+
+def test_no_cache_by_an_argument_is_without_a_bound() -> None:
+    unbounded = [
+        f"{path.relative_to(PRODUCT)}: {node.name}"
+        for path in modules(PRODUCT)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.args.args
+        for decorator in map(ast.unparse, node.decorator_list)
+        if decorator in ("cache", "functools.cache") or "maxsize=None" in decorator
+    ]
+    assert unbounded == []
