@@ -196,6 +196,7 @@ def mixed() -> list[Told]:
     return [Told(a_prompt(n, seed=i), *uses[i % 4]) for i, n in enumerate(lengths)]
 
 
+@pytest.mark.tables
 def test_each_row_answers_as_its_adapter_alone(each: Case) -> None:
     """Prompts short and long: experts sort the tokens of the long ones."""
     references = each.references
@@ -208,6 +209,7 @@ def test_each_row_answers_as_its_adapter_alone(each: Case) -> None:
         assert_same(answer, references[told.adapter, told.scale].answer(told.prompt))
 
 
+@pytest.mark.tables
 def test_rows_of_one_adapter_answer_as_alone(each: Case) -> None:
     references = each.references
     desk = Desk(each.path).loaded(one=each.one, two=each.two)
@@ -294,6 +296,7 @@ def test_dora_rows_among_others(tmp_path: Path, quantized: dict[str, Any] | None
             assert_same(answer, Reference(path, folders[told.adapter]).answer(told.prompt))
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 26], ids=["", "cached"])
 @settings(max_examples=3, suppress_health_check=[*HealthCheck])
 @given(seed=st.integers(0, 1 << 30))
@@ -476,6 +479,7 @@ def test_a_model_that_is_not_loaded_takes_no_adapter(case: Case) -> None:
     assert desk.engine.handle(UnloadAdapter("other", "one")) == [AdapterUnloaded("other", "one")]
 
 
+@pytest.mark.tables
 def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Case) -> None:
     desk = Desk(each.path)
     (before,) = desk.together([Told(a_prompt(300))])
@@ -560,6 +564,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
 }
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_wrong_with_an_adapter_is_said_and_changes_nothing(
     tiny_path: Path, tmp_path: Path, name: str

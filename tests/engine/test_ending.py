@@ -19,6 +19,8 @@ from mlx_server.engine.pieces import Ids, Pieces
 from mlx_server.engine.vocabulary import Vocabulary
 from mlx_server.grammars.lark import Lark
 
+pytestmark = pytest.mark.tables
+
 
 @dataclass
 class World:

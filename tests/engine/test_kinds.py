@@ -11,6 +11,8 @@ from mlx_server.engine.worker import Engine
 from mlx_server.requests import SamplingParams
 from tests.engine.kinds import KINDS, Kind
 
+pytestmark = pytest.mark.tables
+
 GREEDY = SamplingParams(temperature=0.0)
 TOKENS = 12
 WINDOW = 32

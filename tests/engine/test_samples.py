@@ -14,6 +14,8 @@ from mlx_server.engine.blas import fast_blas
 from tests.engine.test_adapters import Desk, Told
 from tests.engine.test_batch import CLOSE
 
+pytestmark = pytest.mark.soak
+
 SAMPLES = Path(__file__).parents[2] / "adapters"
 PIRATE, JSON = "pirate", "json-answer"
 
