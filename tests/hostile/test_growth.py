@@ -28,8 +28,6 @@ from tests.hostile.soak import connected, fill, is_unloaded, soaked
 from tests.live.server import children, eventually
 from tests.tiny import tiny_llama
 
-pytestmark = pytest.mark.alone
-
 REQUESTS, QUIET, ROUNDS = 40, 3, 15
 LARGE, TIMES = 1 << 20, 5
 
