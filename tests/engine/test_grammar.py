@@ -41,6 +41,8 @@ from tests.grammars.matching import compiled
 from tests.hostile.lowered import lower
 from tests.tiny import ENDOFTEXT, IM_END
 
+pytestmark = pytest.mark.tables
+
 ENDS = [ENDOFTEXT, IM_END]
 HEAD = '%llguidance {"no_forcing": true}\n'
 DIGITS = HEAD + "start: /[0-9]{3,9}/\n"

@@ -16,7 +16,7 @@ from mlx_server.mcp import Connector, Connectors, Limits, McpError, Toolset, gua
 from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 HOSTILE = str(Path(__file__).with_name("hostile.py"))
 GONE_SECONDS = 3.0
