@@ -52,7 +52,7 @@ OTHERS = {
     "families/harmony_prompt.LONGEST_NAME": "a slower library is kept from the square of a length",
     "families/harmony_prompt.LONGEST_WORD": "where words are cut",
     "folders.MOST_BYTES": "a table of its own: a size for each file of a checkpoint",
-    "grammars/enforced._LARGEST": "a number, which makes nothing grow",
+    "schemas/report._LARGEST": "a number, which makes nothing grow",
     "log_file.CHUNK_BYTES": "how much is copied at a time",
     "lora/config.LARGEST": "a factor, which makes nothing grow",
     "pool/memory.STATE_BYTES": "the size of a number",
