@@ -59,7 +59,7 @@ OTHERS = {
     "pool/transcript.MAX_BYTES": "the owner's file",
     "store/store.BATCH_BYTES": "how much is deleted at a time",
     "store/usage.ROW_BYTES": "how stored bytes are counted",
-    "templates/child.LENGTH_BYTES": "a length in a format",
+    "sandbox/child.LENGTH_BYTES": "a length in a format",
     "yaml_lines.MAX_DEPTH": "the owner's file",
     "yaml_lines.MAX_FILE_BYTES": "the owner's file",
     "yaml_lines.MAX_NUMBER_LENGTH": "the owner's file",
