@@ -5,7 +5,8 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.templates.process import PROCESSES, TemplateRefused, TemplateStopped
+from mlx_server.sandbox.parent import Stopped
+from mlx_server.templates.process import PROCESSES, TemplateRefused
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Set by the rendering itself; a request can't set them through chat_template_kwargs."""
@@ -28,7 +29,7 @@ class ChatTemplate:
             raise ModelUnusable(f"The chat template has more than {most} characters.")
         try:
             self.reads = frozenset(PROCESSES.compile(source))
-        except (TemplateRefused, TemplateStopped, UnicodeEncodeError) as error:
+        except (TemplateRefused, Stopped, UnicodeEncodeError) as error:
             raise ModelUnusable(
                 f"The chat template can't be compiled: {error}. {ANOTHER}"
             ) from None
@@ -45,7 +46,7 @@ class ChatTemplate:
         """As `render`; the variables are made when they are sent, and not kept."""
         try:
             return PROCESSES.render_made(self.source, make)
-        except TemplateStopped as error:
+        except Stopped as error:
             raise TooMuch(
                 f"The model's chat template {error} for these messages, so it was stopped. "
                 "Shorten them, or let the server's owner look at the template.",

@@ -12,6 +12,8 @@ from mlx_server.repair import coerce
 from mlx_server.repair.conforming import conforms
 from mlx_server.repair.json_text import _is_json
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.types import resolved
+from mlx_server.schemas.view import View
 from mlx_server.tool_parsers import gemma, json_values, python_values, source
 from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.source import Source, Steps
@@ -53,12 +55,12 @@ def read_json(characters: int) -> bool:
 def coerced_depth(levels: int) -> bool:
     root: Json = {str(at): {"$ref": f"#/{at + 1}"} for at in range(levels - 1)}
     root[str(levels - 1)] = {"type": "string"}
-    return coerce.resolved(root["0"], root) == {"type": "string"}
+    return resolved(root["0"], View(root)) == {"type": "string"}
 
 
 def coerced_parts(count: int) -> bool:
     schema: Json = {"allOf": [{"title": str(at)} for at in range(count - 1)]}
-    return len(coerce._parts(schema, schema)) == count
+    return len(coerce._parts(schema, View(schema))) == count
 
 
 def text_depth(depth: int) -> bool:

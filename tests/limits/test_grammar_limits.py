@@ -12,19 +12,19 @@ from mlx_server.engine import grammar
 from mlx_server.engine.batch import Batch
 from mlx_server.engine.messages import Generate, Thinking
 from mlx_server.engine.row_check import check_row
-from mlx_server.grammars import fences, patterns
-from mlx_server.grammars.apart import Apart
-from mlx_server.grammars.document import Document, Part
-from mlx_server.grammars.enforced import gaps
-from mlx_server.grammars.ways import ways_of
 from mlx_server.requests import SamplingParams
+from mlx_server.schemas import check, patterns
+from mlx_server.schemas.apart import Apart
+from mlx_server.schemas.report import gaps
+from mlx_server.schemas.variants import variants_of
+from mlx_server.schemas.view import Part, View
 from tests.limits.boundaries import Boundary, passes
 
 Json = dict[str, Any]
 
 
 def fenced(schema: Json) -> None:
-    fences.fence(schema)
+    check.fence(schema)
 
 
 def nodes(count: int) -> None:
@@ -42,7 +42,7 @@ def multiples(digits: int) -> None:
 
 
 def joined_patterns(count: int) -> bool:
-    return not gaps(Document({"allOf": [{"pattern": "a"}] * count}))
+    return not gaps(View({"allOf": [{"pattern": "a"}] * count}))
 
 
 def counted(properties: int) -> Json:
@@ -56,7 +56,7 @@ def counted(properties: int) -> Json:
 def choices(count: int) -> bool:
     root = math.isqrt(count)
     others = [counted(1) for _ in range(count - root * root)]
-    found = gaps(Document({"items": counted(root), "prefixItems": others}))
+    found = gaps(View({"items": counted(root), "prefixItems": others}))
     return not any("too costly" in gap.why for gap in found)
 
 
@@ -68,18 +68,18 @@ def apart_depth(levels: int) -> bool:
             {"type": "object", "required": ["a"], "properties": {"a": inner}}
             for inner in (one, other)
         )
-    document = Document({"oneOf": [one, other]})
-    return Apart(document).each([Part(("oneOf", "0"), one), Part(("oneOf", "1"), other)])
+    view = View({"oneOf": [one, other]})
+    return Apart(view).each([Part(("oneOf", "0"), one), Part(("oneOf", "1"), other)])
 
 
 def comparisons(count: int) -> bool:
-    apart = Apart(Document({}))
+    apart = Apart(View({}))
     options = [Part(("0",), {"type": "string"}), Part(("1",), {"type": "number"})]
     return [apart.each(options) for _ in range(count)][-1]
 
 
 def ways(count: int) -> bool:
-    return len(ways_of({"type": "object", "anyOf": [{"type": "object"}] * count})) == count
+    return len(variants_of({"type": "object", "anyOf": [{"type": "object"}] * count})) == count
 
 
 def ways_members(count: int) -> bool:
@@ -89,7 +89,7 @@ def ways_members(count: int) -> bool:
         "properties": {str(at): {} for at in range(names)},
         "anyOf": [{"type": "object"}] * 10,
     }
-    return len(ways_of(schema)) == 10
+    return len(variants_of(schema)) == 10
 
 
 def pattern_states(count: int) -> bool:
