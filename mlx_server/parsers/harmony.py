@@ -33,10 +33,11 @@ from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, Header,
 from mlx_server.parsers.reading import Place, Reading
 from mlx_server.repair.json_text import around, json_text, parsed
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.json_calls import call_object
 from mlx_server.tool_parsers.source import Into, Source, Steps, written
+from mlx_server.tool_parsers.syntaxes import JSON
 
 log = logging.getLogger("mlx_server.parsers")
 
@@ -395,7 +396,7 @@ def json_arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
     yield from source.space()
     if (yield from source.accept("{")):
         call = calls.start(name)
-        yield from json_values.arguments(source, call)
+        yield from values.arguments(source, JSON, lambda: call)
         yield from source.space()
         if (yield from source.peek()):
             raise Malformed("more than arguments")

@@ -11,11 +11,12 @@ from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -54,7 +55,7 @@ def _call(source: Source, calls: Calls) -> Steps[None]:
         yield from source.space()
         yield from source.expect("{")
     call = calls.start(name)
-    yield from json_values.arguments(source, call)
+    yield from values.arguments(source, JSON, lambda: call)
     yield from source.space()
     yield from source.accept("```")
     yield from source.space()

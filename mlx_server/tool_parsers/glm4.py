@@ -7,10 +7,11 @@ from typing import Any
 from mlx_server.grammars.lark import Lark, literally
 from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.notation import Notation, Unmarked, parsed
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 
 
 def notations(tools: Sequence[Tool]) -> tuple[Notation, ...]:
@@ -44,7 +45,7 @@ def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
     yield from source.space()
     yield from source.expect("{")
     call = calls.start(name)
-    yield from json_values.arguments(source, call)
+    yield from values.arguments(source, JSON, lambda: call)
     call.finish()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlx_server.grammars.lark import SPACE, Lark, literally
@@ -9,9 +10,10 @@ from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 
 NAMES = ("name", "function_name", "tool_name")
 ARGUMENTS = ("arguments", "parameters", "args", "input")
@@ -34,24 +36,24 @@ def _call_object(
     """frame: keys under which the call itself may stand, in an object of its own."""
     name, call, held, framed = "", None, None, False
     while True:
-        key = yield from json_values.key(source)
+        yield from source.space()
+        key = yield from values.key_of(source, JSON)
         twice = (key in NAMES and name) or (key in ARGUMENTS and held is not None)
         if twice or (key in (*NAMES, *ARGUMENTS) and (call or framed)):
             raise Malformed("two calls in one")
         if key in ARGUMENTS and name and (yield from source.accept("{")):
-            call = calls.start(name, id)
-            yield from json_values.arguments(source, call)
+            call = yield from values.arguments(source, JSON, partial(calls.start, name, id))
         elif key in NAMES:
-            name = _text((yield from json_values.value(source)))
+            name = _text((yield from values.value(source, JSON)))
             if not calls.knows(name):
                 raise Malformed(f"there is no tool {name!r}")
         elif key in ARGUMENTS:
-            held = yield from json_values.value(source)
+            held = yield from values.value(source, JSON)
         elif key in frame and not (framed or name) and (yield from source.accept("{")):
             framed = True
             yield from _call_object(source, calls, id, frame=())
         elif key in FRAMES:
-            found = yield from json_values.value(source)
+            found = yield from values.value(source, JSON)
             id = found if key == "id" and isinstance(found, str) else id
         else:
             raise Malformed(f"no call has a key {key!r}")

@@ -12,10 +12,11 @@ from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = (
@@ -49,7 +50,7 @@ def _call(source: Source, calls: Calls, id: str) -> Steps[None]:
     begins = yield from source.expect("{", CALL_END)
     call = calls.start(_name(id), id if _name(id) != id else None)
     if begins == "{":
-        yield from json_values.arguments(source, call)
+        yield from values.arguments(source, JSON, lambda: call)
         yield from source.space()
         yield from source.expect(CALL_END)
     call.finish()

@@ -9,12 +9,13 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values, lacking
+from mlx_server.tool_parsers import lacking, values
 from mlx_server.tool_parsers.bare_text import marked_text
 from mlx_server.tool_parsers.calls import Call, Calls
 from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 from mlx_server.tool_parsers.value_schema import Member, arguments_of
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
@@ -63,7 +64,7 @@ def _call(source: Source, calls: Calls) -> Steps[None]:
         else:
             yield from source.space()
             yield from source.expect("{")
-            yield from json_values.arguments(source, call)
+            yield from values.arguments(source, JSON, lambda: call)
             yield from source.space()
             yield from source.expect(end("json"))
 

@@ -10,12 +10,13 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
-from mlx_server.tool_parsers import json_values, marked_json, pythonic
+from mlx_server.tool_parsers import marked_json, pythonic, values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.json_calls import COLON, GAP, Form, as_object, repaired
 from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 
 OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -47,7 +48,7 @@ def _named(source: Source, calls: Calls) -> Steps[None]:
     yield from source.space()
     yield from source.expect("{")
     call = calls.start(name, id)
-    yield from json_values.arguments(source, call)
+    yield from values.arguments(source, JSON, lambda: call)
     call.finish()
 
 

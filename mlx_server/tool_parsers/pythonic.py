@@ -6,12 +6,13 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import lacking, marked_json, python_values
+from mlx_server.tool_parsers import lacking, marked_json, spellings, values
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.literals import Literals
 from mlx_server.tool_parsers.notation import Block, Notation, Unmarked, parsed
 from mlx_server.tool_parsers.parameters import Unwritable, between_commas
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import PYTHON
 from mlx_server.tool_parsers.value_schema import Member, arguments_of
 
 NAME = re.compile(r"[\w.\-]+")
@@ -48,7 +49,7 @@ def _head(tool: Tool) -> str:
 
 def _arguments(lark: Lark, tool: Tool) -> str:
     """And the bracket behind them."""
-    literals = Literals(lark, python_values.SPELLING)
+    literals = Literals(lark, spellings.PYTHON)
 
     def written(member: Member) -> str | None:
         if not KEY.fullmatch(member.key):
@@ -65,26 +66,8 @@ def call(source: Source, calls: Calls) -> Steps[None]:
     if not calls.knows(name):
         name = name.removesuffix(".call")  # as Llama calls what is built in
     yield from source.expect("(")
-    yield from source.space()
-    if (yield from source.accept(")")):
-        calls.start(name).finish()
-        return
-    begun = None
-    while True:
-        key = yield from word(source, KEY)
-        yield from source.space()
-        yield from source.expect("=")
-        yield from source.space()
-        begun = begun or calls.start(name)
-        quote = (yield from source.accept(*python_values.QUOTES)) if begun.streams(key) else ""
-        if quote:
-            yield from python_values.text(source, quote, partial(begun.text, key))
-            begun.end_text(key)
-        else:
-            begun.value(key, (yield from python_values.value(source)))
-        if not (yield from python_values.more(source, ")")):
-            break
-    begun.finish()
+    made = yield from values.arguments(source, PYTHON, partial(calls.start, name))
+    made.finish()
 
 
 def bare_list(source: Source, calls: Calls) -> Steps[None]:
@@ -93,10 +76,10 @@ def bare_list(source: Source, calls: Calls) -> Steps[None]:
     if (yield from source.peek()) == "{":
         yield from marked_json.array(source, calls)
         return
-    while True:
+    more = True
+    while more:
         yield from call(source, calls)
-        if not (yield from python_values.more(source, "]")):
-            return
+        more = yield from values.goes_on(source, PYTHON, "]", first=False)
 
 
 def word(source: Source, pattern: re.Pattern[str]) -> Steps[str]:

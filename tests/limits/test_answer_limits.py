@@ -14,9 +14,10 @@ from mlx_server.repair.json_text import _is_json
 from mlx_server.repair.malformed import Malformed
 from mlx_server.schemas.types import resolved
 from mlx_server.schemas.view import View
-from mlx_server.tool_parsers import gemma, json_values, python_values, source
+from mlx_server.tool_parsers import source, values
 from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON, PYTHON, gemma_syntax
 from mlx_server.tool_parsers.value_schema import NEVER, Value
 from tests.limits.boundaries import Boundary
 
@@ -37,15 +38,15 @@ def nested(depth: int) -> Source:
 
 
 def json_depth(depth: int) -> bool:
-    return is_read(json_values.value(nested(depth)))
+    return is_read(values.value(nested(depth), JSON))
 
 
 def python_depth(depth: int) -> bool:
-    return is_read(python_values.value(nested(depth)))
+    return is_read(values.value(nested(depth), PYTHON))
 
 
 def gemma_depth(depth: int) -> bool:
-    return is_read(gemma._value(nested(depth), '"'))
+    return is_read(values.value(nested(depth), gemma_syntax('"')))
 
 
 def read_json(characters: int) -> bool:

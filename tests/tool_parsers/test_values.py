@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import json_values
+from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 
 TYPED = {"type": "object", "properties": {"s": {"type": "string"}, "t": {"type": "string"}}}
 """Values of `s` and `t` stream."""
@@ -96,7 +97,7 @@ def read(pieces: list[str], schema: Any = TYPED) -> list[Event]:
         call = calls.start("f")
         yield from source.space()
         yield from source.expect("{")
-        yield from json_values.arguments(source, call)
+        yield from reader.arguments(source, JSON, lambda: call)
         call.finish()
         assert not (yield from source.space()).strip()
         if not (yield from source.at_end()):
@@ -206,7 +207,7 @@ def test_no_value_of_json(text: str) -> None:
     source.feed(text)
     source.close(cut=False)
     with pytest.raises(Malformed):
-        next(json_values.value(source))
+        next(reader.value(source, JSON))
 
 
 @pytest.mark.parametrize("character", ["\n", "\t", "\r", "\0", "\x1f", "\x7f", "\u2028"])

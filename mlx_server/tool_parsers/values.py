@@ -1,0 +1,212 @@
+"""Arguments and values as models write them, read while they are being written.
+
+A string among the arguments streams. Any other value is transcribed to JSON up to its end and
+handed to `json.loads`, whichever syntax it was written in.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from mlx_server import limits
+from mlx_server.repair.exact import Written
+from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.calls import Call
+from mlx_server.tool_parsers.source import Into, Source, Steps
+
+ReadText = Callable[[Source, str, Into], Steps[None]]
+"""Reads a string after its opening quote, and passes it on as it comes."""
+
+SEPARATORS = (",", ":")
+CLOSING = ("}", "]", ")")
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How values are written, and the arguments of a call with them."""
+
+    text: Mapping[str, ReadText]
+    """Reads strings, by their opening quote."""
+    scalar: re.Pattern[str]
+    """A run of the characters of a value that is no string, list or object."""
+    as_json: Callable[[str], str]
+    """Such a value as JSON; raises ValueError if it is none."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Scalars that are spelled otherwise than in JSON."""
+    brackets: Mapping[str, str] = field(default_factory=lambda: {"{": "}", "[": "]"})
+    rules: Literal["json", "python", "free"] = "json"
+    """python: a comma may follow the last item, a set is a list, and a key may be no string.
+    free: commas may be missing or doubled."""
+    opening: str = "{"
+    """The bracket in front of the arguments."""
+    colon: str = ":"
+    """Stands between an argument's key and its value."""
+    key_quotes: tuple[str, ...] = ('"',)
+    bare_key: re.Pattern[str] | None = None
+    """A key without quotes."""
+    begins_with_key: bool = False
+    """Whether text looks like a call up to its first key, so that only this makes it one."""
+    untyped: bool = False
+    """Whether the tool's schema decides what a scalar among the arguments is."""
+
+
+def arguments(source: Source, syntax: Syntax, start: Callable[[], Call]) -> Steps[Call]:
+    """Reads the arguments of a call after their opening bracket, and the closing one."""
+    call = None if syntax.begins_with_key else start()
+    closing, first = syntax.brackets[syntax.opening], True
+    while (yield from goes_on(source, syntax, closing, first=first)):
+        key = yield from key_of(source, syntax)
+        call, first = call or start(), False
+        yield from _argument(source, syntax, call, key)
+    return call or start()
+
+
+def goes_on(source: Source, syntax: Syntax, closing: str, *, first: bool) -> Steps[bool]:
+    """Reads what stands between two arguments; whether there is another one."""
+    commas = 0
+    yield from source.space()
+    while (found := (yield from source.accept(closing, ","))) == ",":
+        commas += 1
+        yield from source.space()
+    wanted = {0 if first else 1}
+    if found:
+        wanted = {0} | (wanted if syntax.rules == "python" else set())
+    if commas not in wanted and syntax.rules != "free":
+        raise Malformed("a comma is missing, or one too many")
+    return not found
+
+
+def key_of(source: Source, syntax: Syntax) -> Steps[str]:
+    """And the colon after it, and the white space around that."""
+    quote = yield from source.accept(*syntax.key_quotes)
+    if quote:
+        key = yield from _string(source, syntax, quote)
+    else:
+        key = (yield from _run(source, syntax.bare_key)) if syntax.bare_key else ""
+        if not key:
+            raise Malformed("expected a key")
+    yield from source.space()
+    yield from source.expect(syntax.colon)
+    yield from source.space()
+    return key
+
+
+def _argument(source: Source, syntax: Syntax, call: Call, key: str) -> Steps[None]:
+    quote = (yield from source.accept(*syntax.text)) if call.streams(key) else ""
+    if quote:
+        yield from syntax.text[quote](source, quote, partial(call.text, key))
+        call.end_text(key)
+        return
+    bare = (yield from _run(source, syntax.scalar)) if syntax.untyped else ""
+    if bare:
+        call.untyped(key, syntax.words.get(bare, bare))
+    else:
+        call.value(key, (yield from value(source, syntax)))
+
+
+def value(source: Source, syntax: Syntax) -> Steps[Any]:
+    """Any value; white space before it is read."""
+    transcript = _Transcript(source, syntax)
+    while transcript.open or not transcript.json:
+        yield from transcript.token()
+    try:
+        return json.loads("".join(transcript.json), parse_float=Written, parse_constant=no_constant)
+    except ValueError:
+        raise Malformed("no value") from None
+
+
+class _Transcript:
+    """The tokens of a value, as JSON.
+
+    What can't be one is Malformed where it stands: the text after it is not taken for a string.
+    """
+
+    def __init__(self, source: Source, syntax: Syntax) -> None:
+        self.json: list[str] = []
+        self.open: list[tuple[int, str]] = []
+        """Open brackets: their place in `json`, and what closes them."""
+        self._source = source
+        self._syntax = syntax
+        self._tokens = (*SEPARATORS, *CLOSING, *syntax.brackets, *syntax.text)
+
+    @property
+    def _wants_value(self) -> bool:
+        return not self.json or self.json[-1] in ("{", "[", *SEPARATORS)
+
+    def token(self) -> Steps[None]:
+        yield from self._source.space()
+        found = yield from self._source.accept(*self._tokens)
+        if found in SEPARATORS:
+            self._separator(found)
+        elif found in CLOSING:
+            self._close(found)
+        else:
+            self._begin_value()
+            if closing := self._syntax.brackets.get(found):
+                self.open.append((len(self.json), closing))
+                self.json.append("{" if found == "{" else "[")
+            elif found:
+                self.json.append(
+                    json.dumps((yield from _string(self._source, self._syntax, found)))
+                )
+            else:
+                self.json.append((yield from self._bare()))
+
+    def _separator(self, sign: str) -> None:
+        rules = self._syntax.rules
+        if self._wants_value and (rules != "free" or self.json[-1:] == [":"]):
+            raise Malformed("a value is missing")
+        if sign == ":" and rules == "python" and not self.json[-1].startswith('"'):
+            self.json[-1] = json.dumps(self.json[-1])
+        if sign == ":" or rules != "free":
+            self.json.append(sign)
+
+    def _begin_value(self) -> None:
+        if not self._wants_value:
+            if self._syntax.rules != "free":
+                raise Malformed("a comma is missing")
+            self.json.append(",")
+        if len(self.open) >= limits.CALL_DEPTH.value:
+            raise Malformed("nested too deep")
+
+    def _bare(self) -> Steps[str]:
+        syntax = self._syntax
+        is_key = self.open and self.json[-1] != ":" and self.json[self.open[-1][0]] == "{"
+        if is_key and syntax.bare_key and syntax.colon == ":":
+            return json.dumps((yield from _run(self._source, syntax.bare_key)))
+        word = yield from _run(self._source, syntax.scalar)
+        try:
+            return syntax.as_json(syntax.words.get(word, word))
+        except ValueError:
+            raise Malformed("no value") from None
+
+    def _close(self, bracket: str) -> None:
+        if not self.open or self.open[-1][1] != bracket:
+            raise Malformed("no bracket to close")
+        start, _ = self.open.pop()
+        if self._syntax.rules == "python":
+            if self.json[-1] == ",":
+                self.json.pop()
+            if len(self.json) > start + 1 and self.json[start + 2 : start + 3] != [":"]:  # a set
+                self.json[start] = "["
+        self.json.append("}" if self.json[start] == "{" else "]")
+
+
+def _string(source: Source, syntax: Syntax, quote: str) -> Steps[str]:
+    pieces: list[str] = []
+    yield from syntax.text[quote](source, quote, pieces.append)
+    return "".join(pieces)
+
+
+def _run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
+    pieces: list[str] = []
+    yield from source.match(pattern, pieces.append)
+    return "".join(pieces).strip()
+
+
+def no_constant(name: str) -> None:
+    """For `parse_constant`: NaN and the infinite are no values."""
+    raise ValueError(name)
