@@ -333,6 +333,7 @@ class Pool:
             schedule=self._limits.schedule,
         )
         client.on_step = self._stepped
+        client.on_prefill = self._leases.prefilled
         client.on_device_failed = self._device_failed
         return client
 
@@ -599,6 +600,7 @@ class Pool:
             error=entry.failure.message if entry.failure else None,
             adapters=self.adapters.of(entry.spec.id),
             batching=entry.batching,
+            prefilling=self._leases.prefilling(entry.spec.id),
         )
 
 
