@@ -16,6 +16,8 @@ import pytest
 from tests.hostile.inside import request, reset
 from tests.live.server import TINY, LiveServer, serving
 
+pytestmark = pytest.mark.alone
+
 LONG = 14 << 20
 PATTERN = "<<‹"
 TEXT = PATTERN * (LONG // len(PATTERN.encode()))
