@@ -121,7 +121,7 @@ class Adapters:
 
 def _refuse(errors: Iterable[str | None], fix: str) -> None:
     """errors: of each layer, None where it can be adapted."""
-    found = [error for error in errors if error]
+    found = sorted(error for error in errors if error)
     if not found:
         return
     named = "; ".join(found[:MOST_NAMED])

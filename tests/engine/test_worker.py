@@ -604,8 +604,8 @@ def test_a_conversation_that_ends_alone_needs_no_room_next_to_it(tiny_path: Path
     load(engine, tiny_path)
     engine.handle(LimitCache(0))
     assert of(Stepped, run(engine, ask(0, prompt=60)))[-1].cache_bytes > 0
-    (known,) = of(Prefilled, run(engine, ask(1, prompt=63)))
-    assert known.cached_tokens >= 60
+    (known,) = of(Prefilled, run(engine, ask(1, prompt=60)))
+    assert known.cached_tokens >= 58
 
 
 def test_neither_does_one_that_is_cancelled(tiny_path: Path) -> None:
@@ -745,7 +745,7 @@ def test_a_gpu_error_in_a_command_is_one_too(
     if name == "unload":
         assert of(Unloaded, reports) == [Unloaded("second")]
     if name == "adapter":
-        assert "nowhere" in of(AdapterFailed, reports)[0].message
+        assert "adapter_config.json" in of(AdapterFailed, reports)[0].message
     assert tokens_of(7, run(two, ask(7)))
 
 
