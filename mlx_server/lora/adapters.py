@@ -23,7 +23,7 @@ PREFIXES = ("", "model.", "language_model.", "language_model.model.")
 ROWS, TOKENS = 2, 3
 """Of the forward that shows how layers are called: their product is neither of them."""
 
-MOST_NAMED = 8
+NAMED_LAYERS = 8
 """Layers in the message of a refusal."""
 
 TRAIN_AGAIN = "Choose an adapter that was trained for this model, with a rank in these bounds"
@@ -124,9 +124,9 @@ def _refuse(errors: Iterable[str | None], fix: str) -> None:
     found = sorted(error for error in errors if error)
     if not found:
         return
-    named = "; ".join(found[:MOST_NAMED])
-    if len(found) > MOST_NAMED:
-        named += f"; and {len(found) - MOST_NAMED} more layers"
+    named = "; ".join(found[:NAMED_LAYERS])
+    if len(found) > NAMED_LAYERS:
+        named += f"; and {len(found) - NAMED_LAYERS} more layers"
     raise AdapterInvalid(f"{named}. {fix}")
 
 

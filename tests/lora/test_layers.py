@@ -155,7 +155,7 @@ def test_each_layer_that_is_refused_is_named_with_the_fix(tmp_path: Path) -> Non
 
 
 def test_no_more_than_some_layers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters_module, "MOST_NAMED", 2)
+    monkeypatch.setattr(adapters_module, "NAMED_LAYERS", 2)
     with pytest.raises(AdapterInvalid, match=r"^a; b; and 3 more layers\. Fix"):
         _refuse(["a", None, "b", *"cde"], "Fix it")
 
