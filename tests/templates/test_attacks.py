@@ -166,7 +166,7 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.alone
 def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "TEMPLATE_SECONDS", 1)
+    lower(monkeypatch, "TEMPLATE_SECONDS", 2)
     hostile = ChatTemplate(ATTACKS["loops in loops"])
     told: list[BaseException] = []
 
@@ -179,9 +179,8 @@ def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) 
     threads = [threading.Thread(target=attack) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(20):
-        says_hello()
-    assert not told  # they were all under way meanwhile
+    says_hello()
+    assert not told  # all three are still under way
     for thread in threads:
         thread.join()
     assert len(told) == 3
