@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ settings.load_profile("same")
 
 TESTS = Path(__file__).parent
 SLOW_FOLDERS = ("hostile", "live")
-SLOW = (*SLOW_FOLDERS, "tables", "soak")
+SLOW = (*SLOW_FOLDERS, "soak")
 """Marks of tests that run with --all only, or where a path names them."""
+ONE_IN = 8
+"""Of so many cases of a test that is marked `tables`, the others run with --all only."""
 
 gc.disable()  # until all tests are collected
 
@@ -62,15 +65,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = []
+    left_out, cases = [], Counter[str]()
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in SLOW_FOLDERS:
             item.add_marker(folder)
         marks = {mark.name for mark in item.iter_markers()}
-        is_slow = not config.option.all and not marks.isdisjoint(SLOW)
+        test = item.nodeid.partition("[")[0]
+        is_slow = not marks.isdisjoint(SLOW) or ("tables" in marks and cases[test] % ONE_IN)
+        cases[test] += 1
         in_other_part = config.option.alone == ("without" if "alone" in marks else "only")
-        if is_slow or in_other_part:
+        if (is_slow and not config.option.all) or in_other_part:
             left_out.append(item)
     items[:] = [item for item in items if item not in set(left_out)]
     config.hook.pytest_deselected(items=left_out)

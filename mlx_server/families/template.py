@@ -1,11 +1,12 @@
 """Chat templates: the checkpoint's own Jinja, rendered in a process with limits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.templates.process import PROCESSES, TemplateRefused, TemplateStopped
+from mlx_server.sandbox.parent import Stopped
+from mlx_server.templates.process import PROCESSES, TemplateRefused
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Set by the rendering itself; a request can't set them through chat_template_kwargs."""
@@ -17,6 +18,10 @@ class TooMuch(BadRequest):
     """The same in other words would take as long again."""
 
 
+class RefusedByTemplate(BadRequest):
+    """The template may take the same in other words."""
+
+
 class ChatTemplate:
     def __init__(self, source: str) -> None:
         if len(source) > limits.TEMPLATE_SOURCE.value:
@@ -24,7 +29,7 @@ class ChatTemplate:
             raise ModelUnusable(f"The chat template has more than {most} characters.")
         try:
             self.reads = frozenset(PROCESSES.compile(source))
-        except (TemplateRefused, TemplateStopped, UnicodeEncodeError) as error:
+        except (TemplateRefused, Stopped, UnicodeEncodeError) as error:
             raise ModelUnusable(
                 f"The chat template can't be compiled: {error}. {ANOTHER}"
             ) from None
@@ -35,15 +40,19 @@ class ChatTemplate:
         return name in self.reads and name not in RESERVED
 
     def render(self, variables: Mapping[str, Any]) -> str:
+        return self.render_made(lambda: variables)
+
+    def render_made(self, make: Callable[[], Mapping[str, Any]]) -> str:
+        """As `render`; the variables are made when they are sent, and not kept."""
         try:
-            return PROCESSES.render(self.source, variables)
-        except TemplateStopped as error:
+            return PROCESSES.render_made(self.source, make)
+        except Stopped as error:
             raise TooMuch(
                 f"The model's chat template {error} for these messages, so it was stopped. "
                 "Shorten them, or let the server's owner look at the template.",
                 param="messages",
             ) from None
         except (TemplateRefused, UnicodeEncodeError) as error:
-            raise BadRequest(
+            raise RefusedByTemplate(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from None

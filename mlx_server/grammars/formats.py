@@ -2,9 +2,10 @@
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import patterns, schema, written
+from mlx_server.grammars import schema, written
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
+from mlx_server.schemas import patterns
 
 
 def rule_of(wanted: Format, lark: Lark) -> str:

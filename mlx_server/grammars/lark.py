@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlx_server.grammars.enforced import may_spell, plain
+from mlx_server.schemas.report import may_spell, plain
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Text that a grammar forces would be tokenised, and could become a control token."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars.document import Document, Schema, pointer
-from mlx_server.grammars.enforced import gaps
-from mlx_server.grammars.fences import fence
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.members import member, properties_of, required_of
-from mlx_server.grammars.patterns import as_rust
 from mlx_server.messages import Tool
+from mlx_server.schemas.check import fence
+from mlx_server.schemas.members import member, properties_of, required_of
+from mlx_server.schemas.patterns import as_rust
+from mlx_server.schemas.report import gaps
+from mlx_server.schemas.view import Schema, View, pointer
 
 __all__ = [
     "arguments",
@@ -41,7 +41,7 @@ def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
     try:
         fence(schema)
         if strict:
-            for gap in gaps(Document(schema)):
+            for gap in gaps(View(schema)):
                 raise gap.refusal()
     except InvalidGrammar as error:
         error.param = param
@@ -71,12 +71,12 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
 
 def unenforced(schema: Schema) -> tuple[str, ...]:
     """`keyword at #/path` for all that a grammar of it leaves out, if it is not strict."""
-    return tuple(str(gap) for gap in gaps(Document(schema)))
+    return tuple(str(gap) for gap in gaps(View(schema)))
 
 
 def place_of(message: str, schema: Schema) -> str:
     """Of the first pattern that a message quotes; empty if it quotes none."""
-    for path, found in Document(schema).reached():
+    for path, found in View(schema).reached():
         for key in ("pattern", "patternProperties"):
             said = found.get(key, ()) if isinstance(found, Mapping) else ()
             for pattern in [said] if isinstance(said, str) else said:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import gbnf, patterns, schema
-from mlx_server.grammars.enforced import plain
+from mlx_server.grammars import gbnf, schema
 from mlx_server.grammars.lark import body_of_json
+from mlx_server.schemas import patterns
+from mlx_server.schemas.report import plain
 
 _TOKEN = re.compile(
     r"(?P<blank>[ \t]+|(?:#|//)[^\n]*)|(?P<line>(?:\r?\n)+)"

@@ -1,22 +1,16 @@
-"""Renders chat templates: the program of the child process. `child.py MEMORY_BYTES` serves requests
-that come over the socket at its stdin, one at a time, until that is closed.
+"""Renders chat templates: the program of a warm process (see sandbox), `child.py MEMORY_BYTES`.
 
 It imports jinja2 and msgspec only. The operating system holds it to its limits, whatever a template
 does: timers that end the process, a bound on its memory, and no file, socket or process more than
-it has. Its reply to a request that can't be met says why, and the next one is served as usual;
-where memory ran out it ends after the reply, so that the next child has a clean heap.
+it has. Its reply to a request that can't be met says why, and the next one is served as usual.
 """
 
 import gc
 import json
-import resource
-import signal
 import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -30,8 +24,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
+from mlx_server.sandbox.child import Served, confine, serve, time_limit
 
-LENGTH_BYTES = 4
+WINDOW = 1 << 16
+"""Characters that are encoded at once: a template may write its whole prompt as one part."""
+
 BIG_NUMBER = 1
 """The code under which msgpack carries a whole number of more than 64 bits."""
 
@@ -56,8 +53,7 @@ class Compiled(msgspec.Struct, array_like=True, tag=True):
 
 
 class Rendered(msgspec.Struct, array_like=True, tag=True):
-    size: int
-    """Bytes of the text in UTF-8, which comes behind this reply."""
+    """The text, in UTF-8, is the payload of this reply."""
 
 
 class Refused(msgspec.Struct, array_like=True, tag=True):
@@ -139,7 +135,7 @@ class Templates:
         self._compiled: OrderedDict[bytes, jinja2.Template] = OrderedDict()
 
     def reply_to(self, request: Request) -> tuple[Reply, bytes | bytearray]:
-        """And the text that comes behind it."""
+        """The reply and its payload."""
         try:
             with time_limit(request.seconds):
                 if isinstance(request, Compile):
@@ -149,7 +145,7 @@ class Templates:
             return OutOfMemory(), b""
         except Exception as error:  # a template is a program: it can fail in any way
             return Refused(str(error)[: limits.TEMPLATE_ERROR_CHARACTERS.value]), b""
-        return (Rendered(len(found)), found) if isinstance(found, bytearray) else (found, b"")
+        return (Rendered(), found) if isinstance(found, bytearray) else (found, b"")
 
     def _compile(self, asked: Compile) -> Compiled:
         template = self._environment.from_string(asked.source)
@@ -170,75 +166,25 @@ class Templates:
             left -= len(part)
             if left < 0:
                 return TooLong()
-            text += part.encode()
+            for begin in range(0, len(part), WINDOW):
+                text += part[begin : begin + WINDOW].encode()
         return text
 
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """The kernel ends the process beyond it: no template can hold that up, and no parent that has
-    ended or is stopped is needed for it."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 4 * seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def serve(channel: socket.socket) -> None:
+def serve_templates(channel: socket.socket) -> None:
     templates = Templates()
     decoder = msgspec.msgpack.Decoder(Request, ext_hook=unpack_number)
-    while (frame := _received(channel)) is not None:
-        request = decoder.decode(frame)
-        del frame
-        reply, text = templates.reply_to(request)
-        del request
-        packed = msgspec.msgpack.encode(reply)
-        channel.sendall(len(packed).to_bytes(LENGTH_BYTES) + packed)
-        channel.sendall(text)
-        if isinstance(reply, OutOfMemory):
-            return
-        del text
+
+    def answer(frame: bytearray) -> Served:
+        reply, text = templates.reply_to(decoder.decode(frame))
+        return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemory))
+
+    serve(channel, answer)
 
 
 def unpack_number(code: int, data: memoryview) -> int:
     assert code == BIG_NUMBER
     return int.from_bytes(data, signed=True)
-
-
-def _received(channel: socket.socket) -> bytearray | None:
-    """None when the server has gone."""
-    head = _exactly(channel, LENGTH_BYTES)
-    return _exactly(channel, int.from_bytes(head)) if head else None
-
-
-def _exactly(channel: socket.socket, size: int) -> bytearray | None:
-    found, at = bytearray(size), 0
-    while at < size:
-        read = channel.recv_into(memoryview(found)[at:])
-        if not read:
-            return None
-        at += read
-    return found
-
-
-def confine(memory: int) -> None:
-    """For good: what is imported or opened later is refused."""
-    for number in (signal.SIGHUP, signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
-        resource.setrlimit(limit, (0, 0))
-    if sys.platform == "linux":  # macOS has it, and refuses it: there the server watches
-        memory += _address_space()
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # stdin, stdout and stderr
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _warm_up() -> None:
@@ -260,7 +206,7 @@ def _warm_up() -> None:
 def main() -> None:
     _warm_up()
     confine(int(sys.argv[1]))
-    serve(socket.socket(fileno=0))
+    serve_templates(socket.socket(fileno=0))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.schemas.types import named
 from mlx_server.tool_parsers.format_text import FORMATS
 from mlx_server.tool_parsers.pattern_text import searched
 from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, Value
@@ -102,7 +103,7 @@ class _Texts:
 def _said(value: Value) -> Iterator[str]:
     """Of text, by the schema itself."""
     schema = value.schema
-    if "string" not in schema.get("type", "string"):
+    if "string" not in named(schema):
         yield NEVER
     if value.listed is not None:
         texts = [quoted(text) or '""' for text in value.listed if isinstance(text, str)]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from mlx_server.grammars.document import Document, Part, children
-from mlx_server.grammars.enforced import Gap
-from mlx_server.grammars.members import members, plainly, properties_of, required_of
-from mlx_server.grammars.ways import Way, ways_of
 from mlx_server.messages import Tool
+from mlx_server.schemas.members import flattened, members, properties_of, required_of
+from mlx_server.schemas.report import Gap
+from mlx_server.schemas.variants import Variant, variants_of
+from mlx_server.schemas.view import Part, View, children
 from mlx_server.tool_parsers.pattern_text import searched
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
@@ -15,32 +15,32 @@ IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 def one_by_one(tool: Tool) -> list[Gap]:
     """Of arguments that are written so, beyond what JSON is not held to either."""
-    return list(dict.fromkeys(chain.from_iterable(map(_members, ways_of(tool.parameters)))))
+    return list(dict.fromkeys(chain.from_iterable(map(_members, variants_of(tool.parameters)))))
 
 
 def as_text(tool: Tool) -> list[Gap]:
     """The same, where text stands between marks."""
-    patterns = chain.from_iterable(map(_patterns, ways_of(tool.parameters)))
+    patterns = chain.from_iterable(map(_patterns, variants_of(tool.parameters)))
     return list(dict.fromkeys([*one_by_one(tool), *patterns]))
 
 
-def _members(way: Way) -> Iterator[Gap]:
+def _members(way: Variant) -> Iterator[Gap]:
     for choice in way.choices():
         yield Gap(choice.path[:-1], choice.path[-1], "can't be enforced as this model writes calls")
-    for path, schema in plainly(Part((), way.schema), Document(way.schema)):
+    for path, schema in flattened(Part((), way.schema), View(way.schema)):
         if isinstance(schema, Mapping) and schema.get("patternProperties"):
             yield Gap(path, "patternProperties", "can't be enforced as this model writes calls")
 
 
-def _patterns(way: Way) -> Iterator[Gap]:
-    document = Document(way.schema)
+def _patterns(way: Variant) -> Iterator[Gap]:
+    view = View(way.schema)
     for key in {**properties_of(way.schema), **dict.fromkeys(required_of(way.schema))}:
-        for path, schema in _in_place(document, members(document, key)):
+        for path, schema in _in_place(view, members(view, key)):
             if not isinstance(schema, bool) and searched(schema.get("pattern", "")) is None:
                 yield Gap(path, "pattern", "can't be enforced as this model writes text")
 
 
-def _in_place(document: Document, parts: list[Part]) -> Iterator[Part]:
+def _in_place(view: View, parts: list[Part]) -> Iterator[Part]:
     """These, and all that they say of the same values by others."""
     waiting, seen = list(parts), set()
     while waiting:
@@ -49,6 +49,6 @@ def _in_place(document: Document, parts: list[Part]) -> Iterator[Part]:
             continue
         seen.add(part.path)
         yield part
-        target, at = document.target(part), len(part.path)
+        target, at = view.target(part), len(part.path)
         inside = [inner for inner in children(part) if inner.path[at] in IN_PLACE]
         waiting += [*([target] if target else []), *inside]

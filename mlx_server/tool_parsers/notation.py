@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.events import Event, Mended, ToolCallDelta, ToolCallFinished, ToolCallStarted
-from mlx_server.grammars.enforced import Gap
 from mlx_server.grammars.lark import SPACE, Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.report import Gap
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.source import Source, Steps
 

@@ -8,6 +8,7 @@ from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.repair.exact import Written
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.view import View
 from mlx_server.tool_parsers import json_values
 from mlx_server.tool_parsers.literals import Spelling
 from mlx_server.tool_parsers.source import Into, Source, Steps
@@ -170,6 +171,6 @@ SPELLING = Spelling(
     string=_string_of,
     text=_text_of,
     key=_text_of,
-    any_key=lambda lark: _string_of(lark, Value({}, {})) or "",
+    any_key=lambda lark: _string_of(lark, Value({}, View({}))) or "",
     words={True: ("True", "true"), False: ("False", "false"), None: ("None", "null")},
 )

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.grammars.document import Document, Part
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.members import is_barred, member, properties_of, required_of
-from mlx_server.grammars.ways import ways_of
 from mlx_server.messages import Tool
-from mlx_server.repair.coerce import types_of, types_read
+from mlx_server.repair.coerce import types_read
+from mlx_server.schemas.members import is_barred, member, properties_of, required_of
+from mlx_server.schemas.types import types_of
+from mlx_server.schemas.variants import variants_of
+from mlx_server.schemas.view import Part, View
 
 Schema = Mapping[str, Any]
 
@@ -42,8 +43,8 @@ DEFINITIONS = ("$defs", "definitions")
 @dataclass(frozen=True)
 class Value:
     schema: Schema
-    root: Schema
-    """Where its references lead."""
+    root: View
+    """The schema of which it is a part, where its references lead."""
     read_as: frozenset[str] = frozenset()
     """Types that its reader looks for in text, who sees less of the schema."""
 
@@ -74,7 +75,7 @@ class Value:
 
     def _referred_to(self) -> "Value":
         """One step, or what is said on the way would be lost."""
-        found = Document(self.root).target(Part((), {"$ref": self.schema["$ref"]}))
+        found = self.root.target(Part((), {"$ref": self.schema["$ref"]}))
         return self.of(found.schema if found else ANYTHING)
 
     @property
@@ -130,7 +131,7 @@ class Value:
 
     def may_list(self, value: Any) -> bool:
         """Whether its type lets it be one of those listed."""
-        return bool(types_of({"const": value}, ANYTHING) & types_of(self.schema, self.root))
+        return bool(types_of({"const": value}, self.root) & types_of(self.schema, self.root))
 
     def says_only(self, *keywords: str) -> bool:
         return self.schema.keys() <= TOLD.union(keywords, DEFINITIONS)
@@ -151,7 +152,9 @@ class Value:
             # beside a type of theirs, some of what they say can't be enforced
             written = (option.as_json(lark, *(option.types & wanted)) for option in options)
             return lark.rule(" | ".join(written) or NEVER)
-        definitions = {key: self.root[key] for key in DEFINITIONS if key in self.root}
+        root = self.root.root
+        assert isinstance(root, Mapping)
+        definitions = {key: root[key] for key in DEFINITIONS if key in root}
         own = {"type": sorted(wanted)} if wanted < self.types else {}
         return lark.json({**definitions, **self.schema, **own}, lenient=True)
 
@@ -173,20 +176,20 @@ def members(of: Value) -> list[Member]:
 def arguments_of(tool: Tool) -> list[list[Member]]:
     """For each way to call it: in the schema's order, those last that it only requires. Others
     are not offered."""
-    found = (_arguments(tool, way.schema) for way in ways_of(tool.parameters))
+    found = (_arguments(tool, way.schema) for way in variants_of(tool.parameters))
     return [way for way in found if way is not None]
 
 
 def _arguments(tool: Tool, schema: Schema) -> list[Member] | None:
     """None if it forbids what it requires."""
-    document, required = Document(schema), required_of(schema)
+    view, required = View(schema), required_of(schema)
     keys = dict.fromkeys([*properties_of(schema), *sorted(required)])
-    barred = {key for key in keys if is_barred(document, key)}
+    barred = {key for key in keys if is_barred(view, key)}
     if barred & required:
         return None
     said = {key: member(schema, key) for key in keys if key not in barred}
     return [
-        Member(key, Value(value, value, types_read(tool.parameters, key)), key in required)
+        Member(key, Value(value, View(value), types_read(tool.parameters, key)), key in required)
         for key, value in said.items()
     ]
 

@@ -19,10 +19,12 @@ from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.tools import McpTool, ToolFilterParam
 from mlx_server.errors import BadRequest, InvalidGrammar
-from mlx_server.grammars import fences, formats, patterns, schema, written
+from mlx_server.grammars import formats, schema, written
 from mlx_server.limits.limit import Limit
 from mlx_server.messages import Tool
 from mlx_server.requests import Choice
+from mlx_server.schemas import patterns
+from mlx_server.schemas.check import fence
 from tests.api import wire
 from tests.api.wire import MODEL, Json, error, ok
 
@@ -126,21 +128,21 @@ CASES: list[tuple[Limit, Callable[[int], object]]] = [
         limits.NAME_CHARACTERS,
         lambda n: JsonSchemaParam.model_validate({"schema": {}, "name": "x" * n}),
     ),
-    (limits.SCHEMA_BYTES, lambda n: fences.fence(padded(n))),
-    (limits.SCHEMA_DEPTH, lambda n: fences.fence(nested(n))),
+    (limits.SCHEMA_BYTES, lambda n: fence(padded(n))),
+    (limits.SCHEMA_DEPTH, lambda n: fence(nested(n))),
     (
         limits.SCHEMA_PROPERTIES,
-        lambda n: fences.fence({"properties": {str(at): {} for at in range(n)}}),
+        lambda n: fence({"properties": {str(at): {} for at in range(n)}}),
     ),
-    (limits.SCHEMA_PROPERTIES, lambda n: fences.fence({"required": list(keys(n))})),
-    (limits.SCHEMA_VALUES, lambda n: fences.fence({"enum": list(range(n))})),
-    (limits.SCHEMA_COUNT, lambda n: fences.fence({"minItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: fences.fence({"maxItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: fences.fence({"minLength": n})),
-    (limits.SCHEMA_TEXT_LENGTH, lambda n: fences.fence({"maxLength": n})),
+    (limits.SCHEMA_PROPERTIES, lambda n: fence({"required": list(keys(n))})),
+    (limits.SCHEMA_VALUES, lambda n: fence({"enum": list(range(n))})),
+    (limits.SCHEMA_COUNT, lambda n: fence({"minItems": n})),
+    (limits.SCHEMA_COUNT, lambda n: fence({"maxItems": n})),
+    (limits.SCHEMA_COUNT, lambda n: fence({"minLength": n})),
+    (limits.SCHEMA_TEXT_LENGTH, lambda n: fence({"maxLength": n})),
     (
         limits.SCHEMA_PATTERN_PROPERTIES,
-        lambda n: fences.fence({"patternProperties": {f"^a{at}$": {} for at in range(n)}}),
+        lambda n: fence({"patternProperties": {f"^a{at}$": {} for at in range(n)}}),
     ),
     (limits.PATTERN_CHARACTERS, lambda n: refused("x" * n)),
     (limits.PATTERN_REPEATS, lambda n: refused(f"x{{{n}}}")),

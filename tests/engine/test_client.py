@@ -47,6 +47,8 @@ from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import Ask, a_prompt, alone, ids
 from tests.tiny import IM_END, tiny_llama
 
+pytestmark = pytest.mark.live
+
 P = ParamSpec("P")
 
 HANG = 60.0

@@ -33,6 +33,8 @@ from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from tests.families import SAMPLES, byte_level, write_checkpoint
 
+pytestmark = pytest.mark.tables
+
 GOLDEN = Path(__file__).parent / "golden" / "gpt_oss"
 DATE = {"conversation_start_date": "2025-06-28"}
 

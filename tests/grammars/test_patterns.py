@@ -5,8 +5,9 @@ import json
 import pytest
 
 from mlx_server.engine.grammar import in_a_line
-from mlx_server.grammars import formats, patterns
+from mlx_server.grammars import formats
 from mlx_server.requests import JsonFormat
+from mlx_server.schemas import patterns
 from tests.grammars.matching import Refused, compiled, matcher_of
 
 READ = [

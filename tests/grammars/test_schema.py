@@ -8,10 +8,10 @@ import pytest
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema
-from mlx_server.grammars.document import Document
-from mlx_server.grammars.enforced import gaps, plain
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
+from mlx_server.schemas.report import gaps, plain
+from mlx_server.schemas.view import View
 from tests.grammars.matching import matcher_of, matches
 
 
@@ -286,7 +286,7 @@ def test_a_member_carries_no_more_than_it_refers_to() -> None:
 
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
     found = {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"uniqueItems": True}}}
-    assert [str(gap) for gap in gaps(Document(found))] == ["uniqueItems at #/x/y"]
+    assert [str(gap) for gap in gaps(View(found))] == ["uniqueItems at #/x/y"]
     assert plain(found, lenient=True) == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
 
 

@@ -22,8 +22,6 @@ from mlx_server import descriptors
 from tests.live import server as live
 from tests.live.server import LiveServer, eventually, serving
 
-pytestmark = pytest.mark.alone
-
 CHAT = "/v1/chat/completions"
 DESCRIPTORS = 256
 MOST = descriptors.connections(DESCRIPTORS)

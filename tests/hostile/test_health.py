@@ -15,8 +15,6 @@ from websockets.sync.client import connect
 from tests.hostile.wounds import Knife, knife
 from tests.live.server import LiveServer, eventually, serving
 
-pytestmark = pytest.mark.alone
-
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TOLD_SECONDS = 5.0
 """From when health is false until everyone has an answer."""

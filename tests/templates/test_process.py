@@ -13,8 +13,9 @@ import pytest
 from mlx_server import limits
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.families.template import ChatTemplate
+from mlx_server.sandbox.parent import Stopped, WarmProcess
 from mlx_server.templates import child
-from mlx_server.templates.process import PROCESSES, Child, TemplateProcesses, TemplateStopped
+from mlx_server.templates.process import PROCESSES, PROGRAM, TemplateProcesses, ask
 from tests.live.server import eventually
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -51,10 +52,10 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
 
 
 def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
-    own = Child()
+    own = WarmProcess(PROGRAM)
     os.kill(own.pid, signal.SIGSTOP)
-    with pytest.raises(TemplateStopped):
-        own.ask(child.Compile(b"", "a", 0.05))
+    with pytest.raises(Stopped):
+        ask(own, child.Compile(b"", "a", 0.05))
     assert not own.is_alive
 
 
@@ -135,10 +136,10 @@ def test_what_gets_out_of_the_sandbox_can_open_nothing() -> None:
 
 def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_SERVER_API_KEYS", "secret")
-    own = Child()
+    own = WarmProcess(PROGRAM)
     try:
         assert "secret" not in psutil.Process(own.pid).environ().values()
-        own.ask(child.Compile(b"", "a", 1))
+        ask(own, child.Compile(b"", "a", 1))
         assert psutil.Process(own.pid).num_fds() == 3
     finally:
         own.end()

@@ -7,10 +7,10 @@ import pytest
 
 from mlx_server.events import Event
 from mlx_server.families import family_named
-from mlx_server.grammars import enforced
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.parsers.reading import Reading
+from mlx_server.schemas import report
 from mlx_server.tool_parsers.blocks import block_of
 from mlx_server.tool_parsers.format_text import FORMATS
 from mlx_server.tool_parsers.notation import Notation, gathered
@@ -203,7 +203,7 @@ def test_bare_text_has_its_format(format: str, right: list[str], wrong: list[str
 
 
 def test_all_formats_that_json_holds_are_held_in_text() -> None:
-    assert FORMATS.keys() == enforced.FORMATS
+    assert FORMATS.keys() == report.FORMATS
 
 
 @pytest.mark.parametrize(

@@ -5,59 +5,60 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mlx_server import limits
-from mlx_server.grammars.document import Document, Part, Path, reference
-from mlx_server.grammars.members import plainly, properties_of, required_of
+from mlx_server.schemas.members import flattened, properties_of, required_of
+from mlx_server.schemas.types import named
+from mlx_server.schemas.view import Part, Path, View, reference
 
 
-class Choice(NamedTuple):
+class Alternatives(NamedTuple):
     path: Path
     """Of the keyword that leaves it."""
     options: list[Mapping[str, Any]]
     """Any of which may be added to the schema; none, if they can't be told."""
 
 
-class Way(NamedTuple):
+class Variant(NamedTuple):
     schema: Mapping[str, Any]
     made: tuple[Path, ...] = ()
     """Choices that its `allOf` tells of."""
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[Alternatives]:
         """Those left."""
-        document = Document(self.schema)
+        view = View(self.schema)
         listed, required = [*properties_of(self.schema)], required_of(self.schema)
-        found: list[Choice] = []
-        for part in plainly(Part((), self.schema), document):
+        found: list[Alternatives] = []
+        for part in flattened(Part((), self.schema), view):
             found += [*_of_options(part), *_of_counts(part, listed, required)]
         return [choice for choice in found if choice.path not in self.made]
 
-    def taking(self, choice: Choice) -> "list[Way]":
+    def taking(self, choice: Alternatives) -> "list[Variant]":
         parts, made = self.schema.get("allOf", ()), (*self.made, choice.path)
-        return [Way({**self.schema, "allOf": [*parts, one]}, made) for one in choice.options]
+        return [Variant({**self.schema, "allOf": [*parts, one]}, made) for one in choice.options]
 
 
-def _of_options(part: Part) -> Iterator[Choice]:
+def _of_options(part: Part) -> Iterator[Alternatives]:
     path, schema = part
     for key in ("anyOf", "oneOf"):
         if isinstance(schema, Mapping) and key in schema:
             options = enumerate(schema[key])
             open = [(*path, key, str(at)) for at, option in options if _may_be_object(option)]
-            yield Choice((*path, key), [{"$ref": reference(option)} for option in open])
+            yield Alternatives((*path, key), [{"$ref": reference(option)} for option in open])
 
 
-def _of_counts(part: Part, listed: list[str], required: frozenset[str]) -> Iterator[Choice]:
+def _of_counts(part: Part, listed: list[str], required: frozenset[str]) -> Iterator[Alternatives]:
     path, schema = part
     said = schema if isinstance(schema, Mapping) else {}
     least, most = said.get("minProperties", 0), said.get("maxProperties", math.inf)
     if len(required) < least:
         more = listed if least == 1 else ()
-        yield Choice((*path, "minProperties"), [{"required": [name]} for name in more])
+        yield Alternatives((*path, "minProperties"), [{"required": [name]} for name in more])
     if len(required.union(listed)) > most:
-        yield Choice((*path, "maxProperties"), [])
+        yield Alternatives((*path, "maxProperties"), [])
 
 
-def ways_of(schema: Mapping[str, Any]) -> list[Way]:
+def variants_of(schema: Mapping[str, Any]) -> list[Variant]:
     """Only itself, if it leaves no choice."""
-    waiting, found = [Way(schema)], list[Way]()
+    waiting, found = [Variant(schema)], list[Variant]()
     most = min(
         limits.SCHEMA_WAYS.value,
         limits.SCHEMA_WAYS_MEMBERS.value // (1 + len(properties_of(schema))),
@@ -76,4 +77,4 @@ def ways_of(schema: Mapping[str, Any]) -> list[Way]:
 def _may_be_object(schema: Any) -> bool:
     if isinstance(schema, bool):
         return schema
-    return "object" in schema.get("type", "object")
+    return "object" in named(schema)

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlx_server.grammars.document import (
+from mlx_server.schemas.view import (
     DEFINITIONS,
-    Document,
     Part,
     Path,
     Schema,
+    View,
     parts_of,
     reference,
 )
@@ -19,9 +19,9 @@ _NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", *DEFINITIONS)
 
 
 def properties_of(schema: Schema) -> Mapping[str, Schema]:
-    """Those listed, also by what the schema plainly refers to or is made of."""
+    """Those listed, also by what the schema flattened refers to or is made of."""
     found: dict[str, Schema] = {}
-    for part in plainly(Part((), schema), Document(schema)):
+    for part in flattened(Part((), schema), View(schema)):
         if isinstance(part.schema, Mapping):
             for key, inner in part.schema.get("properties", {}).items():
                 found.setdefault(key, inner)
@@ -31,20 +31,20 @@ def properties_of(schema: Schema) -> Mapping[str, Schema]:
 def required_of(schema: Schema) -> frozenset[str]:
     return frozenset(
         name
-        for part in plainly(Part((), schema), Document(schema))
+        for part in flattened(Part((), schema), View(schema))
         if isinstance(part.schema, Mapping)
         for name in part.schema.get("required", ())
     )
 
 
-def members(document: Document, key: str) -> list[Part]:
+def members(view: View, key: str) -> list[Part]:
     """All that is said of one member."""
-    parts = plainly(Part((), document.root), document)
+    parts = flattened(Part((), view.root), view)
     return [found for part in parts if (found := _member(part, key))]
 
 
-def is_barred(document: Document, key: str) -> bool:
-    return any(part.schema is False for part in members(document, key))
+def is_barred(view: View, key: str) -> bool:
+    return any(part.schema is False for part in members(view, key))
 
 
 def member(schema: Schema, key: str) -> Mapping[str, Any]:
@@ -53,10 +53,10 @@ def member(schema: Schema, key: str) -> Mapping[str, Any]:
     A name that is not listed is what `additionalProperties` says, where no `patternProperties`
     may speak of it: whether they do, a client's pattern could take for ever to tell.
     """
-    document = Document(schema)
-    found = [part for part in members(document, key) if part.schema is not True]
-    carried = _Carried(document)
-    own = [carried.copy(_followed(part, document)) for part in found]
+    view = View(schema)
+    found = [part for part in members(view, key) if part.schema is not True]
+    carried = _Carried(view)
+    own = [carried.copy(_followed(part, view)) for part in found]
     root = own[0] if len(own) == 1 else {"allOf": own} if own else {}
     definitions = carried.definitions()
     return {**root, "$defs": definitions} if definitions else root
@@ -65,8 +65,8 @@ def member(schema: Schema, key: str) -> Mapping[str, Any]:
 class _Carried:
     """What references lead to, copied under names of their own."""
 
-    def __init__(self, document: Document) -> None:
-        self._document = document
+    def __init__(self, view: View) -> None:
+        self._view = view
         self._names: dict[Path, str] = {}
         self._waiting: list[Part] = []
 
@@ -76,7 +76,7 @@ class _Carried:
         copied: dict[str, Any] = json.loads(json.dumps(part.schema))
         for path, inner in list(parts_of(copied)):
             if isinstance(inner, dict):
-                target = self._document.target(Part((*part.path, *path), inner))
+                target = self._view.target(Part((*part.path, *path), inner))
                 for name in _NAMES:
                     inner.pop(name, None)
                 if target:
@@ -99,7 +99,7 @@ class _Carried:
         return self._names[target.path]
 
 
-def plainly(start: Part, document: Document) -> Iterator[Part]:
+def flattened(start: Part, view: View) -> Iterator[Part]:
     """This one, what its `$ref` leads to and the schemas of its `allOf`, and so on from these."""
     waiting, seen = [start], set()
     while waiting:
@@ -108,18 +108,18 @@ def plainly(start: Part, document: Document) -> Iterator[Part]:
             continue
         seen.add(part.path)
         yield part
-        target = document.target(part)
+        target = view.target(part)
         listed = enumerate(part.schema.get("allOf", ()))
         inside = [Part((*part.path, "allOf", str(at)), inner) for at, inner in listed]
         waiting += [*([target] if target else []), *inside]
 
 
-def _followed(part: Part, document: Document) -> Part:
+def _followed(part: Part, view: View) -> Part:
     """Where a schema leads that is a reference and says nothing else of the value."""
     seen = set()
     while isinstance(part.schema, Mapping) and part.path not in seen:
         seen.add(part.path)
-        target = document.target(part)
+        target = view.target(part)
         if not target or set(part.schema) - {"$ref", "title", "description", "default", *_NAMES}:
             break
         part = target

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mlx_server import limits
-from mlx_server.grammars.document import Document, Part, Schema
+from mlx_server.schemas.types import named
+from mlx_server.schemas.view import Part, Schema, View
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
 class Apart:
-    def __init__(self, document: Document) -> None:
-        self._document = document
+    def __init__(self, view: View) -> None:
+        self._view = view
         self._looks = 0
         self._known: dict[int, _Facts] = {}
 
@@ -40,7 +41,7 @@ class Apart:
         """Apart from what it refers to or is made of is apart from it."""
         if isinstance(one.schema, bool):
             return False
-        target = self._document.target(one)
+        target = self._view.target(one)
         if target and self._apart(target, other, depth - 1):
             return True
         if any(self._apart(part, other, depth - 1) for part in _listed(one, "allOf")):
@@ -83,9 +84,7 @@ class _Facts(NamedTuple):
 
 
 def _facts_of(schema: Mapping[str, Any]) -> _Facts:
-    said = schema.get("type", list(_TYPES))
-    names = [said] if isinstance(said, str) else said
-    types = frozenset("number" if name == "integer" else name for name in names)
+    types = frozenset("number" if name == "integer" else name for name in named(schema))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is None:
         return _Facts(types, None)

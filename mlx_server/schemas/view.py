@@ -1,6 +1,8 @@
-"""A JSON schema: its parts, where its references lead, and parts of it as schemas of their own.
+"""A JSON Schema as the parts it is made of, and where its references lead.
 
-Read as draft 2020-12, older spellings as well (`definitions`, lists in `items`, `id: "#name"`).
+It is read as draft 2020-12, and the spellings of older drafts are known as well (`definitions`,
+lists in `items`, `id: "#name"`). The library `referencing` finds what a reference leads to; here
+its path is needed too, because llguidance follows pointers only.
 """
 
 import json
@@ -28,8 +30,8 @@ class Part(NamedTuple):
     schema: Schema
 
 
-class Document:
-    """References are `#`, `#/a/pointer` or `#anchor`; nothing is fetched."""
+class View:
+    """A schema and what its references lead to: `#`, `#/a/pointer` and `#anchor`, nothing else."""
 
     def __init__(self, root: Schema) -> None:
         self.root = root
@@ -62,6 +64,14 @@ class Document:
         if name not in self._anchors:
             raise refused(at, f"refers to {shown(ref)}, but no $anchor of that name is there")
         return self._anchors[name]
+
+    def referred(self, schema: Schema) -> Schema | None:
+        """What the `$ref` of a part of this schema leads to; None if it leads nowhere."""
+        try:
+            found = self.target(Part((), schema))
+        except InvalidGrammar:
+            return None
+        return found.schema if found else None
 
     def reached(self) -> Iterator[Part]:
         """The root and all that it uses, definitions only where they are referred to."""

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import patterns
-from mlx_server.grammars.apart import Apart
-from mlx_server.grammars.document import (
-    Document,
+from mlx_server.schemas import patterns
+from mlx_server.schemas.apart import Apart
+from mlx_server.schemas.types import named
+from mlx_server.schemas.view import (
     Part,
     Path,
     Schema,
+    View,
     children,
     pointer,
     reference,
@@ -64,15 +65,15 @@ class Gap(NamedTuple):
         )
 
 
-class Met(NamedTuple):
+class Visited(NamedTuple):
     part: Part
     joined: bool
     """Other schemas may speak of the same value, and llguidance would have to merge them."""
 
 
-def met(document: Document) -> Iterator[Met]:
+def visited(view: View) -> Iterator[Visited]:
     """The schemas that constrain a value, each once as joined and once as not, if it is both."""
-    waiting = [Met(Part((), document.root), False)]
+    waiting = [Visited(Part((), view.root), False)]
     seen = set()
     while waiting:
         now = waiting.pop()
@@ -80,10 +81,10 @@ def met(document: Document) -> Iterator[Met]:
             continue
         seen.add((now.part.path, now.joined))
         yield now
-        waiting += reversed(list(_next(document, now)))
+        waiting += reversed(list(_next(view, now)))
 
 
-def _next(document: Document, now: Met) -> Iterator[Met]:
+def _next(view: View, now: Visited) -> Iterator[Visited]:
     path, schema = now.part
     if isinstance(schema, bool):
         return
@@ -93,19 +94,19 @@ def _next(document: Document, now: Met) -> Iterator[Met]:
         if keyword not in _UNSUPPORTED:
             in_place = keyword in _IN_PLACE
             alone = keyword != "allOf" or len(schema["allOf"]) == 1
-            yield Met(part, now.joined or (in_place and (shared or not alone)))
-    if target := document.target(now.part):
-        yield Met(target, shared)
+            yield Visited(part, now.joined or (in_place and (shared or not alone)))
+    if target := view.target(now.part):
+        yield Visited(target, shared)
 
 
 def _constraints(schema: Mapping[str, Any]) -> set[str]:
     return {key for key in schema if key not in _ANNOTATIONS and not _vacuous(schema, key)}
 
 
-def gaps(document: Document) -> list[Gap]:
-    apart, costs = Apart(document), _Costs()
+def gaps(view: View) -> list[Gap]:
+    apart, costs = Apart(view), _Costs()
     found: dict[Gap, None] = {}
-    for now in met(document):
+    for now in visited(view):
         found |= dict.fromkeys(_gaps(now, apart))
         found |= dict.fromkeys(costs.gaps(now))
     return list(found)
@@ -118,7 +119,7 @@ class _Costs:
         self._joined_patterns = 0
         self._choices = 0
 
-    def gaps(self, now: Met) -> Iterator[Gap]:
+    def gaps(self, now: Visited) -> Iterator[Gap]:
         path, schema = now.part
         if isinstance(schema, bool):
             return
@@ -133,7 +134,7 @@ class _Costs:
                     yield Gap(path, key, "is too costly beside so many properties")
 
 
-def _gaps(now: Met, apart: Apart) -> Iterator[Gap]:
+def _gaps(now: Visited, apart: Apart) -> Iterator[Gap]:
     path, schema = now.part
     if isinstance(schema, bool):
         return
@@ -146,7 +147,7 @@ def _gaps(now: Met, apart: Apart) -> Iterator[Gap]:
                 yield Gap(path, key, "has options that can't be told apart (anyOf may)")
         elif key in ("minProperties", "maxProperties") and not _countable(schema, key, now.joined):
             yield Gap(path, key, "can't be enforced in this shape")
-        elif key == "format" and _may_be(schema, "string") and schema[key] not in FORMATS:
+        elif key == "format" and "string" in named(schema) and schema[key] not in FORMATS:
             yield Gap(path, key, f"is not one of {', '.join(sorted(FORMATS))}")
         elif key == "pattern" and (why := patterns.unsupported(schema[key])):
             yield Gap(path, key, f"has {why}, which a grammar can't say")
@@ -195,14 +196,9 @@ def _pattern_gaps(path: Path, schema: Mapping[str, Any]) -> Iterator[Gap]:
             yield Gap(path, "additionalProperties", "can't be told from patternProperties")
 
 
-def _may_be(schema: Mapping[str, Any], name: str) -> bool:
-    said = schema.get("type", name)
-    return name in (said if isinstance(said, list) else [said])
-
-
 def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
     """Names that the schema does not list may be repeated, so at most one of them can be asked."""
-    if _vacuous(schema, key) or not _may_be(schema, "object"):
+    if _vacuous(schema, key) or "object" not in named(schema):
         return True
     if joined or any(place in schema for place in _IN_PLACE):
         return False
@@ -223,7 +219,7 @@ def may_spell(schema: Schema) -> bool:
     named = ("properties", "required", "patternProperties")
     return any(
         isinstance(found, dict) and any(found.get(key) for key in named) and not _closed(found)
-        for _, found in Document(schema).reached()
+        for _, found in View(schema).reached()
     )
 
 
@@ -264,13 +260,13 @@ def plain(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
         return schema
     copy: dict[str, Any] = json.loads(json.dumps(schema))
     copy.pop("x-guidance", None)
-    document = Document(copy)
+    view = View(copy)
     dropped: dict[Path, set[str]] = {}
-    for gap in gaps(document):
+    for gap in gaps(view):
         if not lenient:
             raise gap.refusal()
         dropped.setdefault(gap.path, set()).add(gap.keyword)
-    parts = [(part, document.target(part)) for part in document.reached()]
+    parts = [(part, view.target(part)) for part in view.reached()]
     for (path, found), target in parts:
         if isinstance(found, dict):
             _clear(found, dropped.get(path, set()) - {"oneOf"})

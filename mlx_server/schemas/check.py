@@ -5,28 +5,29 @@ The limits are measured ones: what is within compiles in far less than two secon
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice, product
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.grammars import patterns
-from mlx_server.grammars.document import (
+from mlx_server.schemas import patterns
+from mlx_server.schemas.report import COUNTS, visited
+from mlx_server.schemas.types import named
+from mlx_server.schemas.view import (
     DEFINITIONS,
     LISTED,
     NAMED,
     SINGLE,
-    Document,
     Part,
     Path,
+    View,
     children,
     pointer,
     refused,
     shown,
 )
-from mlx_server.grammars.enforced import COUNTS, met
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _TIMES = tuple(key for key in COUNTS if key != "maxLength")
@@ -49,16 +50,16 @@ def fence(schema: Any) -> None:
     if schema is True:
         return
     _measure(schema)
-    document = Document(schema)
-    parts = list(document.all())
+    view = View(schema)
+    parts = list(view.all())
     for part in parts:
         _check_shapes(part)
-    _refuse_cycles(document, parts)
-    _refuse_long_chains(document, parts)
+    _refuse_cycles(view, parts)
+    _refuse_long_chains(view, parts)
     for part in parts:
         _check_counts(part)
         _check_bounds(part)
-    _check_sums(document, parts)
+    _check_sums(view, parts)
 
 
 def _measure(schema: Any) -> None:
@@ -164,9 +165,9 @@ def _is_map(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, Mapping) and all(map(fits, value.values()))
 
 
-def _refuse_cycles(document: Document, parts: list[Part]) -> None:
+def _refuse_cycles(view: View, parts: list[Part]) -> None:
     """A schema that is itself, with nothing of a value in between, has no value."""
-    graph = {part.path: _same_value(document, part) for part in parts}
+    graph = {part.path: _same_value(view, part) for part in parts}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -175,17 +176,17 @@ def _refuse_cycles(document: Document, parts: list[Part]) -> None:
         raise refused(cycle[0], f"refers to itself with nothing in between ({around})") from None
 
 
-def _same_value(document: Document, part: Part) -> list[Path]:
+def _same_value(view: View, part: Part) -> list[Path]:
     if isinstance(part.schema, bool):
         return []
-    target = document.target(part)
+    target = view.target(part)
     at = len(part.path)
     inside = [p.path for p in children(part) if p.path[at] in ("allOf", "anyOf", "oneOf")]
     return inside + ([target.path] if target else [])
 
 
-def _refuse_long_chains(document: Document, parts: list[Part]) -> None:
-    heads = {(), *(target.path for part in parts if (target := document.target(part)))}
+def _refuse_long_chains(view: View, parts: list[Part]) -> None:
+    heads = {(), *(target.path for part in parts if (target := view.target(part)))}
     depths = dict.fromkeys(heads, 0)
     for part in parts:
         for length in range(len(part.path), -1, -1):
@@ -231,7 +232,7 @@ def _check_bounds(part: Part) -> None:
     if isinstance(schema, bool):
         return
     for least, most, types in _BOUNDS:
-        if not _types_of(schema) <= {*types}:
+        if not named(schema) <= {*types}:
             continue  # a value of another type may follow it
         for low, high in product(least, most):
             if _is_number(schema.get(low)) and _is_number(schema.get(high)):
@@ -239,11 +240,6 @@ def _check_bounds(part: Part) -> None:
                 if schema[low] > schema[high] or (schema[low] == schema[high] and not inclusive):
                     beside = f"is {shown(schema[low])} beside {high} {shown(schema[high])}"
                     raise refused((*path, low), f"{beside}: no value follows both")
-
-
-def _types_of(schema: Mapping[str, Any]) -> Set[str]:
-    said = schema.get("type", _TYPES)
-    return {said} if isinstance(said, str) else {*said}
 
 
 def _unwritable(value: Any) -> str | None:
@@ -262,7 +258,7 @@ def _unwritable(value: Any) -> str | None:
     return None
 
 
-def _check_sums(document: Document, parts: list[Part]) -> None:
+def _check_sums(view: View, parts: list[Part]) -> None:
     said = [(part.path, part.schema) for part in parts if isinstance(part.schema, Mapping)]
     named = sum(len(schema.get("patternProperties", ())) for _, schema in said)
     if named > limits.SCHEMA_PATTERN_PROPERTIES.value:
@@ -272,7 +268,7 @@ def _check_sums(document: Document, parts: list[Part]) -> None:
     multiples = sum(_digits(schema) for _, schema in said)
     joined = math.prod(
         max(1, _digits(part.schema))
-        for part, joined in met(document)
+        for part, joined in visited(view)
         if joined and isinstance(part.schema, Mapping)
     )
     if max(multiples, joined) > limits.SCHEMA_MULTIPLES.value:

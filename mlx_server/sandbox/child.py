@@ -1,0 +1,78 @@
+"""The child's end of a warm process: it serves requests, one at a time, until the socket at its
+stdin is closed, and the operating system holds it to its limits.
+"""
+
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+LENGTH_BYTES = 4
+
+
+class Served(NamedTuple):
+    reply: bytes
+    payload: bytes | bytearray = b""
+    is_last: bool = False
+    """The process ends after this reply, so that the next one has a clean heap."""
+
+
+def serve(channel: socket.socket, answer: Callable[[bytearray], Served]) -> None:
+    while (frame := _received(channel)) is not None:
+        served = answer(frame)
+        del frame
+        for part in (served.reply, served.payload):
+            channel.sendall(len(part).to_bytes(LENGTH_BYTES))
+            channel.sendall(part)
+        if served.is_last:
+            return
+        del served, part
+
+
+def _received(channel: socket.socket) -> bytearray | None:
+    """None when the server has gone."""
+    head = _exactly(channel, LENGTH_BYTES)
+    return _exactly(channel, int.from_bytes(head)) if head else None
+
+
+def _exactly(channel: socket.socket, size: int) -> bytearray | None:
+    found, at = bytearray(size), 0
+    while at < size:
+        read = channel.recv_into(memoryview(found)[at:])
+        if not read:
+            return None
+        at += read
+    return found
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """The kernel ends the process beyond it: no request can hold that up, and no parent that has
+    ended or is stopped is needed for it."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 4 * seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def confine(memory: int) -> None:
+    """For good: what is imported or opened later is refused."""
+    for number in (signal.SIGHUP, signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(limit, (0, 0))
+    if sys.platform == "linux":  # macOS has it, and refuses it: there the server watches
+        memory += _address_space()
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # stdin, stdout and stderr
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,0 +1,214 @@
+"""The server's end of warm processes.
+
+They are started when they are needed and stay warm; one serves all requests as long as these come
+one after another. One that passes a limit is killed, and the next request gets another.
+"""
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import psutil
+
+from mlx_server.errors import Unavailable
+from mlx_server.request_threads import check_wanted
+from mlx_server.sandbox.child import LENGTH_BYTES
+
+LOOK_SECONDS = 0.05
+"""A request that takes longer is looked at this often: its memory, and who waits for it."""
+
+ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
+"""The variables that a child inherits."""
+
+
+class Stopped(Exception):
+    """The request passed a limit, which the text of this names."""
+
+
+class _Lost(Exception):
+    """The child ended by itself or has to be ended."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a child runs: `file MEMORY_BYTES`, with a socket as its stdin."""
+
+    file: str
+    task: str
+    """What it does, for messages: `renders chat templates`."""
+    memory: int
+    largest: int
+    """Bytes of a reply."""
+    unavailable: type[Unavailable]
+    """Raised where it can't be started."""
+
+
+class WarmProcess:
+    """One process; used by one thread at a time."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", program.file, str(program.memory)],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_environment(),
+                    # a group of its own: Ctrl-C does not reach it, and if the server dies while it
+                    # is stopped, the kernel hangs up on the orphaned group
+                    process_group=0,
+                )
+            except OSError as error:
+                ours.close()
+                raise program.unavailable(
+                    f"The process that {program.task} can't be started: "
+                    f"{error.strerror}. Try again in a moment."
+                ) from None
+        self._socket = ours
+        self._memory = psutil.Process(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: bytearray, seconds: float) -> tuple[bytearray, bytearray]:
+        """The reply and its payload. Raises Stopped; then the child has ended.
+
+        request: emptied as soon as it is sent. seconds: of processor time, which the child keeps
+        itself; four times as much of the clock.
+        """
+        deadline = time.monotonic() + 4 * seconds + 1
+        try:
+            self._send(request, seconds)
+            request.clear()
+            return self._frame(deadline), self._frame(deadline)
+        except TimeoutError:
+            self.end()
+            raise Stopped(_too_slow(seconds)) from None
+        except MemoryError:
+            self.end()
+            raise Stopped(self._too_much()) from None
+        except (OSError, _Lost):
+            raise Stopped(self._why_it_ended(seconds)) from None
+        except BaseException:
+            self.end()
+            raise
+
+    def _send(self, packed: bytearray, seconds: float) -> None:
+        self._socket.settimeout(4 * seconds + 1)
+        self._socket.sendall(len(packed).to_bytes(LENGTH_BYTES))
+        self._socket.sendall(packed)
+
+    def _frame(self, deadline: float) -> bytearray:
+        return self._received(int.from_bytes(self._received(LENGTH_BYTES, deadline)), deadline)
+
+    def _received(self, size: int, deadline: float) -> bytearray:
+        if size > self._program.largest:
+            raise _Lost
+        found, at = bytearray(size), 0
+        self._socket.settimeout(LOOK_SECONDS)
+        while at < size:
+            try:
+                read = self._socket.recv_into(memoryview(found)[at:])
+            except TimeoutError:
+                self._look(deadline)
+                continue
+            if not read:
+                raise _Lost
+            at += read
+        return found
+
+    def _look(self, deadline: float) -> None:
+        check_wanted()
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        try:
+            size = self._memory.memory_info().rss
+        except psutil.Error:
+            return  # it has ended, and the socket says so
+        if size > self._program.memory + (64 << 20):
+            raise MemoryError
+
+    def _why_it_ended(self, seconds: float) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        code = self._process.returncode
+        self.end()
+        if code in (-signal.SIGPROF, -signal.SIGALRM):
+            return _too_slow(seconds)
+        return self._too_much() if code == -signal.SIGKILL else "ended its process"
+
+    def _too_much(self) -> str:
+        return f"needs more than {self._program.memory >> 20} MiB of memory"
+
+    def end(self) -> None:
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    # so that the memory of large texts goes back to the system
+    return {**inherited, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
+
+def _too_slow(seconds: float) -> str:
+    return f"takes more than {seconds} s of processor time"
+
+
+class WarmProcesses:
+    def __init__(self, program: Program, most: int, most_idle: int) -> None:
+        self._program = program
+        self._most_idle = most_idle
+        self._idle: list[WarmProcess] = []
+        self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(most)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for each in idle:
+            each.end()
+
+    @contextmanager
+    def one(self) -> Iterator[WarmProcess]:
+        """Waits for one if all are busy."""
+        with self._places:
+            own = self._next()
+            try:
+                yield own
+            finally:
+                self._keep(own)
+
+    def _next(self) -> WarmProcess:
+        with self._lock:
+            while self._idle:
+                own = self._idle.pop()
+                if own.is_alive:
+                    return own
+                own.end()
+        return WarmProcess(self._program)
+
+    def _keep(self, own: WarmProcess) -> None:
+        with self._lock:
+            if own.is_alive and len(self._idle) < self._most_idle:
+                self._idle.append(own)
+                return
+        own.end()

@@ -1,0 +1,88 @@
+"""Which JSON types a schema allows."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlx_server import limits
+from mlx_server.schemas.view import View
+
+ALL = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+
+
+def type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def named(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Those of its own `type`, where every integer is a number; all if it has none."""
+    said = schema.get("type")
+    names = said if isinstance(said, list) else [said]
+    types = frozenset(name for name in names if isinstance(name, str)) & ALL
+    return (types | {"integer"} if "number" in types else types) or ALL
+
+
+def types_of(schema: Mapping[str, Any], view: View) -> frozenset[str]:
+    """Those that the schema, a part of `view`, allows by itself and through its references."""
+    return _Types(view).of(schema, limits.COERCED_DEPTH.value)
+
+
+def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
+    """The schema at the end of its references; what leads nowhere says nothing."""
+    for _ in range(limits.COERCED_DEPTH.value):
+        if not isinstance(schema.get("$ref"), str):
+            return schema
+        found = view.referred(schema)
+        if not isinstance(found, Mapping):
+            return {}
+        schema = found
+    return {}
+
+
+def listed(schema: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """The schemas of `allOf`, `anyOf` or `oneOf`; no more of them than are looked at."""
+    options = schema.get(key)
+    some = options[: limits.COERCED_PARTS.value] if isinstance(options, list) else []
+    return [option if isinstance(option, Mapping) else {} for option in some]
+
+
+class _Types:
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._known: dict[int, frozenset[str]] = {}
+
+    def of(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
+        schema = resolved(schema, self._view)
+        if not depth or len(self._known) > limits.COERCED_PARTS.value:
+            return ALL
+        if id(schema) not in self._known:
+            types = self._known[id(schema)] = ALL  # a schema that leads back to itself adds nothing
+            for allowed in self._constraints(schema, depth - 1):
+                types &= allowed
+            self._known[id(schema)] = types or ALL
+        return self._known[id(schema)]
+
+    def _constraints(self, schema: Mapping[str, Any], depth: int) -> Iterator[frozenset[str]]:
+        yield named(schema)
+        for key in ("anyOf", "oneOf"):
+            if options := listed(schema, key):
+                yield frozenset().union(*(self.of(option, depth) for option in options))
+        for part in listed(schema, "allOf"):
+            yield self.of(part, depth)
+        values = schema.get("enum")
+        if isinstance(values, list) and values:
+            yield frozenset(map(type_of, values))
+        if "const" in schema:
+            yield frozenset({type_of(schema["const"])})
