@@ -11,7 +11,7 @@ from mlx_server.engine.messages import Admitted
 from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.events import Event, Started
 from mlx_server.grammars.formats import placed
-from mlx_server.plan import Plan, plan
+from mlx_server.plan import Plan, plan, shortened
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.entry import Model
 from mlx_server.pool.lease import Lease
@@ -28,6 +28,8 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         prepared = await pool.prepared(name)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await in_thread(plan, prepared, request, adapter, model=prepared.id)
+        most = pool.most_tokens(prepared, planned.demand.rows, adapter)
+        planned = shortened(planned, prepared, request, most)
         demand = replace(planned.demand, client=request.client)
         async with pool.lease(prepared, demand, adapter) as lease, AsyncExitStack() as on:
             _check_ids(lease.model, request)

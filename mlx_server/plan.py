@@ -81,6 +81,26 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
     )
 
 
+def shortened(planned: Plan, prepared: Prepared, request: GenerateRequest, most: int) -> Plan:
+    """The plan with answers that fit, where the client set no limit of its own.
+
+    most: tokens that the memory holds of each row. Where not even the prompts fit, nothing changes,
+    and the request is refused.
+    """
+    if request.max_tokens is not None or planned.demand.most_tokens <= most:
+        return planned
+    answers = 2 if is_made_again(prepared, request) else 1
+    most_of_each = []
+    for row in planned.rows:
+        beyond = max(0, _longest(prepared, request, row) - most)
+        most_of_each.append(row.max_tokens - -(-beyond // answers))
+    if min(most_of_each) < 1:
+        return planned
+    for row, limit in zip(planned.rows, most_of_each, strict=True):
+        row.end_within(limit)
+    return replace(planned, demand=replace(planned.demand, most_tokens=most))
+
+
 def _messages(prepared: Prepared, prompts: Sequence[Rendered]) -> Iterator[Mapping[str, Any]]:
     for rendered in prompts:
         if rendered.messages is None:

@@ -51,10 +51,17 @@ def show(pool: dict[str, Any], console: Console) -> None:
     for model in pool["models"]:
         if model["error"]:
             console.print(_text(f"{model['id']} failed: {model['error']}"), soft_wrap=True)
+        for row in model.get("prefilling", ()):
+            console.print(_text(_prefill(model["id"], row)), soft_wrap=True)
     used, budget, cache = (_size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
     console.print(
         Text(f"{used} of {budget} in use, {cache} of it by the prompt cache"), soft_wrap=True
     )
+
+
+def _prefill(model: str, row: dict[str, int]) -> str:
+    prompt, computed = row["prompt_tokens"], row["computed_tokens"]
+    return f"{model}: {computed:,} of the {prompt:,} tokens of a prompt are computed"
 
 
 def _text(text: str) -> Text:

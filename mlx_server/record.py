@@ -15,7 +15,7 @@ from mlx_server.api.errors import validation_error
 from mlx_server.engine.messages import Token
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation
-from mlx_server.plan import plan
+from mlx_server.plan import plan, shortened
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
@@ -69,6 +69,7 @@ async def _recorded(
 async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
     prepared = await pool.prepared(request.model)
     planned = await in_thread(plan, prepared, request)
+    planned = shortened(planned, prepared, request, pool.most_tokens(prepared, planned.demand.rows))
     tokens: list[Token] = []
     async with (
         pool.lease(prepared, planned.demand) as lease,

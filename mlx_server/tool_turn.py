@@ -13,6 +13,7 @@ from mlx_server.events import (
     McpCallDelta,
     McpCallMade,
     McpCallStarted,
+    PromptProgress,
     ReasoningDelta,
     Repaired,
     TextDelta,
@@ -81,7 +82,7 @@ class Turn:
             case ReasoningDelta(text=text):
                 self.reasoning.append(text)
                 yield event
-            case BuiltInCall() | Unmet():
+            case BuiltInCall() | PromptProgress() | Unmet():
                 yield event
             case ToolCallStarted(call=at):
                 call = self.calls[at] = self._begun(event)

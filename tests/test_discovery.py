@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app
 from mlx_server.discovery import with_local_models
+from mlx_server.pool import sources
 from mlx_server.settings import ModelSettings, Settings
 from tests.live.server import serving
 
@@ -51,6 +52,31 @@ def test_models_local_shows_them(studio: Path) -> None:
     assert result.exit_code == 0
     assert "org/one" in result.output
     assert f"source: {studio / 'two'}" in result.output
+
+
+def test_models_local_keeps_to_the_budget_of_models_yaml(studio: Path, tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text("server: {memory_budget: 10}", "utf-8")
+    result = CliRunner().invoke(app, ["models", "--local", "--config", str(file)])
+    assert result.exit_code == 0
+    assert result.output.count("no: too large") == 2
+    assert "models.yaml" not in result.output, "none of them can be served"
+
+
+def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is larger is refused before it is fetched: see tests/pool/test_sources.py."""
+    file = tmp_path / "small.yaml"
+    file.write_text("server: {memory_budget: 10}", "utf-8")
+    asked: list[tuple[str, int]] = []
+
+    def resolve(source: str, *_: object, budget: int, **__: object) -> Path:
+        asked.append((source, budget))
+        return tmp_path
+
+    monkeypatch.setattr(sources, "resolve", resolve)
+    result = CliRunner().invoke(app, ["pull", "org/name", "--config", str(file)])
+    assert result.exit_code == 0
+    assert asked == [("org/name", 10)]
 
 
 def test_a_server_offers_them_and_answers(studio: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ MODEL = {
     "pinned": False,
     "ttl": None,
     "progress": None,
+    "prefilling": [],
     "error": None,
 }
 
@@ -52,6 +53,12 @@ def test_a_line_a_model_and_one_for_the_whole(terminal: bool) -> None:
     assert cells(tiny) == ["tiny", "plain", "/models/tiny", "ready", "2", "1.2 GB", "-"]
     assert cells(other) == ["b", "-", "/models/tiny", "unloaded", "0", "0 MB", "-"]
     assert last == "1.5 GB of 12.0 GB in use, 0 MB of it by the prompt cache"
+
+
+def test_how_much_of_a_prompt_is_computed() -> None:
+    row = {"prompt_tokens": 30_000, "computed_tokens": 8_192}
+    *_, line, _ = shown(pool({"prefilling": [row]}))
+    assert line == "tiny: 8,192 of the 30,000 tokens of a prompt are computed"
 
 
 def test_a_server_without_models() -> None:

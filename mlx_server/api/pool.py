@@ -49,6 +49,7 @@ def _model(view: View) -> dict[str, Any]:
         "ttl": view.spec.ttl,
         "batching": view.batching,
         "progress": asdict(view.progress) if view.progress else None,
+        "prefilling": [asdict(row) for row in view.prefilling],
         "error": view.error,
         "adapters": [
             {"name": name, "leases": leases, "bytes": nbytes}

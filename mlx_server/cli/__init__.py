@@ -209,6 +209,10 @@ def models(
     local: Annotated[
         bool, typer.Option("--local", help="The checkpoints on this machine, instead.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of which --local takes the memory budget."),
+    ] = None,
 ) -> None:
     """Show the models of a running server: what is loaded, who uses it, what it takes.
 
@@ -232,11 +236,12 @@ def models(
         return
     if local:
         from mlx_server.local_table import show as show_local
+        from mlx_server.models_yaml import load_settings
         from mlx_server.pool.budget import budget_of
         from mlx_server.pool.local import local_models
 
-        upcast = sys.platform != "darwin"
-        show_local(list(local_models(upcast=upcast)), budget_of(None, None).nbytes, Console())
+        budget = budget_of(load_settings(config).server.memory_budget, None).nbytes
+        show_local(list(local_models(upcast=sys.platform != "darwin")), budget, Console())
         return
     from mlx_server.chat import client_of, key_at_home
     from mlx_server.pool_table import pool_of, show

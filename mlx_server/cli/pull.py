@@ -1,6 +1,7 @@
 """`mlx-server pull`."""
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,10 @@ def pull(
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="A branch, a tag or a commit [the newest].")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With the memory budget, rather than ./models.yaml."),
+    ] = None,
 ) -> None:
     """Fetch models from the Hugging Face hub, so that they can be served offline.
 
@@ -21,18 +26,21 @@ def pull(
     mlx-server pull mlx-community/Qwen3-4B-4bit
     mlx-server pull mlx-community/gpt-oss-20b-MXFP4-Q8 mlx-community/Qwen3-8B-4bit
 
-    What can't be served here, or does not fit on the disk, is refused before its weights move. What
-    was interrupted goes on where it stopped. HF_TOKEN gives access to gated models. The lines
-    for models.yaml are printed at the end.
+    What can't be served here, or does not fit into the memory budget or on the disk, is refused
+    before its weights move. What was interrupted goes on where it stopped. HF_TOKEN gives access to
+    gated models. The lines for models.yaml are printed at the end.
     """
     from mlx_server.local_table import lines_for
+    from mlx_server.models_yaml import load_settings
+    from mlx_server.pool.budget import budget_of
     from mlx_server.pool.local import LocalModel
     from mlx_server.pool.sources import resolve
     from mlx_server.progress import progress_display
 
+    budget = budget_of(load_settings(config).server.memory_budget, None).nbytes
     show = progress_display()
     for id in ids:
-        folder = resolve(id, partial(show, id), revision=revision)
+        folder = resolve(id, partial(show, id), revision=revision, budget=budget)
         print(f"{id} is here: {folder}")
     print("\nFor models.yaml:\n")
     print(lines_for([LocalModel(id, id, "", 0) for id in ids]), end="")

@@ -190,8 +190,9 @@ class Batch:
         if number in self._decode.uids:
             at = self._decode.uids.index(number)
             tokens, row = self._decode.tokens[at], self._decode.samplers[at]
-            self._keep(row, tokens, lambda: self._decode.extract_cache(at))
+            cache = self._decode.extract_cache(at) if self._is_kept(row, tokens) else []
             self._decode.filter([i for i in range(len(self._decode)) if i != at])
+            self._keep(row, tokens, lambda: cache, handed_over=not self._decode)
         elif self._group and number in self._group.batch.uids:
             self._group.cancel(number)
             if not self._group.rows:
@@ -266,7 +267,11 @@ class Batch:
 
     def _yielding(self, waiting: Waiting | Group) -> int | None:
         """A row that is set aside for one of a client that has none: the youngest of the client
-        that has most, if these are several."""
+        that has most, if these are several.
+
+        So a model that is computed one row at a time finishes its row first. To take turns there,
+        each turn would copy the whole cache of a row, and keep two caches where one is reserved.
+        """
         decoding = Counter(row.client for row in self._decode.samplers)
         ((client, rows),) = decoding.most_common(1) or [("", 0)]
         if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
@@ -283,7 +288,9 @@ class Batch:
         self._began, count = self._clock(), len(self._decode)
         rows = {row.number: row for row in self._decode.samplers}
         responses = self._decode.next()
-        done.tokens = [self._token(rows, response) for response in responses]
+        # Of several rows, nothing is free before the batch is copied without the one that ends.
+        alone = len(responses) == 1
+        done.tokens = [self._token(rows, response, alone=alone) for response in responses]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
         self._budget.stepped(count, self._clock() - self._began)
@@ -296,11 +303,12 @@ class Batch:
             if row.error:  # what was computed of it may be no numbers either
                 self._cache.forget(self._computed_by(row))
 
-    def _token(self, rows: dict[int, Row], response: Any) -> Token:
+    def _token(self, rows: dict[int, Row], response: Any, *, alone: bool) -> Token:
         if response.finish_reason is not None:
             self._preempted.left(response.uid)
             row = rows[response.uid]  # by now it has left the batch
-            self._keep(row, response.all_tokens, lambda: response.prompt_cache)
+            cache = response.prompt_cache
+            self._keep(row, response.all_tokens, lambda: cache, handed_over=alone)
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
 
     def _begin(self, following: Waiting | Group, tokens: int, done: Done) -> None:
@@ -393,16 +401,27 @@ class Batch:
     def _go_on_decoding(self, group: Group) -> None:
         kept = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
-            self._keep(row, tokens, partial(group.batch.extract_cache, at))
+            self._keep(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
         self._decode.extend(group.decode())
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None
 
-    def _keep(self, row: Row, tokens: list[int], extracted: Callable[[], list[Any]]) -> None:
-        """Extracting costs something, and can't be done of a cache that is empty."""
-        if not row.failure and self._cache.wants(tokens):
-            self._cache.store(self._computed_by(row), list(tokens), extracted())
+    def _keep(
+        self,
+        row: Row,
+        tokens: list[int],
+        extracted: Callable[[], list[Any]],
+        **how: bool,
+    ) -> None:
+        """how: see `PromptCache.store`. Extracting costs something, and can't be done of a cache
+        that is empty."""
+        if self._is_kept(row, tokens):
+            key = self._computed_by(row)
+            self._cache.store(key, list(tokens), extracted(), **how)
+
+    def _is_kept(self, row: Row, tokens: list[int]) -> bool:
+        return not row.failure and self._cache.wants(tokens)
 
     def _computed_by(self, row: Row) -> str:
         return self._key if row.use == BASE else cache_key(self._key, *row.use)

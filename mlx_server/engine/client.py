@@ -165,6 +165,7 @@ class EngineClient:
         self.lost = asyncio.Event()
         """Set when the process has died or was given up."""
         self.on_step: Callable[[Stepped], None] = lambda step: None
+        self.on_prefill: Callable[[PrefillProgress], None] = lambda progress: None
         self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
 
     @property
@@ -383,7 +384,10 @@ class EngineClient:
                 self.on_device_failed(report)
                 if ends:
                     self._give_up("lost the GPU", f"The engine process was ended: {message}.")
-            case Admitted(row) | Prefilled(row) | PrefillProgress(row) | Scored(row):
+            case PrefillProgress(row):
+                self.on_prefill(report)
+                self._deliver(row, report, last=False)
+            case Admitted(row) | Prefilled(row) | Scored(row):
                 self._deliver(row, report, last=False)
             case RowFailed(row, message):
                 if answers := self._rows.pop(row, None):

@@ -65,10 +65,24 @@ class PromptCache:
     def wants(self, tokens: list[int]) -> bool:
         return self._most_bytes > 0 and len(tokens) >= SHORTEST
 
-    def store(self, key: str, tokens: list[int], cache: Cache) -> None:
+    def store(
+        self,
+        key: str,
+        tokens: list[int],
+        cache: Cache,
+        *,
+        handed_over: bool = False,
+        goes_on: bool = False,
+    ) -> None:
+        """handed_over: by a row that has ended, whose own memory makes room for the entry.
+        goes_on: the row may still hand its cache over."""
         nbytes = sum(int(c.nbytes) for c in cache)
+        if handed_over and self.nbytes + nbytes > self.max_bytes:
+            _take_over(cache)
+            self.max_bytes = min(self.max_bytes + nbytes, self._most_bytes)
         if nbytes > self.max_bytes:
-            self._say_too_large(len(tokens), nbytes)
+            if not goes_on:
+                self._say_too_large(len(tokens), nbytes)
             return
         self.shrink(self.max_bytes - nbytes)  # before it takes any
         for entry in cache:
@@ -160,6 +174,13 @@ def _unrolled(path: Path) -> list[int]:
         path, token = path
         tokens.append(token)
     return tokens[::-1]
+
+
+def _take_over(cache: Cache) -> None:
+    """Layer by layer, so that no more than one exists twice. mlx-lm allocates a row's cache in
+    steps, and what is cut from that has to be copied."""
+    for entry in cache:
+        mx.eval(entry.state)
 
 
 def _part(entry: Any) -> None:

@@ -113,6 +113,7 @@ class Engine:
         self._unguided: dict[int, Generate] = {}
         """Rows that wait for their guide."""
         self._scorings: dict[int, tuple[Generate, Guide | None, Scoring]] = {}
+        """Rows whose prompts are scored; the first has the next turn."""
         self._held: set[int] = set()
         """Rows that get no tokens for now, wherever they are."""
         self._preempted: set[int] = set()
@@ -148,6 +149,18 @@ class Engine:
         return GENERATING if self.pause is not None else IDLE
 
     def handle(self, command: Command) -> list[Report]:
+        """A command that the GPU fails in is carried out once more: each can be repeated, and what
+        it is about may be gone with the rows that failed. A second failure ends the process."""
+        try:
+            return self._handle(command)
+        except Exception as error:
+            if not (failed := self._device_failed(error)):
+                raise
+            log.exception("the GPU failed in a command")
+        failed += [self._stepped(model, []) for model in self._batches]
+        return failed if self.broken else [*failed, *self.handle(command)]
+
+    def _handle(self, command: Command) -> list[Report]:
         match command:
             case Load(model, path, stop_tokens, tokenizer):
                 self._loads[model] = self._loading(Path(path))
@@ -178,12 +191,13 @@ class Engine:
         return []
 
     def step(self) -> list[Report]:
-        """A piece of every load, one of the first scoring, and a step of one model."""
+        """A piece of every load, one of a scoring, and a step of one model."""
         reports = [report for model in list(self._loads) for report in self._load(model)]
         for row, command in list(self._unguided.items()):
             reports += self._alone(row, partial(self._guide, command))
         for row, (command, *_) in list(self._scorings.items())[:1]:
             reports += self._alone(row, partial(self._score, row))
+            self._end_scoring_turn(command.client)
             if row not in self._scorings:  # no other step may say that it waits no more
                 reports.append(self._stepped(command.model, []))
         if model := self._next_model():
@@ -318,6 +332,11 @@ class Engine:
             self._add(command, guide, cache)
         return [Scored(row, logprobs)]
 
+    def _end_scoring_turn(self, client: str) -> None:
+        """Clients take turns piece by piece; of one client, the scorings go in order of arrival."""
+        for row in [r for r, (asked, *_) in self._scorings.items() if asked.client == client]:
+            self._scorings[row] = self._scorings.pop(row)
+
     def _cancel(self, rows: list[int]) -> list[Report]:
         self._held.difference_update(rows)
         self._preempted.difference_update(rows)
@@ -412,6 +431,8 @@ class Engine:
             nbytes = self._adapters[model].load(adapter, Path(command.path))
         except Exception as error:
             log.exception("adapter %s of %s did not load", adapter, model)
+            if device_error(error):  # the adapter's files are not at fault
+                raise
             mx.clear_cache()
             return AdapterFailed(model, adapter, _said(error))
         return AdapterLoaded(model, adapter, nbytes)

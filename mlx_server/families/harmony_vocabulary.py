@@ -1,8 +1,10 @@
 """gpt-oss's vocabulary, and OpenAI's encoding of Harmony made from it without any network."""
 
 import hashlib
+import logging
 import lzma
 import os
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ from tokenizers import AddedToken, pre_tokenizers
 from mlx_server.errors import ModelUnusable, told
 from mlx_server.families.byte_level import byte_level_tokenizer, split_into
 from mlx_server.families.tokenizer import Tokenizer
+
+log = logging.getLogger("mlx_server.families")
 
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 FILE = "o200k_base.tiktoken"
@@ -67,7 +71,9 @@ _checked: WeakSet[Tokenizer] = WeakSet()
 def encoding() -> HarmonyEncoding:
     global _encoding
     with _lock:
-        _encoding = _encoding or _loaded(shipped())
+        if _encoding is None:
+            with _logged("reading gpt-oss's vocabulary"):
+                _encoding = _loaded(shipped())
         return _encoding
 
 
@@ -76,7 +82,9 @@ def check(tokenizer: Tokenizer) -> None:
     if tokenizer in _checked:
         return
     same = all(tokenizer.id_of(token) == id for token, id in NAMED.items() if id < 200_014)
-    if not same or hashlib.sha256(derived(tokenizer)).hexdigest() != SHA256:
+    with _logged("comparing the model's vocabulary with gpt-oss's"):
+        same = same and hashlib.sha256(derived(tokenizer)).hexdigest() == SHA256
+    if not same:
         raise ModelUnusable(
             "The tokenizer.json of this model does not hold gpt-oss's vocabulary, so Harmony can't "
             "be written with it. Download the model again, or take the tokenizer.json of "
@@ -115,6 +123,15 @@ def real_tokenizer() -> tokenizers.Tokenizer:
 
 def splitter() -> pre_tokenizers.Split:
     return split_into(PIECES)
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """It takes seconds, and a first request waits for it."""
+    log.info("%s", what)
+    began = time.monotonic()
+    yield
+    log.info("%s took %.1f s", what, time.monotonic() - began)
 
 
 def _loaded(vocabulary: bytes) -> HarmonyEncoding:

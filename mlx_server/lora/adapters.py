@@ -23,6 +23,16 @@ PREFIXES = ("", "model.", "language_model.", "language_model.model.")
 ROWS, TOKENS = 2, 3
 """Of the forward that shows how layers are called: their product is neither of them."""
 
+NAMED_LAYERS = 8
+"""Layers in the message of a refusal."""
+
+TRAIN_AGAIN = "Choose an adapter that was trained for this model, with a rank in these bounds"
+
+TRAIN_OTHERS = (
+    "Train the adapter for other layers: `keys` under `lora_parameters` of mlx-lm, or "
+    "`target_modules` of PEFT, names them"
+)
+
 Shape = tuple[int, ...]
 
 
@@ -70,8 +80,8 @@ class Adapters:
     def _load(self, adapter: str, folder: Path) -> None:
         modules = dict(self._model.named_modules())
         pairs = _by_path(read(folder), modules)
-        for path, pair in pairs.items():
-            _check(pair, path, modules)
+        for problem, fix in ((_unsupported, TRAIN_OTHERS), (_misfit, TRAIN_AGAIN)):
+            _refuse((problem(pair, path, modules) for path, pair in pairs.items()), fix)
         pairs, dtypes = self._called(pairs, modules)
         if not pairs:
             raise AdapterInvalid("it adds nothing to any layer that takes part")
@@ -90,8 +100,9 @@ class Adapters:
         new = {path: modules[path] for path in pairs if path not in self._dtypes}
         calls = _tried(self._model, new) if new else {}
         idle = {path for path in new if not calls[path].shapes and _adds_nothing(pairs[path])}
-        for path in new.keys() - idle:
-            _check_calls(pairs[path].name, calls[path], own_type(new[path]))
+        used = [path for path in new if path not in idle]
+        errors = (_error_of_calls(pairs[p].name, calls[p], own_type(new[p])) for p in used)
+        _refuse(errors, TRAIN_OTHERS)
         taking_part = {path: pair for path, pair in pairs.items() if path not in idle}
         dtypes = {path: self._dtypes.get(path) or calls[path].dtype for path in taking_part}
         return taking_part, dtypes
@@ -108,6 +119,17 @@ class Adapters:
             layer.head.put(adapter, Delta(delta.b.T, delta.a.T))
 
 
+def _refuse(errors: Iterable[str | None], fix: str) -> None:
+    """errors: of each layer, None where it can be adapted."""
+    found = sorted(error for error in errors if error)
+    if not found:
+        return
+    named = "; ".join(found[:NAMED_LAYERS])
+    if len(found) > NAMED_LAYERS:
+        named += f"; and {len(found) - NAMED_LAYERS} more layers"
+    raise AdapterInvalid(f"{named}. {fix}")
+
+
 def _by_path(pairs: Mapping[str, Pair], modules: Mapping[str, Any]) -> dict[str, Pair]:
     found: dict[str, Pair] = {}
     for layer, pair in pairs.items():
@@ -120,29 +142,35 @@ def _by_path(pairs: Mapping[str, Pair], modules: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _check(pair: Pair, path: str, modules: Mapping[str, Any]) -> None:
+def _unsupported(pair: Pair, path: str, modules: Mapping[str, Any]) -> str | None:
+    """Why no adapter can change the layer so."""
     layer = modules[path]
     kind = own_type(layer)
     # Exactly these: what is derived from them computes something else, or in other parts.
     if kind not in LAYERS:
-        raise AdapterInvalid(f"{pair.name}: a {kind.__name__} can't take LoRA here")
+        return f"{pair.name}: a {kind.__name__} can't take LoRA here"
     if kind in EXPERTS and own_type(modules[_parent(path)]) not in SORTING:
         around = type(modules[_parent(path)]).__name__
-        raise AdapterInvalid(f"{pair.name}: experts of a {around} can't take LoRA here")
+        return f"{pair.name}: experts of a {around} can't take LoRA here"
     if pair.magnitude is not None and kind not in LINEARS:
-        raise AdapterInvalid(f"{pair.name}: DoRA is supported for linear layers only")
+        return f"{pair.name}: DoRA is supported for linear layers only"
+    return None
+
+
+def _misfit(pair: Pair, path: str, modules: Mapping[str, Any]) -> str | None:
+    """Why the adapter's matrices are not for the layer."""
+    layer = modules[path]
     rank = pair.a.shape[-1]
     if not 1 <= rank <= limits.ADAPTER_RANK.value:
-        raise AdapterInvalid(
-            f"{pair.name}: the rank is {rank}, not 1 to {limits.ADAPTER_RANK.value}"
-        )
+        return f"{pair.name}: the rank is {rank}, not 1 to {limits.ADAPTER_RANK.value}"
     *experts, width, height = _shape(layer)
     fits = pair.a.shape == (*experts, width, rank) and pair.b.shape == (*experts, rank, height)
     if not fits or (pair.magnitude is not None and pair.magnitude.shape != (height,)):
-        raise AdapterInvalid(
+        return (
             f"{pair.name}: {pair.a.shape} and {pair.b.shape} do not fit the model's layer, "
             f"which is {(*experts, width, height)}"
         )
+    return None
 
 
 def _shape(layer: Any) -> Shape:
@@ -193,7 +221,7 @@ def _watching(watched: Mapping[str, Any], calls: Mapping[str, Calls]) -> Iterato
             layer.__class__ = types[path]
 
 
-def _check_calls(name: str, calls: Calls, kind: type) -> None:
+def _error_of_calls(name: str, calls: Calls, kind: type) -> str | None:
     """A layer that is called in no step of decoding is read some other way, or was compiled: what
     is added to it would come to nothing, or to the same for every row."""
     sizes = [shape[0] if shape else 0 for shape in calls.shapes]
@@ -201,9 +229,10 @@ def _check_calls(name: str, calls: Calls, kind: type) -> None:
     if kind in EXPERTS:  # they say themselves which row is which
         prompt = []
     if len(calls.shapes) < 3:
-        raise AdapterInvalid(f"{name}: the model does not call this layer in each step")
+        return f"{name}: the model does not call this layer in each step"
     if any(size != ROWS * TOKENS for size in prompt):
-        raise AdapterInvalid(f"{name}: the model does not call this layer row by row")
+        return f"{name}: the model does not call this layer row by row"
+    return None
 
 
 def _adds_nothing(pair: Pair) -> bool:

@@ -30,6 +30,14 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class PrefillView:
+    """A row whose prompt is being computed."""
+
+    prompt_tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
 class View:
     """A model as its owner sees it."""
 
@@ -47,6 +55,8 @@ class View:
     """Those in memory: name, leases and bytes."""
     batching: bool | None = None
     """Whether its answers are computed together; None: it was not loaded yet."""
+    prefilling: tuple[PrefillView, ...] = ()
+    """In order of arrival."""
 
 
 @dataclass

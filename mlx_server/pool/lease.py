@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import Generate, Token
+from mlx_server.engine.messages import Generate, PrefillProgress, Token
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.pool.actions import Ticket
-from mlx_server.pool.entry import Entry, Model
+from mlx_server.pool.entry import Entry, Model, PrefillView
 from mlx_server.pool.memory import KvCost
 
 log = logging.getLogger("mlx_server.pool")
@@ -74,10 +74,16 @@ class Lease:
         self._reserved = demand.soon
         self._tokens: dict[int, int] = {}
         """Of each row that has not finished: of its prompt and of its answer."""
+        self._computed: dict[int, int] = {}
+        """Prompt tokens of each row whose prompt is partly computed."""
 
     @property
     def rows(self) -> list[int]:
         return list(self._tokens)
+
+    @property
+    def prefilling(self) -> list[PrefillView]:
+        return [PrefillView(self._tokens[row], done) for row, done in self._computed.items()]
 
     def began(self, rows: Sequence[Generate]) -> None:
         """To be called as soon as these were sent to the engine."""
@@ -88,7 +94,11 @@ class Lease:
             self._leases.of_row[row.row] = self
         self._grow()
 
+    def prefilled(self, progress: PrefillProgress) -> None:
+        self._computed[progress.row] = progress.computed
+
     def generated(self, token: Token) -> None:
+        self._computed.pop(token.row, None)
         self._tokens[token.row] += 1
         if token.finish:
             self.left([token.row])
@@ -99,6 +109,7 @@ class Lease:
         """They have finished or were cancelled."""
         for row in rows:
             self._tokens.pop(row, None)
+            self._computed.pop(row, None)
             self._leases.of_row.pop(row, None)
         if not self._tokens and self._reserved:
             self._set(0)  # until another one begins, or the lease ends
@@ -149,6 +160,14 @@ class Leases:
         lease.preempted = False
         with suppress(EngineDied):
             self.engine().resume(lease.rows)
+
+    def prefilled(self, progress: PrefillProgress) -> None:
+        if lease := self.of_row.get(progress.row):
+            lease.prefilled(progress)
+
+    def prefilling(self, model: str) -> tuple[PrefillView, ...]:
+        leases = [each for each in self._by_ticket.values() if each.model.prepared.id == model]
+        return tuple(view for lease in leases for view in lease.prefilling)
 
     def generated(self, tokens: Iterable[Token]) -> None:
         for token in tokens:

@@ -6,6 +6,7 @@ An estimate may be too high and must not be too low: what is unknown is counted 
 import json
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -149,6 +150,10 @@ class KvCost:
         slots = n + STEP - 1
         windowed = self.windowed_per_token * min(slots, self.window)
         return self.per_token * slots + windowed + self.fixed
+
+    def tokens_in(self, nbytes: int, at_most: int) -> int:
+        """How many tokens so many bytes hold."""
+        return max(0, bisect_right(range(at_most + 1), nbytes, key=self.for_tokens) - 1)
 
 
 def weights_bytes(path: Path, upcast: bool) -> int:

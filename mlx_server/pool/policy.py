@@ -212,6 +212,10 @@ class Policy:
         models = self._models.items()
         return {id: View(m.state, m.leases, m.nbytes, m.last_used) for id, m in models}
 
+    def room(self, model: str) -> int:
+        """Bytes that rows of the model can have, were there no others."""
+        return self._available(self._models[model]) - self._models[model].nbytes
+
     @property
     def waiting(self) -> tuple[Ticket, ...]:
         return tuple(ask.ticket for ask in self._waiting)
@@ -294,9 +298,14 @@ class Policy:
 
     def _misfit(self, ask: Reservation) -> NeverFits | None:
         model = self._models[ask.model]
-        stay = sum(m.nbytes for m in self._models.values() if m.stays and m is not model)
-        needed, available = model.nbytes + alone(ask), self.budget - stay
+        needed, available = model.nbytes + alone(ask), self._available(model)
         return NeverFits(needed, available) if needed > available else None
+
+    def _available(self, model: _Model) -> int:
+        """What the model and its rows can have, next to the models that stay."""
+        return self.budget - sum(
+            m.nbytes for m in self._models.values() if m.stays and m is not model
+        )
 
     def _may_go(self, ask: Reservation, line: _Line) -> bool:
         return (

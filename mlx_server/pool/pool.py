@@ -292,6 +292,11 @@ class Pool:
             self._do(self._policy.release(ticket, _now()))
             self._leases.remove(ticket)
 
+    def most_tokens(self, prepared: Prepared, rows: int, adapter: Adapter | None = None) -> int:
+        """How many tokens each of so many rows can hold at its end, without any other row."""
+        room = self._policy.room(prepared.id) - (adapter.spec.nbytes if adapter else 0)
+        return prepared.kv.tokens_in(room // rows, prepared.context_length)
+
     def _resize(self, ticket: actions.Ticket, kv_bytes: int) -> None:
         self._do(self._policy.resize(ticket, kv_bytes, _now()))
 
@@ -333,6 +338,7 @@ class Pool:
             schedule=self._limits.schedule,
         )
         client.on_step = self._stepped
+        client.on_prefill = self._leases.prefilled
         client.on_device_failed = self._device_failed
         return client
 
@@ -356,6 +362,8 @@ class Pool:
             self._out_of_memory.answered()
         self._leases.generated(step.tokens)
         self._cache_bytes = step.cache_bytes
+        if step.cache_bytes > (self._cache_room or 0):
+            self._cache_room = None  # a row's memory was handed over: the limit is due again
         self._count_idle()
         self.on_step(step)
 
@@ -599,6 +607,7 @@ class Pool:
             error=entry.failure.message if entry.failure else None,
             adapters=self.adapters.of(entry.spec.id),
             batching=entry.batching,
+            prefilling=self._leases.prefilling(entry.spec.id),
         )
 
 

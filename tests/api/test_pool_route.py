@@ -64,6 +64,7 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "ttl": 60.0,
             "batching": None,
             "progress": None,
+            "prefilling": [],
             "error": None,
             "adapters": [],
         }

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from openai import OpenAI
 from starlette.testclient import TestClient
 
 from mlx_server.engine.messages import Prefilled, PrefillProgress
@@ -52,3 +53,40 @@ def test_others_are_told_nothing_of_it(client: TestClient, path: str) -> None:
     whole = client.post(path, json={**plain, "return_progress": True})
     assert "prompt_progress" not in streamed.text + whole.text
     assert whole.status_code == 200
+
+
+RESPONSE: dict[str, Any] = {"model": MODEL, "input": "hi"}
+
+
+@pytest.mark.usefixtures("_pieces")
+def test_a_response_says_how_much_is_computed(client: TestClient, engine: ScriptedEngine) -> None:
+    """It is in progress, once more; OpenAI's client makes the same response of that."""
+    sdk = OpenAI(base_url="http://localhost/v1", api_key="none", http_client=client)
+    asked: Any = {"include_progress": True}
+    with sdk.responses.stream(**RESPONSE, stream_options=asked) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:4] == ["response.created", *["response.in_progress"] * 3]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    told = [event.model_extra["prompt_progress"] for event in events[2:4] if event.model_extra]
+    assert all(progress.pop("time_ms") >= 0 for progress in told)
+    total = len(engine.taken[-1].prompt)
+    assert told == [{"total": total, "cache": 1, "processed": done} for done in (2, 5)]
+    assert (final.status, final.output_text) == ("completed", wire.TEXT)
+
+
+@pytest.mark.usefixtures("_pieces")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"stream": True},
+        {"stream_options": {"include_progress": True}},
+        {"stream": True, "stream_options": {"include_progress": True}, "background": True},
+    ],
+    ids=["unasked", "whole", "background"],
+)
+def test_other_responses_say_nothing_of_it(client: TestClient, asked: dict[str, Any]) -> None:
+    response = client.post("/v1/responses", json={**RESPONSE, **asked})
+    assert response.status_code == 200
+    assert "prompt_progress" not in response.text

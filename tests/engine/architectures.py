@@ -6,7 +6,7 @@ each type, prompts on both sides of windows and chunks.
 
 from typing import Any
 
-from tests.engine.kinds import GPT_OSS, LLAMA, SIZES, Kind
+from tests.engine.kinds import BLOCKS, CONVOLUTIONS, GPT_OSS, LLAMA, MAMBA2, SIZES, Kind
 
 WINDOW = 32
 
@@ -53,19 +53,6 @@ LINEAR = {
     "full_attention_interval": 2,
     "shared_expert_intermediate_size": 64,
     "partial_rotary_factor": 0.5,
-}
-CONVOLUTIONS = {
-    "norm_eps": 1e-5,
-    "conv_bias": False,
-    "conv_L_cache": 3,
-    "full_attn_idxs": [1, 3],
-}
-BLOCKS = {
-    "block_dim": 64,
-    "block_ff_dim": 128,
-    "block_multiple_of": 32,
-    "block_ffn_dim_multiplier": 1.0,
-    "block_auto_adjust_ff_dim": False,
 }
 GRANITE = {
     "logits_scaling": 8.0,
@@ -364,21 +351,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "seed_oss": {"model_type": "seed_oss"},
     "smollm3": {"model_type": "smollm3"},
-    "mamba2": {
-        "model_type": "mamba2",
-        "num_heads": 4,
-        "head_dim": 32,
-        "state_size": 16,
-        "conv_kernel": 4,
-        "n_groups": 1,
-        "expand": 2,
-        "chunk_size": 64,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "layer_norm_epsilon": 1e-5,
-        "time_step_limit": [0.0, 100.0],
-        "time_step_rank": 4,
-    },
+    "mamba2": MAMBA2,
     "afm7": {
         "model_type": "afm7",
         "hidden_dim": 64,

@@ -64,6 +64,34 @@ GPT_OSS = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 LLAMA = {"model_type": "llama"}
+MAMBA2: dict[str, Any] = {
+    "model_type": "mamba2",
+    "num_heads": 4,
+    "head_dim": 32,
+    "state_size": 16,
+    "conv_kernel": 4,
+    "n_groups": 1,
+    "expand": 2,
+    "chunk_size": 64,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "layer_norm_epsilon": 1e-5,
+    "time_step_limit": [0.0, 100.0],
+    "time_step_rank": 4,
+}
+CONVOLUTIONS = {
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "full_attn_idxs": [1, 3],
+}
+BLOCKS = {
+    "block_dim": 64,
+    "block_ff_dim": 128,
+    "block_multiple_of": 32,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+}
 
 KINDS = (
     Kind("llama", LLAMA),
@@ -84,35 +112,10 @@ KINDS = (
     ),
     Kind(
         "mamba2",
-        {
-            "model_type": "mamba2",
-            "num_heads": 4,
-            "head_dim": 32,
-            "state_size": 16,
-            "conv_kernel": 4,
-            "n_groups": 1,
-            "expand": 2,
-            "chunk_size": 64,
-            "use_bias": False,
-            "use_conv_bias": True,
-            "layer_norm_epsilon": 1e-5,
-            "time_step_limit": [0.0, 100.0],
-            "time_step_rank": 4,
-        },
+        MAMBA2,
     ),
     Kind(
         "lfm2",
-        {
-            "model_type": "lfm2",
-            "norm_eps": 1e-5,
-            "conv_bias": False,
-            "conv_L_cache": 3,
-            "block_dim": 64,
-            "block_ff_dim": 128,
-            "block_multiple_of": 32,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_auto_adjust_ff_dim": False,
-            "full_attn_idxs": [1, 3],
-        },
+        {"model_type": "lfm2", **CONVOLUTIONS, **BLOCKS},
     ),
 )

@@ -5,7 +5,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from mlx_server.engine.prompt_cache import SHORTEST, PromptCache
 from tests.engine.test_batch import a_prompt
@@ -213,3 +220,41 @@ def test_what_is_kept_of_a_row_does_not_keep_its_batch(kind: Any) -> None:
     assert active_memory() - before > 6 * kept.nbytes
     del batch
     assert 0 < active_memory() - before < 1.1 * kept.nbytes
+
+
+def test_a_row_that_has_ended_hands_its_memory_over() -> None:
+    cache = PromptCache(1 << 30)
+    cache.limit(120 * TOKEN)
+    filled(cache, "m")
+    cache.store("n", a_prompt(500), entry(500), handed_over=True)
+    assert cache.nbytes == 600 * TOKEN, "the other one is kept, too"
+    cache.limit(550 * TOKEN)  # as the server says next
+    assert (known(cache, "m"), known(cache, "n", tokens=500)) == (0, 500)
+
+
+def test_the_owners_bound_holds_for_what_is_handed_over() -> None:
+    cache = PromptCache(350 * TOKEN)
+    cache.store("n", a_prompt(500), entry(500), handed_over=True)
+    assert cache.nbytes == 0
+
+
+LAYERS = 16
+
+
+def test_of_a_cache_that_is_handed_over_one_layer_exists_twice() -> None:
+    """On top of what the row had; mlx-lm allocates it in steps, so it is cut to its length."""
+    rows = [BatchKVCache([0]) for _ in range(LAYERS)]
+    for row in rows:
+        row.update_and_fetch(mx.ones((1, 4, 1000, 64)), mx.ones((1, 4, 1000, 64)))
+    mx.eval([row.state for row in rows])
+    whole = sum(int(row.nbytes) for row in rows)
+    taken = [row.extract(0) for row in rows]
+    rows.clear()
+    cache = PromptCache(1 << 30)
+    cache.limit(0)
+    before = active_memory()
+    mx.reset_peak_memory()
+    cache.store("m", a_prompt(1000), taken, handed_over=True)
+    mx.eval([entry.state for entry in taken])
+    assert cache.nbytes > 0.9 * whole
+    assert mx.get_peak_memory() - before < 2.5 * whole / LAYERS

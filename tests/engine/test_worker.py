@@ -16,15 +16,19 @@ import pytest
 from mlx_server.engine import read_pace, worker
 from mlx_server.engine.batch import Batch, Done
 from mlx_server.engine.messages import (
+    AdapterFailed,
     Admitted,
     Cancel,
+    Command,
     DeviceFailed,
     Generate,
     LimitCache,
     Load,
+    LoadAdapter,
     Loaded,
     LoadFailed,
     Loading,
+    Preempt,
     Prefilled,
     Report,
     RowFailed,
@@ -35,9 +39,11 @@ from mlx_server.engine.messages import (
     Unloaded,
 )
 from mlx_server.engine.phases import Prefill
+from mlx_server.engine.prompt_cache import PromptCache
 from mlx_server.engine.sampling import Sampler
 from mlx_server.engine.scoring import PIECE, Scoring
 from mlx_server.engine.worker import Engine
+from mlx_server.lora.adapters import Adapters
 from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import a_prompt, ids
 
@@ -587,9 +593,38 @@ def test_the_prompt_cache_gives_way_when_told_to(tiny_path: Path) -> None:
     assert half // 2 < left <= half
     engine.handle(LimitCache(0))
     assert of(Prefilled, run(engine, ask(6, prompt=63))) == [Prefilled(6, 0)]
+    engine.handle(LimitCache(0))  # what a row handed over that had ended alone
     engine.handle(LimitCache(1 << 30))
     assert of(Prefilled, run(engine, ask(7, prompt=63))) == [Prefilled(7, 0)]
     assert of(Prefilled, run(engine, ask(8, prompt=63))) == [Prefilled(8, 61)]
+
+
+def test_a_conversation_that_ends_alone_needs_no_room_next_to_it(tiny_path: Path) -> None:
+    engine = Engine(cache_bytes=1 << 30)
+    load(engine, tiny_path)
+    engine.handle(LimitCache(0))
+    assert of(Stepped, run(engine, ask(0, prompt=60)))[-1].cache_bytes > 0
+    (known,) = of(Prefilled, run(engine, ask(1, prompt=60)))
+    assert known.cached_tokens >= 58
+
+
+def test_neither_does_one_that_is_cancelled(tiny_path: Path) -> None:
+    engine = Engine(cache_bytes=1 << 30)
+    load(engine, tiny_path)
+    engine.handle(LimitCache(0))
+    engine.handle(ask(0, prompt=60, tokens=1000))
+    until(engine, lambda reports: bool(tokens(reports)))
+    assert of(Stepped, engine.handle(Cancel([0])))[-1].cache_bytes > 0
+
+
+def test_one_that_ends_next_to_others_is_kept_if_there_is_room(tiny_path: Path) -> None:
+    engine = Engine(cache_bytes=1 << 30)
+    load(engine, tiny_path)
+    engine.handle(LimitCache(0))
+    engine.handle(ask(0, prompt=60, tokens=1000))
+    engine.handle(ask(1, prompt=70, tokens=3))
+    reports = until(engine, lambda seen: any(t.row == 1 and t.finish for t in tokens(seen)))
+    assert of(Stepped, reports)[-1].cache_bytes == 0
 
 
 NO_MEMORY = (
@@ -679,6 +714,54 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
     assert of(LoadFailed, reports)
 
 
+FAILS_IN: dict[str, tuple[Any, str, Command]] = {
+    "cancel": (Batch, "cancel", Cancel([0])),
+    "preempt": (Batch, "preempt", Preempt([0])),
+    "unload": (PromptCache, "forget", Unload("second")),
+    "adapter": (Adapters, "load", LoadAdapter("tiny", "a", "nowhere")),
+}
+
+
+@pytest.mark.parametrize("name", FAILS_IN)
+def test_a_gpu_error_in_a_command_is_one_too(
+    two: Engine, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is carried out all the same, with another try."""
+    owner, method, command = FAILS_IN[name]
+    works, tries = getattr(owner, method), []
+
+    def fails_once(*arguments: Any) -> Any:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise RuntimeError(NO_MEMORY)
+        return works(*arguments)
+
+    monkeypatch.setattr(owner, method, fails_once)
+    reports = two.handle(command)
+    (failed,) = of(DeviceFailed, reports)
+    assert (failed.kind, failed.ends, two.broken) == ("out_of_memory", False, False)
+    assert set(failures(reports)) == {0, 1}
+    assert of(Stepped, reports)[-1].waiting == 0
+    if name == "unload":
+        assert of(Unloaded, reports) == [Unloaded("second")]
+    if name == "adapter":
+        assert "adapter_config.json" in of(AdapterFailed, reports)[0].message
+    assert tokens_of(7, run(two, ask(7)))
+
+
+def test_a_gpu_error_in_both_tries_of_a_command_ends_the_process(
+    two: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Any:
+        raise RuntimeError(NO_MEMORY)
+
+    monkeypatch.setattr(Adapters, "load", fails)
+    reports = two.handle(LoadAdapter("tiny", "a", "nowhere"))
+    assert [failed.ends for failed in of(DeviceFailed, reports)] == [False, True]
+    assert not of(AdapterFailed, reports), "its files are not at fault"
+    assert two.broken
+
+
 def test_a_gpu_error_while_rows_are_sampled_is_not_taken_for_a_rows_own(
     two: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -687,3 +770,17 @@ def test_a_gpu_error_while_rows_are_sampled_is_not_taken_for_a_rows_own(
 
     monkeypatch.setattr(Sampler, "__call__", fails)
     assert of(DeviceFailed, two.step())
+
+
+def test_clients_take_turns_with_their_scorings(tiny_path: Path) -> None:
+    """One that comes later waits for a piece of each other client's, and not for their ends."""
+    engine = Engine()
+    load(engine, tiny_path)
+    long: dict[str, Any] = {"prompt": 8 * PIECE, "tokens": 0, "score": True}
+    scorings = [
+        ask(0, client="many", **long),
+        ask(1, client="many", **long),
+        ask(2, client="late", **{**long, "prompt": 2 * PIECE}),
+    ]
+    ended = [report.row for report in of(Scored, run(engine, *scorings))]
+    assert ended == [2, 0, 1]

@@ -13,7 +13,8 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlx_server.errors import AdapterInvalid
-from mlx_server.lora.adapters import Adapters
+from mlx_server.lora import adapters as adapters_module
+from mlx_server.lora.adapters import TRAIN_OTHERS, Adapters, _refuse
 from mlx_server.lora.slots import Delta, Rows, Slots, using
 from tests.engine.lora_files import save
 
@@ -135,6 +136,28 @@ def test_a_layer_in_which_it_would_come_to_nothing_is_refused(name: str, tmp_pat
         Adapters(model).load("one", adapter(tmp_path, pair()))
     assert type(model.layer) is kind
     assert not hasattr(model.layer, "slots")
+
+
+def test_each_layer_that_is_refused_is_named_with_the_fix(tmp_path: Path) -> None:
+    model = Toy(nn.RMSNorm(WIDTH))
+    model.other, model.third = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+    three = {
+        key.replace("layer", name): matrix
+        for name in ("layer", "other", "third")
+        for key, matrix in pair().items()
+    }
+    with pytest.raises(AdapterInvalid) as caught:
+        Adapters(model).load("one", adapter(tmp_path, three))
+    assert caught.value.message == (
+        "layer: a RMSNorm can't take LoRA here; other: a RMSNorm can't take LoRA here. "
+        f"{TRAIN_OTHERS}"
+    )
+
+
+def test_no_more_than_some_layers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_module, "NAMED_LAYERS", 2)
+    with pytest.raises(AdapterInvalid, match=r"^a; b; and 3 more layers\. Fix"):
+        _refuse(["a", None, "b", *"cde"], "Fix it")
 
 
 def test_a_step_that_was_compiled_before_is_found_out_too(tmp_path: Path) -> None:

@@ -913,6 +913,20 @@ def test_the_prompt_cache_takes_what_models_leave(
     run(test)
 
 
+def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSpec) -> None:
+    """The engine kept it before the rows of its lease had given their memory back."""
+
+    async def test() -> None:
+        async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30):
+            machine.cached = 130
+            stepped = Stepped("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._take(stepped)
+            assert machine.log[-1] == "shrink to 110"
+            assert pool.memory()["prompt_cache"] == 110
+
+    run(test)
+
+
 def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
     a: ModelSpec, b: ModelSpec
 ) -> None:

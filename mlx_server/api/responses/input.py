@@ -72,6 +72,7 @@ def to_request(
         **body.adapted(),
         **constrained,
         whole=not body.stream,
+        progress=body.include_progress,
         prompts=(conversation,),
         max_tokens=body.max_output_tokens,
         stop=body.stops(),

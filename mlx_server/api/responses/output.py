@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from mlx_server.api.responses import built_in, stream
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, OutputItem
-from mlx_server.api.tally import remarks
+from mlx_server.api.tally import prompt_progress, remarks
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.events import (
     ApprovalRequested,
@@ -20,6 +20,7 @@ from mlx_server.events import (
     McpCallFinished,
     McpCallMade,
     McpCallStarted,
+    PromptProgress,
     ReasoningDelta,
     Repaired,
     Started,
@@ -58,6 +59,7 @@ class ResponseOutput:
         self._calls: dict[int, stream.Call] = {}
         """Those that have not ended."""
         self._number = 0
+        self._created = time.time()
         self._begun = False
         self._prompt_tokens = 0
         self._input_messages: tuple[Wire, ...] = ()
@@ -119,6 +121,9 @@ class ResponseOutput:
         match event:
             case Started():
                 yield from self._start(event)
+            case PromptProgress():
+                progress = prompt_progress(event, time.time() - self._created)
+                yield {**self._told("in_progress"), **progress}
             case TextDelta():
                 yield from self._add_text(event)
             case ReasoningDelta(_, text):

@@ -59,6 +59,7 @@ class Reasoning(WireModel):
 
 class StreamOptions(WireModel):
     include_obfuscation: bool | None = None
+    include_progress: bool | None = None
     """Nobody but the client is on the line."""
 
 
@@ -113,6 +114,12 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     safety_identifier: Label | None = None
     service_tier: Label | None = None
     user: Label | None = None
+
+    @property
+    def include_progress(self) -> bool:
+        """In the background there is none: every event is kept there, for as long as the answer."""
+        asked = self.stream_options and self.stream_options.include_progress
+        return bool(self.stream and asked and not self.background)
 
     @property
     def encrypts(self) -> bool:

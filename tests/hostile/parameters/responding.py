@@ -133,6 +133,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     responses.StreamOptions: {
         "include_obfuscation": "tests/api/test_responses_wire.py::test_null_means_unset",
+        "include_progress": "tests/api/test_progress.py::test_a_response_says_how_much_is_computed",
     },
     responses.ConversationParam: {"id": f"{LIVE}::test_a_conversation_grows"},
     items.Item: {"id": f"{LIVE}::test_items_are_referred_to"},
