@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
 
-from mlx_server import __version__, descriptors, limits, logs
+from mlx_server import __version__, allocator, descriptors, limits, logs
 from mlx_server.api import adapters, errors, health, metrics, models
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
@@ -190,6 +190,7 @@ def run(settings: Settings) -> None:
     descriptors.check(most)
     if few := descriptors.warning(most):
         log.warning("%s; %s", few, descriptors.FIX)
+    allocator.return_large_blocks()
     sockets = bound(settings.server.host, settings.server.port)
     server = server_of(settings, create_app(settings, progress_display()))
     for signum, code in EXIT_CODES.items():

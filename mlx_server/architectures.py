@@ -8,11 +8,11 @@ default.
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 LEAST_DEFAULT = 8192
 """Tokens. Lower defaults are those of a class's first days, and of no checkpoint that leaves its
@@ -107,8 +107,8 @@ def _remapped(config: Mapping[str, Any], name: str) -> str:
     return str({**SAME, **_table("MODEL_REMAPPING")}.get(name, name))
 
 
-@cache
-def _package(name: str) -> Path:
+@lru_cache(maxsize=2)
+def _package(name: Literal["mlx_lm", "transformers"]) -> Path:
     spec = find_spec(name)
     assert spec is not None
     assert spec.origin is not None
@@ -119,8 +119,10 @@ def _models() -> Path:
     return _package("mlx_lm") / "models"
 
 
-@cache
-def _table(name: str) -> dict[Any, Any]:
+@lru_cache(maxsize=2)
+def _table(
+    name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"],
+) -> dict[Any, Any]:
     """A dict that stands in mlx-lm's utils.py."""
     for node in _parsed(_package("mlx_lm") / "utils.py").body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,26 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("other", max_examples=1000, deadline=None)
 settings.load_profile("same")
 
+TESTS = Path(__file__).parent
+SLOW_FOLDERS = ("hostile", "live")
+SLOW = (*SLOW_FOLDERS, "soak")
+"""Marks of tests that run with --all only, or where a path names them."""
+ONE_IN = 8
+"""Of so many cases of a test that is marked `tables`, the others run with --all only."""
+
 gc.disable()  # until all tests are collected
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mlx-server")
+    group.addoption("--all", action="store_true", help="Also the slow tests, where no path is.")
+    group.addoption("--alone", choices=("only", "without"), help="Tests marked alone.")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")  # which is given paths, and the option
+    if not is_worker and config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        config.option.all = True
     handle, os.environ[outbound.VARIABLE] = tempfile.mkstemp(prefix="outbound-")
     os.close(handle)
     everywhere = [str(Path(outbound.__file__).parent), os.environ.get("PYTHONPATH")]
@@ -34,6 +51,34 @@ def pytest_configure(config: pytest.Config) -> None:
     # Where the suite runs in a shell's background, all that it starts would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which no test is wanted are not even imported."""
+    if collection_path.is_dir():
+        is_slow = collection_path.parent == TESTS and collection_path.name in SLOW_FOLDERS
+        return (is_slow and not config.option.all) or None
+    if config.option.alone != "only" or collection_path.suffix != ".py":
+        return None
+    return "mark.alone" not in collection_path.read_text() or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out, cases = [], Counter[str]()
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in SLOW_FOLDERS:
+            item.add_marker(folder)
+        marks = {mark.name for mark in item.iter_markers()}
+        test = item.nodeid.partition("[")[0]
+        is_slow = not marks.isdisjoint(SLOW) or ("tables" in marks and cases[test] % ONE_IN)
+        cases[test] += 1
+        in_other_part = config.option.alone == ("without" if "alone" in marks else "only")
+        if (is_slow and not config.option.all) or in_other_part:
+            left_out.append(item)
+    items[:] = [item for item in items if item not in set(left_out)]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -77,7 +77,8 @@ async def test_large_ones_and_those_of_one_model_leave_places_for_others() -> No
     threads, (free, work) = RequestThreads(), held()
     large = [begin(threads, work, LARGE) for _ in range(9)]
     of_one = [begin(threads, work, model="a") for _ in range(9)]
-    await until(lambda: threads.busy == 5)
+    most = limits.LARGE_REQUEST_THREADS.value + limits.MODEL_REQUEST_THREADS.value
+    await until(lambda: threads.busy == most)
     assert await done(begin(threads, lambda: "small", model="b")) == "small"
     free.set()
     await done(asyncio.gather(*large, *of_one))

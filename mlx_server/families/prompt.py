@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlx_server.errors import BadRequest
@@ -22,7 +23,7 @@ from mlx_server.families.conversation import (
 from mlx_server.families.effort import switches, with_word, word_for
 from mlx_server.families.manners import manners_of
 from mlx_server.families.seal import Seal
-from mlx_server.families.template import ChatTemplate, TooMuch
+from mlx_server.families.template import ChatTemplate, RefusedByTemplate
 from mlx_server.families.written import Close, WriteCalls
 from mlx_server.messages import Conversation, Tool, ToolCall
 from mlx_server.request_threads import check_wanted
@@ -89,40 +90,39 @@ def _rendered(
 
     switched = switches(asked, takes)
     word = "" if switched else word_for(asked, template.source)
-    taken = {name: seal.closed(value) for name, value in asked.items() if takes(name)}
-    tools = [tool_json(tool, seal.closed) for tool in conversation.tools]
-    offer = Offer(template, tools)
+    taken = [name for name in asked if takes(name)]
+    offer = Offer(template, conversation.tools, seal.closed)
     messages = with_word(conversation.messages, word) if word else conversation.messages
     manners = manners_of(template, checkpoint.tokens)
     marks = think_marks(template.source, manners)
     turns = turns_of(messages, wording.roles, wording.call_id, marks)
     keys = [key for key in REASONING_KEYS if key in template.source]
-    shapes = (
-        offer.among(
-            [message_json(turn, m, wording, seal.closed, keys) for turn in shaped(turns, m)]
-        )
-        for m in plainer_and_plainer(manners)
-    )
-    variables = {**checkpoint.tokens, **switched, **taken, **offer.variables()}
-    prompt = first_taken(template, variables, shapes)
+
+    def variables(m: Manners) -> Json:
+        written = [message_json(turn, m, wording, seal.closed, keys) for turn in shaped(turns, m)]
+        return {
+            **checkpoint.tokens,
+            **switched,
+            **{name: seal.closed(asked[name]) for name in taken},
+            **offer.variables(written),
+            "add_generation_prompt": True,
+        }
+
+    prompt = first_taken(template, (partial(variables, m) for m in plainer_and_plainer(manners)))
     heeded = {*taken, *({"reasoning_effort"} if switched or word else ())}
     ignored = [f"chat_template_kwargs.{name}" for name in asked if name not in heeded]
     ignored += ["tools"] if offer.is_ignored else []
     return prompt, (*ignored, *unheard(conversation, manners))
 
 
-def first_taken(template: ChatTemplate, variables: Json, shapes: Iterable[list[Json]]) -> str:
-    """The last of these is the plainest; the first refusal is the one to tell of."""
+def first_taken(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) -> str:
+    """The last of these is the plainest; the first refusal is the one to report."""
     refusal: BadRequest | None = None
-    for messages in shapes:
+    for variables in variants:
         check_wanted()
         try:
-            return template.render(
-                {**variables, "messages": messages, "add_generation_prompt": True}
-            )
-        except TooMuch:
-            raise
-        except BadRequest as error:
+            return template.render_made(variables)
+        except RefusedByTemplate as error:
             refusal = refusal or error
     assert refusal
     raise refusal
@@ -139,7 +139,8 @@ class Offer:
     """Where a template looks for the tools."""
 
     template: ChatTemplate
-    tools: list[Json]
+    tools: Sequence[Tool]
+    closed: Close
 
     @property
     def _names(self) -> list[str]:
@@ -153,19 +154,22 @@ class Offer:
     def is_ignored(self) -> bool:
         return bool(self.tools) and not self._names and not self._is_systems
 
-    def variables(self) -> Json:
+    def variables(self, messages: list[Json]) -> Json:
+        """`messages` and `tools`, and what else the template calls the tools."""
+        tools = [tool_json(tool, self.closed) for tool in self.tools]
+        if tools and self._is_systems:
+            messages = _in_the_systems(messages, tools)
         # SmolLM3's template takes any `xml_tools` for tools
-        own = dict.fromkeys(self._names, self.tools) if self.tools else {}
-        return {"tools": None, **own}
+        own = dict.fromkeys(self._names, tools) if tools else {}
+        return {"messages": messages, "tools": None, **own}
 
-    def among(self, messages: list[Json]) -> list[Json]:
-        """As Phi-4-mini's template has them: in the system's message, as text."""
-        if not self.tools or not self._is_systems:
-            return messages
-        text = json.dumps([tool["function"] for tool in self.tools], ensure_ascii=False)
-        leads = bool(messages) and messages[0]["role"] == "system"
-        system = messages[0] if leads else {"role": "system", "content": ""}
-        return [{**system, "tools": text}, *messages[leads:]]
+
+def _in_the_systems(messages: list[Json], tools: list[Json]) -> list[Json]:
+    """As Phi-4-mini's template has tools: in the system's message, as text."""
+    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    leads = bool(messages) and messages[0]["role"] == "system"
+    system = messages[0] if leads else {"role": "system", "content": ""}
+    return [{**system, "tools": text}, *messages[leads:]]
 
 
 def message_json(

@@ -1,6 +1,6 @@
 """Chat templates: the checkpoint's own Jinja, rendered in a process with limits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlx_server import limits
@@ -15,6 +15,10 @@ ANOTHER = "Set another one with `chat_template:` in models.yaml."
 
 class TooMuch(BadRequest):
     """The same in other words would take as long again."""
+
+
+class RefusedByTemplate(BadRequest):
+    """The template may take the same in other words."""
 
 
 class ChatTemplate:
@@ -35,8 +39,12 @@ class ChatTemplate:
         return name in self.reads and name not in RESERVED
 
     def render(self, variables: Mapping[str, Any]) -> str:
+        return self.render_made(lambda: variables)
+
+    def render_made(self, make: Callable[[], Mapping[str, Any]]) -> str:
+        """As `render`; the variables are made when they are sent, and not kept."""
         try:
-            return PROCESSES.render(self.source, variables)
+            return PROCESSES.render_made(self.source, make)
         except TemplateStopped as error:
             raise TooMuch(
                 f"The model's chat template {error} for these messages, so it was stopped. "
@@ -44,6 +52,6 @@ class ChatTemplate:
                 param="messages",
             ) from None
         except (TemplateRefused, UnicodeEncodeError) as error:
-            raise BadRequest(
+            raise RefusedByTemplate(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from None

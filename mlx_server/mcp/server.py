@@ -135,7 +135,9 @@ class Server:
             case MCPError():
                 return McpError(cut(error.message, self._limits.error_characters))
             case httpx2.HTTPError() | OSError():
-                return Gone(cut(f"The server can't be reached: {error}", 500))
+                return Gone(
+                    cut(f"The server can't be reached: {error}", self._limits.error_characters)
+                )
             case _:
                 return McpError(f"The server did not follow the protocol ({type(error).__name__}).")
 

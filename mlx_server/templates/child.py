@@ -32,6 +32,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mlx_server import limits
 
 LENGTH_BYTES = 4
+WINDOW = 1 << 16
+"""Characters that are encoded at once: a template may write its whole prompt as one part."""
+
 BIG_NUMBER = 1
 """The code under which msgpack carries a whole number of more than 64 bits."""
 
@@ -170,7 +173,8 @@ class Templates:
             left -= len(part)
             if left < 0:
                 return TooLong()
-            text += part.encode()
+            for begin in range(0, len(part), WINDOW):
+                text += part[begin : begin + WINDOW].encode()
         return text
 
 

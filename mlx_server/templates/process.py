@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -43,6 +43,7 @@ LOOK_SECONDS = 0.05
 ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """What a child is told of its surroundings."""
 
+_requests = msgspec.msgpack.Encoder()
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -94,21 +95,26 @@ class Child:
 
     def ask(self, request: Request) -> tuple[Reply, str]:
         """And the text that it rendered. Raises TemplateStopped; then the child has ended."""
-        deadline = time.monotonic() + 4 * request.seconds + 1
+        return self.ask_packed(_packed(request), request.seconds)
+
+    def ask_packed(self, packed: bytearray, seconds: float) -> tuple[Reply, str]:
+        """As `ask`; `packed` is emptied as soon as it is sent."""
+        deadline = time.monotonic() + 4 * seconds + 1
         try:
-            self._send(_packed(request), request.seconds)
+            self._send(packed, seconds)
+            packed.clear()
             size = int.from_bytes(self._received(child.LENGTH_BYTES, deadline))
             reply = _replies.decode(self._received(size, deadline))
             size = reply.size if isinstance(reply, Rendered) else 0
             text = self._received(size, deadline).decode()
         except TimeoutError:
             self.end()
-            raise TemplateStopped(_too_slow(request.seconds)) from None
+            raise TemplateStopped(_too_slow(seconds)) from None
         except MemoryError:
             self.end()
             raise TemplateStopped(_too_much()) from None
         except (OSError, _Lost, msgspec.DecodeError, UnicodeDecodeError):
-            raise TemplateStopped(self._why_it_ended(request.seconds)) from None
+            raise TemplateStopped(self._why_it_ended(seconds)) from None
         except BaseException:
             self.end()
             raise
@@ -116,7 +122,7 @@ class Child:
             self.end()
         return reply, text
 
-    def _send(self, packed: bytes, seconds: float) -> None:
+    def _send(self, packed: bytearray, seconds: float) -> None:
         self._socket.settimeout(4 * seconds + 1)
         self._socket.sendall(len(packed).to_bytes(child.LENGTH_BYTES))
         self._socket.sendall(packed)
@@ -185,23 +191,21 @@ class TemplateProcesses:
 
     def compile(self, source: str) -> list[str]:
         """The variables that the template looks up. Raises TemplateRefused, TemplateStopped."""
-        asked = Compile(digest_of(source), source, limits.TEMPLATE_SECONDS.value)
         with self._child() as own:
-            reply, _ = own.ask(asked)
-        reply = _checked(reply)
-        assert isinstance(reply, Compiled)
-        return reply.reads
+            return _compiled(own, source)
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Raises TemplateRefused, TemplateStopped."""
-        seconds, most = limits.TEMPLATE_SECONDS.value, limits.TEMPLATE_CHARACTERS.value
-        asked = Render(digest_of(source), dict(variables), seconds, most)
+        return self.render_made(source, lambda: variables)
+
+    def render_made(self, source: str, make: Callable[[], Mapping[str, Any]]) -> str:
+        """As `render`, with variables that are made when they are sent and kept no longer: they may
+        take more memory than what they are made from."""
         with self._child() as own:
-            reply, text = own.ask(asked)
+            reply, text = _asked(own, source, make)
             if isinstance(reply, Unknown):
-                compiled, _ = own.ask(Compile(asked.digest, source, seconds))
-                _checked(compiled)
-                reply, text = own.ask(asked)
+                _compiled(own, source)
+                reply, text = _asked(own, source, make)
         assert isinstance(_checked(reply), Rendered)
         return text
 
@@ -237,6 +241,18 @@ class TemplateProcesses:
         own.end()
 
 
+def _compiled(own: Child, source: str) -> list[str]:
+    reply, _ = own.ask(Compile(digest_of(source), source, limits.TEMPLATE_SECONDS.value))
+    reply = _checked(reply)
+    assert isinstance(reply, Compiled)
+    return reply.reads
+
+
+def _asked(own: Child, source: str, make: Callable[[], Mapping[str, Any]]) -> tuple[Reply, str]:
+    seconds, most = limits.TEMPLATE_SECONDS.value, limits.TEMPLATE_CHARACTERS.value
+    return own.ask_packed(_packed(Render(digest_of(source), dict(make()), seconds, most)), seconds)
+
+
 def digest_of(source: str) -> bytes:
     return hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
 
@@ -253,13 +269,15 @@ def _checked(reply: Reply) -> Reply:
     return reply
 
 
-def _packed(asked: Request) -> bytes:
+def _packed(asked: Request) -> bytearray:
+    packed = bytearray()
     try:
-        return msgspec.msgpack.encode(asked)
+        _requests.encode_into(asked, packed)
     except OverflowError:
         assert isinstance(asked, Render)
         asked.variables = _with_big_numbers(asked.variables)
-        return msgspec.msgpack.encode(asked)
+        _requests.encode_into(asked, packed)
+    return packed
 
 
 def _with_big_numbers(value: Any) -> Any:

@@ -10,6 +10,7 @@ import gc
 import json
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -39,7 +40,7 @@ def measured(folder: Path, scratch: Path) -> dict[str, Any]:
     mx.clear_cache()
     before = mx.get_active_memory()
     loaded = Adapters(wrapped)
-    loads = [timed(lambda n=n, a=a: loaded.load(f"{n}", a)) for n, a in enumerate(adapters)]
+    loads = [timed(partial(loaded.load, f"{n}", a)) for n, a in enumerate(adapters)]
     kept = (mx.get_active_memory() - before) / len(adapters)
     _decoding(wrapped, [f"{n}" for n in range(len(adapters))])
     gc.collect()

@@ -43,5 +43,7 @@ def train_adapter(sample: Sample, checkpoint: Path, folder: Path, iterations: in
             adapter_file=str(file),
         ),
     )
-    halved = {name: array.astype(mx.float16) for name, array in mx.load(str(file)).items()}
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    halved = {name: array.astype(mx.float16) for name, array in weights.items()}
     mx.save_safetensors(str(file), halved)

@@ -16,6 +16,8 @@ from tests.api.responses_schema import Json, assert_response, assert_stream, tim
 from tests.api.wire import error, ok
 from tests.mcp.playing import MODEL, Playing
 
+pytestmark = pytest.mark.tables
+
 PATH = "/v1/responses"
 OTHER = "other"
 

@@ -196,6 +196,7 @@ def test_a_client_can_send_all_of_it_back(answer: list[Event]) -> None:
     assert [item.id for item in read_items(items)] == [item["id"] for item in items]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("answer", [*ANSWERS.values(), *WITH_MCP.values()])
 @pytest.mark.parametrize("failure", [EngineDied("It died."), RuntimeError("ours")])
 def test_an_error_ends_it_wherever_it_comes(

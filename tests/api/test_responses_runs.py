@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.testclient import WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
 from mlx_server.api.budget import Budget
@@ -175,15 +176,23 @@ def deaf(port: int) -> socket.socket:
     return line
 
 
-def test_an_idle_socket_is_closed(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit(monkeypatch, "SOCKET_IDLE_SECONDS", 1)
+def read_all(line: WebSocketTestSession) -> None:
+    while True:
+        line.receive_text()
+
+
+@pytest.mark.parametrize("name", ["SOCKET_IDLE_SECONDS", "SOCKET_SECONDS"])
+def test_an_idle_or_old_socket_is_closed(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    limit(monkeypatch, name, 1)
     local = {"host": "localhost"}
     with (
         wire.client(tiny_path, ScriptedEngine()) as client,
         client.websocket_connect("ws://localhost/v1/responses", headers=local) as line,
         pytest.raises(WebSocketDisconnect) as closed,
     ):
-        line.receive_text()
+        read_all(line)  # an old one has an event that says so
     assert closed.value.code == 1001
 
 

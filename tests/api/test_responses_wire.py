@@ -257,6 +257,7 @@ def test_what_is_wrong_is_named(client: TestClient, asked: Json, param: str) -> 
     assert refused(client, **asked)["param"] == param
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     "item",
     [

@@ -21,6 +21,8 @@ from mlx_server.requests import Format, JsonFormat, Named, ToolChoice
 from tests.contract.pairs import FORMATS, PARAMETERS
 from tests.contract.structured import NESTED
 
+pytestmark = pytest.mark.tables
+
 TOOLS = tuple(Tool(name, "", parameters) for name, parameters in PARAMETERS.items())
 LARGER = (*TOOLS, Tool("order", "", NESTED))
 LONGEST = 500

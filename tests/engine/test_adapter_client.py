@@ -22,6 +22,8 @@ from tests.engine.test_client import (
     running,
 )
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(scope="session")
 def one(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

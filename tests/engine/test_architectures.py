@@ -19,6 +19,8 @@ from tests.engine.kinds import Kind
 from tests.engine.lora_files import linears_of, mlx_adapter, network, with_adapter
 from tests.engine.test_kinds import Bench
 
+pytestmark = pytest.mark.tables
+
 TOKENS = 8
 ALONE = {"afm7", "deepseek_v41", "gemma2", "llama4", "olmo_hybrid", "phi3small"}
 """Those whose rows are computed one at a time."""

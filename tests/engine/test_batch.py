@@ -189,6 +189,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("concurrency", [16, 3], ids=["all at once", "in turns"])
 @pytest.mark.parametrize("mixed", [False, True], ids=["greedy", "mixed"])
 def test_together_as_alone(tiny_model: Any, concurrency: int, mixed: bool) -> None:
@@ -222,6 +223,7 @@ def a_random_ask(dice: random.Random) -> Ask:
     )
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["", "cached"])
 @pytest.mark.parametrize("concurrency", [16, 2])
 @pytest.mark.parametrize("seed", range(3))

@@ -48,6 +48,7 @@ def kept() -> object:
     mx.clear_cache()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("kept")
 def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     floor = 1 << 20

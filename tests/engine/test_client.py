@@ -47,6 +47,8 @@ from mlx_server.requests import SamplingParams
 from tests.engine.test_batch import Ask, a_prompt, alone, ids
 from tests.tiny import IM_END, tiny_llama
 
+pytestmark = pytest.mark.live
+
 P = ParamSpec("P")
 
 HANG = 60.0
@@ -231,6 +233,7 @@ async def test_a_load_that_fails_leaves_the_engine_serving(tiny_path: Path) -> N
         assert len((await answered(engine, ask()))[0]) == 5
 
 
+@pytest.mark.alone
 @asynchronous
 async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
     tiny_path: Path, tmp_path: Path
@@ -392,7 +395,7 @@ async def test_killed_the_engine_fails_everyone_who_waits(tiny_path: Path) -> No
         ]
         await asyncio.sleep(0)  # they have asked
         os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG):
             found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in found] == [EngineDied] * 3
         assert not engine.alive

@@ -41,6 +41,8 @@ from tests.grammars.matching import compiled
 from tests.hostile.lowered import lower
 from tests.tiny import ENDOFTEXT, IM_END
 
+pytestmark = pytest.mark.tables
+
 ENDS = [ENDOFTEXT, IM_END]
 HEAD = '%llguidance {"no_forcing": true}\n'
 DIGITS = HEAD + "start: /[0-9]{3,9}/\n"
@@ -468,6 +470,7 @@ def test_two_at_a_time_and_each_once(engine: Engine, gate: Gate) -> None:
             engine.step()
     engine.step()
     assert {*gate.begun} == {DIGITS, WORDS}
+    assert len(gate.begun) == limits.COMPILE_THREADS.value
     gate.open.set()
     reports = drain(engine)
     assert all(1 <= len(tokens_of(row, reports)) <= 3 for row in range(9))

@@ -27,6 +27,8 @@ from tests.engine.test_batch import GREEDY, MIXED, PIECE, Ask, Run, a_prompt, al
 from tests.engine.test_grammar import ENDS, GRAMMARS
 from tests.engine.test_worker import ask, drain, of, run, tokens_of
 
+pytestmark = pytest.mark.tables
+
 ASKS = [
     Ask(a_prompt(length, seed=3), max_tokens=12 + 3 * i, sampling=params)
     for i, (length, params) in enumerate(

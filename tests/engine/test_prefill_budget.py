@@ -10,6 +10,8 @@ from mlx_server.engine.prefill_budget import IDLE_SECONDS, LEAST, MOST, PrefillB
 from mlx_server.engine.prefill_cost import FIRST, GROWTH, Piece, PrefillCost
 from tests.engine.simulated import PAIRS, beside, crowd, together_by_mlx_lm
 
+pytestmark = pytest.mark.tables
+
 SCHEDULE = Schedule()
 
 

@@ -14,6 +14,8 @@ from mlx_server.engine.blas import fast_blas
 from tests.engine.test_adapters import Desk, Told
 from tests.engine.test_batch import CLOSE
 
+pytestmark = pytest.mark.soak
+
 SAMPLES = Path(__file__).parents[2] / "adapters"
 PIRATE, JSON = "pirate", "json-answer"
 
@@ -29,28 +31,14 @@ ROWS = (
 )
 
 
-@pytest.fixture(scope="module", params=["float32", "4-bit"])
-def base(
-    request: pytest.FixtureRequest, demo_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    if request.param == "float32":
-        return demo_path
-    folder = tmp_path_factory.mktemp("quantized") / "demo"
-    mlx_lm.convert(
-        str(demo_path), str(folder), quantize=True, q_bits=4, q_group_size=32, dtype="float32"
-    )
-    return folder
-
-
 def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(
-    base: Path, monkeypatch: pytest.MonkeyPatch
+    demo_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process with the engine's own BLAS: prompts take it seconds less."""
     if blas := fast_blas():
         monkeypatch.setenv("LD_PRELOAD", blas)
-    slow = "quantization" in (base / "config.json").read_text()  # on a CPU
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        process.submit(_check, base, ROWS[1:3] if slow else ROWS, 2 if slow else 12).result()
+        process.submit(_check, demo_path, ROWS, 12).result()
 
 
 def _check(base: Path, rows: Sequence[tuple[str, str | None]], tokens: int) -> None:

@@ -30,6 +30,8 @@ from tests.engine.test_client import (
 )
 from tests.live.server import eventually
 
+pytestmark = pytest.mark.live
+
 FOR_EVER = 1000.0
 
 

@@ -16,6 +16,8 @@ from tests.engine.test_batch import a_prompt, ids
 from tests.engine.test_worker import drain, failures, run, tokens_of
 from tests.tiny import ENDOFTEXT, IM_END, IM_START
 
+pytestmark = pytest.mark.tables
+
 TEXT = [b"\xff[0]", b"\xff[1]", b"<", b"think", b">", b"</", b"a", b"x</think><think>b", b""]
 OPEN, CLOSE, LT, THINK, GT, SLASH, A, WILD, SILENT = range(len(TEXT))
 OPENS, CLOSES = [b"<think>", b"\xff[0]"], [b"</think>", b"\xff[1]"]

@@ -16,6 +16,8 @@ from mlx_server.families import FAMILIES
 from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.pool.replay_checkpoint import replay_checkpoint
 
+pytestmark = pytest.mark.tables
+
 SAMPLED = 61
 """Of large vocabularies, one token in so many is compared."""
 

@@ -29,6 +29,8 @@ from mlx_server.families import family_named
 from mlx_server.messages import Tool
 from mlx_server.parsers.reading import Reading
 
+pytestmark = pytest.mark.tables
+
 FAMILY_OF = {
     "qwen3-xml": "qwen3_5",
     "glm": "glm4_5",

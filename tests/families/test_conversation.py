@@ -236,9 +236,9 @@ def test_a_long_conversation_is_shaped_in_a_time_by_its_length(manners: Manners)
     results = [Message("tool", "x", tool_call_id="none") for _ in range(many)]
     users = [Message("user", "x")] * many
     turns = turns_of([*users, Message("assistant", tool_calls=calls), *results], ROLES, as_given)
-    began = time.perf_counter()
+    began = time.thread_time()
     shaped(turns, manners)
-    assert time.perf_counter() - began < 3
+    assert time.thread_time() - began < 6
 
 
 WORDS = st.integers(0, 999).map("word{}".format)

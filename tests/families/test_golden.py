@@ -32,6 +32,8 @@ from tests.families.goldens import (
     tools,
 )
 
+pytestmark = pytest.mark.tables
+
 CASES = [(family, case) for family in FAMILIES for case in goldens_of(family)]
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -33,6 +33,8 @@ from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from tests.families import SAMPLES, byte_level, write_checkpoint
 
+pytestmark = pytest.mark.tables
+
 GOLDEN = Path(__file__).parent / "golden" / "gpt_oss"
 DATE = {"conversation_start_date": "2025-06-28"}
 
@@ -269,9 +271,9 @@ def test_half_a_character_is_refused(gpt_oss: Checkpoint) -> None:
 @pytest.mark.parametrize("character", ["😀", "漢", "x", " ", "\n", "^", "้", "😀!"])
 def test_endless_words_take_no_endless_time(gpt_oss: Checkpoint, character: str) -> None:
     text = character * 100_000
-    begun = time.monotonic()
+    begun = time.process_time()
     tokens = tokens_of(gpt_oss, said(text))
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 10
     assert f"<|message|>{text}<|end|><|start|>assistant" in encoding().decode(tokens)
 
 

@@ -30,6 +30,8 @@ from tests.families import byte_level, checkpoint
 from tests.families.goldens import Golden, goldens_of, tools
 from tests.families.walks import Way
 
+pytestmark = pytest.mark.tables
+
 MARKUP = [family for family in FAMILIES if not family.own]
 WITH_CALLS = [family for family in MARKUP if family.layout_with(tools()).notations]
 WAYS = [

@@ -31,6 +31,8 @@ from tests.families.prompts import (
     template_of,
 )
 
+pytestmark = pytest.mark.tables
+
 GOLDEN = Path(__file__).parent / "golden"
 
 EVERYTHING = """\

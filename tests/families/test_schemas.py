@@ -12,6 +12,8 @@ from mlx_server.parsers.wanted import Wanted
 from tests.families.test_grammar import WITH_CALLS, calls_of
 from tests.families.walks import Way
 
+pytestmark = pytest.mark.tables
+
 CHECKED = jsonschema.FormatChecker(["uuid", "ipv4", "ipv6"])
 SEEDS = 4
 

@@ -20,6 +20,8 @@ from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format, JsonFormat, Regex, Written
 from tests.grammars.matching import Refused, compiled
 
+pytestmark = pytest.mark.tables
+
 MOST_SECONDS, MOST_MEGABYTES = 2 * 2, 256
 """Of the processor, twice what is promised as others may share it; and of all that the process
 takes."""

@@ -18,6 +18,8 @@ from tests.hostile.corpus import posted
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
 
+pytestmark = pytest.mark.alone
+
 CHAT = "/v1/chat/completions"
 IDS = ("a", "b")
 RECEIVE_SECONDS = 10.0

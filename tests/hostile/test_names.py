@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
 
-WARM, TIMES = 12, 40
+WARM, TIMES = 8, 24
 SIZED = (dict, list, set, deque)
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -294,6 +294,7 @@ HOSTILE: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.alone
 def test_hostile_schemas_are_refused_and_no_stream_minds(server: LiveServer) -> None:
     async def ask(http: httpx.AsyncClient) -> list[BaseException | Completion]:
         async with beside(http):
@@ -326,6 +327,7 @@ LABORIOUS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.alone
 def test_laborious_grammars_hold_nobody_up(server: LiveServer) -> None:
     """They are kept to, refused, or end alone."""
 
@@ -346,6 +348,7 @@ def test_laborious_grammars_hold_nobody_up(server: LiveServer) -> None:
     eventually(server.idle, "their rows are free")
 
 
+@pytest.mark.alone
 def test_a_client_that_leaves_before_its_grammar_is_ready(server: LiveServer) -> None:
     async def ask(http: httpx.AsyncClient) -> None:
         async with beside(http):

@@ -18,6 +18,8 @@ from tests.live.replayed import MODEL, replaying
 from tests.live.server import LiveServer, eventually
 from tests.live.test_responses_socket import answer, connected, create, event
 
+pytestmark = pytest.mark.alone
+
 MEGABYTE = 1 << 20
 LARGEST = 16 * MEGABYTE
 HANDSHAKE = (

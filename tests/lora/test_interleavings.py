@@ -20,6 +20,8 @@ from mlx_server.lora.catalog import Catalog, Place
 from mlx_server.pool import adapters as adapters_module
 from mlx_server.pool.adapters import find
 
+pytestmark = pytest.mark.tables
+
 SAMPLES = Path(__file__).parents[2] / "adapters"
 FILES = (catalog_module.__file__, adapters_module.__file__)
 

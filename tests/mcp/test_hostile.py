@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlx_server import limits
 from mlx_server.mcp import Connector, Connectors, Limits, McpError, Toolset, guard
 from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 HOSTILE = str(Path(__file__).with_name("hostile.py"))
 GONE_SECONDS = 3.0
@@ -150,9 +151,9 @@ async def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
         said = [await outcome(toolset, "dies once") for _ in range(3)]
     assert said == ["error: The server closed the connection.", "seen", "seen"]
     async with opened("dies") as toolset:
-        said = [await outcome(toolset, "dies") for _ in range(3)]
-    closed = "error: The server closed the connection."
-    assert said == [closed, closed, "error: The server is gone; it was started twice."]
+        said = [await outcome(toolset, "dies") for _ in range(limits.MCP_OPENINGS.value + 1)]
+    closed = ["error: The server closed the connection."] * limits.MCP_OPENINGS.value
+    assert said == [*closed, "error: The server is gone; it was started twice."]
 
 
 def processes(file: Path) -> list[psutil.Process]:

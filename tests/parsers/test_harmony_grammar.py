@@ -18,6 +18,8 @@ from mlx_server.tool_parsers.notation import gathered
 from tests.families.goldens import goldens_of, tokenizer_of, tools
 from tests.walks import accepts, matcher, walk
 
+pytestmark = pytest.mark.tables
+
 ADD = Tool(
     "add",
     "",

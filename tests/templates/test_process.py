@@ -144,11 +144,12 @@ def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         own.end()
 
 
+@pytest.mark.alone
 def test_rendering_takes_well_under_two_milliseconds() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
     messages = [{"role": "user", "content": "Hello, how are you?"}] * 8
     taken = []
-    for _ in range(50):
+    for _ in range(200):
         began = time.monotonic()
         template.render({"messages": messages})
         taken.append(time.monotonic() - began)

@@ -1,0 +1,112 @@
+"""The parts of scripts/test: the checks, the tests side by side, those alone, the failed once more.
+
+Ends with a line like pytest's own, which counts all parts.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from test_parts.outcomes import Outcomes
+
+SIDE_BY_SIDE = (
+    *("--numprocesses", "auto", "--maxprocesses", "4"),
+    # Whole files to each process: a server that a file has started serves all of its tests.
+    *("--dist", "loadfile", "--no-loadscope-reorder"),
+    "--alone=without",
+)
+IN_ONE_PROCESS = ("--numprocesses", "0")
+RUN_AGAIN = 20
+"""More failed tests than this are not run again: no coincidence breaks so many."""
+PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
+
+
+@dataclass
+class Run:
+    """One run of scripts/test, and what its parts have found so far."""
+
+    folder: Path
+    passed: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    flaky: set[str] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def pytest(self, title: str, arguments: Sequence[str]) -> tuple[int, Outcomes]:
+        """Its exit code, and the outcome of every test."""
+        sys.stdout.write(f"== pytest, {title}\n")
+        sys.stdout.flush()
+        path = self.folder / "outcomes.json"
+        path.unlink(missing_ok=True)
+        # the second -q leaves out pytest's last line, which would count this part alone
+        own = ["-q", "-p", "test_parts.outcomes", "--outcomes", str(path)]
+        code = subprocess.call([sys.executable, "-m", "pytest", *own, *arguments])
+        return code, Outcomes.read(path) if path.exists() else Outcomes()
+
+    def tests(self, arguments: Sequence[str]) -> int:
+        """The exit code."""
+        codes = []
+        paths: list[str] = []
+        for title, part in (
+            ("side by side", [*SIDE_BY_SIDE, *arguments]),
+            ("alone", [*arguments, *IN_ONE_PROCESS, "--alone=only"]),
+        ):
+            code, found = self.pytest(title, part)
+            self._add(found)
+            paths += found.paths
+            codes.append(code)
+            if code not in (PASSED, FAILED, NO_TESTS):
+                return code
+        if self.failed:
+            self._again([each for each in arguments if each not in paths])
+            return FAILED if self.failed else PASSED
+        return FAILED if FAILED in codes else min(codes)
+
+    def _again(self, options: Sequence[str]) -> None:
+        if self.interrupted or len(self.failed) > RUN_AGAIN:
+            return
+        part = [*options, *IN_ONE_PROCESS, *sorted(self.failed)]
+        _, found = self.pytest(f"once more what failed ({len(self.failed)})", part)
+        self.flaky = self.failed & set(found.passed) - set(found.failed)
+        self.failed -= self.flaky
+
+    def _add(self, found: Outcomes) -> None:
+        self.passed |= set(found.passed)
+        self.failed |= set(found.failed)
+        for name, number in found.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + number
+
+    def summary(self, seconds: float) -> str:
+        lines = [f"FAILED {each}" for each in sorted(self.failed)]
+        lines += [f"flaky: {each}" for each in sorted(self.flaky)]
+        passed = len((self.passed | self.flaky) - self.failed)
+        counts = {"passed": passed, "failed": len(self.failed), **self.counts}
+        shown = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+        return "\n".join([*lines, f"{shown or 'no tests ran'} in {seconds:.2f}s"])
+
+
+def main(arguments: Sequence[str]) -> int:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder))
+
+        def interrupt(*_: object) -> None:
+            """What runs gets the signal too, and ends by itself."""
+            run.interrupted = True
+
+        signal.signal(signal.SIGINT, interrupt)
+        checks = subprocess.call([Path(__file__).parents[1] / "check"])
+        tests = INTERRUPTED if run.interrupted else run.tests(arguments)
+    if checks and not run.interrupted:
+        sys.stdout.write("scripts/check failed, see above the tests.\n")
+    sys.stdout.write(run.summary(time.monotonic() - began) + "\n")
+    return INTERRUPTED if run.interrupted else tests or checks
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""What became of each test of one run of pytest, left in a file for the run as a whole."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+
+COUNTED = ("skipped", "xfailed", "xpassed")
+
+
+@dataclass
+class Outcomes:
+    passed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    """Also tests whose fixtures failed, and files that could not be collected."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Of the other outcomes."""
+    paths: list[str] = field(default_factory=list)
+    """Arguments of pytest that named files, folders or tests."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Outcomes":
+        return cls(**json.loads(path.read_text()))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, help="Write every test's outcome to this JSON file.")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Only the process that reports calls it: the others have no terminal."""
+    path: Path | None = config.option.outcomes
+    if not path:
+        return
+
+    def ids(*outcomes: str) -> list[str]:
+        reports = (each for name in outcomes for each in terminalreporter.stats.get(name, ()))
+        return list(dict.fromkeys(report.nodeid for report in reports))
+
+    found = Outcomes(ids("passed"), ids("failed", "error"))
+    found.counts = {name: len(terminalreporter.stats.get(name, ())) for name in COUNTED}
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        found.paths = list(config.args)
+    path.write_text(json.dumps(asdict(found)))

@@ -1,0 +1,154 @@
+"""Schemas, patterns and grammars: what is at a limit passes, one more does not."""
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.engine import grammar
+from mlx_server.engine.batch import Batch
+from mlx_server.engine.messages import Generate, Thinking
+from mlx_server.engine.row_check import check_row
+from mlx_server.grammars import fences, patterns
+from mlx_server.grammars.apart import Apart
+from mlx_server.grammars.document import Document, Part
+from mlx_server.grammars.enforced import gaps
+from mlx_server.grammars.ways import ways_of
+from mlx_server.requests import SamplingParams
+from tests.limits.boundaries import Boundary, passes
+
+Json = dict[str, Any]
+
+
+def fenced(schema: Json) -> None:
+    fences.fence(schema)
+
+
+def nodes(count: int) -> None:
+    fenced({"default": [[]] * (count - 2)})
+
+
+def chain(length: int) -> None:
+    links: Json = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(length - 2)}
+    fenced({"$ref": "#/$defs/0", "$defs": {**links, str(length - 2): {}}})
+
+
+def multiples(digits: int) -> None:
+    half = digits // 2 - 1  # zeros at the end of a number cost nothing
+    fenced({"properties": {"a": {"multipleOf": half}, "b": {"multipleOf": digits - half}}})
+
+
+def joined_patterns(count: int) -> bool:
+    return not gaps(Document({"allOf": [{"pattern": "a"}] * count}))
+
+
+def counted(properties: int) -> Json:
+    return {
+        "type": "object",
+        "properties": {str(at): {} for at in range(properties)},
+        "minProperties": 1,
+    }
+
+
+def choices(count: int) -> bool:
+    root = math.isqrt(count)
+    others = [counted(1) for _ in range(count - root * root)]
+    found = gaps(Document({"items": counted(root), "prefixItems": others}))
+    return not any("too costly" in gap.why for gap in found)
+
+
+def apart_depth(levels: int) -> bool:
+    one: Json = {"const": 1}
+    other: Json = {"const": 2}
+    for _ in range(levels - 1):
+        one, other = (
+            {"type": "object", "required": ["a"], "properties": {"a": inner}}
+            for inner in (one, other)
+        )
+    document = Document({"oneOf": [one, other]})
+    return Apart(document).each([Part(("oneOf", "0"), one), Part(("oneOf", "1"), other)])
+
+
+def comparisons(count: int) -> bool:
+    apart = Apart(Document({}))
+    options = [Part(("0",), {"type": "string"}), Part(("1",), {"type": "number"})]
+    return [apart.each(options) for _ in range(count)][-1]
+
+
+def ways(count: int) -> bool:
+    return len(ways_of({"type": "object", "anyOf": [{"type": "object"}] * count})) == count
+
+
+def ways_members(count: int) -> bool:
+    names = math.ceil(count / 10) - 1
+    schema = {
+        "type": "object",
+        "properties": {str(at): {} for at in range(names)},
+        "anyOf": [{"type": "object"}] * 10,
+    }
+    return len(ways_of(schema)) == 10
+
+
+def pattern_states(count: int) -> bool:
+    times = limits.PATTERN_REPEATS.value
+    return not patterns.excess(f"x{{{times}}}" * (count // times) + "x" * (count % times))
+
+
+def row(**more: Any) -> None:
+    batch = SimpleNamespace(vocabulary=10, plays=False)
+    command = Generate(1, "m", [1], 1, [], SamplingParams(), **more)
+    check_row(command, cast(Batch, batch))
+
+
+def whole_grammar(characters: int) -> None:
+    row(grammar="x" * characters)
+
+
+def thinking(end: int = 1, closes: Sequence[int] = ()) -> None:
+    marks = [b"x" * size for size in closes]
+    row(thinking=Thinking(budget=1, inside=True, opens=[], closes=marks, end=[1] * end))
+
+
+def marks(count: int) -> None:
+    thinking(closes=[1] * count)
+
+
+def mark_size(count: int) -> None:
+    thinking(closes=[count])
+
+
+def end_tokens(count: int) -> None:
+    thinking(end=count)
+
+
+def compiler_says(characters: int) -> bool:
+    text = "x" * characters
+    return grammar.in_a_line(text) == text
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Boundary("SCHEMA_NODES", passes(nodes)),
+        Boundary("SCHEMA_CHAIN", passes(chain)),
+        Boundary("SCHEMA_MULTIPLES", passes(multiples)),
+        Boundary("SCHEMA_JOINED_PATTERNS", joined_patterns),
+        Boundary("SCHEMA_CHOICES", choices),
+        Boundary("SCHEMA_APART_DEPTH", apart_depth),
+        Boundary("SCHEMA_COMPARISONS", comparisons),
+        Boundary("SCHEMA_WAYS", ways),
+        Boundary("SCHEMA_WAYS_MEMBERS", ways_members),
+        Boundary("PATTERN_STATES", pattern_states),
+        Boundary("WHOLE_GRAMMAR_CHARACTERS", passes(whole_grammar)),
+        Boundary("REASONING_MARKS", passes(marks)),
+        Boundary("REASONING_MARK_TOKENS", passes(mark_size)),
+        Boundary("REASONING_MARK_TOKENS", passes(end_tokens)),
+        Boundary("GRAMMAR_ERROR_CHARACTERS", compiler_says),
+    ],
+    ids=str,
+)
+def test_one_past_it(case: Boundary, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.check(monkeypatch)
