@@ -186,7 +186,9 @@ async def _prune(store: Store) -> None:
 def run(settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C."""
     logs.configure(settings.server.log_level, settings.server.log_format)
-    if few := descriptors.warning(descriptors.raise_soft_limit()):
+    most = descriptors.raise_soft_limit()
+    descriptors.check(most)
+    if few := descriptors.warning(most):
         log.warning("%s; %s", few, descriptors.FIX)
     allocator.return_large_blocks()
     sockets = bound(settings.server.host, settings.server.port)

@@ -5,9 +5,13 @@ import sys
 from contextlib import suppress
 
 from mlx_server import limits
+from mlx_server.errors import SettingsError
 
 ENOUGH = 4096
 """With fewer, many clients at once are refused that could be served."""
+
+FEWEST = 64
+"""With fewer, the server and its engine can't open what they consist of."""
 
 SHARE_OF_CLIENTS = 0.5
 """The other half is for what nobody may go without: the store, the engine, MCP servers, files."""
@@ -54,6 +58,15 @@ def connections(descriptors: int) -> int:
 def connections_per_address(connections: int) -> int:
     """Some are left for all others."""
     return max(1, min(limits.CONNECTIONS_PER_ADDRESS.value, connections * 3 // 4))
+
+
+def check(descriptors: int) -> None:
+    """Raises SettingsError where the server could not start, or not for long."""
+    if descriptors < FEWEST:
+        raise SettingsError(
+            f"Only {descriptors} files and sockets can be open at once, and the server needs "
+            f"{FEWEST} at least: {FIX}."
+        )
 
 
 def warning(descriptors: int) -> str | None:

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
+from mlx_server import limits
 from mlx_server.errors import ModelUnusable
 
 WEIGHTS = "model*.safetensors"
@@ -29,7 +30,12 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 def stamp_of_model(folder: Path) -> Stamp:
     """Changes when one of the files that are read is replaced, written to, added or removed."""
-    return stamp_of_files(sorted({*folder.glob(WEIGHTS), *map(folder.joinpath, MOST_BYTES)}))
+    return stamp_of_files(sorted({*_weights(folder), *map(folder.joinpath, MOST_BYTES)}))
+
+
+def _weights(folder: Path) -> list[Path]:
+    """One more than there may be at most."""
+    return list(islice(folder.glob(WEIGHTS), limits.CHECKPOINT_FILES.value + 1))
 
 
 def stamp_of_files(paths: Iterable[Path]) -> Stamp:
@@ -61,7 +67,13 @@ def is_own(path: Path, folder: Path) -> bool:
 
 def check_model(folder: Path) -> None:
     """What is there of a model is its own, and files of a sensible size. Raises ModelUnusable."""
-    for path in chain(folder.glob(WEIGHTS), map(folder.joinpath, MOST_BYTES)):
+    weights = _weights(folder)
+    if len(weights) > (most_files := limits.CHECKPOINT_FILES.value):
+        raise ModelUnusable(
+            f"The model's folder {folder.name!r} has more than {most_files:,} files of weights. "
+            "Download the model again."
+        )
+    for path in chain(weights, map(folder.joinpath, MOST_BYTES)):
         if not os.path.lexists(path):
             continue
         if not is_own(path, folder):

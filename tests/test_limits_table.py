@@ -69,7 +69,6 @@ OTHERS = {
 
 
 UNNAMED = {
-    "CHECK_BYTES": "the kernel holds it, and CHECK_SECONDS is met first",
     "MCP_UNREAD_MESSAGES": "a queue's size: MCP_CALL_SECONDS ends the call that waits for it",
     "STRAY_MARKS": "a count in a grammar, which GRAMMAR_ITEMS_IN_ROW bounds",
 }

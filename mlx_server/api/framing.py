@@ -10,6 +10,7 @@ import h11
 from mlx_server import limits
 
 BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
+HEAD_END = re.compile(rb"\n\r?\n")
 FOLDED_LINE = re.compile(rb"\n[ \t]")
 
 SMALL_BYTES = 256
@@ -28,6 +29,7 @@ class StrictConnection(h11.Connection):
 
     def next_event(self) -> Received:
         before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        self._refuse_if(_wrong_with_size(before))
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._small_chunks = 0
@@ -37,6 +39,8 @@ class StrictConnection(h11.Connection):
             self._small_chunks += 1
             if self._small_chunks > limits.SMALL_CHUNKS.value:
                 self._refuse_if(f"The chunks of a body should have {SMALL_BYTES} bytes or more.")
+        elif isinstance(event, h11.EndOfMessage):
+            self._refuse_if(_too_many(len(event.headers)))
         return event
 
     def _refuse_if(self, wrong: str | None) -> None:
@@ -49,20 +53,38 @@ def _is_small_chunk(data: h11.Data) -> bool:
     return data.chunk_start and data.chunk_end and len(data.data) < SMALL_BYTES
 
 
+def _wrong_with_size(received: bytes) -> str | None:
+    """Of the head in it, which need not be whole. It is looked at before it is parsed, which
+    costs much more; h11 itself lets a longer head pass that has come at once."""
+    end = HEAD_END.search(received)
+    head = received[: end.start()] if end else received
+    if len(head) > limits.HEAD_BYTES.value:
+        return f"The head of a request may have at most {limits.HEAD_BYTES.value} bytes."
+    return _too_many(head.count(b"\n"))
+
+
+def _too_many(lines: int) -> str | None:
+    if lines > limits.HEADERS.value:
+        return f"A request may have at most {limits.HEADERS.value} header lines."
+    return None
+
+
 def _wrong_with(request: h11.Request, head: bytes, after: bytes) -> str | None:
     headers = dict(request.headers)
     if BARE_LINE_END.search(head):
         return "Each line of a request's head must end with CR LF."
     if FOLDED_LINE.search(head):
         return "A header must not go on in a second line."
-    if len(request.headers) > limits.HEADERS.value:
-        return f"A request may have at most {limits.HEADERS.value} header lines."
+    if not request.http_version.startswith(b"1."):
+        return "This server speaks HTTP/1.1."
     if b"transfer-encoding" in headers:
         if b"content-length" in headers:
             return "A request must not have both Content-Length and Transfer-Encoding."
         if request.http_version < b"1.1":
             return "HTTP/1.0 has no Transfer-Encoding."
-    if upgrade_of(request.headers) and _has_body(headers, after) and not _is_http2_offer(headers):
+    upgrade = upgrade_of(request.headers)
+    is_http2_offer = upgrade == b"h2c" and b"http2-settings" in headers
+    if upgrade and _has_body(headers, after) and not is_http2_offer:
         return "An Upgrade must not have a body."
     return None
 
@@ -80,12 +102,10 @@ def upgrade_of(headers: h11._headers.Headers | list[tuple[bytes, bytes]]) -> byt
 
 
 def _has_body(headers: dict[bytes, bytes], after: bytes) -> bool:
-    """`after` belongs to nothing: who asks for an upgrade has to wait for the answer."""
+    """`after` belongs to nothing: who asks for an upgrade has to wait for the answer.
+
+    Java's client and curl offer HTTP/2 with each request. That offer is not taken, and then the
+    request is one like any other, with its body and with what follows it.
+    """
     length = headers.get(b"content-length", b"0")
     return b"transfer-encoding" in headers or length != b"0" or bool(after)
-
-
-def _is_http2_offer(headers: dict[bytes, bytes]) -> bool:
-    """As Java's client and curl make it with each request. It is not taken, and then the request
-    is one like any other."""
-    return headers.get(b"upgrade", b"").lower() == b"h2c" and b"http2-settings" in headers

@@ -11,6 +11,13 @@ CHECKPOINT_HEADER_BYTES = Limit(
     per="model",
     beyond="the model is unusable",
 )
+CHECKPOINT_FILES = Limit(
+    bounds="files of weights, as there are or as the name of one of them counts",
+    value=1000,
+    unit="items",
+    per="model",
+    beyond="the model is unusable",
+)
 CHECKPOINT_LAYERS = Limit(
     bounds="layers and experts, as a config tells",
     value=10_000,
@@ -83,6 +90,13 @@ ADAPTER_RANK = Limit(
     unit="items",
     per="model",
     beyond="the adapter is refused",
+)
+LISTED_ADAPTERS = Limit(
+    bounds="what is looked at in the folder of adapters when they are listed",
+    value=4096,
+    unit="items",
+    per="model",
+    beyond="the rest is not listed; its adapters are served by their names",
 )
 ADDED_ADAPTERS = Limit(
     bounds="adapters that clients have loaded and not unloaded",

@@ -1,5 +1,7 @@
 """Which adapters there are for a model, which are sound, and what is wrong with the rest."""
 
+import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +18,11 @@ from mlx_server.lora.reader import (
     PICKLES,
     AdapterSpec,
     Stamp,
-    names_in,
     read_adapter,
     stamp_of,
 )
+
+log = logging.getLogger("mlx_server.lora")
 
 __all__ = ["AdapterSpec", "Catalog", "Place", "read_adapter", "scan", "stamp_of"]
 
@@ -68,15 +71,26 @@ class Catalog:
 
     def places(self) -> dict[str, Place]:
         """By name; one that is listed wins over a folder of its name."""
+        found = {name: Place(path) for name, path in scan(self._folder).items()}
         others = {**self._named, **self.added.places}
-        return dict(sorted({**others, **self._owners()}.items()))
+        return dict(sorted({**others, **found, **self._listed}.items()))
 
-    def _owners(self) -> dict[str, Place]:
-        return {**{name: Place(path) for name, path in scan(self._folder).items()}, **self._listed}
+    def _place_of(self, name: str) -> Place | None:
+        """As in `places`, without a look at every other folder: there may be very many."""
+        others = {**self._named, **self.added.places}
+        return self._owners_place(name) or others.get(name)
+
+    def _owners_place(self, name: str) -> Place | None:
+        if listed := self._listed.get(name):
+            return listed
+        if self._folder and name in _names(self._folder):
+            path = self._folder / name
+            return Place(path) if _looks_like_adapter(path) else None
+        return None
 
     def place(self, name: str) -> Place:
         """Raises AdapterNotFound."""
-        place = self.places().get(name)
+        place = self._place_of(name)
         if place is None:
             raise AdapterNotFound(
                 f"There is no adapter {name[:100]!r} for this model. `mlx-server adapters` shows "
@@ -109,7 +123,7 @@ class Catalog:
         with self.added.lock:
             self._check_free(name)
             self.added.places[name] = place
-            there = self.places()
+            there = {*self._named, *self.added.places, *self._listed, *_names(self._folder)}
             self._known = {key: known for key, known in self._known.items() if key[0] in there}
             self._known[name, place] = stamp, found
         return found
@@ -130,7 +144,7 @@ class Catalog:
         spec = self.read(name, place)
         with self.added.lock:
             name, place = self._named_folder(folder)  # another may have taken its name meanwhile
-            if name not in self.places():
+            if self._place_of(name) is None:
                 self._named[name] = place
         return replace(spec, name=name), place
 
@@ -140,13 +154,14 @@ class Catalog:
             raise AdapterNotFound(f"The adapter {name[:100]!r} was unloaded.", param="adapter")
 
     def _named_folder(self, folder: Path) -> tuple[str, Place]:
-        places = self.places()
-        for name, place in places.items():
-            if place.path.resolve() == folder:
+        same = self._place_of(folder.name)
+        own = {folder.name: same} if same else {}
+        for name, place in {**own, **self._named, **self.added.places, **self._listed}.items():
+            if place.path.resolve() == folder and place == self._place_of(name):
                 return name, place
         # a name that is taken goes on meaning what its owner gave it to
-        own = f"{folder.name}-{sha256(bytes(folder)).hexdigest()[:8]}"
-        return own if folder.name in places else folder.name, Place(folder)
+        longer = f"{folder.name}-{sha256(bytes(folder)).hexdigest()[:8]}"
+        return longer if same else folder.name, Place(folder)
 
     def _check_free(self, name: str) -> None:
         """Raises BadRequest. A client may put another adapter in the place of its own."""
@@ -154,7 +169,7 @@ class Catalog:
         if name in added:
             return
         # not `places`, to which another thread may have added it since
-        if name in self._named or name in self._owners():
+        if name in self._named or self._owners_place(name):
             raise BadRequest(f"The model has an adapter {name[:100]!r} already.", param="lora_name")
         if len(added) >= most:
             raise BadRequest(
@@ -184,18 +199,32 @@ class Catalog:
 
 def scan(folder: Path | None) -> dict[str, Path]:
     """The folders in it that have something of an adapter, by name."""
+    names, most = sorted(_names(folder)), limits.LISTED_ADAPTERS.value
+    if folder and len(names) > most:
+        log.warning(
+            "%s holds %d files and folders, of which the first %d are looked at for a list of "
+            "adapters: the others are served by their names",
+            folder.name,
+            len(names),
+            most,
+        )
+    paths = [folder / name for name in names[:most]] if folder else []
+    return {path.name: path for path in paths if _looks_like_adapter(path)}
+
+
+def _names(folder: Path | None) -> list[str]:
     try:
-        inner = sorted(folder.iterdir()) if folder else []
+        return os.listdir(folder) if folder else []
     except OSError:
-        return {}
-    return {path.name: path for path in inner if _looks_like_adapter(path)}
+        return []
 
 
 def _looks_like_adapter(path: Path) -> bool:
     if path.name.startswith(".") or not path.is_dir():
         return False
-    own = (CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS)
-    return any(name in own or name.endswith(PICKLES) for name in names_in(path))
+    if any(os.path.lexists(path / name) for name in (CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS)):
+        return True
+    return any(name.endswith(PICKLES) for name in _names(path))
 
 
 def check_name(name: str) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from mlx_server import limits
 from mlx_server.architectures import why_unknown
 from mlx_server.errors import ModelUnusable
 from mlx_server.families.checkpoint import read_json
@@ -19,6 +20,9 @@ SMALL = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 NEEDED = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
 WANTED = [*SMALL, "model*.safetensors"]
 ADAPTER_FILES = [CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS]
+SHOWN = 8
+"""Of the names of missing files, which may be very many."""
+
 # Subfolders hold the model in other formats, and the `*` of a pattern would reach into them.
 NESTED = "*/*"
 
@@ -28,18 +32,25 @@ def missing(folder: Path) -> list[str]:
 
 
 def missing_of(names: Iterable[str]) -> list[str]:
-    """Of a checkpoint with these files, what there has to be besides."""
+    """Of a checkpoint with these files, what there has to be besides. Raises ModelUnusable."""
     there = set(names)
     weights = set(filter(WEIGHTS.fullmatch, there))
+    series = {shard.groups() for shard in map(SHARD.fullmatch, weights) if shard}
+    most = limits.CHECKPOINT_FILES.value
+    if max(len(weights), sum(int(count) for _, count in series)) > most:
+        raise ModelUnusable(
+            f"The checkpoint names more than {most:,} files of weights. Download the model again."
+        )
     shards = {
-        f"{shard[1]}-{number:05}-of-{shard[2]}.safetensors"
-        for shard in map(SHARD.fullmatch, weights)
-        if shard
-        for number in range(1, int(shard[2]) + 1)
+        f"{stem}-{number:05}-of-{count}.safetensors"
+        for stem, count in series
+        for number in range(1, int(count) + 1)
     }
     lacking = [] if "config.json" in there else ["config.json"]
     lacking += [] if there & set(TOKENIZERS) else ["tokenizer.json"]
-    return lacking + sorted(shards - weights) + ([] if weights else ["model*.safetensors"])
+    lacking += sorted(shards - weights) + ([] if weights else ["model*.safetensors"])
+    more = len(lacking) - SHOWN
+    return lacking if more <= 0 else [*lacking[:SHOWN], f"{more} more files"]
 
 
 def check_small_files(folder: Path, name: str) -> None:

@@ -62,7 +62,10 @@ def _main() -> None:
         resource.RLIMIT_CPU, (limits.CHECK_SECONDS.value * 4, limits.CHECK_SECONDS.value * 4)
     )  # whoever asked is gone
     if sys.platform == "linux":  # macOS has it, and refuses it
-        resource.setrlimit(resource.RLIMIT_AS, (limits.CHECK_BYTES.value, limits.CHECK_BYTES.value))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        size = limits.CHECK_BYTES.value
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
     value, schema = json.load(sys.stdin)
     json.dump(mistakes(value, schema), sys.stdout)
 

@@ -68,9 +68,15 @@ def confine(memory: int) -> None:
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))
     if sys.platform == "linux":  # macOS has it, and refuses it: there the server watches
-        memory += _address_space()
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # stdin, stdout and stderr
+        _lower(resource.RLIMIT_AS, memory + _address_space())
+    _lower(resource.RLIMIT_NOFILE, 3)  # stdin, stdout and stderr
+
+
+def _lower(kind: int, size: int) -> None:
+    """A hard limit that is lower already stays: it can't be raised."""
+    _, hard = resource.getrlimit(kind)
+    lowest = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(kind, (lowest, lowest))
 
 
 def _address_space() -> int:

@@ -9,7 +9,7 @@ import json
 import random
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,8 @@ from mlx_server.app import create_app
 from mlx_server.settings import ServerSettings, Settings
 from tests.api import wire
 from tests.live.server import TINY, LiveServer, serving
+
+PRODUCT = Path(gate.__file__).parents[1]
 
 KEY, OTHER_KEY = "a-key", "another-key"
 COMBINATIONS = 200
@@ -246,9 +248,21 @@ def test_every_route_but_one_wants_a_key(server: LiveServer) -> None:
     assert set(found.values()) == {401}
 
 
-@pytest.mark.parametrize(("verdict", "key", "status"), [(True, "wrong", 200), (False, KEY, 401)])
+CARRIERS: Mapping[str, Callable[[str], dict[str, str]]] = {
+    "x-api-key": lambda key: {"x-api-key": key},
+    "bearer": lambda key: {"authorization": f"Bearer {key}"},
+}
+"""In which a key may come."""
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize(("verdict", "key"), [(True, "wrong"), (False, KEY)])
 def test_compare_digest_alone_decides(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: bool, key: str, status: int
+    tiny_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: bool,
+    key: str,
+    carrier: str,
 ) -> None:
     """It takes the same time for any key, of any length; each is compared, after a match too."""
     compared: list[tuple[Any, Any]] = []
@@ -260,6 +274,15 @@ def test_compare_digest_alone_decides(
     monkeypatch.setattr(gate, "hmac", SimpleNamespace(compare_digest=compare))
     keys = (wire.key(KEY), wire.key(OTHER_KEY))
     with wire.client(tiny_path, wire.ScriptedEngine(), api_keys=keys) as client:
-        assert client.get("/v1/models", headers={"x-api-key": key}).status_code == status
+        headers = CARRIERS[carrier](key)
+        found = client.get("/v1/models", headers=headers).status_code
+        assert found == (200 if verdict else 401)
     given, one, other = (hashlib.sha256(each.encode()).digest() for each in (key, KEY, OTHER_KEY))
     assert compared == [(given, one), (given, other)]
+
+
+def test_keys_are_read_in_one_place() -> None:
+    """Whatever else compared them might not take the same time for each."""
+    named = re.compile(r"['\"](authorization|x-api-key)['\"]", re.IGNORECASE)
+    texts = {path.name: path.read_text("utf-8") for path in (PRODUCT / "api").rglob("*.py")}
+    assert {name for name, text in texts.items() if named.search(text)} == {"gate.py"}

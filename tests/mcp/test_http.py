@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from mlx_server.errors import BadRequest
 from mlx_server.mcp import Connector, Connectors, Limits, McpError, Toolset
+from mlx_server.mcp.streams import Meter
 from mlx_server.requests import McpServer
+from tests.hostile.outbound import sitecustomize as outbound
 from tests.mcp.official import make
 from tests.mcp.playing import all_gone, served
 
@@ -190,6 +192,80 @@ async def test_redirects_stay_where_they_were_sent_from() -> None:
             said = await outcome(toolset)
     assert "not followed" in said
     assert secret.heads == []
+
+
+ELSEWHERE = {
+    "another port": "http://127.0.0.1:{secret}/x",
+    "another name": "http://localhost:{secret}/x",
+    "a user's name": "http://a:b@127.0.0.1:{secret}/x",
+    "no scheme": "//127.0.0.1:{secret}/x",
+    "another scheme": "https://127.0.0.1:{own}/x",
+    "a file": "file:///etc/passwd",
+    "FTP": "ftp://127.0.0.1:{own}/x",
+    "a script": "javascript:0",
+    "nothing": "",
+    "no URL": "http://[::1",
+    "a long one": "http://127.0.0.1:{own}/" + "x" * 60_000,
+    "the metadata of clouds": "http://169.254.169.254/latest",
+}
+
+
+@pytest.mark.parametrize("status", [302, 308])
+@pytest.mark.parametrize("target", ELSEWHERE)
+async def test_no_redirect_leads_anywhere_else(status: int, target: str) -> None:
+    """The call fails alone, and no header of the request is seen by another server."""
+    secret = Wild(quiet)
+    async with served(secret) as inside:
+
+        async def redirects(send: Send, id: Any) -> None:
+            ports = {"own": url.rpartition(":")[2], "secret": inside.rpartition(":")[2]}
+            location = ELSEWHERE[target].format(**ports).encode()
+            await answered(send, status, b"", (b"location", location))
+
+        wild = Wild(redirects)
+        async with (
+            served(wild) as url,
+            opened(McpServer("wild", url=url, authorization="mine")) as toolset,
+        ):
+            assert listed(toolset) == (1, "")
+            assert (await outcome(toolset)).startswith("error: ")
+    assert secret.heads == []
+    assert outbound.attempts() == []
+
+
+@pytest.mark.parametrize("status", [303, 307])
+async def test_redirects_in_a_circle_end(status: int) -> None:
+    async def again(send: Send, id: Any) -> None:
+        await answered(send, status, b"", (b"location", b"/"))
+
+    # of those that change the method to GET, the body is gone: no loop then
+    wild = Wild(again)
+    async with served(wild) as url, opened(McpServer("wild", url=url)) as toolset:
+        assert (await outcome(toolset)).startswith("error: ")
+    assert len(wild.heads) < 50
+
+
+async def test_a_redirect_with_a_body_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of it is read than of any answer."""
+    read: list[int] = []
+    count = Meter.count
+
+    def noted(meter: Meter, size: int) -> None:
+        read.append(size)
+        count(meter, size)
+
+    monkeypatch.setattr(Meter, "count", noted)
+
+    async def endless(send: Send, id: Any) -> None:
+        head = [(b"location", b"/elsewhere")]
+        await send({"type": "http.response.start", "status": 307, "headers": head})
+        for _ in range(4096):
+            await send({"type": "http.response.body", "body": b"x" * (1 << 16), "more_body": True})
+
+    wild = Wild(endless)
+    async with served(wild) as url, opened(McpServer("wild", url=url), SMALL) as toolset:
+        assert (await outcome(toolset)).startswith("error: ")
+    assert sum(read) < 2 * SMALL.session_bytes
 
 
 async def test_a_redirect_on_the_same_server_is_checked_as_well() -> None:
