@@ -20,44 +20,45 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
 
-from mlx_server import __version__, allocator, descriptors, limits, logs
+from mlx_server import __version__, limits
 from mlx_server.api import adapters, errors, health, metrics, models
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
-from mlx_server.api.admission import Admission
-from mlx_server.api.answering import json_response
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.conversations import router as conversations
-from mlx_server.api.gate import Gate, authorise
-from mlx_server.api.handshake import handshaking
-from mlx_server.api.http import http
+from mlx_server.api.handlers import json_response
 from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.native import router as native
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.unread import patient
-from mlx_server.api.web_sockets import web_sockets
-from mlx_server.awake import KeepAwake, keep_awake_command
-from mlx_server.engine.messages import Schedule
-from mlx_server.errors import ShuttingDown, StoreUnavailable
-from mlx_server.listening import bound, url_of
-from mlx_server.mcp import Connector, Connectors
-from mlx_server.models_yaml import load_settings
-from mlx_server.pool.entry import OnProgress
-from mlx_server.pool.pool import Limits, Pool
-from mlx_server.pool.prepare import AdapterSource, ModelSpec
-from mlx_server.progress import progress_display
-from mlx_server.repair.allowed import Repair
-from mlx_server.requests import SamplingChoices
-from mlx_server.settings import (
+from mlx_server.api.security import Gate, authorise
+from mlx_server.api.transport.admission import Admission
+from mlx_server.api.transport.handshake import handshaking
+from mlx_server.api.transport.http import http
+from mlx_server.api.transport.slow_clients import patient
+from mlx_server.api.transport.web_sockets import web_sockets
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.settings import (
     ConnectorSettings,
     ModelSettings,
     ServerSettings,
     Settings,
     StoreSettings,
 )
+from mlx_server.engine.messages import Schedule
+from mlx_server.errors import ShuttingDown, StoreUnavailable
+from mlx_server.mcp import Connector, Connectors
+from mlx_server.pool.entry import OnProgress
+from mlx_server.pool.pool import Limits, Pool
+from mlx_server.pool.prepare import AdapterSource, ModelSpec
+from mlx_server.pool.progress import progress_display
+from mlx_server.repair.allowed import Repair
+from mlx_server.requests import SamplingChoices
 from mlx_server.store import Retention, Store
+from mlx_server.system import allocator, descriptors, logs
+from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
+from mlx_server.system.listening_sockets import bound, url_of
 
 log = logging.getLogger("mlx_server")
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mlx_server.pool.sources import resolve
+from mlx_server.sources.source import resolve
 from tests.hostile.outbound import sitecustomize as outbound
 
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -116,7 +116,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tiny_path: Path) -> Any:
     """Its network, as the engine loads it."""
-    from mlx_server.engine import weights
+    from mlx_server.worker import weights
 
     loading = weights.load(tiny_path)
     while True:

@@ -14,8 +14,8 @@ import pytest
 from mlx_server import limits
 from mlx_server.errors import Overloaded
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import Abandoned, RequestThreads, check_wanted, sized
-from mlx_server.text_size import characters_of
 from tests.hostile.lowered import lower
 
 LARGE = limits.LARGE_REQUEST_BYTES.value + 1

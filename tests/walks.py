@@ -9,9 +9,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
-from mlx_server.engine.vocabulary import Vocabulary
 from mlx_server.families import family_named
-from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.families.goldens import _scratch, tokenizer_of
 
 HOSTILE = (

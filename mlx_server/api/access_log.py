@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server import limits
-from mlx_server.logs import ACCESS, Asked, asked
+from mlx_server.system.logs import ACCESS, Asked, asked
 
 log = logging.getLogger(ACCESS)
 

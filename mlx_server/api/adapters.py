@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.answering import json_response
 from mlx_server.api.body import documented, read
 from mlx_server.api.fields import WireModel
+from mlx_server.api.handlers import json_response
 from mlx_server.errors import BadRequest
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import REPLAY

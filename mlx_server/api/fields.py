@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
-from mlx_server.families.effort import EFFORTS
+from mlx_server.prompts.reasoning_effort import EFFORTS
 from mlx_server.requests import SamplingChoices
 
 MAX_ADAPTER_SCALE = 4

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from mlx_server.api.answering import json_response
+from mlx_server.api.handlers import json_response
 from mlx_server.pool.pool import Pool
 
 router = APIRouter()

@@ -21,9 +21,9 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from mlx_server.logs import Asked, asked
 from mlx_server.pool.footprint import footprint
 from mlx_server.pool.pool import Pool
+from mlx_server.system.logs import Asked, asked
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)

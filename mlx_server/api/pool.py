@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from mlx_server.api.answering import json_response
+from mlx_server.api.handlers import json_response
 from mlx_server.pool.entry import View
 from mlx_server.pool.pool import Pool
 

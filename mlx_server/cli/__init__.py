@@ -12,7 +12,7 @@ from mlx_server.cli.root import app
 from mlx_server.errors import BadRequest, ServerError, SettingsError
 
 if TYPE_CHECKING:  # what a command needs is imported inside of it, so that --help is quick
-    from mlx_server.chat import Chat, Delta
+    from mlx_server.clients.chat import Chat, Delta
 
 __all__ = ["app", "main"]
 
@@ -60,10 +60,10 @@ def serve(
     MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated; other users of this
     machine can see the flag) and MLX_SERVER_CONFIG set the same.
     """
-    from mlx_server import logs
+    from mlx_server.system import logs
 
     logs.configure("info", "json" if log_format == "json" else "text")  # for errors of imports, too
-    from mlx_server.models_yaml import load_settings
+    from mlx_server.config.models_yaml import load_settings
 
     overrides = {
         "host": host,
@@ -74,16 +74,16 @@ def serve(
         "log_format": log_format,
     }
     if log_file:
-        from mlx_server.log_file import write_to
+        from mlx_server.system.log_file import write_to
 
         write_to(log_file)
     settings = load_settings(config, models=models or (), overrides=overrides)
     if discover:
-        from mlx_server.discovery import with_local_models
+        from mlx_server.cli.discovery import with_local_models
 
         settings = with_local_models(settings)
     if models:
-        from mlx_server.startup import check_named
+        from mlx_server.cli.startup import check_named
 
         check_named(settings, models)
     from mlx_server.app import run
@@ -116,7 +116,7 @@ def chat(
     When nothing listens at the default url, a server is started for the length of the chat; MODEL
     may then be a folder or a hub id, too. Ctrl-C stops an answer; /reset starts anew; /exit ends.
     """
-    from mlx_server.chat import Chat, ask, connected
+    from mlx_server.clients.chat import Chat, ask, connected
 
     given = {"temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in given.items() if value is not None}
@@ -149,7 +149,7 @@ def _converse(chat: "Chat") -> None:
 
     from rich.console import Console
 
-    from mlx_server.chat import converse
+    from mlx_server.clients.chat import converse
     from mlx_server.events import ReasoningDelta
 
     console = Console()
@@ -186,8 +186,8 @@ def doctor(
 
     from rich.console import Console
 
-    from mlx_server.doctor import as_json, examine, report
-    from mlx_server.trial import try_out
+    from mlx_server.cli.engine_check import try_out
+    from mlx_server.cli.machine_checks import as_json, examine, report
 
     show = as_json if json else report
     if not show(chain(examine(config), try_out()), Console()):
@@ -235,16 +235,16 @@ def models(
         show_families(Console())
         return
     if local:
-        from mlx_server.local_table import show as show_local
-        from mlx_server.models_yaml import load_settings
-        from mlx_server.pool.budget import budget_of
-        from mlx_server.pool.local import local_models
+        from mlx_server.cli.tables.local import show as show_local
+        from mlx_server.config.models_yaml import load_settings
+        from mlx_server.pool.memory_budget import budget_of
+        from mlx_server.sources.local import local_models
 
         budget = budget_of(load_settings(config).server.memory_budget, None).nbytes
         show_local(list(local_models(upcast=sys.platform != "darwin")), budget, Console())
         return
-    from mlx_server.chat import client_of, key_at_home
-    from mlx_server.pool_table import pool_of, show
+    from mlx_server.cli.tables.pool import pool_of, show
+    from mlx_server.clients.chat import client_of, key_at_home
 
     with client_of(url, api_key or key_at_home()) as client:
         show(pool_of(client), Console())
@@ -267,8 +267,8 @@ def adapters(
     """
     from rich.console import Console
 
-    from mlx_server.adapters_table import rows_of, show
-    from mlx_server.models_yaml import load_settings
+    from mlx_server.cli.tables.adapters import rows_of, show
+    from mlx_server.config.models_yaml import load_settings
 
     if not show(rows_of(load_settings(config)), Console()):
         raise typer.Exit(1)
@@ -295,8 +295,8 @@ def store(
     """
     from rich.console import Console
 
-    from mlx_server.models_yaml import load_settings
-    from mlx_server.store_table import look, show
+    from mlx_server.cli.tables.store import look, show
+    from mlx_server.config.models_yaml import load_settings
 
     show(look(load_settings(config), prune=prune), Console())
 

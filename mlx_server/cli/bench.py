@@ -44,8 +44,8 @@ def bench(
     """
     from rich.console import Console
 
-    from mlx_server.bench import measure, numbers, target_of
-    from mlx_server.bench.report import report
+    from mlx_server.clients.bench import measure, numbers, target_of
+    from mlx_server.clients.bench.report import report
 
     clients = numbers("--concurrency", concurrency)
     lengths = numbers("--prompt-tokens", prompt_tokens)

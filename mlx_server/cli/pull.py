@@ -30,12 +30,12 @@ def pull(
     before its weights move. What was interrupted goes on where it stopped. HF_TOKEN gives access to
     gated models. The lines for models.yaml are printed at the end.
     """
-    from mlx_server.local_table import lines_for
-    from mlx_server.models_yaml import load_settings
-    from mlx_server.pool.budget import budget_of
-    from mlx_server.pool.local import LocalModel
-    from mlx_server.pool.sources import resolve
-    from mlx_server.progress import progress_display
+    from mlx_server.cli.tables.local import lines_for
+    from mlx_server.config.models_yaml import load_settings
+    from mlx_server.pool.memory_budget import budget_of
+    from mlx_server.pool.progress import progress_display
+    from mlx_server.sources.local import LocalModel
+    from mlx_server.sources.source import resolve
 
     budget = budget_of(load_settings(config).server.memory_budget, None).nbytes
     show = progress_display()

@@ -38,8 +38,8 @@ def record(
     import yaml
 
     from mlx_server.app import spec_named
-    from mlx_server.record import read_requests
-    from mlx_server.record import record as recorded
+    from mlx_server.cli.recording import read_requests
+    from mlx_server.cli.recording import record as recorded
 
     spec = spec_named(config, model)
     entries = recorded(

@@ -29,8 +29,8 @@ def install(
     On a Mac it is a LaunchAgent, on Linux a user unit of systemd. It does not see the variables of
     this terminal: keys belong into models.yaml then. Installing again takes new options over.
     """
-    from mlx_server.models_yaml import find_file, load_settings
-    from mlx_server.service import install
+    from mlx_server.config.models_yaml import find_file, load_settings
+    from mlx_server.system.service import install
 
     file = find_file(config)
     settings = load_settings(file)  # what is wrong in it is said here, not in a log
@@ -48,7 +48,7 @@ def uninstall() -> None:
     \b
     mlx-server service uninstall
     """
-    from mlx_server.service import uninstall
+    from mlx_server.system.service import uninstall
 
     file = uninstall()
     print(f"Removed {file}" if file else "No service is installed.")
@@ -63,7 +63,7 @@ def status() -> None:
 
     The exit code is 0 if it runs, else 3.
     """
-    from mlx_server.service import is_running, system
+    from mlx_server.system.service import is_running, system
 
     found = system()
     if not found.file.exists():

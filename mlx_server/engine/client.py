@@ -13,8 +13,8 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine import messages
+from mlx_server.engine.activity import Doing
 from mlx_server.engine.blas import fast_blas
-from mlx_server.engine.doing import Doing
 from mlx_server.engine.lifeline import Lifeline
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, stuck_in_step
 from mlx_server.engine.messages import (
@@ -53,7 +53,7 @@ from mlx_server.engine.messages import (
     UnloadAdapter,
     Unloaded,
 )
-from mlx_server.engine.vitals import vitals
+from mlx_server.engine.process_status import vitals
 from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
@@ -185,7 +185,7 @@ class EngineClient:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "mlx_server.engine.process",
+                "mlx_server.worker.process",
                 str(theirs.fileno()),
                 *self._arguments,
                 pass_fds=[theirs.fileno()],

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from mlx_server.engine.activity import Doing
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.doing import Doing
 from mlx_server.engine.messages import Ready
 from mlx_server.errors import EngineDied, ServerError, told
 

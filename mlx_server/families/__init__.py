@@ -6,9 +6,9 @@ notations: a Hermes that is a Llama, a DeepSeek that is a Qwen. Among equals the
 
 import logging
 
+from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import SettingsError
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.checkpoint import Checkpoint
 from mlx_server.families.command import COMMAND
 from mlx_server.families.deepseek_v3 import DEEPSEEK_V3
 from mlx_server.families.deepseek_v32 import DEEPSEEK_V32

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 import tokenizers
 
-from mlx_server.families.checkpoint import Checkpoint
-from mlx_server.families.conversation import CallId
-from mlx_server.families.prompt import Rendered, Wording, as_given, prompt_of
-from mlx_server.families.written import WriteCalls, in_hermes_tags
+from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.messages import Conversation, Tool
 from mlx_server.parsers.markup import Layout, MarkupParser
 from mlx_server.parsers.markup_grammar import markup_grammar
-from mlx_server.parsers.reading import Parser, Reading
-from mlx_server.parsers.wanted import Wanted
+from mlx_server.parsers.output_spec import Wanted
+from mlx_server.parsers.parse_context import Parser, Reading
+from mlx_server.prompts.history_rendering import WriteCalls, in_hermes_tags
+from mlx_server.prompts.message_normalization import CallId
+from mlx_server.prompts.template_prompt import Rendered, Wording, as_given, prompt_of
 from mlx_server.tool_parsers.blocks import unheld
 
 __all__ = ["ModelFamily", "Own", "Rendered"]

@@ -1,11 +1,11 @@
 """gpt-oss: Harmony, written and read by openai-harmony."""
 
-from mlx_server.families import harmony_prompt
 from mlx_server.families.base import ModelFamily, Own
-from mlx_server.families.harmony_vocabulary import SPECIAL, encoding, real_tokenizer
 from mlx_server.parsers.harmony import HarmonyParser
 from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING, end_of_reasoning, grammar
-from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.parse_context import Reading
+from mlx_server.prompts import harmony_prompt
+from mlx_server.prompts.harmony_vocabulary import SPECIAL, encoding, real_tokenizer
 
 MARKS = ((REASONING,), ("<|end|>", "<|start|>"))
 """Of reasoning; some begin the next message without ending it."""

@@ -1,8 +1,8 @@
 """Granite 3 and 4: a JSON array behind `<|tool_call|>`, or calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.written import as_json_array
 from mlx_server.parsers.markup import Layout
+from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.hermes import HERMES
 from mlx_server.tool_parsers.marked_json import marked_json
 

@@ -1,8 +1,8 @@
 """LFM2 and LFM2.5: ChatML, `<think>`, calls as Python (or JSON, if asked for) between marks."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.written import as_python_list
 from mlx_server.parsers.markup import Layout
+from mlx_server.prompts.history_rendering import as_python_list
 from mlx_server.tool_parsers.pythonic import marked_python
 
 LAYOUT = Layout(notations=(marked_python("<|tool_call_start|>", "<|tool_call_end|>"),))

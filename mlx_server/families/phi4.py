@@ -1,8 +1,8 @@
 """Phi 3 and 4: JSON between `<|tool_call|>` and `<|/tool_call|>`, or behind `functools`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.written import as_json_array
 from mlx_server.parsers.markup import Layout
+from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.marked_json import marked_json
 
 TAGGED = marked_json("<|tool_call|>", "<|/tool_call|>")

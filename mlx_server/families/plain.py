@@ -6,9 +6,9 @@ The JSON stands between Hermes' marks, or the whole answer is a call, an object 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import Layout
 from mlx_server.tool_parsers import marked_json
+from mlx_server.tool_parsers.call_format import Notation
 from mlx_server.tool_parsers.hermes import HERMES
 from mlx_server.tool_parsers.json_calls import Form
-from mlx_server.tool_parsers.notation import Notation
 
 FORM = Form(arguments="(arguments|parameters)")
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import Layout
-from mlx_server.tool_parsers.notation import Notation
+from mlx_server.tool_parsers.call_format import Notation
 
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")
 

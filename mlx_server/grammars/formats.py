@@ -2,7 +2,7 @@
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import schema, written
+from mlx_server.grammars import schema, user_grammar
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
 from mlx_server.schemas import patterns
@@ -18,7 +18,7 @@ def rule_of(wanted: Format, lark: Lark) -> str:
         case Choice(options):
             return lark.terminal(" | ".join(map(quoted, dict.fromkeys(options))))
         case Written(source):
-            return lark.rule(written.body_of(source))
+            return lark.rule(user_grammar.body_of(source))
 
 
 def is_verbatim(wanted: Format | None) -> bool:
@@ -44,7 +44,7 @@ def check(wanted: Format, param: str) -> None:
                 _check_options(options)
             case Written(source):
                 _check_text(source)
-                written.body_of(source)
+                user_grammar.body_of(source)
     except InvalidGrammar as error:
         error.param = param
         raise

@@ -10,9 +10,9 @@ from pathlib import Path
 from threading import Lock
 
 from mlx_server import limits
+from mlx_server.checkpoints.folder_check import is_inside
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest
-from mlx_server.folders import is_inside
-from mlx_server.lora.base import Base, plain_name
+from mlx_server.lora.base_model import Base, plain_name
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
 from mlx_server.lora.reader import (
     PICKLES,

@@ -12,9 +12,10 @@ from typing import BinaryIO
 import numpy as np
 
 from mlx_server import limits
+from mlx_server.checkpoints.folder_check import is_own
+from mlx_server.checkpoints.safetensors_headers import BadHeader, Header, Tensor, read_header
 from mlx_server.errors import AdapterInvalid
-from mlx_server.folders import is_own
-from mlx_server.lora.base import plain_path
+from mlx_server.lora.base_model import plain_path
 from mlx_server.lora.config import (
     CONFIG,
     MLX_WEIGHTS,
@@ -25,7 +26,6 @@ from mlx_server.lora.config import (
     invalid,
     read_config,
 )
-from mlx_server.safetensors_headers import BadHeader, Header, Tensor, read_header
 
 CHUNK = 1 << 20
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
+from mlx_server.mcp.capacity import Places
 from mlx_server.mcp.limits import Limits
-from mlx_server.mcp.places import Places
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.requests import McpServer
 

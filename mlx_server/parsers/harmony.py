@@ -30,7 +30,7 @@ from mlx_server import limits
 from mlx_server.events import BuiltInCall, Event, Mended, ReasoningDelta, Repaired, TextDelta
 from mlx_server.messages import Phase, Tool
 from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, Header, taken_apart
-from mlx_server.parsers.reading import Place, Reading
+from mlx_server.parsers.parse_context import Place, Reading
 from mlx_server.repair.json_text import around, json_text, parsed
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values

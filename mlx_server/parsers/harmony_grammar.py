@@ -18,7 +18,7 @@ from mlx_server.parsers.harmony import (
     is_built_in,
 )
 from mlx_server.parsers.harmony_header import header_name
-from mlx_server.parsers.wanted import Wanted
+from mlx_server.parsers.output_spec import Wanted
 from mlx_server.repair.names import tool_named
 from mlx_server.requests import Named
 

@@ -19,11 +19,11 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from mlx_server.parsers.reading import Place, Reading
-from mlx_server.parsers.space import Space
+from mlx_server.parsers.parse_context import Place, Reading
+from mlx_server.parsers.whitespace import Space
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.call_format import Notation
 from mlx_server.tool_parsers.calls import Calls, new_id
-from mlx_server.tool_parsers.notation import Notation
 from mlx_server.tool_parsers.source import Into, Source, Steps, written
 
 THINK = ("<think>", "</think>")

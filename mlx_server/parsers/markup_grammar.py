@@ -10,12 +10,12 @@ from mlx_server import limits
 from mlx_server.grammars.formats import is_verbatim, rule_of
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
+from mlx_server.parsers.free_text import Prose
 from mlx_server.parsers.markup import Layout
-from mlx_server.parsers.prose import Prose
-from mlx_server.parsers.wanted import Wanted
+from mlx_server.parsers.output_spec import Wanted
 from mlx_server.requests import Format, Named
 from mlx_server.tool_parsers.blocks import block_of, empty_block, one_of, unmarked_block
-from mlx_server.tool_parsers.notation import Block, Unmarked
+from mlx_server.tool_parsers.call_format import Block, Unmarked
 
 SPACE = r"/[\x20\n]{1,2}/"
 """Between the parts of an answer that may have nothing else between them."""

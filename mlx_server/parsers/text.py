@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlx_server.events import Event, TextDelta
-from mlx_server.parsers.reading import Place, Reading
+from mlx_server.parsers.parse_context import Place, Reading
 
 
 class TextParser:

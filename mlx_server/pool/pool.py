@@ -35,10 +35,10 @@ from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
 from mlx_server.pool import actions
 from mlx_server.pool.actions import Facts
 from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
-from mlx_server.pool.budget import budget_of, size
+from mlx_server.pool.concurrency import Places
 from mlx_server.pool.entry import Entry, Model, OnProgress, Progress, View
 from mlx_server.pool.lease import Demand, Lease, Leases, Waiter
-from mlx_server.pool.places import Places
+from mlx_server.pool.memory_budget import budget_of, size
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (
     ModelSpec,
@@ -72,7 +72,7 @@ class Limits:
     budget: int | None = None
     """Bytes for weights and caches; None: what suits the machine."""
     wired: str | int = "auto"
-    """Of weights, on a Mac: see engine/wiring.py."""
+    """Of weights, on a Mac: see engine/wired_memory.py."""
     prompt_cache: int | None = None
     """Bytes that prompts kept for later may take; None: all that models and answers leave."""
 

@@ -7,22 +7,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
+from mlx_server.checkpoints.memory_estimate import KvCost, kv_bytes_per_token, weights_bytes
 from mlx_server.errors import AdapterInvalid, ModelReplaced, ModelUnusable, SettingsError
 from mlx_server.families import family_named, family_of
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.folders import Stamp, stamp_of_files, stamp_of_model
-from mlx_server.lora.base import read_base
+from mlx_server.lora.base_model import read_base
 from mlx_server.lora.catalog import Catalog, Place
-from mlx_server.pool.cache import Progress, cache_dir
-from mlx_server.pool.checkpoint_files import check_architecture
-from mlx_server.pool.memory import KvCost, kv_bytes_per_token, weights_bytes
-from mlx_server.pool.replay_checkpoint import replay_checkpoint
-from mlx_server.pool.sources import adapter_on_disk, on_disk, resolve, resolve_adapter
-from mlx_server.pool.tokenizer_files import tokenizer_json
-from mlx_server.pool.transcript import Transcript, read_transcript
 from mlx_server.repair.allowed import EVERYTHING, Repair
 from mlx_server.requests import SamplingChoices
+from mlx_server.sources.cache import Progress, cache_dir
+from mlx_server.sources.checkpoint_files import check_architecture
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter
+from mlx_server.sources.tokenizer_files import tokenizer_json
+from mlx_server.sources.transcript import Transcript, read_transcript
 
 log = logging.getLogger("mlx_server.pool")
 

@@ -2,8 +2,8 @@
 
 Where text and others are allowed, what is written is read as what it looks like: so no text is
 allowed that would be read as something that the schema forbids. What a schema says about text is
-kept, but for patterns that can't be read (see lacking.py). Beside text, numbers with limits are
-not offered.
+kept, but for patterns that can't be read (see unsupported_keywords.py). Beside text, numbers with
+limits are not offered.
 """
 
 import json

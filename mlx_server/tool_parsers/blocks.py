@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.schema import object_of, unenforced
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.notation import Block, Notation, Unmarked
+from mlx_server.tool_parsers.call_format import Block, Notation, Unmarked
 from mlx_server.tool_parsers.parameters import Unwritable
 
 

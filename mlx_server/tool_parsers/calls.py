@@ -26,7 +26,7 @@ from mlx_server.repair.exact import exactly
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import tool_named
-from mlx_server.tool_parsers.echo import Echo
+from mlx_server.tool_parsers.duplicate_calls import Echo
 
 NAMESPACE = "functions."
 """Models are taught to write a tool's name with it, some more than others."""

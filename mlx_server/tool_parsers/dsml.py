@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.call_format import Notation, parsed
 from mlx_server.tool_parsers.tags import Tags, block, block_of
 
 DSML = "｜DSML｜"

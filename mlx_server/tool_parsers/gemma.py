@@ -10,10 +10,10 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import lacking, spellings, values
+from mlx_server.tool_parsers import spellings, unsupported_keywords, values
+from mlx_server.tool_parsers.call_format import Block, Notation, parsed
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.literals import Literals, Spelling
-from mlx_server.tool_parsers.notation import Block, Notation, parsed
+from mlx_server.tool_parsers.literal_syntax import Literals, Spelling
 from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import gemma_syntax
@@ -47,7 +47,11 @@ def _call_of(spelling: Spelling, lark: Lark, tool: Tool) -> str:
 
 def _notation(opens: str, closes: str, quote: str) -> Notation:
     read = partial(_read, closes, quote)
-    block = Block(partial(_call_of, spellings.gemma(quote)), after=closes, lacks=lacking.one_by_one)
+    block = Block(
+        partial(_call_of, spellings.gemma(quote)),
+        after=closes,
+        lacks=unsupported_keywords.one_by_one,
+    )
     return Notation(read, opens=(opens,), closes=(closes,), inner=(quote,), blocks=(block,))
 
 

@@ -11,10 +11,10 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import lacking
+from mlx_server.tool_parsers import unsupported_keywords
 from mlx_server.tool_parsers.bare_text import bare_value
+from mlx_server.tool_parsers.call_format import Block, Notation, parsed
 from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.value_schema import Member, arguments_of
@@ -111,7 +111,7 @@ GLM = Notation(
     opens=(OPEN,),
     closes=(CLOSE,),
     inner=(KEY, KEY_END, VALUE, VALUE_END),
-    blocks=(Block(_call_of, after=CLOSE, lacks=lacking.as_text, space=r"\n?"),),
+    blocks=(Block(_call_of, after=CLOSE, lacks=unsupported_keywords.as_text, space=r"\n?"),),
 )
 
 parse_tool_call = partial(parsed, GLM)

@@ -8,8 +8,8 @@ from mlx_server.grammars.lark import Lark, literally
 from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import values
+from mlx_server.tool_parsers.call_format import Notation, Unmarked, parsed
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.notation import Notation, Unmarked, parsed
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 

@@ -5,8 +5,8 @@ A block may hold several objects, an array of them, or a code fence around them.
 
 from functools import partial
 
+from mlx_server.tool_parsers.call_format import parsed
 from mlx_server.tool_parsers.marked_json import marked_json
-from mlx_server.tool_parsers.notation import parsed
 
 HERMES = marked_json("<tool_call>", "</tool_call>")
 

@@ -13,8 +13,8 @@ from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values
+from mlx_server.tool_parsers.call_format import Block, Notation, parsed
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 

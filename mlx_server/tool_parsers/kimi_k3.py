@@ -9,10 +9,10 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import lacking, values
+from mlx_server.tool_parsers import unsupported_keywords, values
 from mlx_server.tool_parsers.bare_text import marked_text
+from mlx_server.tool_parsers.call_format import Block, Notation, parsed
 from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
@@ -134,7 +134,7 @@ KIMI_K3 = Notation(
     _read,
     opens=(TOOLS,),
     closes=(TOOLS_END,),
-    blocks=(Block(_call_of, between="", after=TOOLS_END, lacks=lacking.as_text),),
+    blocks=(Block(_call_of, between="", after=TOOLS_END, lacks=unsupported_keywords.as_text),),
 )
 
 parse_tool_call = partial(parsed, KIMI_K3)

@@ -3,9 +3,9 @@
 from functools import partial
 
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.call_format import Block, Notation, Unmarked
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.json_calls import GAP, Form, call_object, repaired
-from mlx_server.tool_parsers.notation import Block, Notation, Unmarked
 from mlx_server.tool_parsers.source import Source, Steps
 
 FORM = Form()

@@ -11,9 +11,9 @@ from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.tool_parsers import marked_json, pythonic, values
+from mlx_server.tool_parsers.call_format import Block, Notation, parsed
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.json_calls import COLON, GAP, Form, as_object, repaired
-from mlx_server.tool_parsers.notation import Block, Notation, parsed
 from mlx_server.tool_parsers.parameters import Unwritable
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON

@@ -6,10 +6,10 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import lacking, marked_json, spellings, values
+from mlx_server.tool_parsers import marked_json, spellings, unsupported_keywords, values
+from mlx_server.tool_parsers.call_format import Block, Notation, Unmarked, parsed
 from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.literals import Literals
-from mlx_server.tool_parsers.notation import Block, Notation, Unmarked, parsed
+from mlx_server.tool_parsers.literal_syntax import Literals
 from mlx_server.tool_parsers.parameters import Unwritable, between_commas
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import PYTHON
@@ -22,14 +22,14 @@ KEY = re.compile(r"\w+")
 def marked_python(opens: str, closes: str, *, by_line: bool = False) -> Notation:
     """by_line: calls stand on lines of their own, rather than in a list."""
     block = (
-        Block(call_of, between="\n", after=closes, lacks=lacking.one_by_one, space="")
+        Block(call_of, between="\n", after=closes, lacks=unsupported_keywords.one_by_one, space="")
         if by_line
         else Block(
             call_of,
             before="[",
             between=", ",
             after="]" + closes,
-            lacks=lacking.one_by_one,
+            lacks=unsupported_keywords.one_by_one,
             may_be_empty=True,
             space="",
         )
@@ -114,7 +114,7 @@ PYTHONIC = Notation(
             call_of,
             between=", ",
             after="]",
-            lacks=lacking.one_by_one,
+            lacks=unsupported_keywords.one_by_one,
             space="",
             head=lambda tool: r"\[" + _head(tool),
             rest=_arguments,

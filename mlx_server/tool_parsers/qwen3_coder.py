@@ -13,7 +13,7 @@ Models at times leave out the opening `<tool_call>`.
 
 from functools import partial
 
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.call_format import Notation, parsed
 from mlx_server.tool_parsers.tags import Tags, block, block_of, function_of, functions
 
 TAGS = Tags(

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from mlx_server.tool_parsers.notation import Notation, parsed
+from mlx_server.tool_parsers.call_format import Notation, parsed
 from mlx_server.tool_parsers.tags import Tags, block, block_of
 
 TAGS = Tags(

@@ -13,10 +13,10 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.exact import Written
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import lacking
+from mlx_server.tool_parsers import unsupported_keywords
 from mlx_server.tool_parsers.bare_text import bare_value, marked_text
+from mlx_server.tool_parsers.call_format import Block
 from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.notation import Block
 from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.value_schema import Member, Value, arguments_of
@@ -51,13 +51,15 @@ def block_of(tags: Tags) -> Block:
         lambda lark, tool: _call_of(lark, tool, tags),
         between="",
         after=tags.block_end,
-        lacks=lacking.as_text,
+        lacks=unsupported_keywords.as_text,
     )
 
 
 def function_of(tags: Tags) -> Block:
     """Behind the mark that opens one."""
-    return Block(lambda lark, tool: _rest_of(lark, tool, tags), lacks=lacking.as_text, space="")
+    return Block(
+        lambda lark, tool: _rest_of(lark, tool, tags), lacks=unsupported_keywords.as_text, space=""
+    )
 
 
 def _call_of(lark: Lark, tool: Tool, tags: Tags) -> str:

@@ -17,9 +17,9 @@ import httpx
 import msgspec
 import psutil
 
-from mlx_server.bench import run, warm_up
-from mlx_server.bench.exchange import Target
-from mlx_server.bench.result import Load, Result
+from mlx_server.clients.bench import run, warm_up
+from mlx_server.clients.bench.exchange import Target
+from mlx_server.clients.bench.result import Load, Result
 from mlx_server.engine.blas import fast_blas
 
 START_SECONDS = 120.0

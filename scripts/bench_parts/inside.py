@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_server.engine import weights
+from mlx_server.worker import weights
 
 
 def timed(work: Callable[[], Any]) -> float:

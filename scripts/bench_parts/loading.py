@@ -10,8 +10,8 @@ from statistics import median
 from time import perf_counter
 
 from mlx_server.engine.messages import Generate, Load, Stepped
-from mlx_server.engine.worker import Engine
 from mlx_server.requests import SamplingParams
+from mlx_server.worker.worker import Engine
 
 STEPS = 200
 """Of the stream by itself."""

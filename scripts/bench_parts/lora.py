@@ -21,10 +21,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
 from bench_parts.inside import network, timed
-from mlx_server.engine.batch import Batch
 from mlx_server.engine.messages import Generate
-from mlx_server.lora.adapters import Adapters
 from mlx_server.requests import SamplingParams
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.lora.adapters import Adapters
 
 ROWS = (1, 4, 8, 16)
 ADAPTERS = (0, 1, 2, 4, 8)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from mlx_server.pool.cache import cache_dir
-from mlx_server.pool.demo import demo_checkpoint
+from mlx_server.sources.cache import cache_dir
+from mlx_server.sources.demo import demo_checkpoint
 
 FORMAT = 1
 """To be raised whenever the files come out different."""

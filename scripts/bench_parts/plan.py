@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from mlx_server.bench.result import Load, Result
+from mlx_server.clients.bench.result import Load, Result
 
 Model = Literal["demo", "tiny"]
 

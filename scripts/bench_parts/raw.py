@@ -14,8 +14,8 @@ from mlx_lm import load as load_checkpoint
 from mlx_lm import stream_generate
 from mlx_lm.generate import BatchGenerator
 
-from mlx_server.bench.exchange import Answer
-from mlx_server.bench.result import Load, Result
+from mlx_server.clients.bench.exchange import Answer
+from mlx_server.clients.bench.result import Load, Result
 
 Tokens = list[int]
 

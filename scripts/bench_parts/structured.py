@@ -19,13 +19,13 @@ import mlx.core as mx
 from mlx_lm.models.llama import Model, ModelArgs
 
 from bench_parts.inside import network, timed
-from mlx_server.engine.batch import Batch
-from mlx_server.engine.guide import Guides
 from mlx_server.engine.messages import Generate
 from mlx_server.families import family_named
 from mlx_server.grammars.lark import Lark
-from mlx_server.pool.replay_checkpoint import replay_checkpoint
 from mlx_server.requests import SamplingParams
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.constrained_decoding.logit_constraints import Guides
 
 ROWS = (1, 8)
 PROMPT = 32

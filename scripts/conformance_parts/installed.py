@@ -7,7 +7,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlx_server.pool.cache import cache_dir
+from mlx_server.sources.cache import cache_dir
 
 CLIENTS = (
     "llm-comply>=0.5,<0.6",

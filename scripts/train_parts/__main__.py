@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mlx_server.engine.blas import fast_blas
-from mlx_server.pool.demo import demo_checkpoint
+from mlx_server.sources.demo import demo_checkpoint
 from train_parts.samples import SAMPLES, Sample
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"

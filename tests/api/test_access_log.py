@@ -13,8 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from mlx_server import logs
 from mlx_server.api.access_log import AccessLog
+from mlx_server.system import logs
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine
 from tests.live.server import eventually

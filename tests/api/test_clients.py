@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.api.gate import _peer
+from mlx_server.api.security import _peer
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
 

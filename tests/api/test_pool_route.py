@@ -10,14 +10,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
+from mlx_server.checkpoints.memory_estimate import KvCost
+from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
 from mlx_server.engine.client import OnLoading
 from mlx_server.engine.messages import AdapterLoaded, Loaded
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.lease import Demand
-from mlx_server.pool.memory import KvCost
-from mlx_server.settings import ModelSettings, ServerSettings, Settings
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.api import fields, gate, strict_json
+from mlx_server.api import fields, security, strict_json
 from mlx_server.api.adapters import Load
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions.protocol import CompletionBody
@@ -19,7 +19,7 @@ from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.tools import McpTool, ToolFilterParam
 from mlx_server.errors import BadRequest, InvalidGrammar
-from mlx_server.grammars import formats, schema, written
+from mlx_server.grammars import formats, schema, user_grammar
 from mlx_server.limits.limit import Limit
 from mlx_server.messages import Tool
 from mlx_server.requests import Choice
@@ -149,10 +149,10 @@ CASES: list[tuple[Limit, Callable[[int], object]]] = [
     (limits.PATTERN_DEPTH, lambda n: refused("(" * n + "x" + ")" * n)),
     (limits.CHOICES, lambda n: formats.check(Choice(tuple(map(str, range(n)))), "choice")),
     (limits.CHOICE_CHARACTERS, lambda n: formats.check(Choice(("x" * (n - 1), "y")), "choice")),
-    (limits.GRAMMAR_CHARACTERS, lambda n: written.body_of('start: "x"'.ljust(n))),
-    (limits.GRAMMAR_RULES, lambda n: written.body_of(rules(n))),
-    (limits.GRAMMAR_DEPTH, lambda n: written.body_of("start: " + "(" * n + '"x"' + ")" * n)),
-    (limits.GRAMMAR_INTERSECTIONS, lambda n: written.body_of("start: /a/" + " & /a/" * n)),
+    (limits.GRAMMAR_CHARACTERS, lambda n: user_grammar.body_of('start: "x"'.ljust(n))),
+    (limits.GRAMMAR_RULES, lambda n: user_grammar.body_of(rules(n))),
+    (limits.GRAMMAR_DEPTH, lambda n: user_grammar.body_of("start: " + "(" * n + '"x"' + ")" * n)),
+    (limits.GRAMMAR_INTERSECTIONS, lambda n: user_grammar.body_of("start: /a/" + " & /a/" * n)),
 ]
 
 
@@ -191,7 +191,7 @@ def test_a_request_id(client: TestClient, more: int) -> None:
     sent = "x" * (limits.REQUEST_ID_CHARACTERS.value + more)
     got = client.get("/health", headers={"x-request-id": sent}).headers["x-request-id"]
     assert (got == sent) == (not more)
-    assert gate.REQUEST_ID.fullmatch(got)
+    assert security.REQUEST_ID.fullmatch(got)
 
 
 def test_fields_without_a_meaning(client: TestClient) -> None:

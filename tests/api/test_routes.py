@@ -10,8 +10,8 @@ from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
+from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import Stepped, Token
-from mlx_server.settings import Settings
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error
 

@@ -14,11 +14,11 @@ from starlette.testclient import TestClient
 
 from mlx_server.api.responses.router import _followed
 from mlx_server.api.responses.runs import Runs
+from mlx_server.config.settings import StoreSettings
 from mlx_server.request_threads import RequestThreads
-from mlx_server.settings import StoreSettings
 from mlx_server.store import Store
 from tests.api import wire
-from tests.api.test_responses_runs import until
+from tests.api.responses.test_runs import until
 from tests.api.wire import Json, ScriptedEngine, error, ok
 from tests.hostile.lowered import lower
 from tests.store.make import limit

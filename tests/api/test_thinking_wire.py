@@ -9,8 +9,8 @@ from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.responses import input as responses
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.families.effort import EFFORTS
 from mlx_server.messages import Conversation
+from mlx_server.prompts.reasoning_effort import EFFORTS
 from mlx_server.requests import GenerateRequest
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok

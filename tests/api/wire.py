@@ -14,6 +14,8 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.client import Answers, EngineClient, OnLoading
 from mlx_server.engine.messages import (
     Admitted,
@@ -26,8 +28,6 @@ from mlx_server.engine.messages import (
     Token,
 )
 from mlx_server.errors import EngineDied, ServerError
-from mlx_server.families.tokenizer import Tokenizer
-from mlx_server.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.tiny import IM_END
 
 CANCELLED = asyncio.CancelledError, concurrent.futures.CancelledError

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine import grammar
-from mlx_server.engine.vocabulary import Vocabulary
+from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.checkpoint import read_checkpoint
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.messages import Tool
-from mlx_server.parsers.reading import Reading
-from mlx_server.parsers.wanted import Wanted
-from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from mlx_server.parsers.output_spec import Wanted
+from mlx_server.parsers.parse_context import Reading
 from mlx_server.requests import Format, JsonFormat, Named, ToolChoice
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from mlx_server.worker.constrained_decoding import grammar_compiler
+from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.contract.pairs import FORMATS, PARAMETERS
 from tests.contract.structured import NESTED
 
@@ -66,7 +66,7 @@ def test_whoever_reasons_can_be_led_out_of_it() -> None:
 def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
     """Its texts are looked for, whoever wrote it."""
     vocabulary = Vocabulary(demo_path, [2]).plant()
-    assert grammar._compile(f"{OPTIONS}\n{source}\n", vocabulary).matcher
+    assert grammar_compiler._compile(f"{OPTIONS}\n{source}\n", vocabulary).matcher
 
 
 def unended(family: ModelFamily, folder: Path) -> list[str]:
@@ -79,7 +79,7 @@ def unended(family: ModelFamily, folder: Path) -> list[str]:
         source = family.grammar(Wanted(reading, choice, format, thinks))
         if source is None:  # a family that knows no calls
             continue
-        ending = grammar._compile(source, vocabulary).prospect.tokens
+        ending = grammar_compiler._compile(source, vocabulary).prospect.tokens
         if ending is None or len(ending) > LONGEST:
             found.append(f"{choice}, {format}: {ending}")
     return found

@@ -10,8 +10,6 @@ import pytest
 
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, EngineDied, GenerationFailed
-from tests.engine.lora_files import contents, mlx_adapter, save, with_adapter
-from tests.engine.test_batch import Ask, alone, ids
 from tests.engine.test_client import (
     ENDLESS,
     answered,
@@ -21,6 +19,8 @@ from tests.engine.test_client import (
     freeze,
     running,
 )
+from tests.worker.lora_files import contents, mlx_adapter, save, with_adapter
+from tests.worker.test_batch import Ask, alone, ids
 
 pytestmark = pytest.mark.live
 

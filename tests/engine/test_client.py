@@ -44,8 +44,8 @@ from mlx_server.errors import (
     ShuttingDown,
 )
 from mlx_server.requests import SamplingParams
-from tests.engine.test_batch import Ask, a_prompt, alone, ids
 from tests.tiny import IM_END, tiny_llama
+from tests.worker.test_batch import Ask, a_prompt, alone, ids
 
 pytestmark = pytest.mark.live
 
@@ -598,7 +598,7 @@ def test_an_engine_that_never_says_a_word_is_given_up(
 
 def test_a_server_gone_before_the_engine_is_ready_is_no_error() -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "mlx_server.engine.worker", str(theirs.fileno()), "4"]
+    command = [sys.executable, "-m", "mlx_server.worker.worker", str(theirs.fileno()), "4"]
     ours.close()
     with theirs:
         run = subprocess.run(
@@ -611,7 +611,7 @@ def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
     """A socket closed with something unread in it ends the other side's reading with an error."""
     ours, theirs = socket.socketpair()
     arguments = [str(theirs.fileno()), "4", "0", "never", "0.8", "0.3"]
-    command = [sys.executable, "-m", "mlx_server.engine.process", *arguments]
+    command = [sys.executable, "-m", "mlx_server.worker.process", *arguments]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
         theirs.close()
         ours.settimeout(HANG)

@@ -21,7 +21,7 @@ from mlx_server.engine.liveness import (
     stuck_in_step,
 )
 from mlx_server.engine.messages import IMPORTING, Beat
-from mlx_server.engine.vitals import vitals
+from mlx_server.engine.process_status import vitals
 from tests.live.server import eventually
 
 WARM = Beat(0.1, 0.1, doing="generating")

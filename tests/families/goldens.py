@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.events import (
     BuiltInCall,
     Event,
@@ -31,11 +32,10 @@ from mlx_server.events import (
 )
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Tool
-from mlx_server.parsers.reading import Parser, Place, Reading
-from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from mlx_server.parsers.parse_context import Parser, Place, Reading
 from mlx_server.repair.allowed import EVERYTHING, Repair
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.families.prompts import golden_prompts
 
 FOLDER = Path(__file__).parent / "golden"

@@ -27,7 +27,7 @@ from mlx_server.events import (
 )
 from mlx_server.families import family_named
 from mlx_server.messages import Tool
-from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.parse_context import Reading
 
 pytestmark = pytest.mark.tables
 

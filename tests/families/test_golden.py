@@ -10,17 +10,17 @@ import pytest
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Command, Ready
-from mlx_server.engine.worker import Engine
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.events import Event, Finished, Started, ToolCallDelta, ToolCallFinished
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
-from mlx_server.generate import generate
+from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.repair.allowed import Repair
 from mlx_server.requests import GenerateRequest
+from mlx_server.worker.worker import Engine
 from tests.families import goldens
 from tests.families.goldens import (
     Golden,

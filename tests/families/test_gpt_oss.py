@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.families import family_of, harmony_vocabulary
-from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.families import family_of
 from mlx_server.families.gpt_oss import GPT_OSS
-from mlx_server.families.harmony_vocabulary import (
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.prompts import harmony_vocabulary
+from mlx_server.prompts.harmony_vocabulary import (
     FOLDER_VARIABLE,
     SHA256,
     SPECIAL,
@@ -29,8 +32,6 @@ from mlx_server.families.harmony_vocabulary import (
     real_tokenizer,
     shipped,
 )
-from mlx_server.families.tokenizer import Tokenizer
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from tests.families import SAMPLES, byte_level, write_checkpoint
 
 pytestmark = pytest.mark.tables

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.events import (
     Event,
     TextDelta,
@@ -18,12 +19,11 @@ from mlx_server.events import (
 )
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.checkpoint import read_checkpoint
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Tool
-from mlx_server.parsers.wanted import Wanted
+from mlx_server.parsers.output_spec import Wanted
 from mlx_server.requests import Choice, Format, JsonFormat, Named, Regex, ToolChoice, Written
 from mlx_server.tool_parsers.parameters import Unwritable
 from tests.families import byte_level, checkpoint

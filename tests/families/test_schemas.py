@@ -8,7 +8,7 @@ import pytest
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.schema import check_tools
 from mlx_server.messages import Tool
-from mlx_server.parsers.wanted import Wanted
+from mlx_server.parsers.output_spec import Wanted
 from tests.families.test_grammar import WITH_CALLS, calls_of
 from tests.families.walks import Way
 

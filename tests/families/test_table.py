@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.errors import SettingsError
 from mlx_server.families import FAMILIES, family_of
 from mlx_server.families.base import ModelFamily, Own
-from mlx_server.families.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families.llama3 import LLAMA3
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.families.table import markdown, rows, show
-from mlx_server.families.template import ChatTemplate
 from mlx_server.parsers.markup import Layout
 from mlx_server.parsers.text import TextParser
+from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers.marked_json import marked_json
 from tests.families import byte_level, checkpoint
 

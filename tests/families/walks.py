@@ -11,15 +11,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from llguidance import LLMatcher
 
-from mlx_server.engine.grammar import LIMITS, fill
-from mlx_server.engine.vocabulary import Vocabulary
+from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.messages import Tool
-from mlx_server.parsers.reading import Reading
-from mlx_server.parsers.wanted import Wanted
-from mlx_server.pool.replay_checkpoint import replay_checkpoint
+from mlx_server.parsers.output_spec import Wanted
+from mlx_server.parsers.parse_context import Reading
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from mlx_server.worker.constrained_decoding.grammar_compiler import LIMITS, fill
+from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.families.goldens import goldens_of
 
 STEPS = 2_000

@@ -3,10 +3,10 @@
 import llguidance as ll
 from llguidance import LLMatcher, LLTokenizer
 
-from mlx_server.engine.grammar import LIMITS
 from mlx_server.grammars.formats import rule_of
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format
+from mlx_server.worker.constrained_decoding.grammar_compiler import LIMITS
 
 END, CONTROL = 256, 257
 

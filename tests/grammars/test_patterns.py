@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from mlx_server.engine.grammar import in_a_line
 from mlx_server.grammars import formats
 from mlx_server.requests import JsonFormat
 from mlx_server.schemas import patterns
+from mlx_server.worker.constrained_decoding.grammar_compiler import in_a_line
 from tests.grammars.matching import Refused, compiled, matcher_of
 
 READ = [

@@ -14,10 +14,10 @@ import pytest
 from fastapi import FastAPI
 
 from mlx_server.app import Server, create_app, server_of
+from mlx_server.config.settings import Settings
 from mlx_server.engine import liveness
 from mlx_server.engine.messages import Stepped
 from mlx_server.pool.pool import Pool
-from mlx_server.settings import Settings
 from tests.live.server import eventually
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ import typer
 
 from mlx_server import limits
 from mlx_server.pool.footprint import footprint
-from tests.engine.lora_files import mlx_adapter
 from tests.hostile.shapes import CONVERSATIONS, Client
 from tests.live.server import LiveServer, children, eventually, serving
 from tests.tiny import tiny_llama
+from tests.worker.lora_files import mlx_adapter
 
 AT_ONCE = 4
 WARM = 500

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.answer import Answer
 from mlx_server.app import create_app
-from mlx_server.settings import ModelSettings, Settings
+from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.generation.output import Answer
 from tests.live.server import TINY
 
 CHAT = "/v1/chat/completions"

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 
 import mlx_server
-from mlx_server import logs
+from mlx_server.system import logs
 from tests.api import wire
 from tests.hostile import zoo
 from tests.live.server import TINY, LiveServer, eventually, serving

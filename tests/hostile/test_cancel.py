@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from mlx_server.config.settings import Settings
 from mlx_server.mcp.server import Server
-from mlx_server.settings import Settings
 from tests.hostile.inside import Inside, request, reset, serving
 from tests.live.server import eventually
 

@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from mlx_server import descriptors
+from mlx_server.system import descriptors
 from tests.live import server as live
 from tests.live.server import LiveServer, eventually, serving
 

@@ -49,7 +49,7 @@ class Witness:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
-    from tests.engine.lora_files import mlx_adapter
+    from tests.worker.lora_files import mlx_adapter
 
     folder = tmp_path_factory.mktemp("hostile")
     mlx_adapter(folder / "adapters" / "odd", tiny_path)

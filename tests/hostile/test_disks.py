@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from mlx_server import descriptors, limits
+from mlx_server import limits
+from mlx_server.checkpoints.folder_check import check_model, stamp_of_model
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable
-from mlx_server.folders import check_model, stamp_of_model
 from mlx_server.lora import catalog as catalogs
 from mlx_server.lora import reader
-from mlx_server.lora.base import Base
+from mlx_server.lora.base_model import Base
 from mlx_server.lora.catalog import Catalog
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS
-from mlx_server.pool.checkpoint_files import missing_of
+from mlx_server.sources.checkpoint_files import missing_of
+from mlx_server.system import descriptors
 from tests.hostile.lowered import lower
 from tests.live.server import STOP_SECONDS, LiveServer, end, eventually, launch, serving
 from tests.lora.test_catalog import mlx_adapter

@@ -211,7 +211,7 @@ def test_a_second_signal_ends_it_at_once(
 
 
 def engine_of(processes: list[psutil.Process]) -> psutil.Process:
-    (engine,) = [each for each in processes if "mlx_server.engine.process" in each.cmdline()]
+    (engine,) = [each for each in processes if "mlx_server.worker.process" in each.cmdline()]
     return engine
 
 

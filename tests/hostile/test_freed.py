@@ -7,12 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.batch import Batch
 from mlx_server.engine.messages import Cancel, Hold, Report, Stepped
-from mlx_server.engine.worker import Engine
-from tests.engine.test_batch import Steady
-from tests.engine.test_grammar import DIGITS, gate, loaded
-from tests.engine.test_worker import ask, of, tokens_of, until
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.worker import Engine
+from tests.worker.constrained_decoding.test_grammar_compiler import DIGITS, gate, loaded
+from tests.worker.test_batch import Steady
+from tests.worker.test_worker import ask, of, tokens_of, until
 
 __all__ = ["gate"]
 

@@ -17,16 +17,16 @@ import httpx
 import psutil
 import pytest
 
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import Load, Unload
-from mlx_server.engine.worker import Engine
-from mlx_server.families.tokenizer import Tokenizer
-from mlx_server.settings import Settings
-from tests.engine.test_worker import drain
+from mlx_server.worker.worker import Engine
 from tests.hostile.inside import Inside, serving
 from tests.hostile.shapes import CHAT, Client
 from tests.hostile.soak import connected, fill, is_unloaded, soaked
 from tests.live.server import children, eventually
 from tests.tiny import tiny_llama
+from tests.worker.test_worker import drain
 
 REQUESTS, QUIET, ROUNDS = 40, 3, 15
 LARGE, TIMES = 1 << 20, 5

@@ -26,7 +26,7 @@ from mlx_server import limits
 from mlx_server.api import strict_json
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.app import Server, create_app, server_of
-from mlx_server.settings import ModelSettings, ServerSettings, Settings, StoreSettings
+from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.live.server import TINY, eventually
 
 pytestmark = pytest.mark.alone

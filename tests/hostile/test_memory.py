@@ -17,10 +17,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_server.checkpoints.memory_estimate import weights_bytes
 from mlx_server.engine.messages import LimitMemory
-from mlx_server.engine.worker import Engine
 from mlx_server.pool.footprint import footprint
-from mlx_server.pool.memory import weights_bytes
+from mlx_server.worker.worker import Engine
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
 

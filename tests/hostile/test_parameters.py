@@ -16,17 +16,16 @@ from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.fields import GenerationBody, SamplingBody
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.native import protocol as native
-from mlx_server.api.responses.offered import offered
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
+from mlx_server.api.responses.tool_selection import offered
 from mlx_server.api.thinking import ThinkingBody
 from mlx_server.app import spec_named
+from mlx_server.config.settings import ModelSettings
 from mlx_server.lora.catalog import Place
 from mlx_server.pool.prepare import prepare
-from mlx_server.pool.replay_checkpoint import TEMPLATE
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer
-from mlx_server.settings import ModelSettings
-from tests.engine.lora_files import mlx_adapter
+from mlx_server.sources.replay_checkpoint import TEMPLATE
 from tests.hostile.fuzz import posted
 from tests.hostile.parameters import CHATTING, OWNING, RESPONDING
 from tests.hostile.parameters.case import (
@@ -48,6 +47,7 @@ from tests.hostile.parameters.case import (
 from tests.hostile.parameters.owning import FORGETS, MISNAMES, QUOTES, SLIPS, Setting, Told
 from tests.hostile.routes import ROUTES
 from tests.live.server import LiveServer, serving
+from tests.worker.lora_files import mlx_adapter
 
 Wire = type[BaseModel]
 

@@ -13,9 +13,9 @@ import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from mlx_server.api.responses.socket import Socket
+from mlx_server.api.responses.web_socket import Socket
 from mlx_server.app import _Unheard
-from mlx_server.settings import Settings
+from mlx_server.config.settings import Settings
 from tests.hostile.inside import request, serving
 from tests.live.server import eventually
 

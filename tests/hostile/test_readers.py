@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.api.unread import LEAST_BYTES
+from mlx_server.api.transport.slow_clients import LEAST_BYTES
+from mlx_server.config.settings import Settings
 from mlx_server.engine.client import ITEM_BYTES, EngineClient
 from mlx_server.engine.messages import (
     Command,
@@ -25,12 +26,11 @@ from mlx_server.engine.messages import (
     Stepped,
     Token,
 )
-from mlx_server.settings import Settings
-from tests.engine.test_batch import MIXED, ids
-from tests.engine.test_grammar import GRAMMARS, loaded
-from tests.engine.test_worker import ask, drain, failures, of, run, tokens_of
 from tests.hostile.inside import LONG, Inside, request, serving
 from tests.live.server import eventually
+from tests.worker.constrained_decoding.test_grammar_compiler import GRAMMARS, loaded
+from tests.worker.test_batch import MIXED, ids
+from tests.worker.test_worker import ask, drain, failures, of, run, tokens_of
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MODEL = "fake"

@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.guide import Guide, Guides
 from mlx_server.engine.messages import (
     AdapterFailed,
     AdapterLoaded,
@@ -20,14 +19,15 @@ from mlx_server.engine.messages import (
     Report,
     RowFailed,
 )
-from mlx_server.engine.sampling import NOT_NUMBERS, Row, Sampled, Sampler
-from mlx_server.engine.worker import Engine
 from mlx_server.requests import SamplingParams
-from tests.engine.lora_files import contents, mlx_adapter, save
-from tests.engine.test_batch import ids
-from tests.engine.test_grammar import HEAD, Poisoned, loaded
-from tests.engine.test_worker import ask, drain, failures, of, tokens_of, until
+from mlx_server.worker.constrained_decoding.logit_constraints import Guide, Guides
+from mlx_server.worker.sampling import NOT_NUMBERS, Row, Sampled, Sampler
+from mlx_server.worker.worker import Engine
 from tests.tiny import ENDOFTEXT, IM_END
+from tests.worker.constrained_decoding.test_grammar_compiler import HEAD, Poisoned, loaded
+from tests.worker.lora_files import contents, mlx_adapter, save
+from tests.worker.test_batch import ids
+from tests.worker.test_worker import ask, drain, failures, of, tokens_of, until
 
 TOKENS = 20
 STEPS = [0, 1, 17]

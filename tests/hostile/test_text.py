@@ -1,6 +1,6 @@
 """Text is never control: in every family, whatever a client writes and wherever it can write.
 
-What a hostile template could do with a client's text is tested in tests/families/test_render.py.
+What a hostile template could do with a client's text is tested in tests/prompts/test_render.py.
 """
 
 import json
@@ -19,8 +19,8 @@ from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families import FAMILIES, family_named
-from mlx_server.families.checkpoint import Checkpoint
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from tests.families import byte_fallback, byte_level, checkpoint, full_width
 from tests.families.prompts import checkpoint_of, template_of

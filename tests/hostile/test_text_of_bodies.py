@@ -25,12 +25,12 @@ from mlx_server.api.responses.items import read_items, sealed
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
+from mlx_server.generation.tool_loop import Limits, _Rounds
 from mlx_server.mcp import Limits as McpLimits
 from mlx_server.mcp.listing import Lister
 from mlx_server.mcp.results import text_of
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import GenerateRequest, McpServer, McpTools
-from mlx_server.tool_loop import Limits, _Rounds
 from tests.families.prompts import checkpoint_of
 from tests.hostile.bodies import Place, at, places, put
 from tests.hostile.routes import CHAT, NATIVE, RESPONSES, SCHEMA, Json

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from mlx_server.api import gate
+from mlx_server.api import security
 from mlx_server.app import create_app
-from mlx_server.settings import ServerSettings, Settings
+from mlx_server.config.settings import ServerSettings, Settings
 from tests.api import wire
 from tests.live.server import TINY, LiveServer, serving
 
-PRODUCT = Path(gate.__file__).parents[1]
+PRODUCT = Path(security.__file__).parents[1]
 
 KEY, OTHER_KEY = "a-key", "another-key"
 COMBINATIONS = 200
@@ -271,7 +271,7 @@ def test_compare_digest_alone_decides(
         compared.append((given, wanted))
         return verdict
 
-    monkeypatch.setattr(gate, "hmac", SimpleNamespace(compare_digest=compare))
+    monkeypatch.setattr(security, "hmac", SimpleNamespace(compare_digest=compare))
     keys = (wire.key(KEY), wire.key(OTHER_KEY))
     with wire.client(tiny_path, wire.ScriptedEngine(), api_keys=keys) as client:
         headers = CARRIERS[carrier](key)

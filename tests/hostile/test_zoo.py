@@ -16,17 +16,17 @@ import httpx
 import pytest
 
 from mlx_server.engine.messages import Load, Loaded, LoadFailed, Report, Unload
-from mlx_server.engine.worker import Engine
 from mlx_server.errors import AdapterInvalid, BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, Prepared, prepare
 from mlx_server.templates.process import PROCESSES
-from tests.engine.test_worker import ask, drain, failures, run, tokens_of
+from mlx_server.worker.worker import Engine
 from tests.hostile import zoo
 from tests.hostile.lowered import lower
 from tests.hostile.watch import watching
 from tests.live.server import serving
 from tests.lora import test_catalog as lora
+from tests.worker.test_worker import ask, drain, failures, run, tokens_of
 
 SECONDS = 30.0
 CODES = ("model_unusable", "generation_failed", "not_enough_memory")

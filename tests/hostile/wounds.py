@@ -12,7 +12,7 @@ KNIFE = """
 import ctypes, sys, time
 from pathlib import Path
 
-if "mlx_server.engine.process" in sys.orig_argv:
+if "mlx_server.worker.process" in sys.orig_argv:
     wound = Path(__file__).with_name("wound")
 
     def strike(where):

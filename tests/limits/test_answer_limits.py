@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from mlx_server import course, limits
-from mlx_server.families.harmony_schema import _Reader
+from mlx_server import limits
+from mlx_server.generation import retries
 from mlx_server.grammars.lark import Lark
+from mlx_server.prompts.harmony_schema import _Reader
 from mlx_server.repair import coerce
 from mlx_server.repair.conforming import conforms
 from mlx_server.repair.json_text import _is_json
@@ -116,5 +117,5 @@ def test_patterns_of_marks_are_kept_for_so_many_sets() -> None:
 
 
 def test_so_many_answers_are_checked_at_a_time() -> None:
-    assert course._checks._value == limits.CHECK_PROCESSES.value
+    assert retries._checks._value == limits.CHECK_PROCESSES.value
     assert conforms(1, {"type": "integer"}, seconds=limits.CHECK_SECONDS.value) == []

@@ -9,14 +9,14 @@ import tokenizers
 from tokenizers import models, normalizers
 
 from mlx_server import limits
-from mlx_server.engine import batch
-from mlx_server.engine.vocabulary import Unusable, Vocabulary
-from mlx_server.families.template import ChatTemplate
-from mlx_server.families.tokenizer import _check_growth
+from mlx_server.checkpoints.memory_estimate import _check_counts
+from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
+from mlx_server.checkpoints.tokenizer import _check_growth
 from mlx_server.lora.reader import _text
-from mlx_server.pool.memory import _check_counts
-from mlx_server.safetensors_headers import BadHeader, read_header_of
 from mlx_server.templates import child, process
+from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.worker import batch
+from mlx_server.worker.constrained_decoding.token_trie import Unusable, Vocabulary
 from tests.limits.boundaries import Boundary, passes
 from tests.lora import test_catalog as adapters
 

@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 
 from mlx_server import limits
-from mlx_server.engine import grammar
-from mlx_server.engine.batch import Batch
 from mlx_server.engine.messages import Generate, Thinking
-from mlx_server.engine.row_check import check_row
 from mlx_server.requests import SamplingParams
 from mlx_server.schemas import check, patterns
 from mlx_server.schemas.apart import Apart
 from mlx_server.schemas.report import gaps
 from mlx_server.schemas.variants import variants_of
 from mlx_server.schemas.view import Part, View
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.constrained_decoding import grammar_compiler
+from mlx_server.worker.row_validation import check_row
 from tests.limits.boundaries import Boundary, passes
 
 Json = dict[str, Any]
@@ -126,7 +126,7 @@ def end_tokens(count: int) -> None:
 
 def compiler_says(characters: int) -> bool:
     text = "x" * characters
-    return grammar.in_a_line(text) == text
+    return grammar_compiler.in_a_line(text) == text
 
 
 @pytest.mark.parametrize(

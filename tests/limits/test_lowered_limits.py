@@ -16,36 +16,37 @@ import pytest
 from fastapi import FastAPI
 from mcp import MCPError
 
-from mlx_server import limits, plan, tool_loop
-from mlx_server.api.http import Http
-from mlx_server.api.unread import Unread
-from mlx_server.api.web_sockets import WebSockets
+from mlx_server import limits
+from mlx_server.api.transport.http import Http
+from mlx_server.api.transport.slow_clients import Unread
+from mlx_server.api.transport.web_sockets import WebSockets
 from mlx_server.app import server_of
-from mlx_server.engine import grammar
+from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import Generate
-from mlx_server.engine.prompt_cache import PromptCache
-from mlx_server.engine.turns import Turns
-from mlx_server.engine.vocabulary import Vocabulary
-from mlx_server.log_file import write_to
+from mlx_server.generation import plan, tool_loop
 from mlx_server.mcp import addresses
 from mlx_server.mcp.limits import Limits as McpLimits
 from mlx_server.mcp.server import Server
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool import Limits as PoolLimits
+from mlx_server.prompts.text_size import characters_of
 from mlx_server.repair import jsonish
 from mlx_server.repair.malformed import Malformed
 from mlx_server.requests import GenerateRequest, McpServer
-from mlx_server.settings import Settings
 from mlx_server.store import Retention
-from mlx_server.text_size import characters_of
-from tests.engine.test_prompt_cache import filled, known
+from mlx_server.system.log_file import write_to
+from mlx_server.worker.constrained_decoding import grammar_compiler
+from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.prefill.order import Turns
+from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.limits.boundaries import Boundary, passes
 from tests.parsers.test_harmony import ids, parser
+from tests.worker.prefill.test_prompt_cache import filled, known
 
 TESTS = Path(__file__).parent.parent
 SETTINGS = Settings()
-MCP, LOOP, PARSER = McpLimits(), tool_loop.Limits(), grammar.LIMITS
+MCP, LOOP, PARSER = McpLimits(), tool_loop.Limits(), grammar_compiler.LIMITS
 
 LOWERED: dict[str, tuple[object, str]] = {
     "CONCURRENCY": (
@@ -155,8 +156,8 @@ def test_what_tests_lower_is_else_the_tables(name: str) -> None:
 
 def grammar_rules(count: int) -> bool:
     try:
-        grammar._compile("\n" * count, cast(Vocabulary, None))
-    except grammar.Refused:
+        grammar_compiler._compile("\n" * count, cast(Vocabulary, None))
+    except grammar_compiler.Refused:
         return False
     except AttributeError:  # then it is compiled
         return True

@@ -7,18 +7,19 @@ import h11
 import pytest
 from mcp import types
 
-from mlx_server import descriptors, limits
+from mlx_server import limits
 from mlx_server.api import access_log, errors
-from mlx_server.api.budget import Budget
-from mlx_server.api.framing import StrictConnection
-from mlx_server.api.responses.log import Log
+from mlx_server.api.responses.event_log import Log
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.responses.socket import Memory, _lane
-from mlx_server.families.conversation import value_of
+from mlx_server.api.responses.web_socket import Memory, _lane
+from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.framing import StrictConnection
 from mlx_server.mcp.limits import Limits as McpLimits
 from mlx_server.mcp.listing import Lister, Listing, bound
+from mlx_server.prompts.message_normalization import value_of
 from mlx_server.requests import McpServer
 from mlx_server.store import Item
+from mlx_server.system import descriptors
 from tests.limits.boundaries import Boundary, passes
 
 

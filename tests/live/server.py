@@ -156,7 +156,7 @@ def children(pid: int) -> list[psutil.Process]:
 def _is_engine(process: psutil.Process) -> bool:
     """Libraries start processes of their own for a moment, to learn what machine it is."""
     try:
-        return "mlx_server.engine.process" in process.cmdline()
+        return "mlx_server.worker.process" in process.cmdline()
     except psutil.NoSuchProcess:
         return False
 

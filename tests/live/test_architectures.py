@@ -12,10 +12,10 @@ import yaml
 from openai.types.chat import ChatCompletion
 
 from mlx_server.families import family_named
-from mlx_server.pool.replay_checkpoint import TEMPLATE, built_in_tokenizer
-from tests.engine.architectures import CONFIGS
-from tests.engine.kinds import GPT_OSS, LLAMA, Kind
+from mlx_server.sources.replay_checkpoint import TEMPLATE, built_in_tokenizer
 from tests.live.server import LiveServer, serving
+from tests.worker.architectures import CONFIGS
+from tests.worker.kinds import GPT_OSS, LLAMA, Kind
 
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.safe_load((GOLDEN / "tools.yaml").read_text("utf-8"))

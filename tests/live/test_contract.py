@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlx_server.families import family_named
-from mlx_server.pool.replay_checkpoint import built_in_tokenizer
+from mlx_server.sources.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
 from tests.contract.answers import Completion, NotAnswered, asked
 from tests.contract.pairs import FAMILIES, PIRATE, Row, all_pairs

@@ -20,7 +20,7 @@ from openai.types.chat import (
     ChatCompletionTokenLogprob,
 )
 
-from mlx_server.families.tokenizer import Tokenizer
+from mlx_server.checkpoints.tokenizer import Tokenizer
 from tests.live.server import DEMO, TINY, LiveServer, eventually, serving
 
 CAPITAL: list[ChatCompletionMessageParam] = [

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from mlx_server.checkpoints.memory_estimate import kv_bytes_per_token, weights_bytes
 from mlx_server.engine.messages import Stepped, Token
-from mlx_server.generate import generate
+from mlx_server.generation.generate import generate
 from mlx_server.pool import lease
-from mlx_server.pool.memory import kv_bytes_per_token, weights_bytes
 from mlx_server.pool.pool import Limits, Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingChoices
-from tests.engine.test_batch import a_prompt
 from tests.tiny import tiny_llama
+from tests.worker.test_batch import a_prompt
 
 PROMPT, ANSWER, CLIENTS = 40, 500, 6
 NO_END = {0: -100.0, 2: -100.0}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import httpx
 
+from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import PrefillProgress
 from mlx_server.pool.entry import PrefillView
-from mlx_server.settings import Settings
 from tests.hostile.inside import Inside, serving
 from tests.live.server import PLAIN
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from mlx_server.settings import STORE_FILE
+from mlx_server.config.settings import STORE_FILE
 from mlx_server.store import Response, Store
 from tests.live.replayed import ask, refused, replaying
 from tests.live.server import eventually

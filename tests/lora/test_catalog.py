@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save, save_file
 
 from mlx_server.errors import AdapterInvalid, AdapterNotFound
-from mlx_server.lora.base import Base, plain_name, read_base
+from mlx_server.lora.base_model import Base, plain_name, read_base
 from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, read_adapter, scan
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 

@@ -15,7 +15,7 @@ import pytest
 
 from mlx_server.errors import AdapterNotFound, BadRequest, ServerError
 from mlx_server.lora import catalog as catalog_module
-from mlx_server.lora.base import Base
+from mlx_server.lora.base_model import Base
 from mlx_server.lora.catalog import Catalog, Place
 from mlx_server.pool import adapters as adapters_module
 from mlx_server.pool.adapters import find

@@ -10,10 +10,10 @@ from typing import Any
 
 import uvicorn
 
+from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.client import Answers, EngineClient, Item, OnLoading
 from mlx_server.engine.messages import Admitted, Generate, Loaded, Prefilled, Ready, Token
 from mlx_server.errors import ServerError
-from mlx_server.families.tokenizer import Tokenizer
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 

@@ -19,10 +19,10 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.families.gpt_oss import GPT_OSS
-from mlx_server.families.harmony_vocabulary import SPECIAL, TOKENS, encoding
 from mlx_server.messages import Tool
 from mlx_server.parsers.harmony import HarmonyParser
-from mlx_server.parsers.reading import Place, Reading
+from mlx_server.parsers.parse_context import Place, Reading
+from mlx_server.prompts.harmony_vocabulary import SPECIAL, TOKENS, encoding
 
 TOOLS = (
     Tool("get_time", None, {}),

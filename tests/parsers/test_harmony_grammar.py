@@ -11,10 +11,10 @@ from mlx_server.events import Event, Repaired, TextDelta, ToolCallStarted
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Tool
 from mlx_server.parsers.harmony_grammar import end_of_reasoning
-from mlx_server.parsers.reading import Reading
-from mlx_server.parsers.wanted import Wanted
+from mlx_server.parsers.output_spec import Wanted
+from mlx_server.parsers.parse_context import Reading
 from mlx_server.requests import Choice, Format, JsonFormat, Named, ToolChoice
-from mlx_server.tool_parsers.notation import gathered
+from mlx_server.tool_parsers.call_format import gathered
 from tests.families.goldens import goldens_of, tokenizer_of, tools
 from tests.walks import accepts, matcher, walk
 

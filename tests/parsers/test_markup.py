@@ -20,11 +20,11 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import Layout, MarkupParser
-from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.parse_context import Reading
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.call_format import Notation
 from mlx_server.tool_parsers.calls import Calls
 from mlx_server.tool_parsers.json_calls import call_object, repaired
-from mlx_server.tool_parsers.notation import Notation
 from mlx_server.tool_parsers.source import Source, Steps
 
 pytestmark = pytest.mark.tables

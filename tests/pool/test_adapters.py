@@ -14,7 +14,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, EngineDied
 from mlx_server.lora import catalog as catalog_module
-from mlx_server.lora.base import Base
+from mlx_server.lora.base_model import Base
 from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, stamp_of
 from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
 from mlx_server.pool.pool import Pool

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits as table
+from mlx_server.checkpoints.memory_estimate import KvCost
 from mlx_server.engine import supervisor
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
@@ -56,7 +57,6 @@ from mlx_server.pool import prepare as preparing
 from mlx_server.pool.adapters import Adapter
 from mlx_server.pool.entry import Model, OnProgress, View
 from mlx_server.pool.lease import Demand
-from mlx_server.pool.memory import KvCost
 from mlx_server.pool.pool import Limits, Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import SamplingParams

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from mlx_server.config.settings import RepairSettings
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.repair.allowed import EVERYTHING, Repair
 from mlx_server.repair.answers import Asked, Outcome, Said, asked_again, outcome, retry_message
 from mlx_server.repair.conforming import Unchecked
 from mlx_server.requests import Choice, JsonFormat, Named
-from mlx_server.settings import RepairSettings
 
 ANY = JsonFormat()
 SAYS = Said("", "It is 4.")

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.families.template import ChatTemplate
+from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.templates.process import PROCESSES
 from tests.hostile.lowered import lower
 

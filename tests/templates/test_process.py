@@ -12,9 +12,9 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import TemplatesUnavailable
-from mlx_server.families.template import ChatTemplate
 from mlx_server.sandbox.parent import Stopped, WarmProcess
 from mlx_server.templates import child
+from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.templates.process import PROCESSES, PROGRAM, TemplateProcesses, ask
 from tests.live.server import eventually
 

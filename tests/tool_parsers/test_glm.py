@@ -7,7 +7,7 @@ import pytest
 from mlx_server.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import Layout, MarkupParser
-from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.parse_context import Reading
 from mlx_server.tool_parsers import glm, glm4
 
 TOOLS = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_server.events import Event
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.parse_context import Reading
 from tests.families.goldens import NO_TOKEN, Reads, Unit, folded, goldens_of, shown, tools
 
 # gpt-oss is read by token ids alone: what is text to the others means nothing to its parser

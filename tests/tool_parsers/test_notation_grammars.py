@@ -9,11 +9,11 @@ from mlx_server.events import Event
 from mlx_server.families import family_named
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.parsers.reading import Reading
+from mlx_server.parsers.parse_context import Reading
 from mlx_server.schemas import report
 from mlx_server.tool_parsers.blocks import block_of
+from mlx_server.tool_parsers.call_format import Notation, gathered
 from mlx_server.tool_parsers.format_text import FORMATS
-from mlx_server.tool_parsers.notation import Notation, gathered
 from mlx_server.tool_parsers.parameters import Unwritable
 from tests.families.goldens import tokenizer_of
 from tests.walks import accepts, walk

@@ -13,7 +13,7 @@ from mlx_server.api.chat_completions.protocol import (
     ToolParam,
 )
 from mlx_server.api.content import text_of
-from mlx_server.api.tools import check_choice, check_offered
+from mlx_server.api.tool_choice import check_choice, check_offered
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import GenerateRequest, Named, ToolChoice

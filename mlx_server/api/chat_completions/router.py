@@ -1,10 +1,10 @@
 from fastapi import APIRouter, Request, Response
 
-from mlx_server.api.answering import answer
 from mlx_server.api.body import documented, read
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.output import ChatOutput
 from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.handlers import answer
 from mlx_server.request_threads import in_thread
 
 PATH = "/v1/chat/completions"

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from mlx_server.api.tally import Tally, prompt_progress
+from mlx_server.api.accumulator import Tally, prompt_progress
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
 
 Wire = dict[str, Any]

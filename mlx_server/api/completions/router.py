@@ -1,10 +1,10 @@
 from fastapi import APIRouter, Request, Response
 
-from mlx_server.api.answering import answer
 from mlx_server.api.body import documented, read
 from mlx_server.api.completions.input import to_request
 from mlx_server.api.completions.output import CompletionOutput
 from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.handlers import answer
 
 PATH = "/v1/completions"
 

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from mlx_server.api.answering import json_response
 from mlx_server.api.body import documented, read
 from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.handlers import json_response
 from mlx_server.api.responses.create import room_of
-from mlx_server.api.responses.pages import After, Limit, Sorted
+from mlx_server.api.responses.pagination import After, Limit, Sorted
 from mlx_server.api.responses.state import page_body, taken
 from mlx_server.store import Conversation, Store
 

@@ -5,7 +5,7 @@ from typing import TypedDict
 from mlx_server.api.chat_completions.input import messages
 from mlx_server.api.chat_completions.protocol import FunctionName
 from mlx_server.api.native.protocol import NativeBody
-from mlx_server.api.tools import check_choice
+from mlx_server.api.tool_choice import check_choice
 from mlx_server.errors import BadRequest
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.api import strict_json
-from mlx_server.api.tally import Tally
+from mlx_server.api.accumulator import Tally
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.messages import ToolCall

@@ -1,8 +1,8 @@
 from fastapi import APIRouter, Request, Response
 
-from mlx_server.api.answering import answer_whole
 from mlx_server.api.body import documented, read
-from mlx_server.api.connection import while_connected
+from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.handlers import answer_whole
 from mlx_server.api.native.input import to_request
 from mlx_server.api.native.output import NativeOutput
 from mlx_server.api.native.protocol import NativeBody

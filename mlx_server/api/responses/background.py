@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
+from mlx_server.api.responses.event_log import Log
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.log import Log
 from mlx_server.api.responses.run import Events, Run
 from mlx_server.errors import Overloaded, ServerError
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from mlx_server.api.responses.create import read_all
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.plan import plan
+from mlx_server.generation.plan import plan
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 

@@ -10,9 +10,9 @@ from starlette.requests import HTTPConnection
 
 from mlx_server.api.metrics import Metrics
 from mlx_server.api.responses.background import Background
+from mlx_server.api.responses.event_log import Log
 from mlx_server.api.responses.input import Asked, input_items, to_request
 from mlx_server.api.responses.items import Wire, new_id, read_items, wire
-from mlx_server.api.responses.log import Log
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
@@ -28,11 +28,11 @@ from mlx_server.api.responses.state import (
 )
 from mlx_server.api.responses.truncation import fitted
 from mlx_server.errors import BadRequest
+from mlx_server.generation.tool_loop import respond
 from mlx_server.mcp import Connectors
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.store import Item
-from mlx_server.tool_loop import respond
 
 NOTHING: Recalled = MappingProxyType({})
 

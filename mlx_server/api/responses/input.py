@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api import formats
+from mlx_server.api.responses.item_messages import messages_of
 from mlx_server.api.responses.items import (
     HostedItem,
     InputItem,
@@ -13,9 +14,8 @@ from mlx_server.api.responses.items import (
     MessageItem,
     read_items,
 )
-from mlx_server.api.responses.offered import offered
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.turns import messages_of
+from mlx_server.api.responses.tool_selection import offered
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools

@@ -6,10 +6,10 @@ There is one way to both: the response is what the stream's events have made of 
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
+from mlx_server.api.accumulator import prompt_progress, remarks
 from mlx_server.api.responses import built_in, stream
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, OutputItem
-from mlx_server.api.tally import prompt_progress, remarks
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.events import (
     ApprovalRequested,

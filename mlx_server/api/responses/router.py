@@ -5,21 +5,21 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Query, Request, Response, WebSocket
 
-from mlx_server.api.answering import json_response
 from mlx_server.api.body import documented, read
-from mlx_server.api.connection import while_connected
+from mlx_server.api.client_disconnect import while_connected
 from mlx_server.api.fields import ignored_header
+from mlx_server.api.handlers import json_response
 from mlx_server.api.responses import compaction, counting
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.create import Created, create
+from mlx_server.api.responses.event_log import Log, decoded
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.log import Log, decoded
-from mlx_server.api.responses.pages import After, Limit, Sorted
+from mlx_server.api.responses.pagination import After, Limit, Sorted
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.run import Run
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.responses.socket import Socket
 from mlx_server.api.responses.state import page_body
+from mlx_server.api.responses.web_socket import Socket
 from mlx_server.api.sse import EventStream
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.store import Store

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from mlx_server.api.answering import Resumed
+from mlx_server.api.handlers import Resumed
+from mlx_server.api.responses.event_log import Log
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.log import Log
 from mlx_server.api.responses.output import BROKEN, ResponseOutput
 from mlx_server.errors import ServerError
 from mlx_server.events import Event, Finished, Started

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from mlx_server import limits
-from mlx_server.api.budget import Budget
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.run import Run
-from mlx_server.api.web_sockets import OpenSockets
+from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.web_sockets import OpenSockets
 from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
 from mlx_server.store import Store
 

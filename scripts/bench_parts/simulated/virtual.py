@@ -9,10 +9,10 @@ import mlx.nn as nn
 
 from bench_parts.simulated.forward import forward
 from bench_parts.simulated.roofline import pair, seconds
-from mlx_server.engine.batch import Batch, Done
 from mlx_server.engine.messages import DEFAULT_SCHEDULE, Generate, Schedule
-from mlx_server.engine.prompt_cache import PromptCache
 from mlx_server.requests import SamplingParams
+from mlx_server.worker.batch import Batch, Done
+from mlx_server.worker.prefill.prompt_cache import PromptCache
 
 VOCABULARY = 320
 GREEDY = SamplingParams(temperature=0)

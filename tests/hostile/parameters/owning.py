@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server import settings
+from mlx_server.config import settings
 from tests.hostile.parameters.case import SAID, THINKS, TOLD, Case, Json
 from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered
 
@@ -51,7 +51,7 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
         "source": Setting({"source": "replay:other.jsonl"}, asked(THINKS), SAID),
         "family": Setting({"family": "mistral"}, asked(THINKS), SAID),
         "chat_template": Setting({"chat_template": "other.jinja"}),
-        "revision": "tests/pool/test_sources.py::test_a_revision_is_fetched_and_found_again",
+        "revision": "tests/sources/test_source.py::test_a_revision_is_fetched_and_found_again",
         "aliases": Told({"aliases": ["nick"]}, "aliases", ["nick"]),
         "context_length": Setting({"context_length": 64}, {"max_tokens": 100}),
         "tokenizer": Setting({"tokenizer": "checkpoint"}, asked(THINKS), SAID),

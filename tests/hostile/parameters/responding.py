@@ -30,13 +30,13 @@ TWO: Json = {
 USER: Json = {"role": "user", "content": "Hi"}
 ASSISTANT: Json = {"role": "assistant", "content": "Yes?"}
 LONG: Json = {"role": "user", "content": "x" * 1200}
-LOOP, INPUT = "tests/test_tool_loop.py", "tests/api/test_responses_input.py"
+LOOP, INPUT = "tests/generation/test_tool_loop.py", "tests/api/responses/test_input.py"
 LIVE, ADAPTERS = "tests/live/test_responses.py", "tests/live/test_adapters.py"
 APPROVALS = f"{INPUT}::test_answers_to_requests_are_handed_on"
 SOME_TOOLS = f"{INPUT}::test_allowed_tools_of_a_server"
 CHOSEN = f"{INPUT}::test_choice_of_a_servers_tool"
 SERVERS = "tests/hostile/test_parameters.py::test_a_server_is_what_was_asked_for"
-CONVERSATION = "tests/api/test_conversations.py"
+CONVERSATION = "tests/api/conversations/test_conversations.py"
 
 
 def tool(**more: Any) -> Json:
@@ -116,7 +116,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "enable_response_messages": refused({"enable_response_messages": True}),
         "prompt_cache_key": Case({"prompt_cache_key": "k"}, sees=whole),
         "safety_identifier": Case({"safety_identifier": "k"}, sees=whole),
-        "service_tier": "tests/api/test_responses_wire.py::test_what_is_told_again",
+        "service_tier": "tests/api/responses/test_responses_wire.py::test_what_is_told_again",
         "user": Case({"user": "k"}, sees=whole),
     },
     responses.Reasoning: {
@@ -132,7 +132,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "strict": refused(schema(UNIQUE, strict=True), **schema(UNIQUE)),
     },
     responses.StreamOptions: {
-        "include_obfuscation": "tests/api/test_responses_wire.py::test_null_means_unset",
+        "include_obfuscation": "tests/api/responses/test_responses_wire.py::test_null_means_unset",
         "include_progress": "tests/api/test_progress.py::test_a_response_says_how_much_is_computed",
     },
     responses.ConversationParam: {"id": f"{LIVE}::test_a_conversation_grows"},
@@ -140,7 +140,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     items.MessageItem: {
         "role": MESSAGE.with_(role="system"),
         "content": MESSAGE.with_(content="Ho"),
-        "phase": "tests/api/test_responses_harmony.py::test_commentary_closes_no_round",
+        "phase": "tests/api/responses/test_harmony.py::test_commentary_closes_no_round",
     },
     items.ReasoningItem: {
         "content": REASONING.with_(content=[{"type": "reasoning_text", "text": "Hm"}]),

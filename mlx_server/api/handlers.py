@@ -1,0 +1,89 @@
+"""An endpoint's way from a request to a response; the endpoints differ in what they fold."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.fields import ignored_header
+from mlx_server.api.metrics import Metrics
+from mlx_server.api.sse import EventStream
+from mlx_server.events import Event, Started
+from mlx_server.generation.generate import generate
+from mlx_server.pool.pool import Pool
+from mlx_server.requests import GenerateRequest
+
+
+class Gathering(Protocol):
+    """What an endpoint makes of events: one body,"""
+
+    def gather(self, events: AsyncIterator[Event]) -> Awaitable[Mapping[str, Any]]: ...
+
+
+class Output(Gathering, Protocol):
+    """... or the chunks of a stream."""
+
+    def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Mapping[str, Any]]: ...
+
+
+async def answer(
+    http: Request, request: GenerateRequest, output: Output, *, stream: bool, ignored: list[str]
+) -> Response:
+    if not stream:
+        return await answer_whole(http, request, output, ignored=ignored)
+    events, started = await _begun(http, request)
+    chunks = output.chunks(Resumed(started, events))
+    return EventStream(chunks, _headers(started, ignored), source=events)
+
+
+async def answer_whole(
+    http: Request, request: GenerateRequest, output: Gathering, *, ignored: list[str]
+) -> Response:
+    events, started = await _begun(http, request)
+    async with aclosing(events):
+        body = await while_connected(http, _gathered(output, Resumed(started, events)))
+    return json_response(body, _headers(started, ignored))
+
+
+async def _begun(http: Request, request: GenerateRequest) -> tuple[AsyncGenerator[Event], Started]:
+    """Nothing is sent before the engine has taken the request, so that errors keep their status."""
+    pool: Pool = http.app.state.pool
+    metrics: Metrics = http.app.state.metrics
+    asked = replace(request, client=http.state.client)
+    events = metrics.observed(generate(asked, pool))
+    started = await while_connected(http, anext(events))
+    assert isinstance(started, Started)
+    return events, started
+
+
+def _headers(started: Started, ignored: list[str]) -> dict[str, str]:
+    return ignored_header([*ignored, *started.ignored])
+
+
+def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        msgspec.json.encode(body), media_type="application/json", headers=dict(headers or {})
+    )
+
+
+async def _gathered(output: Gathering, events: AsyncIterator[Event]) -> Mapping[str, Any]:
+    return await output.gather(events)
+
+
+class Resumed(AsyncIterator[Event]):
+    """Not a generator, which would be one more to close."""
+
+    def __init__(self, first: Event, rest: AsyncIterator[Event]) -> None:
+        self._first: Event | None = first
+        self._rest = rest
+
+    async def __anext__(self) -> Event:
+        if self._first is None:
+            return await anext(self._rest)
+        first, self._first = self._first, None
+        return first

@@ -1,0 +1,321 @@
+"""Responses over one WebSocket, one after another: frames in, events out."""
+
+import asyncio
+import codecs
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+from pydantic import ValidationError
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from mlx_server import limits
+from mlx_server.api import access_log, strict_json
+from mlx_server.api.body import LARGE_BYTES
+from mlx_server.api.errors import validation_error
+from mlx_server.api.responses.create import create
+from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses.output import BROKEN
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.run import Run, log
+from mlx_server.api.responses.runs import Runs
+from mlx_server.api.responses.state import as_stored
+from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.web_sockets import ReceivedMessage
+from mlx_server.errors import BadRequest, ServerError
+from mlx_server.request_threads import in_thread, size_of_request
+from mlx_server.store import Item
+from mlx_server.system.logs import Asked, asked
+
+SLOW_SECONDS = 30.0
+"""How long one event may take to leave."""
+
+PIECE_BYTES = 64 << 10
+
+GOING_AWAY, NOT_UTF8, POLICY_VIOLATION, BROKE = 1001, 1007, 1008, 1011
+
+OURS = ("type", "stream", "stream_options", "generate", "stream_id")
+"""What a frame has beside a request's fields, or instead of them."""
+
+
+class Gone(Exception):
+    """The client is, or might as well be."""
+
+
+class InvalidText(Exception):
+    """Of a frame that should be text."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    run: Run
+    warms_up: bool
+
+    async def begin(self) -> AsyncGenerator[Wire]:
+        if self.warms_up:
+            await self.run.keep()
+            return self.run.prepared()
+        await self.run.begin()
+        return self.run.chunks()
+
+
+class Memory:
+    """What was said in responses that are not stored, the latest few of them."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.said: OrderedDict[str, Sequence[Item]] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._budget = budget
+        """Of all sockets."""
+
+    def keep(self, id: str, said: Sequence[Item]) -> None:
+        """In place of what it had by this id. What finds no room is forgotten."""
+        self.forget(id)
+        size = sum(len(item.body) for item in said)
+        most = limits.SOCKET_MEMORY_BYTES.value
+        if size > most:
+            return
+        while self.said and (
+            len(self.said) >= limits.SOCKET_RESPONSES.value
+            or sum(self._sizes.values()) + size > most
+        ):
+            self.forget(next(iter(self.said)))
+        if self._budget.take(size):
+            self.said[id], self._sizes[id] = said, size
+
+    def forget(self, id: str) -> None:
+        if self.said.pop(id, None) is not None:
+            self._budget.give_back(self._sizes.pop(id))
+
+    def clear(self) -> None:
+        for id in list(self.said):
+            self.forget(id)
+
+
+class Socket:
+    def __init__(self, websocket: WebSocket, runs: Runs) -> None:
+        self._websocket = websocket
+        self._runs = runs
+        self._frames: asyncio.Queue[ReceivedMessage] = asyncio.Queue(limits.SOCKET_FRAMES.value + 1)
+        self._memory = Memory(runs.socket_memory)
+        self._lane: str | None = None
+        """Of the request that is answered."""
+
+    async def serve(self) -> None:
+        """Until the client leaves, or the server does. Raises if there are too many of them."""
+        client = self._websocket.client
+        who = self._websocket.state.owner or (client.host if client else "")
+        with self._runs.sockets.one_more(who):
+            try:
+                await self._serve()
+            finally:
+                self._memory.clear()
+
+    async def _serve(self) -> None:
+        await self._websocket.accept()
+        if this := asyncio.current_task():
+            self._runs.connect(this)
+        answering = asyncio.create_task(self._answer_all())
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait({reading, answering}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, answering):
+                task.cancel()
+            codes = await asyncio.gather(reading, answering, return_exceptions=True)
+        await self._close(next((code for code in codes if isinstance(code, int)), BROKE))
+
+    async def _read(self) -> int:
+        """All the time, or nobody would notice that the client has left."""
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return GOING_AWAY
+            try:
+                self._frames.put_nowait(_received(message))
+            except asyncio.QueueFull:
+                return POLICY_VIOLATION
+
+    async def _answer_all(self) -> int:
+        until = asyncio.get_running_loop().time() + limits.SOCKET_SECONDS.value
+        try:
+            while (frame := await self._next(until)) is not None:
+                try:
+                    await self._answer(frame)
+                finally:
+                    frame.finish()
+        except Gone:
+            pass
+        except InvalidText:
+            return NOT_UTF8
+        return GOING_AWAY
+
+    async def _next(self, until: float) -> ReceivedMessage | None:
+        """None when no more is going to be answered."""
+        getting = asyncio.create_task(self._frames.get())
+        stopping = asyncio.create_task(self._runs.stopping.wait())
+        left = until - asyncio.get_running_loop().time()
+        patience = min(left, limits.SOCKET_IDLE_SECONDS.value)
+        try:
+            await asyncio.wait(
+                {getting, stopping}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._runs.stopping.is_set():
+                return None
+            if getting.done():
+                return getting.result()
+        finally:
+            getting.cancel()
+            stopping.cancel()
+        if left <= patience:
+            self._lane = None
+            await self._refuse(_too_long())
+        return None
+
+    async def _answer(self, frame: ReceivedMessage) -> None:
+        began = time.perf_counter()
+        status: int | str = "gone"
+        asked.set(Asked(self._websocket.state.request_id))
+        try:
+            status = await self._status(frame)
+        finally:
+            access_log.note(access_log.SOCKET, self._websocket.scope, status, began)
+
+    async def _status(self, frame: ReceivedMessage) -> int:
+        """As which its answer would have gone over HTTP."""
+        self._lane = None
+        self._websocket.state.body_bytes = len(frame.data)
+        size_of_request.set(len(frame.data))
+        try:
+            await self._respond(await self._created(frame), frame)
+        except ServerError as error:
+            await self._refuse(error)
+            return error.status
+        except (Gone, InvalidText, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.error("a WebSocket's request broke", exc_info=error)
+            await self._refuse(ServerError(BROKEN, code="internal_error"))
+            return ServerError.status
+        return 200
+
+    async def _created(self, frame: ReceivedMessage) -> Answering:
+        """All else of the request may be large, and is not kept for as long as its answer takes."""
+        request = await _parsed(frame)
+        self._lane = _lane(request)
+        body = await in_thread(_body, request)
+        created = await create(self._websocket, body, self._memory.said)
+        created.run.output.tell_ignored(created.ignored)
+        if body.store is False:
+            self._memory.keep(created.run.record.id, created.said)
+        return Answering(created.run, warms_up=request.get("generate") is False)
+
+    async def _respond(self, answering: Answering, frame: ReceivedMessage) -> None:
+        run = answering.run
+        id = run.record.id
+        ended = False
+        try:
+            chunks = await answering.begin()
+            frame.release()
+            async for chunk in chunks:
+                await self._send(chunk)
+            ended = True
+        finally:
+            await run.aclose()
+            said = self._memory.said.get(id)
+            if said is not None and ended:
+                self._memory.keep(id, [*said, *as_stored(run.response["output"])])
+            else:
+                self._memory.forget(id)
+
+    async def _refuse(self, error: ServerError) -> None:
+        await self._send({"type": "error", "status": error.status, **error.body()})
+
+    async def _send(self, event: Wire) -> None:
+        marked = event if self._lane is None else {**event, "stream_id": self._lane}
+        text = msgspec.json.encode(marked).decode()
+        try:
+            async with asyncio.timeout(SLOW_SECONDS):
+                await self._websocket.send_text(text)
+        except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
+            raise Gone from None
+
+    async def _close(self, code: int) -> None:
+        if self._websocket.application_state == WebSocketState.CONNECTED:
+            with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
+                async with asyncio.timeout(1.0):
+                    await self._websocket.close(code)
+
+
+def _received(message: Message) -> ReceivedMessage:
+    """As our own protocol hands it on, or as another server does."""
+    found = message.get("message")
+    if isinstance(found, ReceivedMessage):
+        return found
+    text = message.get("text")
+    data = message["bytes"] if text is None else text.encode()
+    return ReceivedMessage(data, is_text=text is not None)
+
+
+async def _parsed(frame: ReceivedMessage) -> Wire:
+    if not frame.is_text:
+        raise BadRequest("Frames should be text.")
+    if len(frame.data) <= LARGE_BYTES:
+        return _read(frame.data)
+    return await frame.read(_read)
+
+
+def _read(data: bytes) -> Wire:
+    if not _is_utf8(data):
+        raise InvalidText
+    return strict_json.parse_object(data)
+
+
+def _is_utf8(data: bytes) -> bool:
+    """In pieces, since the text of all of it could take four times the memory."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), PIECE_BYTES):
+            decoder.decode(data[start : start + PIECE_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _lane(request: Wire) -> str | None:
+    lane = request.get("stream_id")
+    if lane is not None and not (
+        isinstance(lane, str) and len(lane) <= limits.LANE_CHARACTERS.value
+    ):
+        raise BadRequest("`stream_id` should be a short text.", param="stream_id")
+    return lane
+
+
+def _body(request: Wire) -> ResponsesBody:
+    kind = request.get("type")
+    if kind != "response.create":
+        raise BadRequest(
+            f"`type` should be `response.create`, not {strict_json.quoted(str(kind))}.",
+            param="type",
+        )
+    if request.get("background"):
+        raise BadRequest("`background` can't be had over a WebSocket.", param="background")
+    if not isinstance(request.get("generate"), bool | None):
+        raise BadRequest("`generate` should be true or false.", param="generate")
+    asked = {name: value for name, value in request.items() if name not in OURS}
+    try:
+        return ResponsesBody.model_validate({**asked, "stream": True})
+    except ValidationError as error:
+        raise validation_error(error, asked) from None
+
+
+def _too_long() -> ServerError:
+    return BadRequest(
+        "This connection has been open for an hour, which is the most. Open another.",
+        code="websocket_connection_limit_reached",
+    )

@@ -1,0 +1,352 @@
+"""What may come in: which names and pages may call, which bodies are read, who holds a key.
+
+A browser on this machine can be made to call a local server by any page it shows. Such a call
+gives itself away by a Host that is not ours (DNS rebinding) or an Origin that is not ours.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlx_server import limits
+from mlx_server.api.errors import error_response
+from mlx_server.api.strict_json import quoted
+from mlx_server.api.transport.admission import source_of
+from mlx_server.errors import (
+    BadRequest,
+    Forbidden,
+    ServerError,
+    SettingsError,
+    TooLarge,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from mlx_server.system.logs import Asked, asked
+
+METHODS = "GET, POST, DELETE, OPTIONS"
+METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
+EXPOSED = "x-request-id, x-mlx-server-ignored, retry-after"
+OWN_SITES = {"same-origin", "none"}
+PREFLIGHT_SECONDS = "600"
+POLICY_VIOLATION = 1008
+
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
+"""Of an address, what a provider gives to one customer at least."""
+
+DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?::[0-9]{1,5})?")
+ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s:*@?#]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS.value}}}")
+# int() itself refuses more than 4300 digits
+LENGTH = re.compile(r"[0-9]{1,4000}")
+
+RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
+
+
+class Gate:
+    """ASGI middleware to put around everything else of the app.
+
+    What it refuses never reaches the app. It leaves `request_id` in the request's state, and
+    `response_headers`, for an answer that is sent without passing through it. A `*` among the
+    allowed origins lets every page call; allowed hosts know no wildcard.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        allowed_hosts: Collection[str],
+        allowed_origins: Collection[str],
+        max_body_bytes: int,
+        bound_host: str,
+    ) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        bound = _configured_name(bound_host)
+        self._hosts = {bound} | {_allowed_host(host) for host in allowed_hosts}
+        # A page that rebinds DNS needs a name, so an address can't come from one.
+        self._any_address = bound is None or not _is_loopback(bound)
+        self._any_origin = "*" in allowed_origins
+        self._origins = {_allowed_origin(origin) for origin in allowed_origins if origin != "*"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        stamp = {"x-request-id": _request_id(headers)}
+        state = scope.setdefault("state", {})
+        state.update(request_id=stamp["x-request-id"], response_headers=stamp)
+        asked.set(Asked(stamp["x-request-id"]))
+        reply = _Stamped(send, stamp)
+        try:
+            self._check_host(headers)
+            stamp.update(self._check_origin(scope, headers))
+            if _is_preflight(scope, headers) and "access-control-allow-origin" in stamp:
+                await _preflight(headers)(scope, receive, reply)
+                return
+            self._check_body(scope, headers)
+            await self._app(scope, _counted(receive, self._max_body_bytes), reply)
+        except ServerError as error:
+            if reply.started:
+                raise
+            await _refuse(error, scope, receive, reply)
+
+    def _check_host(self, headers: Headers) -> None:
+        sent = headers.getlist("host")
+        name = _host_name(sent[0]) if len(sent) == 1 else None
+        if name is not None and self._is_ours(name):
+            return
+        what = f"The Host {quoted(sent[0])}" if len(sent) == 1 else "A request without one Host"
+        raise Forbidden(f"{what} may not use this server; `server.allowed_hosts` says who may.")
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self._hosts or _is_loopback(name):
+            return True
+        return self._any_address and _address(name) is not None
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> dict[str, str]:
+        """The CORS headers that go with the answer; none for callers that are no other page."""
+        origins = headers.getlist("origin")
+        if not origins:
+            self._check_fetch_site(headers)
+            return {}
+        if len(origins) == 1 and (self._any_origin or origins[0].lower() in self._origins):
+            return {
+                "access-control-allow-origin": "*" if self._any_origin else origins[0],
+                "access-control-expose-headers": EXPOSED,
+                "vary": "Origin",
+            }
+        if len(origins) == 1 and origins[0].lower() == _own_origin(scope, headers):
+            return {}
+        raise _forbidden_page(f"The origin {quoted(', '.join(origins))}")
+
+    def _check_fetch_site(self, headers: Headers) -> None:
+        # An <img> of another page sends no Origin, yet its browser tells.
+        sites = {site.lower() for site in headers.getlist("sec-fetch-site")}
+        if sites - OWN_SITES and not self._any_origin:
+            raise _forbidden_page("Another page")
+
+    def _check_body(self, scope: Scope, headers: Headers) -> None:
+        if scope["type"] != "http":
+            return
+        length = _content_length(headers)
+        if length > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+        has_body = length > 0 or "transfer-encoding" in headers
+        if has_body or scope["method"] in METHODS_WITH_BODY:
+            _check_encoding(headers)
+        if has_body:
+            _check_content_type(headers)
+
+
+class _Stamped:
+    """`send`, with the gate's headers on every answer."""
+
+    def __init__(self, send: Send, stamp: dict[str, str]) -> None:
+        self._send = send
+        self._stamp = stamp
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] in RESPONSE_STARTS:
+            self.started = True
+            headers = MutableHeaders(raw=list(message.get("headers", ())))
+            for name, value in self._stamp.items():
+                if name == "vary":
+                    headers.add_vary_header(value)
+                else:
+                    headers[name] = value
+            message = {**message, "headers": headers.raw}
+        await self._send(message)
+
+
+def _counted(receive: Receive, limit: int) -> Receive:
+    """`receive`, until the body is over the limit: its length may not have been announced."""
+    seen = 0
+
+    async def receive_counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise _too_large(limit)
+        return message
+
+    return receive_counted
+
+
+def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
+    """A dependency for routers that want one of these keys; with no keys it lets everyone in.
+
+    It leaves two strings in the connection's state. `owner` tells keys apart and reveals none of
+    them. `client` is who takes turns with others: the owner, or without keys the peer's address.
+    """
+    wanted = [_digest(key.encode()) for key in keys]
+
+    async def check_key(connection: HTTPConnection) -> None:
+        connection.state.owner = ""
+        connection.state.client = _peer(connection.scope)
+        if not wanted:
+            return
+        given = _credentials(connection.headers)
+        if not given:
+            raise Unauthorized("This server wants a key: `Authorization: Bearer KEY`.")
+        # Every key is compared, and as a digest: the time taken tells neither how much of a key is
+        # right nor how long it is.
+        matches = [
+            key for one in map(_digest, given) for key in wanted if hmac.compare_digest(one, key)
+        ]
+        if not matches:
+            raise Unauthorized("This key is not one of the server's `server.api_keys`.")
+        connection.state.owner = connection.state.client = matches[0].hex()
+
+    return check_key
+
+
+def _peer(scope: Scope) -> str:
+    peer = scope.get("client")
+    return source_of(peer[0]) if peer else ""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _credentials(headers: Headers) -> list[bytes]:
+    """As bytes, since compare_digest takes no text beyond ASCII."""
+    bearers = [value.split(None, 1) for value in headers.getlist("authorization")]
+    given = [pair[1] for pair in bearers if len(pair) == 2 and pair[0].lower() == "bearer"]
+    given += headers.getlist("x-api-key")
+    return [key.strip().encode("latin-1") for key in given if key.strip()]
+
+
+def _request_id(headers: Headers) -> str:
+    sent = headers.getlist("x-request-id")
+    if len(sent) == 1 and REQUEST_ID.fullmatch(sent[0]):
+        return sent[0]
+    return f"req_{uuid.uuid4().hex}"
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a Host header, lower case, without its port; None when it is malformed."""
+    match = HOST.fullmatch(host)
+    if match is None:
+        return None
+    name = match[1].lower()
+    if not name.startswith("["):
+        return name
+    address = _address(name[1:-1])
+    return str(address) if isinstance(address, ipaddress.IPv6Address) else None
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    # Strict: no octal, hexadecimal or shortened forms, which others read differently.
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_loopback(name: str) -> bool:
+    address = _address(name)
+    if address is None:
+        return name == "localhost"
+    return any(address in network for network in LOOPBACK)
+
+
+def _configured_name(host: str) -> str | None:
+    """As `_host_name`; an owner may leave out the brackets of an IPv6 address."""
+    address = _address(host.strip("[]"))
+    return str(address) if address else _host_name(host)
+
+
+def _allowed_host(host: str) -> str:
+    name = _configured_name(host)
+    if name is None:
+        raise SettingsError(f"server.allowed_hosts: {quoted(host)} is no host name.")
+    return name
+
+
+def _allowed_origin(origin: str) -> str:
+    """As a browser writes it: lower case, no path, no default port."""
+    match = ORIGIN.fullmatch(origin.lower().removesuffix("/"))
+    if match is None:
+        raise SettingsError(
+            f"server.allowed_origins: {quoted(origin)} is not like `https://example.com`."
+        )
+    scheme, host, port = match.groups()
+    if port is None or DEFAULT_PORTS.get(scheme) == port:
+        return f"{scheme}://{host}"
+    return f"{scheme}://{host}:{port}"
+
+
+def _own_origin(scope: Scope, headers: Headers) -> str:
+    scheme = scope.get("scheme", "http").replace("ws", "http")
+    return f"{scheme}://{headers['host']}".lower()
+
+
+def _forbidden_page(who: str) -> Forbidden:
+    return Forbidden(f"{who} may not call this server; `server.allowed_origins` says who may.")
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    return scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
+
+
+def _preflight(headers: Headers) -> Response:
+    wanted = headers.get("access-control-request-headers", "").split(",")
+    allowed = [name.strip() for name in wanted if TOKEN.fullmatch(name.strip())]
+    answer = {
+        "access-control-allow-methods": METHODS,
+        "access-control-allow-headers": ", ".join(allowed),
+        "access-control-max-age": PREFLIGHT_SECONDS,
+    }
+    return Response(status_code=204, headers=answer)
+
+
+def _content_length(headers: Headers) -> int:
+    sent = headers.getlist("content-length") or ["0"]
+    if len(sent) > 1 or not LENGTH.fullmatch(sent[0]):
+        raise BadRequest("Content-Length must be one whole number.")
+    return int(sent[0])
+
+
+def _check_encoding(headers: Headers) -> None:
+    encodings = ",".join(headers.getlist("content-encoding")).split(",")
+    if any(encoding.strip().lower() not in {"", "identity"} for encoding in encodings):
+        raise UnsupportedMediaType("The body must not be compressed (no Content-Encoding).")
+
+
+def _check_content_type(headers: Headers) -> None:
+    sent = headers.getlist("content-type")
+    if len(sent) != 1 or not _is_utf8_json(sent[0]):
+        raise UnsupportedMediaType("The Content-Type must be application/json, in UTF-8.")
+
+
+def _is_utf8_json(content_type: str) -> bool:
+    media, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    pairs = [parameter.partition("=") for parameter in parameters]
+    charsets = {value.strip(' "') for name, _, value in pairs if name.strip() == "charset"}
+    return media == "application/json" and charsets <= {"utf-8", "utf8"}
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"The body is over {limit} bytes, which is `server.max_body_bytes`.")
+
+
+async def _refuse(error: ServerError, scope: Scope, receive: Receive, send: Send) -> None:
+    can_answer = "websocket.http.response" in (scope.get("extensions") or {})
+    if scope["type"] == "websocket" and not can_answer:
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+        return
+    await error_response(error)(scope, receive, send)

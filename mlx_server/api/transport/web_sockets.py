@@ -1,0 +1,326 @@
+"""uvicorn's WebSockets, with limits on what clients may let wait, and with its ways mended."""
+
+import asyncio
+import select
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, TypeVar
+
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from mlx_server import limits
+from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.slow_clients import Unread
+from mlx_server.errors import Overloaded
+from mlx_server.request_threads import in_thread
+from mlx_server.system import descriptors
+
+T = TypeVar("T")
+
+CLOSE_SECONDS = 0.5
+"""For the last of what was said to leave, once the server wants to go."""
+CLOSING_SECONDS = 2.0
+"""For the client's answer to a close."""
+
+PEER_SECONDS = 1.0
+"""Between looks whether a client is still there, while nothing of it is read."""
+HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+"""Linux has a flag of its own for a client that has closed only its side; macOS means it by HUP."""
+
+POLICY_VIOLATION = 1008
+
+
+class OpenSockets:
+    """How many WebSockets there are: of each client, and in total."""
+
+    def __init__(self) -> None:
+        self._of: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, client: str) -> Iterator[None]:
+        """client: its key, or else its address."""
+        most = most_sockets()
+        most_of_one = min(limits.SOCKETS_PER_CLIENT.value, (most + 1) // 2)
+        if self._of.total() >= most:
+            raise Overloaded(
+                f"There are {most} WebSockets already, which is the most. Try again later, or send "
+                "requests over HTTP.",
+                code="too_many_websockets",
+            )
+        if self._of[client] >= most_of_one:
+            raise Overloaded(
+                f"You have {most_of_one} WebSockets open already, which is the most for one "
+                "client. Close one of them, or send requests over HTTP.",
+                code="too_many_websockets",
+            )
+        self._of[client] += 1
+        try:
+            yield
+        finally:
+            self._of[client] -= 1
+            self._of += Counter()  # forgets who has none
+
+
+def most_sockets() -> int:
+    """A part of the process's descriptors: the rest is for requests, files and models."""
+    return max(1, min(limits.SOCKETS.value, descriptors.available() // 4))
+
+
+class ReceivedMessage:
+    """A whole message of a client's, in bytes: as text it can take four times the memory."""
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        is_text: bool,
+        on_release: Callable[[], None] = lambda: None,
+        on_finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.data = data
+        self.is_text = is_text
+        self._on_release, self._on_finish = on_release, on_finish
+        self._reading: asyncio.Future[Any] | None = None
+
+    async def read(self, work: Callable[[bytes], T]) -> T:
+        """In a thread, which goes on when the client has left, as do the bytes that it reads."""
+        reading = self._reading = asyncio.ensure_future(in_thread(work, self.data))
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            if reading.done():
+                self._reading = None  # it has the result
+
+    def release(self) -> None:
+        """Its bytes are not needed any more."""
+        if self._reading:
+            self._reading.add_done_callback(lambda _: self._release_later())
+            return
+        self.data = b""
+        release, self._on_release = self._on_release, lambda: None
+        release()
+
+    def _release_later(self) -> None:
+        self._reading = None
+        self.release()
+
+    def finish(self) -> None:
+        """It is answered."""
+        self.release()
+        finish, self._on_finish = self._on_finish, lambda: None
+        finish()
+
+
+class WebSockets(Unread, WebSocketsSansIOProtocol):
+    """Reads on as long as what waits is small. A large message takes its room from a budget that
+    all connections share, and none is read while another one is answered.
+    """
+
+    receive_seconds: ClassVar[float] = 30.0
+    """For one message, from its first byte; not counted while it is not read."""
+    budget: ClassVar[Budget] = Budget(limits.FRAME_BYTES.value)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.close_timeout = CLOSING_SECONDS
+        self._message = bytearray()
+        """The fragments so far, as one: each alone would take many times its size."""
+        self._waiting_bytes = 0
+        """Of whole messages that took nothing from the budget."""
+        self._unanswered = 0
+        self._reserved = 0
+        """From the budget, for the message that is arriving."""
+        self._reserving: asyncio.Future[None] | None = None
+        self._arrival: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._reserving:
+            self._reserving.cancel()
+        self._give_back(self._reserved)
+        self._reserved = 0
+        # at once, not when the garbage collector comes upon the connection
+        self.conn.reader.buffer = bytearray()
+        self._message = bytearray()
+        self._arrived()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        return await self.queue.get()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "websocket.close" and not await self._is_read():
+            # a close frame would wait behind what nobody reads, and keep all that
+            self.transport.abort()
+            return
+        await super().send(message)
+        # a refusal completes it as well; else uvicorn logs that there was no answer
+        self.handshake_complete = self.handshake_complete or self.close_sent
+        if message["type"] == "websocket.accept":
+            self.handle_events()  # of what came with the handshake
+            self._look()
+
+    def handle_text(self, event: Frame) -> None:
+        self.curr_msg_data_type = "text"
+        self.handle_cont(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self.curr_msg_data_type = "bytes"
+        self.handle_cont(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        data, event.data = event.data, b""  # the parser keeps the event until the next one
+        if not event.fin or self._message:
+            self._message += data
+        if event.fin:
+            whole = bytes(self._message or data)
+            self._message = bytearray()
+            self._hand_on(whole)
+
+    def handle_ping(self) -> None:
+        """A client that does not read gets no pongs: they would pile up."""
+        pong = self.conn.data_to_send()
+        if self.writable.is_set():
+            self.transport.write(b"".join(pong))
+
+    def keepalive_timeout(self) -> None:
+        """A pong can't be seen while nothing is read."""
+        if self.read_paused:
+            self.pong_timer = None
+            self.schedule_ping()
+        else:
+            super().keepalive_timeout()
+
+    def _hand_on(self, data: bytes) -> None:
+        reserved, self._reserved = self._reserved, 0
+        self._arrived()
+        if self.close_sent:
+            self._give_back(reserved)
+            return
+        if self._unanswered > limits.SOCKET_FRAMES.value:
+            self._give_back(reserved)
+            self._fail("too many messages wait")
+            return
+        self._give_back(reserved - len(data) if reserved else 0)
+        taken = len(data) if reserved else 0
+        self._unanswered += 1
+        self._waiting_bytes += len(data) - taken
+        message = ReceivedMessage(
+            data,
+            is_text=self.curr_msg_data_type == "text",
+            on_release=lambda: self._release(len(data), taken),
+            on_finish=self._finish,
+        )
+        event: Any = {"type": "websocket.receive", "message": message}
+        self.queue.put_nowait(event)
+
+    def _release(self, size: int, taken: int) -> None:
+        self._give_back(taken)
+        self._waiting_bytes -= size - taken
+        self._look()
+
+    def _finish(self) -> None:
+        self._unanswered -= 1
+        self._look()
+
+    def _give_back(self, size: int) -> None:
+        if size:
+            self.budget.give_back(size)
+
+    def _look(self) -> None:
+        """Whether to read on."""
+        arriving = len(self.conn.reader.buffer) + len(self._message)
+        if self.close_sent or self.disconnected or self.transport.is_closing():
+            self._arrived()
+            if arriving > limits.SOCKET_BYTES.value:  # it does not answer the close
+                self.transport.abort()
+            return
+        is_much = self._waiting_bytes + arriving > limits.SOCKET_BYTES.value
+        if is_much and not self._reserved:
+            self._pause()
+            if arriving and self.handshake_complete and not self._unanswered:
+                self._reserve()
+        else:
+            self._go_on()
+        if arriving and not self.read_paused:
+            self._await_arrival()
+        else:
+            self._arrived()
+
+    def _reserve(self) -> None:
+        if self._reserving is None:
+            size = self.config.ws_max_size
+            self._reserving = self.budget.reserve(size)
+            self._reserving.add_done_callback(lambda found: self._reserved_now(found, size))
+
+    def _reserved_now(self, found: asyncio.Future[None], size: int) -> None:
+        self._reserving = None
+        if found.cancelled():
+            return
+        if self.disconnected:
+            self._give_back(size)
+            return
+        self._reserved = size
+        self._look()
+
+    def _pause(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+            self.loop.call_later(PEER_SECONDS, self._check_peer)
+
+    def _check_peer(self) -> None:
+        """A transport that does not read does not see that the client has left."""
+        if not self.read_paused or self.transport.is_closing():
+            return
+        if has_hung_up(self.transport.get_extra_info("socket").fileno()):
+            self.transport.abort()
+        else:
+            self.loop.call_later(PEER_SECONDS, self._check_peer)
+
+    def _go_on(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def _await_arrival(self) -> None:
+        if self._arrival is None:
+            self._arrival = self.loop.call_later(
+                self.receive_seconds, self._fail, "a message took too long to arrive"
+            )
+
+    def _arrived(self) -> None:
+        if self._arrival:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _fail(self, why: str) -> None:
+        if not self.handshake_complete:
+            self.transport.close()
+            return
+        self.conn.fail(POLICY_VIOLATION, why)
+        self.handle_parser_exception()
+
+    async def _is_read(self) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.writable.wait()
+        return self.writable.is_set()
+
+
+def has_hung_up(descriptor: int) -> bool:
+    peer = select.poll()
+    peer.register(descriptor, HUNG_UP)
+    return bool(peer.poll(0))
+
+
+def web_sockets(receive_seconds: float, max_bytes: int) -> type[WebSockets]:
+    """max_bytes: of one message."""
+    budget = Budget(max(limits.FRAME_BYTES.value, max_bytes))
+    return type("WebSockets", (WebSockets,), {"receive_seconds": receive_seconds, "budget": budget})

@@ -1,0 +1,107 @@
+"""Tokenizers from ranked tokens of bytes, as tiktoken has them: gpt-oss's and Kimi's."""
+
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from mlx_server.checkpoints.token_text import byte_letters
+from mlx_server.errors import ModelUnusable
+
+KIMI_CLASS = "TikTokenTokenizer"
+KIMI_RESERVED = 256
+"""Ids of special tokens, behind those of the vocabulary."""
+
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+KIMI_PIECES = "|".join(
+    (
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+"""No token of Kimi's spans two of these pieces of a text."""
+
+
+def byte_level_tokenizer(
+    ranks: Mapping[bytes, int], pieces: str, special: Iterable[AddedToken]
+) -> tokenizers.Tokenizer:
+    """special: of the ids behind the last rank, one after the other."""
+    letters = {byte: letter for letter, byte in byte_letters().items()}
+    names = {rank: "".join(map(letters.__getitem__, token)) for token, rank in ranks.items()}
+    merges = [
+        (names[a], names[b])
+        for token in sorted(ranks, key=lambda token: ranks[token])
+        for a, b in _halves(token, ranks)
+    ]
+    vocabulary = {name: rank for rank, name in names.items()}
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [split_into(pieces), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens(list(special))
+    return made
+
+
+def split_into(pieces: str) -> pre_tokenizers.Split:
+    return pre_tokenizers.Split(tokenizers.Regex(pieces), "isolated")
+
+
+def kimi_tokenizer(file: Path, tokenizer_config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Of a tiktoken.model, without the code that comes with it. Raises ModelUnusable."""
+    if tokenizer_config.get("tokenizer_class") != KIMI_CLASS:
+        raise ModelUnusable(
+            f"{file.name} is all that there is of this model's tokenizer, and only Kimi's can be "
+            "read from it. Use a checkpoint with a tokenizer.json."
+        )
+    ranks = _ranks(file)
+    return byte_level_tokenizer(ranks, KIMI_PIECES, _special(len(ranks), tokenizer_config))
+
+
+def _ranks(file: Path) -> dict[bytes, int]:
+    """A line for each token: its bytes in base64, and its rank."""
+    try:
+        lines = [line.split() for line in file.read_bytes().splitlines() if line]
+        ranks = {b64decode(token, validate=True): int(rank) for token, rank in lines}
+    except ValueError as error:
+        raise ModelUnusable(
+            f"{file.name} is damaged ({error}). Download the model again."
+        ) from None
+    if sorted(ranks.values()) != list(range(len(lines))):
+        raise ModelUnusable(
+            f"{file.name} is damaged: its ranks leave gaps. Download the model again."
+        )
+    return ranks
+
+
+def _special(first: int, tokenizer_config: Mapping[str, Any]) -> list[AddedToken]:
+    listed = tokenizer_config.get("added_tokens_decoder")
+    listed = listed if isinstance(listed, dict) else {}
+    return [
+        _added(listed.get(str(id)), f"<|reserved_token_{id}|>")
+        for id in range(first, first + KIMI_RESERVED)
+    ]
+
+
+def _added(entry: Any, name: str) -> AddedToken:
+    content = entry.get("content") if isinstance(entry, dict) else None
+    if not isinstance(content, str) or not content:
+        return AddedToken(name, special=True, normalized=False)
+    return AddedToken(content, special=bool(entry.get("special", True)), normalized=False)
+
+
+def _halves(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[int, int]]:
+    """The ranks of every two tokens that make this one."""
+    cuts = ((ranks.get(token[:at]), ranks.get(token[at:])) for at in range(1, len(token)))
+    return sorted((a, b) for a, b in cuts if a is not None and b is not None)

@@ -1,0 +1,200 @@
+"""What a checkpoint folder says of its model, weights aside."""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+from mlx_server.checkpoints.architectures import CONTEXT, default_context, texts
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.errors import ModelUnusable, told
+from mlx_server.requests import SamplingChoices
+from mlx_server.templates.chat_template import ChatTemplate
+
+log = logging.getLogger("mlx_server.families")
+
+FALLBACK_CONTEXT = 131_072
+"""Of a model that nobody knows the context of. Too high, an answer gets worse where the model's own
+context ends; too low, honest prompts would be refused."""
+
+MOST_STRETCHED = 1024
+"""Times; a larger factor of a rope is a damaged file's."""
+
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of chat templates, where a checkpoint has several."""
+
+SENSIBLE: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value <= 2,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: 0 <= value <= 1_000_000 and value == int(value),
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0 < value <= 10,
+}
+"""What generation_config.json may recommend: the same that a request may ask for."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    config: dict[str, Any]
+    model_type: str
+    context_length: int
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    tokens: dict[str, str]
+    """bos_token, eos_token and the like, as templates spell them."""
+    end_tokens: frozenset[int]
+    """The ids that config.json, generation_config.json and the tokenizer call the end."""
+    sampling: SamplingChoices
+    """The publisher's recommendation."""
+    tool_template: ChatTemplate | None = None
+    """In place of the other where tools are offered; only older checkpoints have one."""
+
+    @property
+    def template_source(self) -> str:
+        """All of it, for what it shows."""
+        return "".join(t.source for t in (self.template, self.tool_template) if t)
+
+
+def read_checkpoint(
+    path: Path, chat_template: str | None = None, tokenizer_json: Path | None = None
+) -> Checkpoint:
+    """chat_template: the owner's own, in place of the checkpoint's; tokenizer_json likewise."""
+    config = read_json(path / "config.json")
+    generation = read_json(path / "generation_config.json", optional=True)
+    tokenizer_config = read_json(path / "tokenizer_config.json", optional=True)
+    tokenizer = Tokenizer(_existing(tokenizer_json or path / "tokenizer.json"))
+    tokens = _token_names(tokenizer_config)
+    own = {DEFAULT: chat_template} if chat_template else _chat_templates(path, tokenizer_config)
+    templates = {name: ChatTemplate(own[name]) for name in (DEFAULT, WITH_TOOLS) if name in own}
+    model_type = config.get("model_type")
+    return Checkpoint(
+        path=path,
+        config=config,
+        model_type=model_type if isinstance(model_type, str) else "",
+        context_length=_context_length(config),
+        tokenizer=tokenizer,
+        template=templates.get(DEFAULT),
+        tool_template=templates.get(WITH_TOOLS),
+        tokens=tokens,
+        end_tokens=_end_tokens((config, generation), tokens, tokenizer),
+        sampling=_sampling(generation),
+    )
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.exists():
+        return {}
+    try:
+        found = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelUnusable(f"{path.name} is not valid JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise ModelUnusable(f"{path.name} should hold an object.")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return _existing(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelUnusable(f"{path.name} can't be read: {told(error)}.") from None
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ModelUnusable(
+            f"{path.name} is missing from the model's folder {path.parent.name!r}. "
+            "Download the model again, or convert it with `mlx_lm.convert`."
+        )
+    return path
+
+
+def _token_names(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """A token is written as a string or as an object with its `content`."""
+    named = {k: v for k, v in tokenizer_config.items() if k.endswith("_token")}
+    spelled = {k: v.get("content") if isinstance(v, dict) else v for k, v in named.items()}
+    return {k: v for k, v in spelled.items() if isinstance(v, str)}
+
+
+def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """By name; most checkpoints have one, the default."""
+    if (file := path / "chat_template.jinja").is_file():
+        return {DEFAULT: _text(file)}
+    found = tokenizer_config.get("chat_template")
+    named = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
+    pairs = ((t.get("name"), t.get("template")) for t in named if isinstance(t, dict))
+    return {
+        name: text
+        for name, text in pairs
+        if isinstance(name, str) and isinstance(text, str) and text
+    }
+
+
+def _context_length(config: dict[str, Any]) -> int:
+    """What config.json says, or else what its reader takes for it, or else much."""
+    own = [found for part in texts(config) for found in _contexts(part)]
+    if own:
+        return own[0]
+    found, source = default_context(config), "the default of its architecture"
+    if found is None:
+        found, source = FALLBACK_CONTEXT, "a guess"
+    log.warning(
+        "config.json does not say how many tokens the model takes: %d, %s. If it takes fewer or "
+        "more, set `context_length` in models.yaml.",
+        found,
+        source,
+    )
+    return found
+
+
+def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
+    stretched = max(map(_stretched, (config.get("rope_scaling"), config.get("rope_parameters"))))
+    for name in CONTEXT:
+        found = config.get(name)
+        if _is_count(found) and found > 0:
+            yield max(found, stretched)
+    if stretched:
+        yield stretched
+
+
+def _stretched(rope: Any) -> int:
+    """YaRN is turned on by hand, beside the length that the model was trained with."""
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return 0
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if not _is_count(original) or not isinstance(factor, int | float):
+        return 0
+    return int(original * factor) if 1 <= factor <= MOST_STRETCHED else 0
+
+
+def _end_tokens(
+    configs: Iterable[dict[str, Any]], tokens: dict[str, str], tokenizer: Tokenizer
+) -> frozenset[int]:
+    named = [tokenizer.id_of(tokens["eos_token"])] if "eos_token" in tokens else []
+    ids = (config.get("eos_token_id") for config in configs)
+    listed = [id for found in ids for id in (found if isinstance(found, list) else [found])]
+    return frozenset(token for token in [*named, *listed] if _is_count(token))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _sampling(generation: dict[str, Any]) -> SamplingChoices:
+    given = {name: v for name in SENSIBLE if (v := generation.get(name)) is not None}
+    found = {name: value for name, value in given.items() if _is_sensible(name, value)}
+    for name in given.keys() - found.keys():
+        log.warning("generation_config.json: %s can't be %.50r; ignored", name, given[name])
+    if "top_k" in found:
+        found["top_k"] = int(found["top_k"])
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return cast(SamplingChoices, found)
+
+
+def _is_sensible(name: str, value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and SENSIBLE[name](cast(float, value))

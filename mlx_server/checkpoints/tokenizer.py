@@ -1,0 +1,385 @@
+"""Text to token ids and back, from the checkpoint's own tokenizer.json."""
+
+import json
+import re
+from array import array
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import tokenizers
+
+from mlx_server import limits
+from mlx_server.checkpoints.control_pattern import pattern_of
+from mlx_server.checkpoints.token_text import byte_letters, is_control
+from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, told
+from mlx_server.request_threads import check_wanted
+
+Ids: TypeAlias = "array[int]"
+"""Of a prompt that may turn out to be too long: a list takes ten times as much."""
+
+WINDOW = 1 << 16
+"""Characters of a long text that are searched, or tokenised, at once."""
+
+FEW = 16
+"""Tokens more that a cut can make of a text, with some slack."""
+
+AROUND = 512
+"""Characters on both sides of a place that show whether tokens end there."""
+
+PROBE = "Hello, 123 wörld!\n"
+
+
+class Tokenizer:
+    def __init__(self, path: Path) -> None:
+        with _its_fault(path.name):
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            _check_growth(self._tokenizer)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        _keep_nothing(self._tokenizer)
+        self._control_with: dict[str, re.Pattern[str] | None] = {}
+        self.decode(self.encode(PROBE))
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Special tokens spelled in the text become special tokens: for text that a template or
+        the owner wrote. Rendering keeps everybody else's text apart
+        (prompts/control_token_guard.py)."""
+        # in a batch of one, since `encode` keeps all other threads waiting
+        with _its_fault("tokenizer.json"):
+            (found,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        ids: list[int] = found.ids
+        return ids
+
+    def encode_prompt(self, text: str, most: int) -> list[int]:
+        """As `encode` with special tokens added. Raises ContextTooLong as soon as it is known."""
+        if len(text) <= 2 * WINDOW:
+            return self.encode(text, add_special_tokens=True)
+        plain, added = self.encode(PROBE), self.encode(PROBE, add_special_tokens=True)
+        starts = (i for i in range(len(added)) if added[i : i + len(plain)] == plain)
+        begin = next(starts, 0)
+        found = self._encoded(text, most, self.encode)
+        return [*added[:begin], *found, *added[begin + len(plain) :]]
+
+    def encode_within(self, text: str, most: int | None, before: int = 0) -> Ids:
+        """As `encode_as_spelled`, after so many tokens `before`. Raises ContextTooLong as soon as
+        there are more than `most` of them."""
+        return self._encoded(text, most, self.encode_as_spelled, before)
+
+    def _encoded(
+        self,
+        text: str,
+        most: int | None,
+        encode: Callable[[str], list[int]],
+        before: int = 0,
+    ) -> Ids:
+        found = array("I")
+        for piece in self._pieces(text, most):
+            check_wanted()
+            found.extend(encode(piece))
+            if most is not None and before + len(found) > most:
+                raise _too_long(before + len(found))
+        return found
+
+    def _pieces(self, text: str, most: int | None) -> Iterator[str]:
+        """Tokenising takes a hundred times the memory of a text, so a long one is cut where that
+        changes no token."""
+        at = 0
+        while len(text) - at > 2 * WINDOW:
+            cut = next(filter(partial(self._ends_tokens, text), _places(text, at + WINDOW)), None)
+            if cut is None:
+                self._check_rest(text, at, most)
+                break
+            yield text[at:cut]
+            at = cut
+        yield text[at:]
+
+    def _ends_tokens(self, text: str, cut: int) -> bool:
+        before, behind = text[cut - AROUND : cut], text[cut : cut + AROUND]
+        return self.encode(before + behind) == self.encode(before) + self.encode(behind)
+
+    def _check_rest(self, text: str, at: int, most: int | None) -> None:
+        """About: each cut makes a few tokens more at most."""
+        found = 0
+        for begin in range(at, len(text), WINDOW):
+            check_wanted()
+            found += max(0, len(self.encode(text[begin : begin + WINDOW])) - FEW)
+            if most is not None and found > most:
+                raise _too_long(found)
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: a text has at least its length by this of them."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+
+    def encode_as_spelled(self, text: str) -> list[int]:
+        """Control tokens only where they are spelled exactly.
+
+        A normalizer makes them of other characters as well: those are then taken one by one.
+        """
+        with _its_fault("tokenizer.json"):
+            (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        control = self.control_tokens
+        made = [
+            (a, b)
+            for token, (a, b) in zip(found.ids, found.offsets, strict=True)
+            if token in control
+            and token not in self._unknown
+            and text[a:b].strip() != control[token].strip()
+        ]
+        if not made:
+            ids: list[int] = found.ids
+            return ids
+        if len(text) == 1:
+            return self.as_text(text)
+        cuts = sorted({0, len(text), *(place for a, b in made for place in range(a, b + 1))})
+        return [id for a, b in pairwise(cuts) for id in self.encode_as_spelled(text[a:b])]
+
+    def as_text(self, character: str) -> list[int]:
+        """A control token of one character can't be cut: what the model itself makes of it, which
+        may be nothing."""
+        ids = self.encode(character)
+        if self.control_tokens.keys().isdisjoint(ids):
+            return ids
+        whole = self._tokenizer
+        with _its_fault("tokenizer.json"):
+            text = whole.normalizer.normalize_str(character) if whole.normalizer else character
+            split = whole.pre_tokenizer
+            words = [word for word, _ in split.pre_tokenize_str(text)] if split else [text]
+            ids = [token.id for word in words for token in whole.model.tokenize(word)]
+        return [id for id in ids if id not in self.control_tokens]
+
+    @cached_property
+    def _unknown(self) -> frozenset[int]:
+        """What the model makes of a character that no vocabulary has."""
+        return frozenset(self.encode("\ufdd0"))
+
+    def decode(self, ids: list[int]) -> str:
+        with _its_fault("tokenizer.json"):
+            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def raw(self, ids: list[int]) -> str:
+        """Special tokens included: what a replay model plays."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def spelling(self, token: int) -> str:
+        """The token as text of its own, special tokens included."""
+        # Behind itself, since some decoders drop the space of a text's first token.
+        once, twice = (
+            self._tokenizer.decode([token] * times, skip_special_tokens=False) for times in (1, 2)
+        )
+        return str(twice[len(once) :])
+
+    def bytes_of(self, token: int, *, first: bool = False) -> bytes:
+        """The token's own bytes, also where they are only a part of a character.
+
+        first: as the beginning of a text, where some tokenizers drop a space.
+        """
+        text = self.decode([token]) if first else self.spelling(token)
+        if "�" not in text:
+            return text.encode()
+        raw = self._tokenizer.id_to_token(token) or ""
+        if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", raw):
+            return bytes.fromhex(byte[1])
+        found = self.byte_level(token)
+        return text.encode() if found is None else found
+
+    def byte_level(self, token: int) -> bytes | None:
+        """The bytes of a token that is written in a byte-level vocabulary's letters."""
+        letters = byte_letters()
+        try:
+            return bytes(letters[c] for c in self._tokenizer.id_to_token(token) or "")
+        except KeyError:
+            return None
+
+    def is_silent(self, token: int) -> bool:
+        """Special tokens have no text, nor have ids that only the model's output head knows."""
+        return token in self._special or self._tokenizer.id_to_token(token) is None
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if token.special)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def control_tokens(self) -> dict[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {
+            id: token.content
+            for id, token in added.items()
+            if is_control(token.content, token.special)
+        }
+
+    @cached_property
+    def control(self) -> re.Pattern[str] | None:
+        """Finds where a control token is spelled, overlapping ones too; see `pattern_of`."""
+        return pattern_of(self.control_tokens.values())
+
+    def control_with(self, between: str) -> re.Pattern[str] | None:
+        """The same, where `between` may stand behind each character."""
+        if between not in self._control_with:
+            self._control_with[between] = pattern_of(self.control_tokens.values(), between)
+        return self._control_with[between]
+
+    @cached_property
+    def longest_control(self) -> int:
+        return max(map(len, self.control_tokens.values()), default=0)
+
+    def spelled(self, text: str) -> Iterator[tuple[int, int]]:
+        """Beginning and end of every control token that the text spells."""
+        for match in self.control.finditer(text) if self.control else ():
+            yield match.span(1)
+
+    def marked(self, text: str) -> bytes:
+        """The text with every control token that it spells as the byte 255 and its id."""
+        ids = {spelling: id for id, spelling in self.control_tokens.items()}
+        parts, at = [], 0
+        for start, end in self.spelled(text):
+            if start >= at:
+                parts += [text[at:start].encode(), b"\xff[%d]" % ids[text[start:end]]]
+                at = end
+        return b"".join([*parts, text[at:].encode()])
+
+    def with_marks(self, text: str, mark: str) -> str:
+        """With a mark behind each character with which it could be a part of a control token."""
+        has_core = self._cores and _letters_are_among(text, self._cores)
+        if self._wordy:
+            text = _marked(text, self._wordy, mark, self.longest_control)
+        for edge in self._edges:
+            if edge in text:
+                text = text.replace(edge, edge + mark)
+        # the template may write the edges around it
+        return f"{text[0]}{mark}{text[1:]}" if has_core else text
+
+    @cached_property
+    def _edges(self) -> tuple[str, ...]:
+        """The signs that a control token begins or ends with."""
+        found = {edge for token in self.control_tokens.values() for edge in (token[0], token[-1])}
+        return tuple(edge for edge in sorted(found) if _is_sign(edge))
+
+    @cached_property
+    def _wordy(self) -> re.Pattern[str] | None:
+        """The first characters of those that begin with none."""
+        tokens = [token for token in self.control_tokens.values() if not _is_sign(token[0])]
+        spelled = pattern_of(tokens)
+        return spelled and re.compile(f"{spelled.pattern}.", re.DOTALL)
+
+    @cached_property
+    def _cores(self) -> frozenset[str]:
+        return frozenset(map(_letters, self.control_tokens.values())) - {""}
+
+    def detokenizer(self) -> "Detokenizer":
+        return Detokenizer(self)
+
+
+class Detokenizer:
+    """Token ids to text, one at a time; keeps back the bytes of an unfinished character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._characters = getincrementaldecoder("utf-8")("replace")
+        self._begun = False
+
+    def feed(self, token: int) -> str:
+        if self._tokenizer.is_silent(token):
+            return ""
+        own = self._tokenizer.bytes_of(token, first=not self._begun)
+        self._begun = True
+        return self._characters.decode(own)
+
+    def finish(self) -> str:
+        """What is left of an answer that ended inside a character."""
+        return self._characters.decode(b"", final=True)
+
+
+def _places(text: str, near: int) -> Iterator[int]:
+    """Where it could be cut, from the likeliest on."""
+    for between in ("\n", " "):
+        if (place := text.rfind(between, near - WINDOW // 4, near)) > 0:
+            yield place + (between == "\n")
+    yield from range(near - 1, near - 33, -1)
+
+
+def _too_long(tokens: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"The prompt has {tokens} tokens or more, which the model's context can't hold. Shorten it."
+    )
+
+
+@contextmanager
+def _its_fault(file: str) -> Iterator[None]:
+    try:
+        yield
+    except (ServerError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # nothing narrower, and the library's panics are no Exception
+        raise ModelUnusable(
+            f"{file} of this model can't be read or used: {told(error)}. Download the model again."
+        ) from None
+
+
+def _keep_nothing(tokenizer: tokenizers.Tokenizer) -> None:
+    """By itself it keeps what it made of ten thousand words, which are clients' and of up to 256
+    letters: megabytes that stay as long as the model, and it is no faster for them."""
+    if resize := getattr(tokenizer.model, "_resize_cache", None):
+        resize(0)
+
+
+def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
+    normalizer = tokenizer.normalizer
+    growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
+    if growth > limits.NORMALIZER_GROWTH.value:
+        raise ValueError("its normalizer makes texts far longer than they are")
+
+
+def _growths(step: Any) -> Iterator[int]:
+    """Of each replacement in a normalizer, whatever holds it."""
+    if isinstance(step, dict):
+        yield max(1, len(str(step.get("content") or "")))
+        step = list(step.values())
+    for inner in step if isinstance(step, list) else ():
+        yield from _growths(inner)
+
+
+def _is_sign(character: str) -> bool:
+    return not character.isalnum() and not character.isspace()
+
+
+def _marked(text: str, first: re.Pattern[str], mark: str, longest: int) -> str:
+    """In windows that end with what the next one begins with, which is cut off again: whether a
+    token begins at a place shows only behind it."""
+    parts, behind = [], rf"\g<0>{mark}"
+    for begin in range(0, len(text), WINDOW):
+        end = begin + WINDOW
+        part = first.sub(behind, text[begin : end + longest])
+        parts.append(part[: len(part) - len(first.sub(behind, text[end : end + longest]))])
+    return "".join(parts)
+
+
+def _letters_are_among(text: str, few: frozenset[str]) -> bool:
+    found, longest = "", max(map(len, few))
+    for begin in range(0, len(text), WINDOW):
+        found += _letters(text[begin : begin + WINDOW])
+        if len(found) > longest:
+            return False
+    return found in few
+
+
+def _letters(text: str) -> str:
+    """The letters and digits that are left however a template edits the text around them."""
+    return re.sub(r"[\W_]+", "", text.casefold())

@@ -1,0 +1,21 @@
+"""`mlx-server serve --discover`: the checkpoints on this machine, served next to what is listed."""
+
+import sys
+
+from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.pool.memory_budget import budget_of
+from mlx_server.sources.local import local_models
+
+
+def with_local_models(settings: Settings) -> Settings:
+    """What models.yaml or the command line lists keeps its names and its settings."""
+    budget = budget_of(settings.server.memory_budget, None).nbytes
+    listed = settings.models
+    taken = {*listed, *(alias for model in listed.values() for alias in model.aliases)}
+    taken |= {model.source for model in listed.values()}
+    found = {
+        model.id: ModelSettings(source=model.source)
+        for model in local_models(upcast=sys.platform != "darwin")
+        if not model.problem and model.nbytes <= budget and not {model.id, model.source} & taken
+    }
+    return settings.model_copy(update={"models": {**listed, **found}})

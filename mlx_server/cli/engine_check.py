@@ -1,0 +1,39 @@
+"""Does the engine start on this machine, and does a model load? For `mlx-server doctor`."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from mlx_server.cli.machine_checks import Check
+from mlx_server.engine.client import EngineClient
+from mlx_server.errors import ServerError, told
+from mlx_server.sources.demo import made_checkpoint
+
+REPORT = "please report it, with all that the doctor says"
+
+
+def try_out() -> Iterator[Check]:
+    """The model is the demo, where it has been made already: a doctor fetches nothing."""
+    return iter(asyncio.run(_tried()))
+
+
+async def _tried() -> list[Check]:
+    engine, began = EngineClient(), time.perf_counter()
+    try:
+        await engine.start()
+        checks = [Check("ok", "engine", f"starts in {time.perf_counter() - began:.1f} s")]
+        return [*checks, await _demo(engine)]
+    except (ServerError, OSError) as error:
+        return [Check("fail", "engine", told(error), REPORT)]
+    finally:
+        await engine.stop()
+
+
+async def _demo(engine: EngineClient) -> Check:
+    if (folder := made_checkpoint()) is None:
+        return Check("ok", "demo", "not made yet: the first `mlx-server serve` without models does")
+    try:
+        loaded = await engine.load("demo", str(folder), lambda done, total: None)
+    except ServerError as error:
+        return Check("fail", "demo", error.message, f"{REPORT}; or delete it from the cache")
+    return Check("ok", "demo", f"loads, {loaded.nbytes / 1e6:.0f} MB")

@@ -1,0 +1,290 @@
+"""Is this machine fit to serve, and if not, what is to be done. Every check is one line.
+
+Together they are what a report of a bug needs, and may be shown: no key is in them.
+"""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlx_server.cli.tables.adapters import rows_of
+from mlx_server.config.models_yaml import check_file, find_file, load_settings
+from mlx_server.config.settings import ServerSettings, Settings
+from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
+from mlx_server.errors import SettingsError
+from mlx_server.pool.memory_budget import budget_of, size
+from mlx_server.sources.cache import cache_dir
+from mlx_server.system import descriptors
+
+Status = Literal["ok", "warn", "fail"]
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+PACKAGES = (
+    *("mlx-local-server", "mlx", "mlx-lm", "llguidance", "openai-harmony", "tokenizers"),
+    *("fastapi", "uvicorn", "mcp"),
+)
+PYTHONS = ((3, 11), (3, 15))
+SCARCE_MEMORY = 2 << 30
+SCARCE_DISK = 5 << 30
+PROBE_SECONDS = 120
+
+# In a child: MLX is never imported outside of the engine's process, and it can crash.
+PROBE = """
+import json
+import mlx.core as mx
+mx.eval(mx.ones(4) + 1)
+info = mx.device_info()
+print(json.dumps({
+    "version": mx.__version__,
+    "gpu": mx.default_device().type == mx.gpu,
+    "name": info.get("device_name"),
+    "working_set": info.get("max_recommended_working_set_size"),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    status: Status
+    name: str
+    found: str
+    fix: str = ""
+
+
+def examine(config: Path | None) -> Iterator[Check]:
+    """Yields as it goes, since MLX takes a while to import."""
+    yield _python()
+    yield _versions()
+    yield _platform()
+    mlx, working_set = _mlx()
+    yield mlx
+    yield _memory(working_set)
+    yield _descriptors(descriptors.within_reach())
+    if sys.platform == "linux":
+        yield _blas()
+    yield from _cache(cache_dir())
+    yield from _settings(config, working_set)
+
+
+def _python() -> Check:
+    found = platform.python_version()
+    oldest, newest = PYTHONS
+    if oldest <= sys.version_info[:2] < newest:
+        return Check("ok", "python", found)
+    return Check("fail", "python", found, "use Python 3.11 to 3.14")
+
+
+def _versions() -> Check:
+    found = {name: _version(name) for name in PACKAGES}
+    text = ", ".join(f"{name} {number or 'is missing'}" for name, number in found.items())
+    if all(found.values()):
+        return Check("ok", "packages", text)
+    return Check("fail", "packages", text, "install mlx-server again")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _platform() -> Check:
+    found = f"{platform.system()} {platform.release()} {platform.machine()}"
+    match sys.platform, platform.machine():
+        case "darwin", "arm64":
+            return Check("ok", "platform", found)
+        case "linux", "x86_64" | "aarch64":
+            return Check("ok", "platform", f"{found}, on the CPU")
+        case _:
+            return Check("fail", "platform", found, "use a Mac with Apple silicon, or Linux")
+
+
+def _mlx() -> tuple[Check, int | None]:
+    """Also Metal's recommended working set, in bytes."""
+    fix = "pip install --force-reinstall " + ("'mlx[cpu]'" if sys.platform == "linux" else "mlx")
+    command = [sys.executable, "-c", PROBE]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
+        facts: dict[str, Any] = json.loads(run.stdout)
+    except subprocess.TimeoutExpired:
+        return Check("fail", "mlx", f"no sign of life for {PROBE_SECONDS} s", fix), None
+    except ValueError:
+        said = run.stderr.strip().splitlines() or [f"ended with status {run.returncode}"]
+        return Check("fail", "mlx", said[-1], fix), None
+    found = f"{facts['version']} on {facts['name']}, {'GPU' if facts['gpu'] else 'CPU'}"
+    if sys.platform == "darwin" and not facts["gpu"]:
+        return Check("warn", "mlx", found, "Metal is off: is this a virtual machine?"), None
+    return Check("ok", "mlx", found), facts["working_set"]
+
+
+def _memory(working_set: int | None) -> Check:
+    memory = psutil.virtual_memory()
+    found = f"{_size(memory.available)} of {_size(memory.total)} free"
+    if working_set:
+        found += f"; recommended for Metal: up to {_size(working_set)}"
+    if memory.available < SCARCE_MEMORY:
+        return Check("warn", "memory", found, "end other programs, or serve small models only")
+    return Check("ok", "memory", found)
+
+
+def _descriptors(most: int) -> Check:
+    if few := descriptors.warning(most):
+        return Check("warn", "files", few, descriptors.FIX)
+    clients = descriptors.connections(most)
+    return Check("ok", "files", f"{most} can be open at once, {clients} of them clients")
+
+
+def _blas() -> Check:
+    if blas := fast_blas():
+        return Check("ok", "blas", f"the engine preloads {blas}")
+    debian = Path("/etc/debian_version").exists()
+    fix = "apt install libblis4-pthread" if debian else "install BLIS or OpenBLAS"
+    return Check("warn", "blas", "only the slow one of MLX itself", fix)
+
+
+def _cache(folder: Path) -> Iterator[Check]:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        fix = "make it writable, or set MLX_SERVER_CACHE to another folder"
+        yield Check("fail", "cache", f"{there} is not a writable folder", fix)
+        return
+    free = shutil.disk_usage(there).free
+    found = f"{folder}: {_size(_size_on_disk(folder))} in it, {_size(free)} of disk free"
+    if free < SCARCE_DISK:
+        yield Check("warn", "cache", found, "free some disk, or set MLX_SERVER_CACHE")
+    else:
+        yield Check("ok", "cache", found)
+
+
+def _size_on_disk(folder: Path) -> int:
+    size = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # another process may be at work there
+                size += Path(path, name).lstat().st_size
+    return size
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
+    file = find_file(config)
+    problems = check_file(file) if file else []
+    for problem in problems:
+        place = f"{file}:{problem.line}" if problem.line else f"{file}"
+        yield Check("fail", "settings", f"{place}: {problem}")
+    if problems:
+        return
+    try:
+        settings = load_settings(config)
+    except SettingsError as error:
+        for line in error.message.splitlines():
+            yield Check("fail", "settings", line)
+    else:
+        found = f"{file or 'no models.yaml, so the demo'}: serves {', '.join(settings.models)}"
+        yield Check("ok", "settings", found)
+        yield from _changed(settings.server)
+        yield _wired(settings.server, working_set)
+        yield _budget(settings.server, working_set)
+        yield _port(settings.server)
+        yield from _adapters(settings)
+
+
+def _changed(server: ServerSettings) -> Iterator[Check]:
+    """What its owner has set; pydantic shows stars for keys."""
+    changed = server.model_dump(mode="json", exclude_defaults=True)
+    if changed:
+        yield Check("ok", "server", ", ".join(f"{name}: {v}" for name, v in changed.items()))
+
+
+def _wired(server: ServerSettings, working_set: int | None) -> Check:
+    if not working_set:
+        return Check("ok", "wired", "nothing: only Metal wires memory")
+    least, most = (int(share * working_set) for share in (WORTH_SHARE, MOST_SHARE))
+    match server.wired:
+        case "never":
+            found = "never: macOS may page weights out while they are in use"
+        case "auto":
+            found = f"auto: weights that take {_size(least)} to {_size(most)} are kept resident"
+        case nbytes:
+            found = f"up to {_size(min(nbytes, most))} of weights are kept resident"
+    return Check("ok", "wired", found)
+
+
+def _budget(server: ServerSettings, working_set: int | None) -> Check:
+    budget = budget_of(server.memory_budget, working_set)
+    found = f"{size(budget.nbytes)} for weights and caches: {budget.source}"
+    if budget.warning:
+        return Check("warn", "budget", found, budget.warning)
+    return Check("ok", "budget", found)
+
+
+def _port(server: ServerSettings) -> Check:
+    place = f"{server.host}:{server.port}"
+    try:
+        found = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+        with socket.create_server(found[0][4][:2], family=found[0][0]):
+            return Check("ok", "port", f"{place} is free")
+    except OSError as error:
+        fix = "serve at another one with `--port`, unless it is mlx-server that has it"
+        return Check("warn", "port", f"{place}: {error.strerror}", fix)
+
+
+def _adapters(settings: Settings) -> Iterator[Check]:
+    rows = rows_of(settings)
+    for row in rows:
+        if not row.is_ok:
+            yield Check("fail", "adapters", f"{row.name}: {row.wrong[0]}")
+    if good := [row.name for row in rows if row.is_ok]:
+        yield Check("ok", "adapters", ", ".join(good))
+
+
+def report(checks: Iterable[Check], console: Console) -> bool:
+    """Whether nothing failed. A terminal gets a table, a pipe one plain line per check."""
+    show = _table if console.is_terminal else _lines
+    return "fail" not in show(checks, console)
+
+
+def as_json(checks: Iterable[Check], console: Console) -> bool:
+    """As `report`, for programs."""
+    found = [asdict(check) for check in checks]
+    console.out(json.dumps(found, indent=2), highlight=False)
+    return all(check["status"] != "fail" for check in found)
+
+
+def _table(checks: Iterable[Check], console: Console) -> list[Status]:
+    table = Table("", "check", "found", "to do")
+    done = list(checks)
+    for check in done:
+        status = Text(check.status, style=COLOURS[check.status])
+        table.add_row(status, *map(Text, (check.name, check.found, check.fix)))
+    console.print(table)
+    return [check.status for check in done]
+
+
+def _lines(checks: Iterable[Check], console: Console) -> list[Status]:
+    statuses: list[Status] = []
+    for check in checks:
+        fix = f" -> {check.fix}" if check.fix else ""
+        console.out(f"{check.status:<5}{check.name:<10}{check.found}{fix}", highlight=False)
+        statuses.append(check.status)
+    return statuses

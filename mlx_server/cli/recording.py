@@ -1,0 +1,92 @@
+"""`mlx-server replay record`: what a real model says, as a transcript for a replay model."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from mlx_server.api.chat_completions.input import to_request
+from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.errors import validation_error
+from mlx_server.engine.messages import Token
+from mlx_server.errors import BadRequest
+from mlx_server.generation.plan import plan, shortened
+from mlx_server.messages import Conversation
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import ModelSpec
+from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest
+
+Entry = dict[str, Any]
+
+
+def read_requests(path: Path, model: str) -> list[GenerateRequest]:
+    """A YAML list or JSON Lines: user texts, or bodies as /v1/chat/completions takes them."""
+    text = path.read_text("utf-8")
+    lines = path.suffix in (".jsonl", ".ndjson")
+    items = [json.loads(line) for line in text.splitlines() if line.strip()] if lines else None
+    return list(_requests(items if items is not None else yaml.safe_load(text) or [], model))
+
+
+def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
+    for i, item in enumerate(items):
+        said = {"messages": [{"role": "user", "content": item}]} if isinstance(item, str) else item
+        try:
+            yield to_request(ChatBody.model_validate({**said, "model": model}))
+        except ValidationError as error:
+            problem = validation_error(error, said)
+            raise BadRequest(f"Request {i + 1}: {problem.message}", param=problem.param) from None
+        except TypeError:
+            raise BadRequest(f"Request {i + 1} is neither a text nor a request.") from None
+
+
+def record(
+    spec: ModelSpec, requests: list[GenerateRequest], told: Callable[[Entry], None]
+) -> list[Entry]:
+    """One entry a request, in order; `told` hears of each as it comes."""
+    return asyncio.run(_recorded(spec, requests, told))
+
+
+async def _recorded(
+    spec: ModelSpec, requests: list[GenerateRequest], told: Callable[[Entry], None]
+) -> list[Entry]:
+    pool = Pool([spec])
+    await pool.start()
+    try:
+        entries = []
+        for request in requests:
+            entries.append(await _entry(pool, request))
+            told(entries[-1])
+        return entries
+    finally:
+        await pool.stop()
+
+
+async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
+    prepared = await pool.prepared(request.model)
+    planned = await in_thread(plan, prepared, request)
+    planned = shortened(planned, prepared, request, pool.most_tokens(prepared, planned.demand.rows))
+    tokens: list[Token] = []
+    async with (
+        pool.lease(prepared, planned.demand) as lease,
+        pool.engine.generate(planned.rows[:1]) as feed,
+    ):
+        lease.began(planned.rows[:1])
+        while not (tokens and tokens[-1].finish):
+            tokens += [item for item in await feed.take() if isinstance(item, Token)]
+    finish = tokens[-1].finish
+    # a stop token is put back when the entry is played
+    said = [token.id for token in (tokens[:-1] if finish == "stop" else tokens)]
+    entry = {"match": _last_user_text(request), "output": prepared.checkpoint.tokenizer.raw(said)}
+    return entry | ({"finish": "length"} if finish == "length" else {})
+
+
+def _last_user_text(request: GenerateRequest) -> str:
+    (conversation,) = request.prompts
+    assert isinstance(conversation, Conversation)
+    said = [m.content for m in conversation.messages if m.role == "user"]
+    return said[-1] if said else ""

@@ -1,0 +1,120 @@
+"""`mlx-server adapters`: the LoRA adapters that models.yaml and its folder bring, as a table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlx_server.cli.tables.pool import PIPE_WIDTH
+from mlx_server.config.settings import AdapterSettings, ModelSettings, Settings
+from mlx_server.errors import AdapterInvalid
+from mlx_server.lora.base_model import read_base
+from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
+from mlx_server.pool.prepare import REPLAY
+from mlx_server.sources.source import adapter_on_disk, on_disk
+
+COLUMNS = ("name", "models", "kind", "format", "rank", "size", "base", "digest", "state")
+
+NOT_FETCHED = "is not in the local cache: it is fetched when it is first asked for"
+
+
+@dataclass
+class Row:
+    """One adapter, for all the models that it may be for."""
+
+    name: str
+    models: list[str] = field(default_factory=list)
+    """Those that it fits; with a `?` where the model is not on this machine."""
+    spec: AdapterSpec | None = None
+    wrong: list[str] = field(default_factory=list)
+    """Why it does not fit each of the others."""
+    not_fetched: bool = False
+
+    @property
+    def is_ok(self) -> bool:
+        return self.spec is not None or self.not_fetched
+
+
+def rows_of(settings: Settings) -> list[Row]:
+    """Nothing is fetched for it."""
+    rows: dict[tuple[str, Path | None], Row] = {}
+    for model_id, model in settings.models.items():
+        for name, path, found in _found(model, settings.server.adapters_dir):
+            row = rows.setdefault((name, path), Row(name))
+            if isinstance(found, AdapterSpec):
+                row.spec = found
+                row.models.append(model_id if on_disk(model.source) else f"{model_id}?")
+            elif found is None:
+                row.not_fetched = True
+                row.models.append(f"{model_id}?")
+            else:
+                row.wrong.append(found.message)
+    return sorted(rows.values(), key=lambda row: row.name)
+
+
+def _found(
+    model: ModelSettings, folder: Path | None
+) -> Iterator[tuple[str, Path | None, AdapterSpec | AdapterInvalid | None]]:
+    if model.source.startswith(REPLAY):  # it has no layers
+        return
+    base = read_base(on_disk(model.source), model.source)
+    listed: dict[str, Place] = {}
+    for name, entry in model.adapters.items():
+        if (place := _place(entry)) is None:
+            yield name, None, None
+        else:
+            listed[name] = place
+    catalog = Catalog(base, listed, folder)
+    places = catalog.places()
+    for name, found in catalog.all().items():
+        if name in listed or name not in model.adapters:
+            yield name, places[name].path, found
+
+
+def _place(entry: AdapterSettings) -> Place | None:
+    path = adapter_on_disk(entry.path)
+    return Place(path, entry.pinned, entry.allow_other_base) if path else None
+
+
+def show(rows: list[Row], console: Console) -> bool:
+    """Whether all are fine."""
+    if not rows:
+        console.print("There are no adapters. See adapters/README.md.", soft_wrap=True)
+        return True
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=column not in ("models", "base"), overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, _cells(row)))
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    console.print(table)
+    for row in rows:
+        if row.not_fetched:
+            console.print(_text(f"{row.name} {NOT_FETCHED}"), soft_wrap=True)
+        elif not row.is_ok:
+            console.print(_text(f"{row.name}: {row.wrong[0]}"), soft_wrap=True)
+    return all(row.is_ok for row in rows)
+
+
+def _cells(row: Row) -> list[str]:
+    models = ", ".join(row.models) or "-"
+    if (spec := row.spec) is None:
+        return [row.name, models, *["-"] * 6, "not fetched" if row.not_fetched else "wrong"]
+    base = spec.base or "-"
+    size = _size(spec.nbytes)
+    return [
+        row.name, models, spec.kind, spec.format, str(spec.rank), size, base, spec.digest[:8], "ok"
+    ]  # fmt: skip
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 10e6 else f"{nbytes / 1e3:.0f} kB"
+
+
+def _text(text: str) -> Text:
+    """As it is: no markup, and nothing that a terminal would obey."""
+    return Text("".join(c if c.isprintable() else " " for c in text))

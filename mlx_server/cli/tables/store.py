@@ -1,0 +1,78 @@
+"""`mlx-server store`: what is stored of responses and conversations, and the pruning of it."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from mlx_server.config.settings import Settings
+from mlx_server.store import Retention, Stats, Store
+
+
+@dataclass(frozen=True)
+class Found:
+    path: Path
+    retention: Retention
+    stats: Stats | None
+    """None: no server has kept anything there yet."""
+    pruned: int | None = None
+
+
+def look(settings: Settings, *, prune: bool = False) -> Found:
+    """Also while a server has it open."""
+    path = settings.store.path
+    kept = settings.store
+    retention = Retention(kept.days, kept.count, kept.bytes, kept.bytes_per_key)
+    if not path.exists():
+        return Found(path, retention, None)
+    return asyncio.run(_visit(path, retention, prune=prune))
+
+
+async def _visit(path: Path, retention: Retention, *, prune: bool) -> Found:
+    store = await Store.visit(path, retention)
+    try:
+        pruned = await store.prune() if prune else None
+        return Found(path, retention, await store.stats(), pruned)
+    finally:
+        await store.close()
+
+
+def show(found: Found, console: Console) -> None:
+    for line in _lines(found):
+        console.print(_text(line), soft_wrap=True)
+
+
+def _lines(found: Found) -> list[str]:
+    kept = f"for {found.retention.days:g} days, at most {found.retention.count} of each"
+    if (stats := found.stats) is None:
+        return [f"{found.path}: nothing is stored yet", f"kept           {kept}"]
+    pruned = [] if found.pruned is None else [f"pruned         {found.pruned}"]
+    return [
+        str(found.path),
+        *pruned,
+        f"responses      {stats.responses}{_span(stats)}",
+        f"conversations  {stats.conversations}",
+        f"items          {stats.items}",
+        f"size           {stats.bytes / 1e6:.1f} MB",
+        f"stored         {stats.stored / 1e6:.1f} MB, at most {found.retention.bytes / 1e6:.0f} MB",
+        f"kept           {kept}",
+    ]
+
+
+def _span(stats: Stats) -> str:
+    if stats.oldest is None or stats.newest is None:
+        return ""
+    oldest, newest = (_day(moment) for moment in (stats.oldest, stats.newest))
+    return f", of {oldest}" if oldest == newest else f", from {oldest} to {newest}"
+
+
+def _day(moment: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(moment))
+
+
+def _text(text: str) -> Text:
+    """As it is: no markup, and nothing that a terminal would obey."""
+    return Text("".join(c if c.isprintable() else " " for c in text))

@@ -1,0 +1,109 @@
+"""What a server of the OpenAI API does while N clients ask at once.
+
+During a run what the server sends is only kept, with the time it came at, and read when the run is
+over: the client must take next to nothing of the machine that it measures.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter
+
+from mlx_server.clients.bench.exchange import Api, Exchange, Target
+from mlx_server.clients.bench.result import Load, Result
+from mlx_server.clients.chat import client_of, served_models
+from mlx_server.errors import BadRequest, GenerationFailed, SettingsError
+
+
+def measure(
+    target: Target,
+    clients: Sequence[int],
+    prompt_tokens: Sequence[int],
+    max_tokens: int,
+    requests: int | None = None,
+    *,
+    shared_prefix: bool = False,
+) -> Iterator[Result]:
+    """One result for each length of prompt and number of clients.
+
+    Raises GenerationFailed if the server does not answer at all.
+    """
+    seed = secrets.token_hex(8)
+    for words in asyncio.run(words_for(target, prompt_tokens)):
+        for count in clients:
+            asked = requests or max(4, 2 * count)
+            load = Load(count, asked, words, max_tokens, shared_prefix, f"{seed} {words} {count}")
+            asyncio.run(warm_up(target, load))
+            yield asyncio.run(run(target, load))
+
+
+def target_of(url: str, key: str | None, model: str | None, api: Api) -> Target:
+    """Raises ServerError if there is no such server, or it serves nothing."""
+    with client_of(url, key) as client:
+        served = [model] if model else served_models(client)
+    if not served:
+        raise BadRequest("The server lists no models. Name one with --model.")
+    return Target(url, served[0], key, api)
+
+
+async def run(target: Target, load: Load) -> Result:
+    exchanges = [Exchange(target, prompt, load.max_tokens) for prompt in load.prompts()]
+    waiting = iter(exchanges)
+
+    async def client() -> None:
+        for exchange in waiting:
+            await exchange.run()
+
+    began = perf_counter()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(load.clients):
+            clients.create_task(client())
+    return _result(load, perf_counter() - began, exchanges)
+
+
+def _result(load: Load, seconds: float, exchanges: Iterable[Exchange]) -> Result:
+    answers, errors = [], []
+    for exchange in exchanges:
+        try:
+            answers.append(exchange.answer())
+        except GenerationFailed as error:
+            errors.append(error.message)
+    return Result(load, seconds, tuple(answers), tuple(errors))
+
+
+async def warm_up(target: Target, load: Load) -> None:
+    """As many clients as will come, shortly; then the prefix, if the prompts share one."""
+    words, seed = min(load.words, 16), f"{load.seed} warm-up"
+    await run(target, Load(load.clients, load.clients, words, max_tokens=4, seed=seed))
+    if load.shared_prefix:
+        await Exchange(target, load.prompt(-1), max_tokens=4).run()
+
+
+async def words_for(target: Target, tokens: Sequence[int]) -> list[int]:
+    """How many words make prompts of so many tokens, as the server counts, its template included.
+
+    Raises GenerationFailed if it gives no answer. One that does not count gets a word a token.
+    """
+    few, many = 16, 256
+
+    async def counted(words: int) -> int | None:
+        probe = Exchange(target, Load(1, 1, words, max_tokens=8).prompt(0), max_tokens=8)
+        await probe.run()
+        return probe.answer().prompt_tokens
+
+    of_few, of_many = await counted(few), await counted(many)
+    if of_few is None or of_many is None or of_many <= of_few:
+        return list(tokens)
+    per_word = (of_many - of_few) / (many - few)
+    return [max(1, round(few + (count - of_few) / per_word)) for count in tokens]
+
+
+def numbers(flag: str, value: str) -> list[int]:
+    """A comma-separated list; raises SettingsError if it is none."""
+    try:
+        found = [int(part) for part in value.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise SettingsError(f"{flag} is a list like 1,4,16, not {value!r}.")
+    return found

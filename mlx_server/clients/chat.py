@@ -1,0 +1,314 @@
+"""A chat in the terminal, over the same HTTP API that everyone else uses."""
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from threading import Thread
+from types import FrameType
+from typing import IO, Any, NoReturn
+
+import httpx
+
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
+from mlx_server.events import ReasoningDelta, TextDelta
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+STOP_SECONDS = 15.0
+
+SERVE = [sys.executable, "-m", "mlx_server", "serve"]
+SERVE += ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning"]
+
+Delta = TextDelta | ReasoningDelta
+
+
+@dataclass
+class Chat:
+    client: httpx.Client
+    """Its `base_url` is the server's; its headers bring the key."""
+    model: str
+    system: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    """More fields of the request: `temperature`, `max_tokens`."""
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    def say(self, text: str) -> Generator[Delta]:
+        """The answer, as it comes. Closing the iterator early stops it.
+
+        What was said until then is remembered; an answer that failed was never asked for.
+        """
+        said: list[str] = []
+        try:
+            with closing(self._stream(text)) as deltas:
+                for delta in deltas:
+                    if isinstance(delta, TextDelta):
+                        said.append(delta.text)
+                    yield delta
+        except (GeneratorExit, KeyboardInterrupt):
+            self._remember(text, "".join(said))
+            raise
+        self._remember(text, "".join(said))
+
+    def reset(self) -> None:
+        self.turns.clear()
+
+    def _remember(self, text: str, answer: str) -> None:
+        if answer:
+            self.turns += [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": answer},
+            ]
+
+    def _stream(self, text: str) -> Generator[Delta]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, *self.turns, {"role": "user", "content": text}]
+        body = {"model": self.model, "messages": messages, "stream": True, **self.options}
+        with (
+            _connection_errors(),
+            self.client.stream("POST", "/v1/chat/completions", json=body) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                raise _refused(response)
+            yield from _deltas(response.iter_lines())
+
+
+def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
+    """The deltas in a stream of `data:` lines, which is whole only if it ends in `[DONE]`."""
+    for line in lines:
+        name, _, data = line.partition(":")
+        if name != "data":
+            continue
+        if data.strip() == "[DONE]":
+            return
+        yield from _delta(_parsed(data))
+    raise GenerationFailed("The server broke the answer off. Its log may say why.")
+
+
+def _parsed(data: str) -> dict[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        raise GenerationFailed("The answer is not in the format of OpenAI's chat completions.")
+    if error := chunk.get("error"):
+        message = error.get("message") if isinstance(error, dict) else error
+        raise GenerationFailed(str(message))
+    return chunk
+
+
+def _delta(chunk: Mapping[str, Any]) -> Iterator[Delta]:
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            yield ReasoningDelta(0, reasoning)
+        if text := delta.get("content"):
+            yield TextDelta(0, text)
+
+
+def _refused(response: httpx.Response) -> ServerError:
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        message = "What answers there is no OpenAI-compatible server. Check --url."
+    if response.status_code == 401:
+        return Unauthorized(f"{message} Give the key with --api-key.")
+    return BadRequest(f"{message} (HTTP {response.status_code})")
+
+
+@contextmanager
+def _connection_errors() -> Iterator[None]:
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        message = "Nothing listens at that URL. Start a server with `mlx-server serve`."
+        raise Unavailable(message) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise GenerationFailed(f"The connection to the server failed: {error}") from error
+
+
+def client_of(url: str, key: str | None) -> httpx.Client:
+    """For the server at `url`, which may be written with OpenAI's `/v1` at its end."""
+    if key and not re.fullmatch(r"[!-~]+", key):
+        raise BadRequest("An API key is one or more visible ASCII characters; this one is not.")
+    with _connection_errors():
+        return httpx.Client(
+            base_url=url.rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(None, connect=5.0),  # a model may have to be loaded first
+            trust_env=False,  # no proxy stands between us and this machine
+        )
+
+
+def served_models(client: httpx.Client) -> list[str]:
+    """The ids of /v1/models."""
+    with _connection_errors():
+        response = client.get("/v1/models")
+    try:
+        return [str(model["id"]) for model in response.json()["data"]]
+    except (ValueError, TypeError, KeyError):
+        raise _refused(response) from None
+
+
+@contextmanager
+def connected(
+    url: str | None, key: str | None, model: str | None
+) -> Iterator[tuple[httpx.Client, str]]:
+    """A client, and the id of the model to talk to.
+
+    Without a server at the default url it is one of our own, which ends with the block.
+    """
+    at_home = url in (None, DEFAULT_URL)
+    if at_home and not _is_listening(DEFAULT_URL):
+        arguments, model_id = _to_serve(model)
+        with own_server([*SERVE, *arguments]) as server, client_of(*server) as client:
+            yield client, model_id
+        return
+    if at_home:
+        key = key or key_at_home()
+    with client_of(url or DEFAULT_URL, key) as client:
+        yield client, model or _first(served_models(client))
+
+
+def key_at_home() -> str:
+    """The key of a server that shares our environment."""
+    return os.environ.get("MLX_SERVER_API_KEYS", "").split(",")[0].strip()
+
+
+def _to_serve(model: str | None) -> tuple[list[str], str]:
+    """What to add to the command line of a server for `model`, and the id it has there."""
+    listed = load_settings(None).models
+    if model is None:
+        return [], next(iter(listed))
+    if any(model in (model_id, *settings.aliases) for model_id, settings in listed.items()):
+        return [], model
+    *_, model_id = load_settings(None, models=[model]).models
+    return [model], model_id
+
+
+def _first(models: Sequence[str]) -> str:
+    if models:
+        return models[0]
+    raise BadRequest("The server lists no models. Name one: `mlx-server chat MODEL`.")
+
+
+def _is_listening(url: str) -> bool:
+    address = httpx.URL(url)
+    try:
+        socket.create_connection((address.host, address.port or 80), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def own_server(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Run `command` until the end of the block. Gives its address and the key made for it."""
+    key = secrets.token_urlsafe()
+    with _exit_on_signals():
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, "MLX_SERVER_API_KEYS": key},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C in the terminal is to stop an answer, not the server
+        )
+        assert child.stdout
+        try:
+            yield _address(child.stdout), key
+        finally:
+            _stop(child)
+
+
+def _address(output: IO[str]) -> str:
+    for line in output:
+        if listening := re.match(r"Listening on (http://\S+)", line):
+            Thread(target=_drain, args=(output,), daemon=True).start()
+            return listening[1]
+    output.close()
+    raise Unavailable("The server for this chat did not start; it says above why.")
+
+
+def _drain(output: IO[str]) -> None:
+    with output:
+        deque(output, maxlen=0)
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Let a closed terminal or `kill` end us by way of every `finally`."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, _exit) for number in signals}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _exit(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def ask(chat: Chat, text: str, show: Callable[[Delta], None]) -> None:
+    with closing(chat.say(text)) as deltas:
+        for delta in deltas:
+            show(delta)
+
+
+def converse(
+    chat: Chat,
+    read: Callable[[], str],
+    show: Callable[[Delta], None],
+    note: Callable[[str], None],
+) -> None:
+    """Until /exit or the end of input. Ctrl-C and errors end an answer, never the chat."""
+    while True:
+        try:
+            text = read().strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            note("/exit or Ctrl-D ends the chat.")
+            continue
+        if text == "/exit":
+            return
+        _take(chat, text, show, note)
+
+
+def _take(
+    chat: Chat, text: str, show: Callable[[Delta], None], note: Callable[[str], None]
+) -> None:
+    if text == "/reset":
+        chat.reset()
+        note("Forgotten.")
+    elif re.fullmatch(r"/\w+", text):
+        note("That is no command; there are /reset and /exit.")
+    elif text:
+        try:
+            ask(chat, text, show)
+            note("")
+        except KeyboardInterrupt:
+            note("\nStopped.")
+        except ServerError as error:
+            note(f"\n{error.message}")

@@ -1,0 +1,1 @@
+"""models.yaml, flags and environment variables as frozen settings."""

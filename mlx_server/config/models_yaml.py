@@ -1,0 +1,263 @@
+"""models.yaml, environment and flags -> settings. Every mistake is told with its place."""
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from mlx_server.config.settings import (
+    AdapterSettings,
+    ConnectorSettings,
+    ModelSettings,
+    RepairSettings,
+    SamplingDefaults,
+    ServerSettings,
+    Settings,
+    StoreSettings,
+    absolute,
+    located,
+)
+from mlx_server.config.yaml_lines import Loc, Problem, Unreadable, compose, short, where
+from mlx_server.errors import SettingsError
+
+DEFAULT_FILE = Path("models.yaml")
+ADAPTERS_DIR = "adapters"
+"""Beside that file, where no other folder is set."""
+
+ENVIRONMENT = {
+    "host": "MLX_SERVER_HOST",
+    "port": "MLX_SERVER_PORT",
+    "api_keys": "MLX_SERVER_API_KEYS",
+}
+"""Fields of `ServerSettings` and the variables that set them; MLX_SERVER_CONFIG names the file."""
+
+DATA_VARIABLE = "MLX_SERVER_DATA"
+DATA_DIR = "~/.local/share/mlx-server"
+Data = Mapping[str, object]
+
+
+DEMO = {"smollm2-135m": ModelSettings(source="demo:smollm2", preload=True)}
+
+
+def _read(path: Path) -> tuple[Data, list[Problem]]:
+    try:
+        document, data = compose(path)
+    except Unreadable as error:
+        return {}, [error.problem]
+    if not isinstance(data, dict):
+        keys = "`server`, `store` and `models`"
+        return {}, [Problem(1, "", f"should be a mapping with the keys {keys}")]
+    found = _mistakes(data, path.parent)
+    told = [Problem(document.line(loc), where(loc), message) for loc, message in found]
+    return data, sorted(document.problems + told, key=lambda problem: problem.line)
+
+
+def check_file(path: Path) -> list[Problem]:
+    """Everything that is wrong in this file, in the order of its lines."""
+    return _read(path)[1]
+
+
+_WORDS = {
+    "dict_type": "should be a mapping",
+    "missing": "is missing",
+    "model_type": "should be a mapping",
+    "tuple_type": "should be a list",
+}
+
+# By depth: `server`, `server.port`, `models.ID.source`, `models.ID.defaults.top_p` and
+# `models.ID.repair.json`, `models.ID.adapters.NAME.path`.
+_SCHEMAS = (Settings, ServerSettings, ModelSettings, SamplingDefaults, AdapterSettings)
+
+
+def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
+    try:
+        _checked(data, folder)
+    except ValidationError as error:
+        for details in error.errors(include_url=False, include_context=False):
+            yield tuple(part for part in details["loc"] if part != "[key]"), _in_words(details)
+    yield from _clashes(data.get("models"))
+
+
+def _in_words(error: ErrorDetails) -> str:
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(error["loc"])
+    if kind != "missing" and error["input"] is None:
+        return "has no value: give it one or remove the line"
+    words = _WORDS.get(kind, error["msg"])
+    return words.removeprefix("Value error, ").replace("Input ", "")
+
+
+def _unknown_key(loc: Loc) -> str:
+    schema: type[BaseModel] = _SCHEMAS[len(loc) - 1]
+    if loc[0] == "store":
+        schema = StoreSettings
+    elif loc[0] == "connectors":
+        schema = ConnectorSettings
+    elif loc[2:3] == ("repair",):
+        schema = RepairSettings
+    known = [field.alias or name for name, field in schema.model_fields.items()]
+    nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
+    if nearest:
+        return f"unknown key: did you mean `{nearest[0]}`?"
+    return f"unknown key: known here are {', '.join(known)}"
+
+
+def _clashes(models: object) -> Iterator[tuple[Loc, str]]:
+    """Aliases that are taken; two equal ids are duplicate keys already."""
+    owners = {name: name for name in models} if isinstance(models, Mapping) else {}
+    for loc, alias in _aliases(models):
+        if alias in owners:
+            yield loc, f"the name is taken by `models.{short(owners[alias])}`"
+        owners.setdefault(alias, str(loc[1]))
+
+
+def _aliases(models: object) -> Iterator[tuple[Loc, str]]:
+    for model_id, model in models.items() if isinstance(models, Mapping) else ():
+        aliases = model.get("aliases") if isinstance(model, Mapping) else ()
+        for i, alias in enumerate(aliases if isinstance(aliases, tuple) else ()):
+            if isinstance(alias, str):
+                yield ("models", model_id, "aliases", i), alias
+
+
+def find_file(path: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file named, else MLX_SERVER_CONFIG's, else ./models.yaml if there is one."""
+    return _named_file(path, environ) or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+
+
+def _named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    variable = environ.get("MLX_SERVER_CONFIG")
+    return path or (Path(variable) if variable else None)
+
+
+def load_settings(
+    path: Path | None,
+    *,
+    models: Sequence[str] = (),
+    overrides: Mapping[str, object] = MappingProxyType({}),
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Flags win over the environment, that over the file; a list is replaced, not added to.
+
+    `models` are paths and ids from the command line. Unless a file was named, they take the place
+    of the models of ./models.yaml; what it says about the server holds. `overrides` are fields of
+    `ServerSettings`; None: not given.
+    """
+    file = find_file(path, environ)
+    data, problems = _read(file) if file else ({}, [])
+    flags = {name: value for name, value in overrides.items() if value is not None}
+    environment = _from_environment(environ)
+    wrong = [f"{file.name}:{problem.line or 1}: {problem}" for problem in problems if file]
+    for name, value in environment.items():
+        wrong += _wrong(ENVIRONMENT[name], {"server": {name: value}})
+    for name, value in flags.items():
+        wrong += _wrong(_flag(name), {"server": {name: value}})
+    for argument in models:
+        wrong += _wrong(repr(_shown(argument)), {"models": _ad_hoc(argument)})
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+    listed = _checked(data, file.parent if file else Path())
+    keep = listed.models if _named_file(path, environ) or not models else {}
+    server = {**dict(listed.server), **environment, **flags}
+    server["adapters_dir"] = listed.server.adapters_dir or _adapters_beside(file)
+    store = {**dict(listed.store), "data_dir": _data_dir_of(listed.store, environ)}
+    served = _served(keep, models) or DEMO
+    everything = {
+        "server": server,
+        "store": store,
+        "models": served,
+        "connectors": listed.connectors,
+    }
+    settings = _checked(everything, Path())
+    _refuse_open_door(settings.server)
+    return settings
+
+
+def _data_dir_of(store: StoreSettings, environ: Mapping[str, str]) -> Path:
+    variable = environ.get(DATA_VARIABLE)
+    named = Path(absolute(variable, None)) if variable else store.data_dir
+    return named or Path(absolute(DATA_DIR, None))
+
+
+def _adapters_beside(file: Path | None) -> Path | None:
+    folder = Path(absolute(str((file or DEFAULT_FILE).parent / ADAPTERS_DIR), None))
+    return folder if folder.is_dir() else None
+
+
+def _checked(data: Data, folder: Path) -> Settings:
+    return Settings.model_validate(data, context=folder)
+
+
+def _wrong(place: str, data: Data) -> list[str]:
+    return [f"{place}: {message}" for _, message in _mistakes(data, Path())]
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    texts = {name: environ.get(variable) for name, variable in ENVIRONMENT.items()}
+    return {name: _value(name, text) for name, text in texts.items() if text}
+
+
+def _value(name: str, text: str) -> object:
+    if name == "api_keys":
+        return tuple(key.strip() for key in text.split(","))
+    return int(text) if name == "port" and re.fullmatch(r"-?[0-9]{1,9}", text) else text
+
+
+def _flag(name: str) -> str:
+    return "--api-key" if name == "api_keys" else f"--{name.replace('_', '-')}"
+
+
+def ids_of(arguments: Sequence[str]) -> list[str]:
+    """How models are called that the command line names."""
+    return [id for argument in arguments for id in _ad_hoc(argument)]
+
+
+def _ad_hoc(argument: str) -> Data:
+    """A model as on the command line: a folder is called by its name, all else as it is written."""
+    path = located(argument, None)
+    model_id = Path(path).name if os.path.isabs(path) else argument
+    return {model_id: {"source": argument, "preload": True}}
+
+
+def _shown(argument: str) -> str:
+    """Without the folders above it; they would be in the log."""
+    is_path = os.path.isabs(os.path.expanduser(argument))
+    return Path(argument).name if is_path else argument
+
+
+def _served(
+    listed: Mapping[str, ModelSettings], arguments: Sequence[str]
+) -> dict[str, ModelSettings]:
+    served = dict(listed)
+    taken = {*listed, *(alias for model in listed.values() for alias in model.aliases)}
+    for argument in arguments:
+        ((model_id, model),) = _checked({"models": _ad_hoc(argument)}, Path()).models.items()
+        if model_id in taken:
+            raise SettingsError(f"{_shown(argument)!r}: there is another model called {model_id!r}")
+        taken.add(model_id)
+        served[model_id] = model
+    return served
+
+
+def _refuse_open_door(server: ServerSettings) -> None:
+    if _is_loopback(server.host) or server.api_keys or server.allow_insecure:
+        return
+    raise SettingsError(
+        f"With host {server.host!r} other machines can reach this server, and it asks for no key. "
+        "Set a key (MLX_SERVER_API_KEYS, --api-key or `api_keys` under `server` in models.yaml) "
+        "or, if everyone who can reach it may use it, `allow_insecure: true` under `server`."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

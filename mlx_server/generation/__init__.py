@@ -1,0 +1,1 @@
+"""The one way from a request to the events of its answers."""

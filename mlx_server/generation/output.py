@@ -1,0 +1,306 @@
+"""One answer: what the engine says of it in, events out."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.engine.client import Item
+from mlx_server.engine.messages import (
+    Generate,
+    Logprobs,
+    Prefilled,
+    PrefillProgress,
+    Scored,
+    Thinking,
+    Token,
+)
+from mlx_server.events import (
+    BuiltInCall,
+    Event,
+    Finished,
+    FinishReason,
+    PromptProgress,
+    ReasoningDelta,
+    Repaired,
+    TextDelta,
+    TokenLogprob,
+    ToolCallFinished,
+)
+from mlx_server.generation.constraints import reading_of
+from mlx_server.grammars.formats import is_verbatim
+from mlx_server.messages import Conversation
+from mlx_server.parsers.parse_context import Parser, Place, Reading
+from mlx_server.parsers.stop_strings import StopStrings
+from mlx_server.parsers.text import TextParser
+from mlx_server.pool.prepare import Prepared
+from mlx_server.requests import GenerateRequest, Named
+
+LONGEST_MARK = 32
+"""Tokens."""
+
+
+class Answer:
+    """One of a request's; it may go on with another row than it began with."""
+
+    def __init__(
+        self, prepared: Prepared, index: int, row: Generate, request: GenerateRequest
+    ) -> None:
+        self.finished = False
+        self._prepared = prepared
+        self._index = index
+        self._row = row
+        self._request = request
+        self._next: Generate | None = None
+        self._echo = request.echo
+        self._parallel = request.parallel_calls and not isinstance(request.tool_choice, Named)
+        self._limit = row.max_tokens - row.spare
+        """Where it is over, unless more is spared for what it is in the middle of."""
+        self._room = request.max_response_tokens
+        """Tokens that the answer itself may still have."""
+        self._tokenizer = prepared.checkpoint.tokenizer
+        self._text = self._tokenizer.detokenizer()
+        self._parser = _parser(prepared, index, row, request)
+        self._stops = StopStrings(request.stop)
+        self._ids: list[int] = []
+        self._tokens = self._reasoning = self._calls = 0
+        self._cached: int | None = None
+        self._progress = request.progress
+        self._said = self._led_on = False
+        self._logprobs: list[TokenLogprob] = []
+        _, self._closes = prepared.family.thinking_marks()
+        self._silent = _silent(prepared)
+
+    def begin(self) -> Iterator[Event]:
+        if self._echo and not self._row.score:
+            yield TextDelta(self._index, self._prompt_text())
+
+    def feed(self, item: Item) -> Iterator[Event]:
+        if self.finished:
+            return
+        match item:
+            case Token():
+                yield from self._token(item)
+            case Prefilled(_, cached):
+                self._cached = cached if self._cached is None else self._cached
+            case PrefillProgress(_, computed) if self._progress:
+                prompt = len(self._row.prompt)
+                yield PromptProgress(self._index, prompt, self._cached or 0, computed)
+            case Scored(_, logprobs):
+                yield from self._scored(logprobs)
+
+    def _scored(self, logprobs: list[Logprobs]) -> Iterator[Event]:
+        unknown = Logprobs(None, [])
+        tokens = zip(self._row.prompt, [unknown, *logprobs], strict=True)
+        scored = tuple(_token_logprob(self._tokenizer, *token) for token in tokens)
+        yield TextDelta(self._index, self._prompt_text(), scored)
+        if not self._row.max_tokens:
+            yield self._finished("length")
+
+    def _prompt_text(self) -> str:
+        return self._tokenizer.decode(self._row.prompt)
+
+    def _token(self, token: Token) -> Iterator[Event]:
+        self._tokens += 1
+        if token.finish == "stop":  # the stop token itself is no part of the answer
+            yield from self._lead_on() if self._is_only_reasoning() else self._finish("stop")
+            return
+        self._ids.append(token.id)
+        place = self._parser.place
+        if token.logprobs and place != "reasoning":  # what begins as a call may turn out to be text
+            self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
+        events = self._parser.feed(token.id, self._text.feed(token.id))
+        yield from self._passed(events)
+        self._reasoning += self._reasoned(place, events)
+        if place == "reasoning" != self._parser.place:
+            self._reasoning -= self._of_mark()
+        if self._parser.place != place and self._parser.place != "call":
+            self._logprobs = []  # of a mark
+        self._answered(place)
+        if self._stops.matched:
+            yield self._finished("stop")
+        elif self._calls and not self._parallel:
+            yield self._finished("tool_calls")
+        elif token.finish or self._room == 0 or self._is_cut():
+            yield from self._finish(token.finish or "length")
+
+    def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
+        """Of the tokens that it stands in. Those before them are of what is no text; those behind
+        may be of text that comes."""
+        spelled, said = self._spelled(), text.encode()
+        at = spelled.find(said)
+        while at > 0 and not self._silent.fullmatch(spelled, 0, at):
+            at = spelled.find(said, at + 1)
+        taken, behind, place = [], [], 0
+        for logprob in self._logprobs:
+            begin, place = place, place + len(logprob.bytes)
+            if said and begin >= at + len(said) and at >= 0:
+                behind.append(logprob)
+            elif place > at or begin == at:  # some have no text
+                taken.append(logprob)
+        self._logprobs = behind
+        return tuple(taken)
+
+    def _spelled(self) -> bytes:
+        return b"".join(logprob.bytes for logprob in self._logprobs)
+
+    def _reasoned(self, place: Place, events: Sequence[Event]) -> bool:
+        """Marks are none of it, but some are only known by what comes behind them."""
+        if self._parser.place != "reasoning":
+            return False
+        return place == "reasoning" or any(isinstance(e, ReasoningDelta) for e in events)
+
+    def _of_mark(self) -> int:
+        """Tokens that were thought to be reasoning, until a mark was whole that they began."""
+        spelled = ""
+        for before, token in enumerate(self._ids[: -LONGEST_MARK - 1 : -1]):
+            spelled = self._tokenizer.spelling(token) + spelled
+            if any(mark in spelled for mark in self._closes):
+                return before - (spelled not in self._closes)
+        return 0
+
+    def _answered(self, place: Place) -> None:
+        """Counts what follows the first that was said: before, it may be marks and white space.
+        place: where the last token was thought to belong."""
+        if self._room is not None and self._said and place != "reasoning":
+            self._room -= 1
+
+    def _is_cut(self) -> bool:
+        """More is spared for text alone."""
+        return self._tokens >= self._limit and not (self._said and self._parser.place == "text")
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether its reasoning took all of its budget, and was ended before it was over."""
+        thinking = self._row.thinking
+        budget = thinking.budget if thinking else None
+        return budget is not None and self._reasoning >= budget
+
+    def next_row(self) -> Generate | None:
+        """A row that this answer goes on with. Its grammar is still that of the whole answer."""
+        row, self._next = self._next, None
+        return row
+
+    def _is_only_reasoning(self) -> bool:
+        """A model that stops there has forgotten to answer."""
+        return (
+            self._parser.awaits_answer
+            and bool(self._prepared.family.bridge)
+            and self._prepared.spec.lead_on
+            and not (self._said or self._led_on)
+            and self._left(self._bridge()) > 0
+        )
+
+    def _bridge(self) -> list[int]:
+        return self._tokenizer.encode(self._prepared.family.bridge)
+
+    def _left(self, bridge: list[int]) -> int:
+        """Tokens that may follow behind the bridge: it takes up room, but is not the answer's."""
+        context = len(self._row.prompt) + len(self._ids) + len(bridge)
+        return min(self._row.max_tokens - self._tokens, self._prepared.context_length - context)
+
+    def _lead_on(self) -> Iterator[Event]:
+        self._led_on = True
+        bridge = self._bridge()
+        for token in bridge:
+            yield from self._passed(self._parser.feed(token, self._text.feed(token)))
+        said, row = len(self._ids), self._row
+        self._next = msgspec.structs.replace(
+            row,
+            prompt=[*row.prompt, *self._ids, *bridge],
+            max_tokens=self._left(bridge),
+            script=row.script and (row.script[said + 1 :] or row.script[-1:]),
+            score=False,
+            thinking=self._thinking_left(),
+        )
+
+    def _thinking_left(self) -> Thinking | None:
+        """It may begin to reason once more."""
+        if (thinking := self._row.thinking) is None:
+            return None
+        left = None if thinking.budget is None else max(0, thinking.budget - self._reasoning)
+        return msgspec.structs.replace(thinking, inside=False, budget=left)
+
+    def _finish(self, reason: FinishReason) -> Iterator[Event]:
+        place = self._parser.place
+        yield from self._passed(self._parser.finish(self._text.finish(), cut=reason == "length"))
+        # of last tokens that had no text
+        if self._logprobs and place == "text" and not self._silent.fullmatch(self._spelled()):
+            yield from self._passed([TextDelta(self._index, "")])
+        yield from self._stops.finish()
+        if reason == "stop" and self._calls and not self._stops.matched:
+            reason = "tool_calls"
+        if reason == "stop" and self._was_brought_to_its_end():
+            reason = "length"
+        if reason == "stop" and len(self._ids) > self._limit:
+            yield Repaired(self._index, "cut", "content")
+        yield self._finished("stop" if self._stops.matched else reason)
+
+    def _was_brought_to_its_end(self) -> bool:
+        """Before there was an answer: where a grammar lets none end in its reasoning, the last
+        tokens lead out of it."""
+        held = self._row.grammar is not None
+        return held and not self._said and self._tokens >= self._limit
+
+    def _passed(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if self._calls and not self._parallel:
+                return
+            if isinstance(event, Repaired):  # tells of others, and ends nothing
+                if not self._stops.matched:
+                    yield event
+                continue
+            self._said = self._said or not isinstance(event, ReasoningDelta | BuiltInCall)
+            if isinstance(event, TextDelta):
+                logprobs = self._logprobs_of(event.text)
+                yield from self._stops.feed(replace(event, logprobs=logprobs))
+            elif not self._stops.matched:
+                yield from self._stops.finish()  # what is no text ends the text before it
+                if isinstance(event, ToolCallFinished):
+                    self._calls += 1
+                    self._logprobs = []
+                yield event
+
+    def _finished(self, reason: FinishReason) -> Finished:
+        self.finished = True
+        return Finished(
+            self._index,
+            reason,
+            completion_tokens=self._tokens,
+            cached_tokens=self._cached or 0,
+            reasoning_tokens=self._reasoning,
+            led_on=self._led_on,
+            messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
+        )
+
+
+def _silent(prepared: Prepared) -> re.Pattern[bytes]:
+    """Marks, or the control tokens that they are made with, and white space beside them."""
+    marks = prepared.family.silent_marks()
+    control = prepared.checkpoint.tokenizer.control_tokens.values()
+    parts = (token for token in control if any(token in mark for mark in marks))
+    spelled = sorted({*marks, *parts}, key=len, reverse=True)
+    either = b"|".join([rb"\s", *(re.escape(mark.encode()) for mark in spelled)])
+    return re.compile(b"(?:%s)*" % either)
+
+
+def _parser(prepared: Prepared, index: int, row: Generate, request: GenerateRequest) -> Parser:
+    asked = request.prompts[index // request.n]
+    if not isinstance(asked, Conversation):  # text is completed by text
+        return TextParser(Reading(index))
+    reading = reading_of(prepared, asked, row.prompt, index)
+    if request.tool_choice == "none":  # what looks like a call is none
+        reading = replace(reading, tools=())
+    if request.format and row.grammar:
+        verbatim = is_verbatim(request.format)
+        reading = replace(reading, formatted=True, verbatim=verbatim)
+    return prepared.family.make_parser(reading)
+
+
+def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLogprob:
+    def entry(token: int, logprob: float | None) -> TokenLogprob:
+        return TokenLogprob(tokenizer.spelling(token), tokenizer.bytes_of(token), logprob)
+
+    return replace(entry(token, found.chosen), top=tuple(entry(*top) for top in found.top))

@@ -1,0 +1,312 @@
+"""A request to the rows that the engine is to generate."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_server import limits
+from mlx_server.engine.messages import Generate
+from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.families.base import Rendered
+from mlx_server.generation.constraints import NO_TOOL, budget_of, constrain, template_kwargs
+from mlx_server.grammars.formats import check, unenforced
+from mlx_server.messages import Conversation
+from mlx_server.pool.adapters import Adapter
+from mlx_server.pool.lease import Demand
+from mlx_server.pool.prepare import Prepared
+from mlx_server.prompts.text_size import characters_of
+from mlx_server.request_threads import check_wanted
+from mlx_server.requests import (
+    GenerateRequest,
+    JsonFormat,
+    Prompt,
+    SamplingChoices,
+    SamplingParams,
+)
+from mlx_server.sources.transcript import Entry
+
+CHARACTERS_PER_TOKEN = 16
+"""More than any text has, on average: what has more of them can't fit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    rows: list[Generate]
+    prompt_tokens: int
+    demand: Demand
+    ignored: tuple[str, ...]
+    unenforced: tuple[str, ...]
+    """What was asked of the answers and no grammar holds."""
+    unchecked: bool
+    """Whether some of that is of their text."""
+    messages: tuple[Mapping[str, Any], ...]
+    """The prompts in the words of the family's own library, if asked for."""
+
+    def unconstrained(self) -> "Plan":
+        for row in self.rows:
+            row.grammar = None
+        return replace(self, unenforced=NO_TOOL)
+
+
+def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None = None) -> Plan:
+    """Runs in a thread: rendering and tokenising a long prompt takes a while."""
+    _check_text(prepared, request)
+    if request.format:
+        check(request.format, request.format_param)
+    check_wanted()
+    prompts = [_rendered(prepared, prompt) for prompt in request.prompts]
+    check_wanted()
+    asked = list(zip(request.prompts, prompts, strict=True))
+    planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in asked]
+    rows = [row for those, _ in planned for row in those]
+    if adapter:
+        for row in rows:
+            row.adapter, row.adapter_scale = adapter.spec.digest, request.adapter_scale
+    of_text = unenforced(request.format) if request.format else ()
+    of_tools = dict.fromkeys(name for _, left_out in planned for name in left_out)
+    ignored = (name for prompt, r in asked for name in _ignored(prepared, request, prompt, r))
+    return Plan(
+        rows=rows,
+        prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
+        demand=Demand(
+            prepared.kv,
+            max(len(row.prompt) for row in rows),
+            max(_longest(prepared, request, row) for row in rows),
+            len(rows),
+        ),
+        ignored=tuple(dict.fromkeys(ignored)),
+        unenforced=(*of_text, *of_tools),
+        unchecked=bool(of_text),
+        messages=tuple(_messages(prepared, prompts)) if request.raw_messages else (),
+    )
+
+
+def shortened(planned: Plan, prepared: Prepared, request: GenerateRequest, most: int) -> Plan:
+    """The plan with answers that fit, where the client set no limit of its own.
+
+    most: tokens that the memory holds of each row. Where not even the prompts fit, nothing changes,
+    and the request is refused.
+    """
+    if request.max_tokens is not None or planned.demand.most_tokens <= most:
+        return planned
+    answers = 2 if is_made_again(prepared, request) else 1
+    most_of_each = []
+    for row in planned.rows:
+        beyond = max(0, _longest(prepared, request, row) - most)
+        most_of_each.append(row.max_tokens - -(-beyond // answers))
+    if min(most_of_each) < 1:
+        return planned
+    for row, limit in zip(planned.rows, most_of_each, strict=True):
+        row.end_within(limit)
+    return replace(planned, demand=replace(planned.demand, most_tokens=most))
+
+
+def _messages(prepared: Prepared, prompts: Sequence[Rendered]) -> Iterator[Mapping[str, Any]]:
+    for rendered in prompts:
+        if rendered.messages is None:
+            raise BadRequest(
+                f"`enable_response_messages` is for models of the family gpt_oss; {prepared.id} "
+                f"is of the family {prepared.family.name}.",
+                param="enable_response_messages",
+            )
+        yield from rendered.messages()
+
+
+def made_again(
+    prepared: Prepared, request: GenerateRequest, conversation: Conversation, first: Generate
+) -> Generate | None:
+    """The row of an answer that was not what was asked for; None where there is no room for it."""
+    prompt = _tokens(prepared, conversation).tokens
+    room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
+    if room <= 0:
+        return None
+    (row,), _ = _rows(prepared, replace(request, n=1), conversation, prompt)
+    row.max_tokens, row.spare = first.max_tokens, first.spare
+    row.end_within(room)
+    row.adapter, row.adapter_scale = first.adapter, first.adapter_scale
+    return row
+
+
+def _longest(prepared: Prepared, request: GenerateRequest, row: Generate) -> int:
+    """Tokens that it may come to hold, with what may be put behind its own."""
+    once = len(row.prompt) + row.max_tokens
+    if not any(isinstance(prompt, Conversation) for prompt in request.prompts):
+        return once
+    again = (
+        row.max_tokens + limits.CORRECTION_TOKENS.value if is_made_again(prepared, request) else 0
+    )
+    # what may lead an answer on is no more tokens than it has letters
+    return once + again + len(prepared.family.bridge)
+
+
+def is_made_again(prepared: Prepared, request: GenerateRequest) -> bool:
+    """Whether an answer may be, if it is not what was asked for."""
+    repair = prepared.spec.repair
+    held_back = request.whole or repair.streaming == "accumulate"
+    return bool(held_back and repair.retries and request.format and unenforced(request.format))
+
+
+def _check_text(prepared: Prepared, request: GenerateRequest) -> None:
+    """All of it, before anything is built from it: in which field it stands makes no difference."""
+    most = max(limits.PROMPT_CHARACTERS.value, CHARACTERS_PER_TOKEN * prepared.context_length)
+    around = characters_of(replace(request, prompts=()))
+    for prompt in request.prompts:
+        found = around + (len(prompt) if isinstance(prompt, tuple) else characters_of(prompt))
+        if found > most:
+            raise ContextTooLong(
+                f"The request has {found} characters of text, its tools and options included; for "
+                f"the context of {prepared.id}, {prepared.context_length} tokens, it can have "
+                f"{most}. Shorten it.",
+                param=_param(prompt),
+            )
+
+
+def _param(prompt: Prompt) -> str:
+    return "messages" if isinstance(prompt, Conversation) else "prompt"
+
+
+def _rendered(prepared: Prepared, prompt: Prompt) -> Rendered:
+    param = _param(prompt)
+    # What is far too long is refused before a minute is spent on counting it.
+    _check_length(prepared, _characters(prompt) // prepared.checkpoint.tokenizer.longest, param)
+    try:
+        rendered = _tokens(prepared, prompt)
+    except ContextTooLong as error:
+        error.param = param
+        raise
+    if not rendered.tokens:
+        raise BadRequest("The prompt is empty.", param=param)
+    _check_length(prepared, len(rendered.tokens), param)
+    return rendered
+
+
+def _check_length(prepared: Prepared, tokens: int, param: str) -> None:
+    if tokens >= prepared.context_length:
+        raise ContextTooLong(
+            f"The prompt has {tokens} tokens or more; the context of {prepared.id} holds "
+            f"{prepared.context_length}, the answer included. Shorten the prompt.",
+            param=param,
+        )
+
+
+def _characters(prompt: Prompt) -> int:
+    match prompt:
+        case Conversation(messages):
+            return sum(len(message.content) for message in messages)
+        case str():
+            return len(prompt)
+    return 0
+
+
+def _tokens(prepared: Prepared, prompt: Prompt) -> Rendered:
+    match prompt:
+        case Conversation():
+            return _chat(prepared, prompt)
+        case str():
+            tokenizer = prepared.checkpoint.tokenizer
+            return Rendered(tokenizer.encode_prompt(prompt, prepared.context_length))
+        case ids:
+            return Rendered(list(ids))
+
+
+def _chat(prepared: Prepared, asked: Conversation) -> Rendered:
+    everything = replace(asked, template_kwargs=template_kwargs(prepared, asked))
+    return prepared.family.render(prepared.checkpoint, everything, prepared.context_length)
+
+
+def _ignored(
+    prepared: Prepared, request: GenerateRequest, asked: Prompt, rendered: Rendered
+) -> Iterator[str]:
+    """Of what the client set: the owner knows what a template reads."""
+    if not isinstance(asked, Conversation):
+        return
+    said = asked.template_kwargs
+    budget = budget_of(prepared, request, asked)
+    # the engine keeps these, whatever the template reads
+    kept = {"thinking_budget"} if request.thinking_budget is not None else set()
+    if budget == 0 and said.get("reasoning_effort") == "none":
+        kept.add("reasoning_effort")
+    owners = prepared.spec.template_kwargs.keys() - said.keys()
+    heeded = {f"chat_template_kwargs.{name}" for name in kept | owners | request.implied}
+    yield from (name for name in rendered.ignored if name not in heeded)
+
+
+def _rows(
+    prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int]
+) -> tuple[list[Generate], tuple[str, ...]]:
+    """And what their grammar leaves out of the tools' schemas."""
+    left_out: dict[str, None] = {}
+    rows = [_row(prepared, request, asked, prompt, choice) for choice in range(request.n)]
+    for row in rows:
+        if row is rows[0] or row.prompt != rows[0].prompt:
+            left_out |= dict.fromkeys(constrain(prepared, request, asked, row))
+        else:
+            row.grammar, row.thinking = rows[0].grammar, rows[0].thinking
+    return rows, tuple(left_out)
+
+
+def _row(
+    prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int], choice: int
+) -> Generate:
+    room = prepared.context_length - len(prompt)
+    limit = min(_limit(prepared, request), room)
+    spare = min(_spare(prepared, request), room - limit)
+    row = Generate(
+        row=0,
+        model=prepared.id,
+        prompt=prompt,
+        max_tokens=limit + spare,
+        spare=spare,
+        stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
+        sampling=_sampling(prepared, request, choice),
+        score=request.echo and (request.logprobs is not None or request.max_tokens == 0),
+        client=request.client,
+    )
+    if prepared.transcript:
+        _replay(prepared, row, prepared.transcript.pick(asked))
+    return row
+
+
+def _limit(prepared: Prepared, request: GenerateRequest) -> int:
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return (
+        limits.ANSWER_TOKENS.value if prepared.spec.max_tokens is None else prepared.spec.max_tokens
+    )
+
+
+def _spare(prepared: Prepared, request: GenerateRequest) -> int:
+    """Tokens for JSON that the owner's limit cuts short. A client's own limit holds."""
+    if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
+        return 0
+    limit = _limit(prepared, request)
+    return min(
+        prepared.spec.repair.continuations * limit, max(0, limits.ANSWER_TOKENS.value - limit)
+    )
+
+
+def _sampling(prepared: Prepared, request: GenerateRequest, choice: int) -> SamplingParams:
+    """The request's choices, else the owner's, else the publisher's, else OpenAI's."""
+    choices: SamplingChoices = {
+        **prepared.checkpoint.sampling,
+        **prepared.spec.choices,
+        **request.choices,
+    }
+    return SamplingParams(
+        **choices,
+        logit_bias=request.logit_bias,
+        # Each of n answers to one seed draws on its own.
+        seed=None if request.seed is None else request.seed + choice,
+        logprobs=request.logprobs,
+    )
+
+
+def _replay(prepared: Prepared, row: Generate, entry: Entry) -> None:
+    """The row plays a recorded answer instead of one of its own."""
+    tokenizer = prepared.checkpoint.tokenizer
+    row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
+    row.delay = entry.delay_ms / 1000
+    output = entry.tokens(tokenizer)
+    row.script = [*output, row.stop_tokens[0]]
+    if entry.finish == "length" and output:
+        row.end_within(len(output))

@@ -1,0 +1,372 @@
+"""The agentic loop of MCP tools: the model calls, the calls are run, and it goes on with what they
+gave. It is `generate`, round after round, told as one answer.
+
+The rounds end with a turn that has nothing to run: an answer, or calls that are the client's to
+make, or that somebody has to approve. When there were enough calls, rounds or minutes, further
+calls are ignored: a last round has the model answer with what it has.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_server import limits
+from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
+from mlx_server.events import (
+    Event,
+    Finished,
+    FinishReason,
+    McpCallDelta,
+    McpCallFinished,
+    McpCallMade,
+    McpCallStarted,
+    Started,
+    ToolsListed,
+)
+from mlx_server.generation.generate import generate
+from mlx_server.generation.tool_turn import Call, Names, Offered, Turn
+from mlx_server.grammars import schema
+from mlx_server.mcp import Connectors, McpError, Toolset
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
+from mlx_server.requests import Approval, GenerateRequest, McpTools, Named, ToolChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    rounds: int = limits.MCP_ROUNDS.value
+    """With calls that were run."""
+    seconds: float = limits.MCP_ROUND_SECONDS.value
+    """After which no other round has tools."""
+    calls: int = limits.MCP_CALLS.value
+    """That are run, approved ones included."""
+
+
+LIMITS = Limits()
+
+
+def respond(
+    request: GenerateRequest,
+    tools: McpTools,
+    connectors: Connectors,
+    pool: Pool,
+    limits: Limits = LIMITS,
+) -> AsyncGenerator[Event]:
+    """`generate`, with the tools of MCP servers beside those of the conversation.
+
+    Raises what is wrong with the request before `Started`. The lists of tools, and the calls that
+    were approved, are told right behind it, though the servers were asked before.
+    """
+    if not tools.servers and not tools.approvals:
+        return generate(request, pool)
+    return _respond(request, tools, connectors, pool, limits)
+
+
+async def _respond(
+    request: GenerateRequest,
+    tools: McpTools,
+    connectors: Connectors,
+    pool: Pool,
+    limits: Limits,
+) -> AsyncGenerator[Event]:
+    _check(request, tools, limits)
+    async with connectors.open(tools.servers) as toolset:
+        # schemas of servers are read there, which are as large as they like
+        rounds = await in_thread(_Rounds, request, tools, toolset, pool, limits)
+        async with aclosing(rounds.events()) as events:
+            async for event in events:
+                yield event
+
+
+def _check(request: GenerateRequest, tools: McpTools, limits: Limits) -> None:
+    if len(tools.approvals) > limits.calls:
+        raise BadRequest(
+            f"`input` has {len(tools.approvals)} approvals that are not acted upon yet; at most "
+            f"{limits.calls} are run in one response.",
+            param="input",
+        )
+    assert len(request.prompts) == request.n == 1, "a loop has one answer"
+    labels = {server.label for server in tools.servers}
+    asked = {"input": [approval.server for approval in tools.approvals]}
+    asked["tool_choice"] = [tools.choice.server] if tools.choice else []
+    for param, names in asked.items():
+        for name in names:
+            if name not in labels:
+                raise BadRequest(
+                    f"`{param}` names the MCP server {name[:64]!r}, which is not among the "
+                    "`tools`.",
+                    param=param,
+                )
+
+
+class _Rounds:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        tools: McpTools,
+        toolset: Toolset,
+        pool: Pool,
+        limits: Limits,
+    ) -> None:
+        conversation = request.prompts[0]
+        assert isinstance(conversation, Conversation)
+        self._request = request
+        self._toolset = toolset
+        self._pool = pool
+        self._limits = limits
+        self._asked = tools
+        self._names = Names(conversation.tools)
+        self._left_out: dict[str, list[str]] = {}
+        self._offered = self._offer()
+        self._conversation = replace(
+            conversation,
+            messages=tuple(map(self._named, conversation.messages)),
+            tools=(*conversation.tools, *(each.tool for each in self._offered.values())),
+        )
+        self._ends = time.monotonic() + limits.seconds
+        self._calls = self._runs = self._rounds = 0
+        self._finished: list[Finished] = []
+        self._started: list[Started] = []
+
+    async def events(self) -> AsyncGenerator[Event]:
+        choice = self._first_choice()
+        before: list[Event] = [*self._listed()]
+        before += [event async for event in self._approved()]
+        while True:
+            turn = Turn(self._offered, self._calls, self._may_run())
+            async with aclosing(self._round(turn, choice)) as events:
+                async for event in events:
+                    yield event
+                    if isinstance(event, Started):
+                        for each in before:
+                            yield each
+            self._calls += len(turn.calls)
+            runs = turn.runs()
+            if runs:
+                self._rounds += 1
+                self._conversation = _with(self._conversation, turn.message())
+                async with aclosing(self._run(runs)) as finished:
+                    async for event in finished:
+                        yield event
+            assert turn.finished
+            is_cut = turn.finished.reason == "length" or bool(runs and self._tokens_left() == 0)
+            if not runs or is_cut or turn.is_the_clients:
+                yield self._end(turn, "length" if is_cut else None)
+                return
+            choice = "none" if self._is_spent() or self._request.tool_choice == "none" else "auto"
+
+    async def _round(self, turn: Turn, choice: ToolChoice) -> AsyncGenerator[Event]:
+        try:
+            async with aclosing(self._generated(turn, choice)) as events:
+                async for event in events:
+                    yield event
+        except ContextTooLong:
+            if not self._runs:
+                raise
+            self._conversation = _without_last_results(self._conversation)
+            async with aclosing(self._generated(turn, choice)) as events:
+                async for event in events:
+                    yield event
+
+    async def _generated(self, turn: Turn, choice: ToolChoice) -> AsyncGenerator[Event]:
+        request = replace(
+            self._request,
+            prompts=(self._conversation,),
+            tool_choice=choice,
+            max_tokens=self._tokens_left(),
+        )
+        async with aclosing(generate(request, self._pool)) as events:
+            async for event in events:
+                if not isinstance(event, Started):
+                    for told in turn.tell(event):
+                        yield told
+                    continue
+                self._started.append(event)
+                if len(self._started) == 1:
+                    yield event
+        if turn.finished:
+            self._finished.append(turn.finished)
+
+    def _offer(self) -> dict[str, Offered]:
+        found: dict[str, Offered] = {}
+        for server in self._toolset.servers:
+            label = server.asked.label
+            for name, listed in server.listing.tools.items():
+                try:
+                    schema.check(schema.object_of(listed.schema), strict=False)
+                except InvalidGrammar as error:
+                    sentence = f"{name!r} is left out: {error.message}"
+                    self._left_out.setdefault(label, []).append(sentence)
+                    continue
+                shown = self._names.of(label, name, self._is_unique(label, name))
+                tool = Tool(shown, listed.description, listed.schema)
+                found[shown] = Offered(label, name, tool, server.needs_approval(name))
+        return found
+
+    def _is_unique(self, label: str, name: str) -> bool:
+        return not any(
+            server.asked.label != label and name in server.listing.tools
+            for server in self._toolset.servers
+        )
+
+    def _named(self, message: Message) -> Message:
+        """Earlier calls by the names that their tools have now."""
+        if not any(call.server for call in message.tool_calls):
+            return message
+        calls = (
+            replace(call, name=self._names.known(call.server, call.name), server=None)
+            if call.server
+            else call
+            for call in message.tool_calls
+        )
+        return replace(message, tool_calls=tuple(calls))
+
+    def _first_choice(self) -> ToolChoice:
+        choice = self._asked.choice
+        if choice is None:
+            return self._request.tool_choice if self._may_run() else "none"
+        if choice.name is None and any(o.server == choice.server for o in self._offered.values()):
+            return "required"
+        for shown, offered in self._offered.items():
+            if (offered.server, offered.name) == (choice.server, choice.name):
+                return Named(shown)
+        raise BadRequest(
+            f"`tool_choice` wants {choice.name or 'a tool'!r:.64} of the MCP server "
+            f"{choice.server!r:.64}, which does not offer it.",
+            param="tool_choice",
+        )
+
+    def _listed(self) -> Iterator[Event]:
+        for server in self._toolset.servers:
+            left_out = self._left_out.get(server.asked.label, [])
+            told = [*([server.listing.error] if server.listing.error else []), *left_out]
+            if server.asked.listed and not told:
+                continue
+            offered = {each.name for each in self._offered.values()}
+            tools = (tool for name, tool in server.listing.tools.items() if name in offered)
+            yield ToolsListed(0, server.asked.label, tuple(tools), " ".join(told) or None)
+
+    async def _approved(self) -> AsyncIterator[Event]:
+        """Runs what was approved, and has the conversation go on behind it."""
+        if not self._asked.approvals:
+            return
+        calls = [self._decided(approval) for approval in self._asked.approvals]
+        self._conversation = _with_calls(self._conversation, [call.told() for call in calls])
+        granted = []
+        for call, approval in zip(calls, self._asked.approvals, strict=True):
+            if not approval.approve:
+                reason = f": {approval.reason}" if approval.reason else "."
+                self._add_result(call, f"The user has denied this call{reason}")
+                continue
+            granted.append(call)
+            yield McpCallStarted(
+                0, call.number, call.id, approval.server, approval.name, approval.id
+            )
+            yield McpCallDelta(0, call.number, approval.arguments)
+            yield McpCallMade(0, call.number)
+        async for event in self._run(granted):
+            yield event
+
+    def _decided(self, approval: Approval) -> Call:
+        shown = self._names.known(approval.server, approval.name)
+        tool = Tool(shown)
+        offered = Offered(approval.server, approval.name, tool, needs_approval=False)
+        call = Call(self._calls, f"call_{uuid.uuid4().hex}", shown, offered)
+        call.arguments.append(approval.arguments)
+        self._calls += 1
+        return call
+
+    async def _run(self, calls: Sequence[Call]) -> AsyncGenerator[Event]:
+        """All of them at once; their results go to the model in the order of the calls."""
+        self._runs += len(calls)
+        running = {asyncio.create_task(self._result(call)): call for call in calls}
+        results: dict[int, str] = {}
+        try:
+            waiting = set(running)
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
+                for task in done:
+                    call, (output, error) = running[task], task.result()
+                    results[call.number] = error or output or ""
+                    yield McpCallFinished(0, call.number, output, error)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        for call in calls:
+            self._add_result(call, results[call.number])
+
+    async def _result(self, call: Call) -> tuple[str | None, str | None]:
+        assert call.offered
+        arguments = "".join(call.arguments)
+        try:
+            return await self._toolset.call(call.offered.server, call.offered.name, arguments), None
+        except McpError as error:
+            return None, str(error)
+
+    def _add_result(self, call: Call, text: str) -> None:
+        result = Message("tool", text, name=call.name, tool_call_id=call.id)
+        self._conversation = replace(
+            self._conversation, messages=(*self._conversation.messages, result)
+        )
+
+    def _may_run(self) -> int:
+        most, asked = self._limits.calls, self._asked.max_calls
+        return max(0, min(most, most if asked is None else asked) - self._runs)
+
+    def _is_spent(self) -> bool:
+        late = time.monotonic() > self._ends
+        return late or self._rounds >= self._limits.rounds or not self._may_run()
+
+    def _tokens_left(self) -> int | None:
+        """Of the whole answer's, in all rounds."""
+        most = self._request.max_tokens
+        used = sum(finished.completion_tokens for finished in self._finished)
+        return None if most is None else max(0, most - used)
+
+    def _end(self, turn: Turn, reason: FinishReason | None) -> Finished:
+        rounds = self._finished
+        ended: FinishReason = "tool_calls" if turn.has_functions else "stop"
+        return Finished(
+            0,
+            reason or ended,
+            completion_tokens=sum(each.completion_tokens for each in rounds),
+            cached_tokens=sum(each.cached_tokens for each in rounds),
+            reasoning_tokens=sum(each.reasoning_tokens for each in rounds),
+            further_prompt_tokens=sum(each.prompt_tokens for each in self._started[1:]),
+            led_on=any(each.led_on for each in rounds),
+            messages=(*self._between(), *rounds[-1].messages),
+        )
+
+    def _between(self) -> tuple[Mapping[str, Any], ...]:
+        """What the rounds before the last one put behind the first prompt."""
+        first, last = self._started[0], self._started[-1]
+        return last.messages[len(first.messages) :]
+
+
+def _with(conversation: Conversation, message: Message) -> Conversation:
+    return replace(conversation, messages=(*conversation.messages, message))
+
+
+def _with_calls(conversation: Conversation, calls: Sequence[ToolCall]) -> Conversation:
+    """They belong to the last turn, if that is one which called nothing else."""
+    *before, last = conversation.messages
+    if last.role != "assistant" or last.tool_calls:
+        return _with(conversation, Message("assistant", tool_calls=tuple(calls)))
+    return replace(conversation, messages=(*before, replace(last, tool_calls=tuple(calls))))
+
+
+def _without_last_results(conversation: Conversation) -> Conversation:
+    messages = list(conversation.messages)
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at].role != "tool":
+            break
+        size = len(messages[at].content)
+        notice = f"[The result has {size} characters, which do not fit the context.]"
+        messages[at] = replace(messages[at], content=notice[: max(size, 1)])
+    return replace(conversation, messages=tuple(messages))

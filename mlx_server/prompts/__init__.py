@@ -1,0 +1,1 @@
+"""Conversations as prompts: what the families render with."""

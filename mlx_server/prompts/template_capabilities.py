@@ -1,0 +1,164 @@
+"""What a chat template makes of a conversation, found by trying it.
+
+Templates of one family differ by version, and owners bring their own: so a template is asked, and
+no table kept. Each question is a short conversation, and looks for its words in the prompt.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import product
+from typing import Any, Literal
+
+from mlx_server.errors import BadRequest
+from mlx_server.prompts.message_normalization import REASONING_KEYS, Manners
+from mlx_server.templates.chat_template import ChatTemplate, TooMuch
+
+Said = dict[str, Any]
+Try = Callable[..., str]
+"""Messages to the prompt that the template makes of them; nothing where it refuses them."""
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "toolq",
+        "description": "Toolq.",
+        "parameters": {
+            "type": "object",
+            "properties": {"keyq": {"type": "string", "description": "Keyq."}},
+            "required": ["keyq"],
+        },
+    },
+}
+
+SYSTEM, LATER, USER, ANSWER, RESULT, THOUGHT = "sysq", "latq", "userq", "answq", "resq", "thoq"
+VALUES = ("valq1", "valq2")
+
+
+def manners_of(template: ChatTemplate, tokens: dict[str, str]) -> Manners:
+    return _found(template, tuple(sorted(tokens.items())))
+
+
+@lru_cache(maxsize=64)
+def _found(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Manners:
+    def tried(*messages: Said) -> str:
+        variables = {**dict(tokens), "messages": list(messages), "add_generation_prompt": True}
+        try:
+            return template.render({**variables, "tools": [TOOL]})
+        except TooMuch:
+            raise
+        except BadRequest:
+            return ""
+
+    if USER not in tried(_said("user", USER)):  # it wants something else, and can't be asked
+        return Manners()
+    arguments, silence = _shape_of_calls(tried) or ("never", "")
+    has_calls = arguments != "never"
+
+    def calling(values: int = 1, content: str | None = silence, **more: Any) -> Said:
+        made = [_call(i, arguments, value) for i, value in enumerate(VALUES[:values])]
+        return {"role": "assistant", "content": content, "tool_calls": made, **more}
+
+    first = calling() if has_calls else _said("assistant", ANSWER)
+    return Manners(
+        system=_system(tried, first),
+        alternates=not tried(_said("user", USER), _said("user", LATER)),
+        calls=_calls(tried, calling) if has_calls else "never",
+        beside=_beside(tried, calling) if has_calls else "together",
+        results=_results(tried, first),
+        user_first=has_calls and VALUES[0] not in tried(first, _result(), _said("user", USER)),
+        arguments=_arguments(tried, arguments, silence),
+        silence=silence,
+        reasoning=_reasoning(tried, calling),
+    )
+
+
+def _said(role: str, content: str | None, **more: Any) -> Said:
+    return {"role": role, "content": content, **more}
+
+
+def _call(number: int, arguments: str, value: str) -> Said:
+    written: Any = {"keyq": value} if arguments == "object" else f'{{"keyq": "{value}"}}'
+    function = {"name": "toolq", "arguments": written}
+    return {"id": f"callzq00{number}", "type": "function", "function": function}
+
+
+def _result(number: int = 0) -> Said:
+    id = f"callzq00{number}"
+    return _said("tool", f"{RESULT}{number}", tool_call_id=id, name="toolq")
+
+
+def _shape_of_calls(tried: Try) -> tuple[Literal["object", "text"], str | None] | None:
+    shapes: Iterator[tuple[Literal["object", "text"], str | None]] = product(
+        ("object", "text"), ("", None)
+    )
+    for arguments, silence in shapes:
+        call = _call(0, arguments, VALUES[0])
+        asks = _said("assistant", silence, tool_calls=[call])
+        for rest in ((_result(),), ()):
+            prompt = tried(_said("user", USER), asks, *rest)
+            # as Python writes a dict, and as JSON inside of JSON, no model was trained on it
+            if VALUES[0] in prompt and "{'keyq'" not in prompt and '{\\"keyq' not in prompt:
+                return arguments, silence
+    return None
+
+
+def _arguments(tried: Try, shape: str, silence: str | None) -> Literal["any", "object", "text"]:
+    if shape == "text":
+        return "text"
+    odd = ({"name": "toolq", "arguments": value} for value in (VALUES[0], [VALUES[0]]))
+    calls = ([{"id": "callzq000", "type": "function", "function": function}] for function in odd)
+    prompts = (
+        tried(_said("user", USER), _said("assistant", silence, tool_calls=call), _result())
+        for call in calls
+    )
+    takes_any = shape == "never" or all(VALUES[0] in prompt for prompt in prompts)
+    return "any" if takes_any else "object"
+
+
+def _system(tried: Try, call: Said) -> Literal["anywhere", "first", "question", "never"]:
+    system, user, end = _said("system", SYSTEM), _said("user", USER), _said("user", "endq")
+    later = [user, _said("assistant", ANSWER), _said("system", LATER), end]
+    words = (USER, ANSWER, LATER, "endq")
+    if _in_order(tried(system, *later), SYSTEM, *words) and _in_order(tried(*later), *words):
+        return "anywhere"
+    if SYSTEM not in tried(system, user):
+        return "never"
+    in_a_round = tried(system, user, call, _result()) or tried(system, user, call)
+    return "question" if in_a_round and SYSTEM not in in_a_round else "first"
+
+
+def _in_order(prompt: str, *words: str) -> bool:
+    places = [prompt.find(word) for word in words]
+    return places[0] >= 0 and places == sorted(places)
+
+
+def _calls(tried: Try, calling: Callable[..., Said]) -> Literal["many", "single"]:
+    prompt = tried(_said("user", USER), calling(2), _result(0), _result(1))
+    return "many" if all(value in prompt for value in VALUES) else "single"
+
+
+def _beside(tried: Try, calling: Callable[..., Said]) -> Literal["together", "split", "never"]:
+    user, end = _said("user", USER), _said("assistant", LATER)
+    if _in_order(tried(user, calling(content=ANSWER), _result(), end), ANSWER, VALUES[0]):
+        return "together"
+    apart = tried(user, _said("assistant", ANSWER), calling(), _result(), end)
+    return "split" if _in_order(apart, ANSWER, VALUES[0]) else "never"
+
+
+def _results(tried: Try, call: Said) -> Literal["anywhere", "answers", "matched", "never"]:
+    user = _said("user", USER)
+    if RESULT not in tried(user, call, _result()):
+        return "never"
+    if RESULT not in tried(user, call, _result(7)):
+        return "matched"
+    return "anywhere" if RESULT in tried(user, _result(), user) else "answers"
+
+
+def _reasoning(tried: Try, calling: Callable[..., Said]) -> Literal["key", "part", "never"]:
+    parts = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": ANSWER}]
+    prompt = tried(_said("user", USER), {**calling(), "content": parts}, _result())
+    written_out = any(f"{quote}{THOUGHT}" in prompt for quote in ("'", '"'))
+    keyed = calling(**dict.fromkeys(REASONING_KEYS, THOUGHT))
+    if THOUGHT in tried(_said("user", USER), keyed, _result()):
+        return "key"
+    return "part" if THOUGHT in prompt and not written_out else "never"

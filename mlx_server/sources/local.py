@@ -1,0 +1,105 @@
+"""Checkpoints that are on this machine already: in the Hugging Face cache and LM Studio's folders.
+
+Nothing is fetched, and nothing but the small files of each checkpoint is read.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_server.checkpoints.checkpoint import read_checkpoint
+from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.errors import ServerError, told
+from mlx_server.families import family_of
+from mlx_server.sources.checkpoint_files import check_architecture
+from mlx_server.sources.source import resolve
+from mlx_server.sources.tokenizer_files import tokenizer_json
+
+LM_STUDIO_POINTER = ".lmstudio-home-pointer"
+"""A file in the user's home that names the folder which LM Studio uses."""
+
+LM_STUDIO_HOMES = (".lmstudio", ".cache/lm-studio")
+"""In the user's home: where LM Studio keeps its files by default, and where older ones did."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A folder that may hold a checkpoint."""
+
+    id: str
+    """As the hub names it: organisation and model."""
+    source: str
+    """For `source:` in models.yaml."""
+    folder: Path
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    id: str
+    source: str
+    family: str
+    nbytes: int
+    """What its weights take in memory."""
+    problem: str = ""
+    """Why it can't be served; empty if it can."""
+
+
+def local_models(*, upcast: bool) -> Iterator[LocalModel]:
+    """upcast: half precision will be loaded as float32, as on a CPU."""
+    seen: set[Path] = set()
+    for candidate in sorted(_candidates(), key=lambda found: found.id.lower()):
+        folder = candidate.folder.resolve()
+        if folder not in seen:
+            seen.add(folder)
+            yield _described(candidate, upcast)
+
+
+def _candidates() -> Iterator[Candidate]:
+    for candidate in (*_in_hub_cache(), *_in_folders(_lm_studio_folders())):
+        if (candidate.folder / "config.json").is_file():
+            yield candidate
+
+
+def _in_hub_cache() -> Iterator[Candidate]:
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return
+    for repository in repositories:
+        if repository.repo_type == "model" and repository.revisions:
+            newest = max(repository.revisions, key=lambda revision: revision.last_modified)
+            yield Candidate(repository.repo_id, repository.repo_id, newest.snapshot_path)
+
+
+def _in_folders(roots: Iterable[Path]) -> Iterator[Candidate]:
+    """LM Studio has a folder for each publisher, and in it one for each model."""
+    for root in roots:
+        for folder in root.glob("*/*"):
+            yield Candidate(f"{folder.parent.name}/{folder.name}", str(folder), folder)
+
+
+def _lm_studio_folders() -> list[Path]:
+    home = Path.home()
+    homes = [home / name for name in LM_STUDIO_HOMES]
+    with suppress(OSError, UnicodeDecodeError):
+        homes.insert(0, Path((home / LM_STUDIO_POINTER).read_text("utf-8").strip()))
+    return list(dict.fromkeys(folder / "models" for folder in homes if os.path.isabs(folder)))
+
+
+def _described(candidate: Candidate, upcast: bool) -> LocalModel:
+    family, nbytes, problem = "-", 0, ""
+    try:
+        folder = resolve(str(candidate.folder), lambda *progress: None)
+        checkpoint = read_checkpoint(folder, tokenizer_json=tokenizer_json(folder))
+        check_architecture(checkpoint.config, candidate.id)
+        family = family_of(checkpoint).name
+        nbytes = weights_bytes(folder, upcast)
+    except ServerError as error:
+        problem = error.message
+    except OSError as error:
+        problem = told(error)
+    return LocalModel(candidate.id, candidate.source, family, nbytes, problem)

@@ -1,0 +1,130 @@
+"""The checkpoint folder of a replay model: everything but weights.
+
+Unless the owner names a tokenizer, it is the family's own, or a byte-level one: 256 bytes, and the
+family's special tokens as single ids; a family that names none gets one to end with.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.errors import ModelUnusable, told
+from mlx_server.families.base import ModelFamily
+
+MODEL_TYPE = "replay"
+CONTEXT = 131_072
+END = "<|endoftext|>"
+
+Files = dict[str, str]
+"""Text by name."""
+
+TEMPLATE = """\
+{%- for tool in tools or [] %}tool: {{ tool.function | tojson }}
+{% endfor %}
+{%- for message in messages %}{{ message.role }}
+{%- if message.role == "tool" %} {{ message.name }} {{ message.tool_call_id }}{% endif %}: {# #}
+{%- if message.reasoning_content %}({{ message.reasoning_content }}) {% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}
+
+call {{ call.id }}: {{ call.function.name }} {{ call.function.arguments | tojson }}
+{%- endfor %}
+
+{% endfor %}{%- if add_generation_prompt %}assistant: {% endif %}"""
+
+
+def replay_checkpoint(folder: Path, family: ModelFamily, tokenizer: Path | None) -> Path:
+    """Made once for the same files; `tokenizer` is a folder with a tokenizer.json."""
+    files = _borrowed(tokenizer) if tokenizer else _built_in(family)
+    digest = hashlib.sha256(json.dumps([family.name, files], sort_keys=True).encode()).hexdigest()
+    checkpoint = folder / f"{family.name}-{digest[:16]}"
+    try:
+        if not checkpoint.is_dir():
+            _write(checkpoint, files)
+    except OSError as error:
+        raise ModelUnusable(
+            f"Can't make the replay model in the cache: {told(error)}. Make it writable, or set "
+            "MLX_SERVER_CACHE to another folder."
+        ) from None
+    return checkpoint
+
+
+def _write(checkpoint: Path, files: Files) -> None:
+    """All of it or nothing."""
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".replay-", dir=checkpoint.parent) as name:
+        work = Path(name) / "made"
+        work.mkdir()
+        for file, text in files.items():
+            (work / file).write_text(text, "utf-8")
+        try:
+            work.rename(checkpoint)
+        except OSError:
+            if not checkpoint.is_dir():  # or another process was first, with the same files
+                raise
+
+
+def built_in_tokenizer(family: ModelFamily) -> Tokenizer:
+    if family.real_tokenizer:
+        return family.real_tokenizer()
+    return _byte_level(family.special_tokens or (END,))
+
+
+def _built_in(family: ModelFamily) -> Files:
+    made = built_in_tokenizer(family)
+    ends = family.stop_tokens or (END,)
+    config = {"chat_template": TEMPLATE, "eos_token": ends[0]}
+    return {
+        "tokenizer.json": made.to_str(),
+        "tokenizer_config.json": json.dumps(config),
+        "config.json": _config(made),
+    }
+
+
+def _borrowed(folder: Path) -> Files:
+    """The owner's own, with the template and the end token that belong to it."""
+    check_model(folder)
+    made = _from_folder(folder)
+    files = {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})}
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (folder / name).is_file():
+            files[name] = _text(folder / name)
+    return {**files, "tokenizer.json": made.to_str(), "config.json": _config(made)}
+
+
+def _config(tokenizer: Tokenizer) -> str:
+    return json.dumps(
+        {
+            "model_type": MODEL_TYPE,
+            "vocab_size": max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1,
+            "max_position_embeddings": CONTEXT,
+        }
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelUnusable(f"{path.name} can't be read: {told(error)}.") from None
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelUnusable(f"tokenizer.json can't be read: {told(error)}.") from None
+
+
+def _byte_level(special: Sequence[str]) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    return made

@@ -1,0 +1,121 @@
+"""Where the files of a model or adapter come from: a local folder, the hub, or the demo model."""
+
+import os
+import re
+from pathlib import Path
+
+from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.sources import hub
+from mlx_server.sources.cache import Progress
+from mlx_server.sources.checkpoint_files import missing
+from mlx_server.sources.hub import (
+    HUB_ID,
+    Wanted,
+    cached,
+    cached_adapter,
+    fetch_adapter,
+    fetch_model,
+)
+
+KINDS = "the path of a folder, a hub id such as mlx-community/Qwen3-0.6B-4bit, or demo:smollm2"
+
+
+DEMO = "demo:smollm2"
+
+
+def resolve(
+    source: str, progress: Progress, *, revision: str | None = None, budget: int | None = None
+) -> Path:
+    """A local folder with config.json, a tokenizer and weights, fetched if need be.
+
+    It blocks, for minutes when there is much to fetch. Raises SettingsError when `source` is of
+    no known kind, ModelUnusable when its files can't be had, and NotEnoughMemory when weights that
+    are not here would take more than the budget.
+    """
+    kind, colon, name = source.partition(":")
+    if colon and kind == "demo":
+        return _demo(name, progress)
+    if colon and kind == "hf":
+        return fetch_model(Wanted(name, revision, budget), progress)
+    folder = Path(os.path.expanduser(source))
+    if source and os.path.exists(folder):
+        return _local(folder)
+    if HUB_ID.fullmatch(source) and not source.startswith((".", "~")):
+        return fetch_model(Wanted(source, revision, budget), progress)
+    if not source or re.match(r"[a-z]\w*:", source):
+        raise SettingsError(f"{source!r} is not a known kind of model source. Use {KINDS}.")
+    raise ModelUnusable(f"There is no folder {folder.name!r} where it should be. Use {KINDS}.")
+
+
+def check(source: str, revision: str | None = None) -> None:
+    """Raises what `resolve` would raise, as far as it can be known before anything large moves."""
+    kind, colon, name = source.partition(":")
+    is_hub_id = HUB_ID.fullmatch(source) and not os.path.exists(os.path.expanduser(source))
+    if colon and kind == "hf" and HUB_ID.fullmatch(name):
+        hub.check(Wanted(name, revision))
+    elif is_hub_id and not source.startswith((".", "~")):
+        hub.check(Wanted(source, revision))
+    elif source != DEMO:
+        resolve(source, lambda *progress: None)
+
+
+def on_disk(source: str, revision: str | None = None) -> Path | None:
+    """The folder that `resolve` would give, if it is there already; None: it would be fetched."""
+    kind, colon, name = source.partition(":")
+    if colon and kind == "demo":
+        from mlx_server.sources.demo import made_checkpoint
+
+        return made_checkpoint() if name == "smollm2" else None
+    folder = Path(os.path.expanduser(source))
+    if os.path.isdir(folder):
+        return folder.resolve()
+    from huggingface_hub.errors import HFValidationError
+
+    hub_id = name if kind == "hf" else source
+    try:
+        return cached(hub_id, revision) if HUB_ID.fullmatch(hub_id) else None
+    except HFValidationError:
+        return None
+
+
+def resolve_adapter(source: str, progress: Progress) -> Path:
+    """An adapter's folder, fetched if it is a hub id. Raises AdapterInvalid when it can't be had.
+
+    It may block for long. What is in the folder is not looked at.
+    """
+    if (folder := adapter_on_disk(source)) is not None:
+        return folder
+    return fetch_adapter(source.removeprefix("hf:"), progress)
+
+
+def adapter_on_disk(source: str) -> Path | None:
+    """An adapter's folder; None: it is a hub id, and not in the local cache."""
+    name = source.removeprefix("hf:")
+    return cached_adapter(name) if HUB_ID.fullmatch(name) else Path(source)
+
+
+def _demo(name: str, progress: Progress) -> Path:
+    if name != "smollm2":
+        raise SettingsError(f"There is no demo model {name!r}; the only one is demo:smollm2.")
+    from mlx_server.sources.demo import (
+        demo_checkpoint,  # numpy and gguf, which no other source needs
+    )
+
+    return demo_checkpoint(progress)
+
+
+def _local(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ModelUnusable(
+            f"{folder.name!r} is a file. Give the folder of a checkpoint, with config.json, "
+            "tokenizer.json and model*.safetensors in it."
+        )
+    if lacking := missing(folder):
+        raise ModelUnusable(
+            f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}. Copy what is "
+            "missing, or make an MLX checkpoint with `mlx_lm.convert`."
+        )
+    folder = folder.resolve()
+    check_model(folder)
+    return folder

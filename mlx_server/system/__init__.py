@@ -1,0 +1,1 @@
+"""What the server asks of the operating system."""

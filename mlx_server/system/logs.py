@@ -1,0 +1,144 @@
+"""Logs for people, for grep and for programs: one record a line, with its request's id.
+
+They may be shown to anyone: no word of a prompt, no key and no folder of this machine is in them.
+The text of an error may quote any of these, so a traceback has types and places only.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_server.errors import FOLDERS, told
+
+COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERROR": "\033[31m"}
+FORMAT_VARIABLE = "MLX_SERVER_LOG_FORMAT"
+"""By which the engine's process knows it too."""
+
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+MODULE = re.compile(r"\w+(?:\.\w+)*")
+ACCESS = "mlx_server.access"
+LIBRARIES = re.compile(r".*/(?:site-packages|lib/python3\.\d+)/")
+OURS = f"{Path(__file__).parents[2]}/"
+
+CALLERS = 12
+"""Of an error's callers, the nearest."""
+
+
+@dataclass
+class Asked:
+    """A request, as far as logs know it; over a WebSocket each of its responses is one."""
+
+    id: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
+
+
+def configure(level: str, style: str) -> None:
+    """Of our own process, or the engine's."""
+    os.environ[FORMAT_VARIABLE] = style
+    lines: logging.Formatter = Coloured() if sys.stderr.isatty() else Plain()
+    output = logging.StreamHandler(sys.stderr)
+    output.setFormatter(Json() if style == "json" else lines)
+    # at a lower level libraries tell what goes over the wire
+    logging.basicConfig(level=logging.WARNING, handlers=[output], force=True)
+    logging.getLogger("mlx_server").setLevel(level.upper())
+    if not sys.warnoptions:  # they are for developers, and name files
+        warnings.simplefilter("ignore")
+    logging.raiseExceptions = False  # it would print where, and what was to be logged
+    sys.excepthook = lambda _, error, __: _ended_by(error)
+    threading.excepthook = lambda found: _ended_by(found.exc_value)
+    sys.unraisablehook = lambda found: _unraisable(found.exc_value)
+
+
+def _ended_by(error: BaseException | None) -> None:
+    logging.getLogger("mlx_server").critical("a thread was ended by an error", exc_info=error)
+
+
+def _unraisable(error: BaseException | None) -> None:
+    logging.getLogger("mlx_server").error("an error that nobody could be told", exc_info=error)
+
+
+class Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        now = asked.get()
+        parts = (
+            f"{self.formatTime(record)} {record.levelname:<7} {record.name}:",
+            message_of(record),
+            now.id if now else "",
+        )
+        line = " ".join(filter(None, parts))
+        return "\n".join([line, *_traceback_of(record)])
+
+
+class Coloured(Plain):
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        level = f"{record.levelname:<7}"
+        return line.replace(level, f"{COLOURS.get(record.levelname, '')}{level}\033[0m", 1)
+
+
+class Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        now, lines = asked.get(), list(_traceback_of(record))
+        told_of: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message_of(record),
+            **({"request_id": now.id} if now else {}),
+            **getattr(record, "facts", {}),
+            **({"traceback": lines} if lines else {}),
+        }
+        return json.dumps(told_of)
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """Of a folder that somebody put into it, the last name; paths of URLs are not folders."""
+    message = record.getMessage()
+    discreet = message if record.name == ACCESS else FOLDERS.sub("", message)
+    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], discreet)
+
+
+def _traceback_of(record: logging.LogRecord) -> Iterator[str]:
+    error = record.exc_info[1] if record.exc_info else None
+    if error:
+        yield "Traceback:"
+        yield from _places(error)
+
+
+def _places(error: BaseException) -> Iterator[str]:
+    """Innermost last, as Python has it; what it was caused by comes first."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for each in (*([before] if before else []), *inner):
+        yield from _places(each)
+    for frame in traceback.extract_tb(error.__traceback__)[-CALLERS:]:
+        file = LIBRARIES.sub("", frame.filename.removeprefix(OURS))
+        place = Path(file).name if file.startswith("/") else file
+        yield f"  {place}:{frame.lineno} {frame.name}"
+    yield _ending(error)
+
+
+def _ending(error: BaseException) -> str:
+    """The system and MLX, whose texts begin with `[function]`, know nothing that is said here."""
+    name = type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return f"{name}: {error.strerror}"
+    if isinstance(error, ImportError) and error.name and MODULE.fullmatch(error.name):
+        return f"{name}: {error.name}"
+    return told(error) if str(error).startswith("[") else name

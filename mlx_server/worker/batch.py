@@ -1,0 +1,437 @@
+"""The rows of one model: prompts that wait, prompts that are computed, rows that decode.
+
+BatchGenerator of mlx-lm prefills up to eight prompts together, so that nobody gets a token before
+all are done, and samples row by row. Here `Turns` says whose prompt is computed next, the
+`PrefillBudget` how much of it before the rows that decode have their next token, and one `Sampler`
+chooses for all rows at once.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server import limits
+from mlx_server.engine.messages import (
+    DEFAULT_SCHEDULE,
+    Generate,
+    Prefilled,
+    PrefillProgress,
+    RowFailed,
+    Schedule,
+    Token,
+)
+from mlx_server.worker.batch_support import one_row, why_alone
+from mlx_server.worker.constrained_decoding.logit_constraints import Guide
+from mlx_server.worker.lora.slots import BASE, Use
+from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler, make_prompt_cache
+from mlx_server.worker.phases import Decode, Prefill
+from mlx_server.worker.preemption import Preempted
+from mlx_server.worker.prefill.budget import MOST, PrefillBudget
+from mlx_server.worker.prefill.cost import Piece
+from mlx_server.worker.prefill.order import Turns
+from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
+from mlx_server.worker.prompt_queue import Group, Waiting, begin_alike
+from mlx_server.worker.replay_model import ReplayModel, follow
+from mlx_server.worker.sampling import Row
+
+
+@dataclass
+class Done:
+    """What one step of a batch brought."""
+
+    tokens: list[Token] = field(default_factory=list)
+    prefilled: list[Prefilled] = field(default_factory=list)
+    progress: list[PrefillProgress] = field(default_factory=list)
+    failed: list[RowFailed] = field(default_factory=list)
+    """Rows that have left the batch."""
+
+
+class Batch:
+    """Rows join and leave at any step; `step` gives each decoding row its next token."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        concurrency: int,
+        key: str = "",
+        cache: PromptCache | None = None,
+        held: Collection[int] = (),
+        schedule: Schedule = DEFAULT_SCHEDULE,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """held: rows that get no tokens, for as long as they are among these."""
+        self.model = model
+        self._held = held
+        self._aside: list[Decode] = []
+        """Of the rows that decoded and were set aside, one in each."""
+        self.why_alone = why_alone(model)
+        """Why rows are computed one at a time; empty where they share a batch."""
+        self._concurrency = 1 if self.why_alone else concurrency
+        self._key = key
+        self._cache = cache or PromptCache(0)
+        self._budget = PrefillBudget(schedule)
+        self._clock = clock
+        self._turns: Turns[Waiting | Group] = Turns()
+        self._group: Group | None = None
+        """The one that is being computed."""
+        self._decode = Decode.empty(model, greedy_sampler)
+        self._preempted = Preempted()
+        self._began = 0.0
+        self.shared = False
+        """Whether rows of other models decode meanwhile."""
+        self.warm = False
+        """Has given a token: every kernel has been compiled and run."""
+        # The width shows in the shape of an output that is never computed.
+        self.vocabulary: int = model(mx.array([[0]])).shape[-1]
+
+    def __len__(self) -> int:
+        """Those that there is something to do for."""
+        return self.waiting + len(self._decode) + len(self._returning)
+
+    @property
+    def plays(self) -> bool:
+        return isinstance(self.model, ReplayModel)
+
+    @property
+    def decoding(self) -> int:
+        return len(self._decode)
+
+    @property
+    def rows(self) -> list[int]:
+        return [row.number for row in self._rows]
+
+    def rows_with(self, adapter: str) -> list[int]:
+        return [row.number for row in self._rows if row.use[0] == adapter]
+
+    @property
+    def _rows(self) -> list[Row]:
+        waiting = [row for waiting in self._turns for row in waiting.rows]
+        aside = [row for one in self._aside for row in one.samplers]
+        preempted = self._preempted.rows
+        return [*waiting, *self._prefilling, *self._decode.samplers, *aside, *preempted]
+
+    @property
+    def _prefilling(self) -> list[Row]:
+        return self._group.rows if self._group else []
+
+    @property
+    def _returning(self) -> list[Decode]:
+        return [one for one in self._aside if one.uids[0] not in self._held]
+
+    @property
+    def waiting(self) -> int:
+        """Rows without a token yet."""
+        return sum(len(waiting.rows) for waiting in self._turns) + len(self._prefilling)
+
+    @property
+    def prefilling(self) -> bool:
+        """A prompt has been begun, and pieces of it are left."""
+        return self._group is not None
+
+    @property
+    def ready_at(self) -> float:
+        """By its clock; later than now while a replay model keeps its delay."""
+        return self._began + max((row.delay for row in self._decode.samplers), default=0.0)
+
+    def add(
+        self, asked: Generate, cache: list[Any] | None = None, guide: Guide | None = None
+    ) -> None:
+        """cache: of the whole prompt but its last token, if that has been computed."""
+        row = Row(asked.row, asked.prompt, asked.sampling, self.vocabulary)
+        row.delay = asked.delay
+        row.client = asked.client
+        row.use = use(asked)
+        row.guide = guide
+        stops = _stop_sequences(tuple(asked.stop_tokens))
+        known = len(asked.prompt) - 1
+        if cache is None:
+            known = self._cache.known(self._computed_by(row), asked.prompt[:-1])
+        prompt, script = asked.prompt, asked.script
+        waiting = Waiting(
+            row, prompt, asked.max_tokens, stops, script, cache, known, script_from=len(prompt)
+        )
+        self._preempted.came(waiting)
+        self._turns.add(waiting)
+
+    def preempt(self, number: int) -> None:
+        """The row gives its cache back, to the prompt cache if there is room, and waits for
+        `resume`."""
+        if number in self._decode.uids:
+            at = self._decode.uids.index(number)
+            row, tokens = self._decode.samplers[at], self._decode.tokens[at]
+            self._keep(row, tokens, partial(self._decode.extract_cache, at))
+            self._preempted.decoding(self._decode.part_without_cache(at))
+        elif aside := next((one for one in self._aside if one.uids[0] == number), None):
+            self._aside.remove(aside)
+            self._keep(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
+            self._preempted.decoding(aside)
+        elif number in self.rows and number not in self._preempted:
+            self._leave(number)
+            self._preempted.prefilling(number)
+
+    def resume(self, number: int) -> None:
+        if waiting := self._preempted.resumed(number):
+            beginning = waiting.prompt[:-1]
+            waiting.known = self._cache.known(self._computed_by(waiting.row), beginning)
+            self._turns.add(waiting)
+
+    def cancel(self, number: int) -> None:
+        self._leave(number)
+        self._preempted.left(number)
+
+    def _leave(self, number: int) -> None:
+        if number in self._decode.uids:
+            at = self._decode.uids.index(number)
+            tokens, row = self._decode.tokens[at], self._decode.samplers[at]
+            cache = self._decode.extract_cache(at) if self._is_kept(row, tokens) else []
+            self._decode.filter([i for i in range(len(self._decode)) if i != at])
+            self._keep(row, tokens, lambda: cache, handed_over=not self._decode)
+        elif self._group and number in self._group.batch.uids:
+            self._group.cancel(number)
+            if not self._group.rows:
+                self._turns.end()
+                self._group = None
+        else:
+            self._cancel_waiting(number)
+            self._aside = [one for one in self._aside if one.uids[0] != number]
+
+    def _cancel_waiting(self, number: int) -> None:
+        for waiting in [w for w in self._turns if number in [row.number for row in w.rows]]:
+            if isinstance(waiting, Group) and len(waiting.rows) > 1:
+                waiting.cancel(number)
+            else:
+                self._turns.remove(waiting)
+
+    def step(self) -> Done:
+        """A token for every row that decodes, or a piece of the next prompt: in turns, so that
+        tokens are on their way while a piece is computed."""
+        done = Done()
+        self._change_rows()
+        following = self._following()
+        if following and (tokens := self._tokens_of_piece(following)):
+            if following is not self._group:
+                self._begin(following, tokens, done)
+            if not self._decode:
+                self._began = self._clock()
+            self._prefill_piece(tokens, done)
+        elif self._decode:
+            self._decode_step(done)
+        self._drop_failed(self._decode.samplers, done)
+        return done
+
+    def set_aside(self, number: int) -> None:
+        """A row that decodes. It keeps what it has, and comes back when there is room for it."""
+        self._aside.append(self._decode.part(self._decode.uids.index(number)))
+
+    def _change_rows(self) -> None:
+        """Rows that are held leave those that decode, and others come back if there is room."""
+        for row in [row for row in self._decode.uids if row in self._held]:
+            self.set_aside(row)
+        for one in self._returning:
+            client = one.samplers[0].client
+            wanted = len(self._newcomers) if client in self._served else 0
+            if self._room > wanted:
+                self._aside.remove(one)
+                self._decode.extend(one)
+
+    @property
+    def _room(self) -> int:
+        """Rows that may join those that are computed and those that decode."""
+        return self._concurrency - len(self._decode) - len(self._prefilling)
+
+    @property
+    def _served(self) -> Counter[str]:
+        """Clients, with how many of their rows decode or are computed."""
+        return Counter(row.client for row in [*self._decode.samplers, *self._prefilling])
+
+    @property
+    def _newcomers(self) -> set[str]:
+        return {waiting.client for waiting in self._turns} - self._served.keys()
+
+    def _following(self) -> Waiting | Group | None:
+        """What is computed next."""
+        if self._group is None:
+            return self._turns.next(self._may_begin)
+        return self._turns.instead_of(self._group, self._may_begin) or self._group
+
+    def _may_begin(self, waiting: Waiting | Group) -> bool:
+        fits = len(self._decode) + len(waiting.rows) <= self._concurrency
+        return fits or self._yielding(waiting) is not None
+
+    def _yielding(self, waiting: Waiting | Group) -> int | None:
+        """A row that is set aside for one of a client that has none: the youngest of the client
+        that has most, if these are several.
+
+        So a model that is computed one row at a time finishes its row first. To take turns there,
+        each turn would copy the whole cache of a row, and keep two caches where one is reserved.
+        """
+        decoding = Counter(row.client for row in self._decode.samplers)
+        ((client, rows),) = decoding.most_common(1) or [("", 0)]
+        if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
+            return None
+        youngest: int = max(r.number for r in self._decode.samplers if r.client == client)
+        return youngest
+
+    def _tokens_of_piece(self, following: Waiting | Group) -> int:
+        rows, context = len(following.rows), following.context
+        waiting = min(self.waiting, self._concurrency - len(self._decode))
+        return self._budget.piece(len(self._decode), waiting, rows, context, shared=self.shared)
+
+    def _decode_step(self, done: Done) -> None:
+        self._began, count = self._clock(), len(self._decode)
+        rows = {row.number: row for row in self._decode.samplers}
+        responses = self._decode.next()
+        # Of several rows, nothing is free before the batch is copied without the one that ends.
+        alone = len(responses) == 1
+        done.tokens = [self._token(rows, response, alone=alone) for response in responses]
+        self.warm = self.warm or bool(done.tokens)
+        self._drop_failed(list(rows.values()), done)
+        self._budget.stepped(count, self._clock() - self._began)
+
+    def _drop_failed(self, rows: list[Row], done: Done) -> None:
+        for row, failure in [(row, row.failure) for row in rows if row.failure]:
+            self.cancel(row.number)
+            done.tokens = [token for token in done.tokens if token.row != row.number]
+            done.failed.append(RowFailed(row.number, failure))
+            if row.error:  # what was computed of it may be no numbers either
+                self._cache.forget(self._computed_by(row))
+
+    def _token(self, rows: dict[int, Row], response: Any, *, alone: bool) -> Token:
+        if response.finish_reason is not None:
+            self._preempted.left(response.uid)
+            row = rows[response.uid]  # by now it has left the batch
+            cache = response.prompt_cache
+            self._keep(row, response.all_tokens, lambda: cache, handed_over=alone)
+        return Token(response.uid, response.token, response.finish_reason, response.logprobs)
+
+    def _begin(self, following: Waiting | Group, tokens: int, done: Done) -> None:
+        """Another one is set aside for it, with what was computed of it."""
+        if self._group:
+            self._turns.end()
+            self._turns.add(self._group)
+            self._group = None
+        if len(self._decode) + len(following.rows) > self._concurrency:
+            yielding = self._yielding(following)
+            assert yielding is not None, "it may not begin"
+            self.set_aside(yielding)
+        self._turns.begin(following)
+        if isinstance(following, Group):
+            self._group = following
+        else:
+            self._group = self._grouped([following, *self._packed(following, tokens)], done)
+
+    def _packed(self, first: Waiting, tokens: int) -> list[Waiting]:
+        """As many of those that wait as are computed in the same piece."""
+        taken = [first]
+        while following := self._turns.next(lambda waiting: len(taken) < self._room):
+            longest = max(following.left, *(waiting.left for waiting in taken))
+            if (
+                isinstance(following, Group)
+                or first.decode
+                or following.decode
+                or longest * (len(taken) + 1) > tokens
+                or begin_alike(following, taken)
+            ):
+                break
+            self._turns.remove(following)
+            taken.append(following)
+        return taken[1:]
+
+    def _grouped(self, taken: list[Waiting], done: Done) -> Group:
+        rest, caches = [], []
+        for waiting in taken:
+            cache, cached = self._known(waiting)
+            caches.append(cache)
+            rest.append(waiting.prompt[cached:])
+            # A prompt that was scored is computed by now, but was not known from before.
+            if not waiting.begun:
+                done.prefilled.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
+            waiting.begun = True
+        return Group(self._prefill_batch(taken, rest, caches), rest, taken[0].decode)
+
+    def _known(self, waiting: Waiting) -> tuple[list[Any], int]:
+        beginning = waiting.prompt[:-1]
+        if waiting.cache is not None:
+            cache, cached = waiting.cache, len(beginning)
+        else:
+            known, cached = self._cache.fetch(self._computed_by(waiting.row), beginning)
+            cache = known or make_prompt_cache(self.model)
+        if waiting.script is not None:
+            follow(cache, waiting.script, waiting.script_from)
+        return one_row(cache) if self.why_alone else cache, cached
+
+    def _prefill_batch(
+        self, rows: list[Waiting], rest: list[list[int]], caches: list[list[Any]]
+    ) -> Prefill:
+        return Prefill(
+            self.model,
+            [waiting.row.number for waiting in rows],
+            caches,
+            [w.prompt[: len(w.prompt) - len(left)] for w, left in zip(rows, rest, strict=True)],
+            MOST,
+            [waiting.row for waiting in rows],
+            greedy_sampler,
+            [()] * len(rows),
+            [waiting.stops for waiting in rows],
+            [waiting.max_tokens for waiting in rows],
+        )
+
+    def _prefill_piece(self, tokens: int, done: Done) -> None:
+        """Computes up to so many tokens; rows with nothing left but their last one decode."""
+        assert self._group
+        group, context, began = self._group, self._group.context, self._clock()
+        sizes = group.compute(tokens)
+        if max(sizes):
+            piece = Piece(len(sizes), max(sizes), context)
+            self._budget.prefilled(piece, len(self._decode), self._clock() - began)
+        for row, known, size in zip(group.rows, group.batch.tokens, sizes, strict=True):
+            self._turns.computed(group, row.client, size)
+            if size and group.resumed is None:
+                done.progress.append(PrefillProgress(row.number, len(known)))
+        if group.is_computed:
+            self._go_on_decoding(group)
+
+    def _go_on_decoding(self, group: Group) -> None:
+        kept = group.rows if group.resumed is None else []
+        for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
+            self._keep(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
+        self._decode.extend(group.decode())
+        self._preempted.decode(group.rows)
+        self._turns.end()
+        self._group = None
+
+    def _keep(
+        self,
+        row: Row,
+        tokens: list[int],
+        extracted: Callable[[], list[Any]],
+        **how: bool,
+    ) -> None:
+        """how: see `PromptCache.store`. Extracting costs something, and can't be done of a cache
+        that is empty."""
+        if self._is_kept(row, tokens):
+            key = self._computed_by(row)
+            self._cache.store(key, list(tokens), extracted(), **how)
+
+    def _is_kept(self, row: Row, tokens: list[int]) -> bool:
+        return not row.failure and self._cache.wants(tokens)
+
+    def _computed_by(self, row: Row) -> str:
+        return self._key if row.use == BASE else cache_key(self._key, *row.use)
+
+
+def use(asked: Generate) -> Use:
+    """Nothing of an adapter is the base, whose prompts are also its own."""
+    return (asked.adapter, asked.adapter_scale) if asked.adapter and asked.adapter_scale else BASE
+
+
+@lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)
+def _stop_sequences(tokens: tuple[int, ...]) -> StopSequences:
+    return StopSequences([[token] for token in tokens])

@@ -1,0 +1,98 @@
+"""Whether rows of a model can share a batch, found out when it is loaded, and caches for those that
+can't: a batch of one row, which is all that their model ever computes."""
+
+from copy import deepcopy
+from typing import Any, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server.errors import told
+from mlx_server.worker.mlx_lm_internals import ChunkedKVCache, make_prompt_cache
+
+WRONG_TOGETHER = {
+    "afm7": "its last layers take the position of a token from the longest row",
+    "olmo_hybrid": "its convolutions read what pads the shorter rows",
+}
+"""By model type: what mlx-lm batches without an error, and computes wrongly where rows differ in
+length. tests/worker/test_architectures.py finds them."""
+
+LENGTHS = [3, 1, 2, 3, 1, 2, 3]
+"""Of the rows of the trial: a number of them that no model has heads of, since a mask that falls on
+heads in place of rows is an error only where their numbers differ."""
+
+
+def why_alone(model: nn.Module) -> str:
+    """Why the rows of this model must be computed one at a time; empty if they can share a batch.
+
+    A batch is put through all that can happen to it. Only the graph is built of it.
+    """
+    if reason := WRONG_TOGETHER.get(getattr(model, "model_type", "")):
+        return reason
+    caches = [make_prompt_cache(model) for _ in LENGTHS]
+    if lacking := sorted({type(c).__name__ for c in caches[0] if not hasattr(c, "merge")}):
+        return f"mlx-lm has no batch of its {', '.join(lacking)}"
+    try:
+        _try_batch(model, caches)
+    except Exception as error:
+        return f"a batch of several rows fails in mlx-lm ({told(error)})"
+    return ""
+
+
+def _try_batch(model: nn.Module, caches: list[list[Any]]) -> None:
+    batch = [entries[0].merge(list(entries)) for entries in zip(*caches, strict=True)]
+    longest = max(LENGTHS)
+    for entry in batch:
+        entry.prepare(lengths=LENGTHS, right_padding=[longest - length for length in LENGTHS])
+    model(mx.zeros((len(LENGTHS), longest), mx.int32), cache=batch)
+    for entry in batch:
+        entry.finalize()
+    taken = [entry.extract(0) for entry in batch]
+    other = [entry.merge([entry]) for entry in taken]
+    for entry, more in zip(batch, other, strict=True):
+        entry.filter(list(range(1, len(LENGTHS))))
+        entry.extend(more)
+    model(mx.zeros((len(LENGTHS), 1), mx.int32), cache=batch)
+
+
+class OneRow:
+    """What a batch asks of its caches, of a cache that is never in a batch with another."""
+
+    @classmethod
+    def merge(cls, caches: list[Self]) -> Self:
+        (only,) = caches
+        return only
+
+    def extend(self, other: Self) -> None:
+        raise ValueError("rows of this model can't share a batch")
+
+    def filter(self, keep: list[int]) -> None:
+        assert list(keep) == [0]
+
+    def extract(self, index: int) -> Self:
+        """A copy, since the row may go on."""
+        assert index == 0
+        return deepcopy(self)
+
+    def prepare(self, **_: Any) -> None:
+        """There is no padding."""
+
+    def finalize(self) -> None:
+        """There was no padding."""
+
+
+class OneChunkedRow(OneRow):
+    start_position: int
+
+    def is_trimmable(self) -> bool:
+        """Once its front was dropped, the beginning of an earlier chunk may be missing."""
+        return self.start_position == 0
+
+
+def one_row(entries: list[Any]) -> list[Any]:
+    """The caches of one row, as entries of a batch."""
+    for entry in entries:
+        if not isinstance(entry, OneRow):
+            own = OneChunkedRow if isinstance(entry, ChunkedKVCache) else OneRow
+            entry.__class__ = type(type(entry).__name__, (own, type(entry)), {})
+    return entries

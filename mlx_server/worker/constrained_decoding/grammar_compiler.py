@@ -1,0 +1,184 @@
+"""Grammars compiled by llguidance: a few at a time, beside the thread that owns MLX."""
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.numpy import fill_next_token_bitmask
+
+from mlx_server import limits
+from mlx_server.worker.constrained_decoding.grammar_completion import Prospect, prospect
+from mlx_server.worker.constrained_decoding.token_trie import Vocabulary, Words
+
+T = TypeVar("T")
+
+Key = tuple[Vocabulary, str]
+
+
+LIMITS = LLParserLimits(
+    max_items_in_row=limits.GRAMMAR_ITEMS_IN_ROW.value,
+    initial_lexer_fuel=limits.GRAMMAR_FIRST_STEPS.value,
+    step_lexer_fuel=limits.GRAMMAR_STEPS.value,
+    step_max_items=limits.GRAMMAR_STEP_ITEMS.value,
+    max_lexer_states=limits.GRAMMAR_STATES.value,
+    max_grammar_size=limits.GRAMMAR_SIZE.value,
+    verbose_errors=False,
+)
+
+
+class Refused(ValueError):
+    """The grammar can't be used. The message is for the client."""
+
+
+class GrammarFailed(ValueError):
+    """The grammar could not be followed any further."""
+
+
+class Compiled(NamedTuple):
+    matcher: LLMatcher
+    prospect: Prospect
+
+    def copy(self) -> "Compiled":
+        """For a row of one's own."""
+        return Compiled(self.matcher.deep_copy(), self.prospect)
+
+
+class Compiler:
+    """Used by one thread, and done so by others; `wake` is called in theirs when one is done."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._known: OrderedDict[Key, Compiled | Refused] = OrderedDict()
+        self._running: dict[Key, tuple[Future[Compiled], float]] = {}
+        """Also those that take too long: they can't be stopped."""
+
+    def compiled(self, source: str, vocabulary: Vocabulary) -> Compiled | None:
+        """A copy of one's own, or None while it is compiled. Raises Refused."""
+        self._collect()
+        key = vocabulary, source
+        if key in self._known:
+            self._known.move_to_end(key)
+            match self._known[key]:
+                case Refused() as refusal:
+                    raise Refused(*refusal.args)
+                case found:
+                    return found.copy()
+        if key not in self._running and len(self._running) < limits.COMPILE_THREADS.value:
+            work = partial(_compile, source, vocabulary)
+            self._running[key] = in_thread(work, self._wake), time.monotonic()
+        left = self._seconds_left()
+        if key in self._running and left[key] <= 0:
+            raise Refused(
+                f"it takes longer than {limits.COMPILE_SECONDS.value:.0f} seconds to prepare"
+            )
+        if key not in self._running and max(left.values()) <= 0:
+            raise GrammarFailed("other grammars are being prepared, which take very long")
+        return None
+
+    @property
+    def pause(self) -> float:
+        """Seconds until one will have taken too long."""
+        return min(
+            (s for s in self._seconds_left().values() if s > 0),
+            default=limits.COMPILE_SECONDS.value,
+        )
+
+    def forget(self, vocabulary: Vocabulary) -> None:
+        for key in [key for key in self._known if key[0] is vocabulary]:
+            del self._known[key]
+
+    def _seconds_left(self) -> dict[Key, float]:
+        now = time.monotonic()
+        return {
+            key: began + limits.COMPILE_SECONDS.value - now
+            for key, (_, began) in self._running.items()
+        }
+
+    def _collect(self) -> None:
+        for key, (future, _) in list(self._running.items()):
+            if future.done():
+                del self._running[key]
+                self._known[key] = _outcome(future)
+        while len(self._known) > limits.COMPILED_GRAMMARS.value:
+            self._known.popitem(last=False)
+
+
+def in_thread(work: Callable[[], T], wake: Callable[[], None]) -> Future[T]:
+    """Ends with the process, done or not."""
+    future: Future[T] = Future()
+    future.add_done_callback(lambda _: wake())
+    before = threading.stack_size(limits.COMPILE_STACK_BYTES.value)
+    try:
+        threading.Thread(target=_run, args=(future, work), daemon=True).start()
+    finally:
+        threading.stack_size(before)
+    return future
+
+
+def _run(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # a panic of llguidance is no Exception
+        future.set_exception(error)
+
+
+def _outcome(future: Future[Compiled]) -> Compiled | Refused:
+    match future.exception():
+        case None:
+            return future.result()
+        case Refused() as refusal:
+            return refusal
+        case error:
+            return Refused(in_a_line(f"it can't be prepared: {error}"))
+
+
+def _compile(source: str, vocabulary: Vocabulary) -> Compiled:
+    if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
+        raise Refused(f"it has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
+    matcher = LLMatcher(vocabulary.tree, source, log_level=0, limits=LIMITS)
+    try:
+        # some faults show only here
+        fill(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
+    except GrammarFailed as error:
+        raise Refused(*error.args) from None
+    return Compiled(matcher, prospect(vocabulary.pieces, matcher, source))
+
+
+def fill(words: Words, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    """With the tokens that may come next. Raises GrammarFailed."""
+    check(matcher)
+    if matcher.is_stopped():
+        words[:] = vocabulary.ends
+        return
+    fill_next_token_bitmask(matcher, words.view(np.int32)[None])
+    check(matcher)
+    np.bitwise_and(words, vocabulary.known, out=words)
+    if not words.any():
+        raise GrammarFailed("no token of this model can go on with it")
+
+
+def check(matcher: LLMatcher) -> None:
+    """It never raises by itself."""
+    if matcher.is_error():
+        raise GrammarFailed(in_a_line(matcher.get_error()))
+
+
+def in_a_line(message: str) -> str:
+    """What llguidance says, without its state, its listings and the names of rules."""
+    text = re.split(r"<state>|<grammar>|<non-verbose/>|\n +\d+ \| ", message)[0]
+    text = re.sub(r"^\s*(at )?\d+\(\d+\): ", "", text)
+    text = re.sub(r"regex parse error:.*?\nerror: ", "", text, flags=re.DOTALL)
+    text = re.sub(r" \(in \w+\)", "", text)
+    text = " ".join(text.replace("NoExtensionBias", "no answer can match it").split())
+    return (
+        text
+        if len(text) <= limits.GRAMMAR_ERROR_CHARACTERS.value
+        else f"{text[: limits.GRAMMAR_ERROR_CHARACTERS.value]} ..."
+    )

@@ -1,0 +1,130 @@
+"""How long a row may reason: its tokens are counted between marks, and end where they must."""
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from mlx_server.engine.messages import Thinking
+
+
+class Budget:
+    def __init__(self, asked: Thinking, text: Sequence[bytes]) -> None:
+        """text: of each token, see token_trie.py."""
+        self.end = list(asked.end)
+        self._text = text
+        self._left = sys.maxsize if asked.budget is None else asked.budget
+        self._answer = sys.maxsize if asked.answer is None else asked.answer
+        self._inside = asked.inside
+        self._opens, self._closes = asked.opens, asked.closes
+        self._kept = max(map(len, [*self._opens, *self._closes]), default=1) - 1
+        self._tail = b""
+        """What could be the beginning of a mark."""
+        self._ahead: list[int] = []
+        self._rests: list[bytes] = []
+        """What may follow the mark before, and make a longer one of it;"""
+        self._begun = b""
+        """... so far,"""
+        self._held = 0
+        """... in so many tokens, which count if it does not."""
+        self.was_ended = False
+        """Whether the last token was the last of the end that was put."""
+
+    @property
+    def inside(self) -> bool:
+        return self._inside
+
+    @property
+    def answer(self) -> int:
+        """Tokens that will still be taken behind the reasoning."""
+        return self._answer
+
+    @property
+    def used_up(self) -> bool:
+        """Reasoning has to end, and its end has not begun."""
+        return self._inside and self._left <= 0 and not self._ahead
+
+    @property
+    def next(self) -> int | None:
+        """The one token that may follow, while reasoning is brought to its end."""
+        return self._ahead[0] if self._ahead else None
+
+    def close(self) -> None:
+        self._ahead = list(self.end)
+
+    def advance(self, token: int) -> None:
+        reasoned = self._follow(self._text[token] if token < len(self._text) else b"")
+        self.was_ended = self._ahead == [token]
+        if self._ahead:
+            del self._ahead[0]
+            self._inside = self._inside and bool(self._ahead)
+        elif reasoned:
+            self._left -= self._reasoned()
+        elif not self._inside:
+            self._answer -= 1
+
+    def _follow(self, text: bytes) -> bool:
+        """Whether it was reasoning, or the last of it after a mark."""
+        tail = self._tail + text
+        passed = False
+        self._begun += text if self._rests else b""
+        while behind := self._behind(tail):
+            self._inside = not self._inside
+            self._rests = self._longer(tail[:behind]) if self._inside else []
+            tail = tail[behind:]
+            self._begun, self._held = tail, 0
+            passed = True
+        self._tail = tail[-self._kept :] if self._kept else b""
+        return self._inside and (bool(tail) or not passed)
+
+    def _longer(self, text: bytes) -> list[bytes]:
+        """What is missing of marks that begin with one that this ends with."""
+        ends = [mark for mark in self._opens if text.endswith(mark)]
+        return [o[len(m) :] for m in ends for o in self._opens if o != m and o.startswith(m)]
+
+    def _reasoned(self) -> int:
+        """How many tokens of reasoning there are more than was known."""
+        self._held += 1
+        whole = [rest for rest in self._rests if self._begun.startswith(rest)]
+        if not whole and any(rest.startswith(self._begun) for rest in self._rests):
+            return 0
+        found = self._held
+        if whole:
+            found = int(self._begun not in whole)
+        self._rests, self._begun, self._held = [], b"", 0
+        return found
+
+    def _behind(self, tail: bytes) -> int:
+        """Where the mark ends that is complete first, so that it counts not how text is cut."""
+        marks = self._closes if self._inside else self._opens
+        found = ((tail.find(mark), len(mark)) for mark in marks)
+        return min((at + length for at, length in found if at >= 0), default=0)
+
+
+def cut_short(script: Sequence[int], asked: Thinking, text: Sequence[bytes]) -> list[int]:
+    """What a replay model says whose reasoning is ended: the rest of it is left out."""
+    told = Budget(asked, text)
+    own = Budget(msgspec.structs.replace(asked, budget=sys.maxsize), text)
+    said: list[int] = []
+    for at, token in enumerate(script):
+        if told.used_up:
+            behind = _behind_reasoning(script, at, own)
+            said += told.end
+            return said + _without_repeated(told.end, script[behind:] or script[-1:])
+        said.append(token)
+        told.advance(token)
+        own.advance(token)
+    return said
+
+
+def _behind_reasoning(script: Sequence[int], at: int, own: Budget) -> int:
+    while at < len(script) and own.inside:
+        own.advance(script[at])
+        at += 1
+    return at
+
+
+def _without_repeated(end: Sequence[int], script: Sequence[int]) -> list[int]:
+    """The end of reasoning leads on to the answer, as the script does by itself."""
+    alike = (n for n in range(len(end), 0, -1) if [*end[-n:]] == [*script[:n]])
+    return [*script[next(alike, 0) :]]

@@ -1,0 +1,141 @@
+"""The tokens of a vocabulary, sorted by what they do to an ending (see grammar_completion.py)."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.int32]
+Ids = NDArray[np.intp]
+
+WORD = 32
+
+CLOSERS = b"} ] ) }} ]} }] ]] }) ]) )] }}} ]}} }]}".split()
+QUOTES = [b'"', b"'"]
+SMALL = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
+PROSE = [b"q", b"~", b"7"]
+"""Where all of these may follow, text is being read and brackets mean nothing."""
+
+DEAR = {ord("["): 2, ord("{"): 4, ord("\\"): 4, ord(","): 1, ord("-"): 1, ord(" "): 1, ord("\n"): 2}
+"""What has these in it leads away from an end."""
+
+LETTER, CAPITAL, DIGIT, BEYOND, BLANK, SPACED = range(256, 262)
+STARTS = 264
+
+
+class Pieces:
+    """The tokens of a vocabulary, as an ending sees them. Made once for a model."""
+
+    def __init__(
+        self, texts: Sequence[bytes], stop_tokens: Sequence[int], control: Collection[int]
+    ) -> None:
+        """texts: what each token writes. control: tokens that are not text, stop tokens too."""
+        apart = {*control, *stop_tokens}
+        self.texts = texts
+        self.stop = stop_tokens[0]
+        self.stops = sorted(stop_tokens)
+        self.control = np.array(sorted(apart - {*stop_tokens}), dtype=np.intp)
+        self.usable = np.zeros(max(len(texts), *self.stops, 0) + WORD, dtype=np.bool_)
+        self.usable[: len(texts)] = True
+        self.usable[self.stops] = False
+        self.ids = {
+            text: id for id, text in reversed(list(enumerate(texts))) if text and id not in apart
+        }
+        self.size = np.array([len(text) for text in texts])
+        self.start = np.array([_start(text) for text in texts])
+        self.start[self.control] = -1 - np.arange(len(self.control))
+        self.kind = np.array([_kind(text) for text in texts])
+        self.kind[self.control] = -1 - np.arange(len(self.control))
+        self.closers = self._known(sorted(CLOSERS, key=len, reverse=True))
+        self.quotes = [
+            (self.ids[quote], self._known([quote + text for text in [*CLOSERS[::-1], b""]]))
+            for quote in QUOTES
+            if quote in self.ids
+        ]
+        self.worth = np.array([_worth(text) for text in texts])
+        # the one that closes stands behind the one that opens
+        self.worth[self.control] = -64 - np.arange(len(self.control)) % 64
+        self.after = [*self._known([b",", b"}", b"]", b")"]), self.stop]
+        self.colon = self._known([b":"])
+        self.parting = self._known([b',"', b","])
+        self.single = self._known(bytes([byte]) for byte in range(33, 127))
+        self.linking = [b":" in text or b"," in text for text in texts]
+        self.small = self._known(SMALL)
+        self.prose = self._known(PROSE)
+        self.fillers = self._fillers()
+
+    def allowed(self, mask: Mask) -> Ids:
+        """The tokens that a mask leaves, stop tokens not among them."""
+        words = np.flatnonzero(mask)
+        bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
+        at = np.flatnonzero(bits)
+        ids: Ids = words[at >> 5] * 32 + (at & 31)
+        return ids[self.usable[ids]]
+
+    def cut(self, text: bytes) -> list[int]:
+        """Tokens for a text, the longest first; none if the vocabulary can't write it."""
+        found: list[int] = []
+        while text:
+            size = next((n for n in range(min(len(text), 24), 0, -1) if text[:n] in self.ids), 0)
+            if not size:
+                return []
+            found.append(self.ids[text[:size]])
+            text = text[size:]
+        return found
+
+    def _known(self, texts: Iterable[bytes]) -> list[int]:
+        return [self.ids[text] for text in texts if text in self.ids]
+
+    def _fillers(self) -> Ids:
+        """The longest and the shortest token of each beginning: enough to write any text with."""
+        own = np.array(sorted(self.ids.values()), dtype=np.intp)
+        order = own[np.argsort(self.size[own], kind="stable")]
+        ends: list[Ids] = [self.control]
+        for start in np.unique(self.start[own]):
+            same = order[self.start[order] == start]
+            ends += [same[:40], same[-4:]]
+        return np.unique(np.concatenate(ends))
+
+
+def _worth(text: bytes) -> int:
+    """The less, the sooner a token is taken; of those that cost alike, the longest."""
+    cost = sum(DEAR.get(byte, 0) for byte in text[:8]) if text.strip() else 8
+    if text[:1] in b'":':
+        cost += sum(byte in b"().-/'" for byte in text)
+    return 64 * cost - min(len(text), 20)
+
+
+def _start(text: bytes) -> int:
+    """How a token begins: a punctuation mark is itself, and so is a control token."""
+    first = text[:1]
+    if not text.strip():
+        return BLANK
+    if first.isspace():
+        return SPACED
+    if first.isdigit():
+        return DIGIT
+    if first.isalpha():
+        return LETTER if first.islower() else CAPITAL
+    return first[0] if first[0] < 128 else BEYOND
+
+
+def _kind(text: bytes) -> int:
+    """What a token is made of; tokens that are alike in this do alike to an ending."""
+    marks = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
+    kind = sum(1 << n for n, mark in enumerate(marks) if any(byte in mark for byte in text))
+    plain = [str.isalpha, str.isdigit, str.isspace]
+    whole = text.decode("utf-8", "ignore")
+    kind |= sum(1 << (9 + n) for n, has in enumerate(plain) if any(map(has, whole)))
+    missing = 4 if not text.isascii() else 0
+    if missing:
+        missing += next((n for n in range(1, 4) if _opens(text, n)), 0)
+    return kind << 4 | missing
+
+
+def _opens(text: bytes, missing: int) -> bool:
+    """Whether so many bytes of its last character are yet to come."""
+    for size in (2, 3, 4):
+        have = size - missing
+        if 0 < have <= len(text) and 256 - (256 >> size) <= text[-have] < 256 - (128 >> size):
+            return True
+    return False

@@ -1,0 +1,201 @@
+"""A checkpoint's tokens as bytes, from its tokenizer.json, and llguidance's tree of them.
+
+Read without the tokenizers library, which would keep all other threads waiting for half a second
+where a vocabulary is large.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from mlx_server import limits
+from mlx_server.checkpoints.token_text import byte_letters, is_control
+from mlx_server.worker.constrained_decoding.token_classes import Pieces
+
+Words = NDArray[np.uint32]
+"""A bit for each token: whether it is allowed."""
+
+
+CONTROL = 0xFF
+"""No text has this byte. It begins what stands for a control token."""
+
+
+class Unusable(ValueError):
+    """No grammar and no budget can be kept with this tokenizer."""
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _Added(msgspec.Struct):
+    content: str
+    special: bool = False
+
+
+class _File(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_Added] = []
+    decoder: dict[str, Any] | None = None
+
+
+class Vocabulary:
+    def __init__(self, folder: Path, stop_tokens: Sequence[int]) -> None:
+        """Raises Unusable."""
+        file = _read(folder / "tokenizer.json")
+        names = _names(file.model.vocab)
+        added = dict(_numbered(file.added_tokens, names))
+        spelled = _speller(file.decoder)
+        self.control = {
+            id: a.content for id, a in added.items() if is_control(a.content, a.special)
+        }
+        size = 1 + max((*names.values(), *added), default=0)
+        if size > limits.VOCABULARY_TOKENS.value:
+            raise Unusable(f"tokenizer.json has a token {size - 1}")
+        self.text = [b""] * size
+        """Of each token; a control token is byte 255 and its id in brackets."""
+        for name, id in names.items():
+            self.text[id] = spelled(name)
+        for id, token in added.items():
+            self.text[id] = b"\xff[%d]" % id if id in self.control else spelled(token.content)
+        self.stop_tokens = [id for id in stop_tokens if 0 <= id < size]
+        self.ends = _bits(self.stop_tokens, size)
+        self.known = _bits((id for id, text in enumerate(self.text) if text), size)
+        """A grammar can name ids that no token has."""
+        self._tree: LLTokenizer | None = None
+        self._pieces: Pieces | None = None
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def plant(self) -> "Vocabulary":
+        """Makes the tree, which takes longest and keeps other threads waiting: in two parts."""
+        if self.stop_tokens:
+            bare = LLTokenizer(
+                TokenizerWrapper(_Tokens(self)), eos_token=self.stop_tokens, slices=[]
+            )
+            # with slices, a mask inside a string of JSON takes an eighth of the time
+            self._tree = bare.with_slices(LLTokenizer.general_slices())
+            self._pieces = Pieces(self.text, self.stop_tokens, self.control)
+        return self
+
+    @property
+    def tree(self) -> LLTokenizer:
+        if self._tree is None:
+            raise Unusable("no token is known that ends an answer of this model")
+        return self._tree
+
+    @property
+    def pieces(self) -> Pieces:
+        """What grammars are brought to their end with."""
+        assert self._pieces is not None
+        return self._pieces
+
+
+class _Tokens:
+    """A vocabulary as llguidance wants it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.stop_tokens[0]
+        self.bos_token_id = None
+        self.tokens = [
+            vocabulary.control[id].encode() if id in vocabulary.control else text
+            for id, text in enumerate(vocabulary.text)
+        ]
+        self.special_token_ids = list(vocabulary.control)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """For text that a grammar forces; ours force none, see grammars/lark.py."""
+        return []
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        raise Unusable("the model has no tokenizer.json") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise Unusable(f"tokenizer.json can't be read: {error}") from None
+
+
+def _names(vocab: dict[str, int] | list[tuple[str, float]]) -> dict[str, int]:
+    if isinstance(vocab, dict):
+        return {name: id for name, id in vocab.items() if id >= 0}
+    return {name: id for id, (name, _) in enumerate(vocab)}
+
+
+def _numbered(added: list[_Added], names: dict[str, int]) -> Iterator[tuple[int, _Added]]:
+    """As the tokenizers library does it, whatever ids the file gives."""
+    taken = dict(names)
+    last = -1
+    for token in added:
+        if token.content:
+            id = taken.setdefault(token.content, max(len(names), last + 1))
+            last = max(last, id)
+            yield id, token
+
+
+def _speller(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
+    """Tells the bytes of a token from its name."""
+    steps = list(_steps(decoder or {}))
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if not kinds & {"Metaspace", "ByteFallback", "Replace"}:
+        raise Unusable("its tokenizer.json does not tell the bytes of its tokens")
+    replaced = [pair for step in steps for pair in _replacements(step)]
+    return _sentence_piece(replaced, in_bytes="ByteFallback" in kinds)
+
+
+def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if decoder.get("type") == "Sequence":
+        for step in decoder.get("decoders", ()):
+            yield from _steps(step)
+    else:
+        yield decoder
+
+
+def _replacements(step: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    match step:
+        case {"type": "Metaspace", "replacement": str(mark)}:
+            yield mark, " "
+        case {"type": "Replace", "pattern": {"String": str(mark)}, "content": str(text)}:
+            yield mark, text
+
+
+_LETTERS = str.maketrans({letter: chr(byte) for letter, byte in byte_letters().items()})
+_LETTERED = re.compile(f"[{re.escape(''.join(byte_letters()))}]*")
+
+
+def _byte_level(name: str) -> bytes:
+    if _LETTERED.fullmatch(name):
+        return _no_control(name.translate(_LETTERS).encode("latin-1"))
+    return name.encode()
+
+
+def _sentence_piece(replaced: list[tuple[str, str]], *, in_bytes: bool) -> Callable[[str], bytes]:
+    def spelled(name: str) -> bytes:
+        if in_bytes and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):
+            return _no_control(bytes.fromhex(byte[1]))
+        for mark, text in replaced:
+            name = name.replace(mark, text)
+        return name.encode()
+
+    return spelled
+
+
+def _no_control(text: bytes) -> bytes:
+    """Neither byte is ever part of a character."""
+    return text.replace(b"\xff", b"\xfe")
+
+
+def _bits(ids: Sequence[int] | Iterator[int], size: int) -> Words:
+    flags = np.zeros(-(-size // 32) * 32, np.bool_)
+    flags[list(ids)] = True
+    return np.packbits(flags, bitorder="little").view(np.uint32)

@@ -1,0 +1,299 @@
+"""The adapters of one loaded model: everything is checked before anything of the model changes."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server import limits
+from mlx_server.errors import AdapterInvalid
+from mlx_server.worker.lora import layers
+from mlx_server.worker.lora.layers import EMBEDDINGS, EXPERTS, LAYERS, LINEARS, SORTING, own_type
+from mlx_server.worker.lora.slots import Delta, Slots
+from mlx_server.worker.lora.tensors import Pair, read
+from mlx_server.worker.mlx_lm_internals import make_prompt_cache
+
+PREFIXES = ("", "model.", "language_model.", "language_model.model.")
+"""What mlx-lm's path of a layer may have before Hugging Face's."""
+
+ROWS, TOKENS = 2, 3
+"""Of the forward that shows how layers are called: their product is neither of them."""
+
+NAMED_LAYERS = 8
+"""Layers in the message of a refusal."""
+
+TRAIN_AGAIN = "Choose an adapter that was trained for this model, with a rank in these bounds"
+
+TRAIN_OTHERS = (
+    "Train the adapter for other layers: `keys` under `lora_parameters` of mlx-lm, or "
+    "`target_modules` of PEFT, names them"
+)
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class Calls:
+    """Of one layer, in the three forwards of a trial: what came, and the type of what went."""
+
+    shapes: list[Shape] = field(default_factory=list)
+    dtype: mx.Dtype = mx.float32
+
+
+class Adapters:
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._layers: dict[str, dict[str, Any]] = {}
+        """Of each adapter, the layers that it changes, by path."""
+        self._nbytes: dict[str, int] = {}
+        self._dtypes: dict[str, mx.Dtype] = {}
+        """Of what each wrapped layer puts out."""
+
+    def __contains__(self, adapter: str) -> bool:
+        return adapter in self._layers
+
+    def load(self, adapter: str, folder: Path) -> int:
+        """Returns its bytes. The same adapter again changes nothing."""
+        if adapter not in self:
+            self._load(adapter, folder)
+        return self._nbytes[adapter]
+
+    def unload(self, adapter: str) -> None:
+        for layer in self._layers.pop(adapter, {}).values():
+            for slots in _slots(layer):
+                slots.remove(adapter)
+                mx.eval(slots.arrays)
+        self._nbytes.pop(adapter, None)
+        used = {path for paths in self._layers.values() for path in paths}
+        modules = dict(self._model.named_modules())
+        for path in self._dtypes.keys() - used:
+            layers.unwrap(modules[path])
+            del self._dtypes[path]
+        for layer in modules.values():
+            if own_type(layer) in SORTING and not any(map(_wrapped, layer.children().values())):
+                layers.unwrap(layer)
+
+    def _load(self, adapter: str, folder: Path) -> None:
+        modules = dict(self._model.named_modules())
+        pairs = _by_path(read(folder), modules)
+        for problem, fix in ((_unsupported, TRAIN_OTHERS), (_misfit, TRAIN_AGAIN)):
+            _refuse((problem(pair, path, modules) for path, pair in pairs.items()), fix)
+        pairs, dtypes = self._called(pairs, modules)
+        if not pairs:
+            raise AdapterInvalid("it adds nothing to any layer that takes part")
+        deltas = {path: _delta(pair, modules[path], dtypes[path]) for path, pair in pairs.items()}
+        _check_values(pairs, deltas)
+        for path, delta in deltas.items():
+            self._put(adapter, modules, path, delta, head=pairs[path].head)
+        self._dtypes |= dtypes
+        self._layers[adapter] = {path: modules[path] for path in deltas}
+        self._nbytes[adapter] = _nbytes(deltas.values())
+
+    def _called(
+        self, pairs: dict[str, Pair], modules: Mapping[str, Any]
+    ) -> tuple[dict[str, Pair], dict[str, mx.Dtype]]:
+        """The pairs of layers that take part, and the types that these compute in."""
+        new = {path: modules[path] for path in pairs if path not in self._dtypes}
+        calls = _tried(self._model, new) if new else {}
+        idle = {path for path in new if not calls[path].shapes and _adds_nothing(pairs[path])}
+        used = [path for path in new if path not in idle]
+        errors = (_error_of_calls(pairs[p].name, calls[p], own_type(new[p])) for p in used)
+        _refuse(errors, TRAIN_OTHERS)
+        taking_part = {path: pair for path, pair in pairs.items() if path not in idle}
+        dtypes = {path: self._dtypes.get(path) or calls[path].dtype for path in taking_part}
+        return taking_part, dtypes
+
+    def _put(
+        self, adapter: str, modules: Mapping[str, Any], path: str, delta: Delta, *, head: bool
+    ) -> None:
+        layer = modules[path]
+        layers.wrap(layer)
+        layer.slots.put(adapter, delta)
+        if own_type(layer) in EXPERTS:
+            layers.wrap(modules[_parent(path)])
+        if own_type(layer) in EMBEDDINGS and head:
+            layer.head.put(adapter, Delta(delta.b.T, delta.a.T))
+
+
+def _refuse(errors: Iterable[str | None], fix: str) -> None:
+    """errors: of each layer, None where it can be adapted."""
+    found = sorted(error for error in errors if error)
+    if not found:
+        return
+    named = "; ".join(found[:NAMED_LAYERS])
+    if len(found) > NAMED_LAYERS:
+        named += f"; and {len(found) - NAMED_LAYERS} more layers"
+    raise AdapterInvalid(f"{named}. {fix}")
+
+
+def _by_path(pairs: Mapping[str, Pair], modules: Mapping[str, Any]) -> dict[str, Pair]:
+    found: dict[str, Pair] = {}
+    for layer, pair in pairs.items():
+        path = next((p + layer for p in PREFIXES if p + layer in modules), None)
+        if path is None:
+            raise AdapterInvalid(f"{pair.name}: the model has no such layer")
+        if path in found:
+            raise AdapterInvalid(f"{pair.name} and {found[path].name} are the same layer")
+        found[path] = pair
+    return found
+
+
+def _unsupported(pair: Pair, path: str, modules: Mapping[str, Any]) -> str | None:
+    """Why no adapter can change the layer so."""
+    layer = modules[path]
+    kind = own_type(layer)
+    # Exactly these: what is derived from them computes something else, or in other parts.
+    if kind not in LAYERS:
+        return f"{pair.name}: a {kind.__name__} can't take LoRA here"
+    if kind in EXPERTS and own_type(modules[_parent(path)]) not in SORTING:
+        around = type(modules[_parent(path)]).__name__
+        return f"{pair.name}: experts of a {around} can't take LoRA here"
+    if pair.magnitude is not None and kind not in LINEARS:
+        return f"{pair.name}: DoRA is supported for linear layers only"
+    return None
+
+
+def _misfit(pair: Pair, path: str, modules: Mapping[str, Any]) -> str | None:
+    """Why the adapter's matrices are not for the layer."""
+    layer = modules[path]
+    rank = pair.a.shape[-1]
+    if not 1 <= rank <= limits.ADAPTER_RANK.value:
+        return f"{pair.name}: the rank is {rank}, not 1 to {limits.ADAPTER_RANK.value}"
+    *experts, width, height = _shape(layer)
+    fits = pair.a.shape == (*experts, width, rank) and pair.b.shape == (*experts, rank, height)
+    if not fits or (pair.magnitude is not None and pair.magnitude.shape != (height,)):
+        return (
+            f"{pair.name}: {pair.a.shape} and {pair.b.shape} do not fit the model's layer, "
+            f"which is {(*experts, width, height)}"
+        )
+    return None
+
+
+def _shape(layer: Any) -> Shape:
+    """What goes in and what comes out, after the number of experts."""
+    kind = own_type(layer)
+    if kind in EXPERTS:
+        return layer.num_experts, layer.input_dims, layer.output_dims
+    height, width = layer.weight.shape
+    if "scales" in layer:
+        width = width * 32 // layer.bits
+    return (height, width) if kind in EMBEDDINGS else (width, height)
+
+
+def _tried(model: nn.Module, watched: Mapping[str, Any]) -> dict[str, Calls]:
+    """How layers are called while a prompt and then two tokens go through. Nothing of it is
+    computed: only the graph is built."""
+    calls = {path: Calls() for path in watched}
+    with _watching(watched, calls):
+        cache = make_prompt_cache(model)
+        for tokens in (TOKENS, 1, 1):
+            model(mx.zeros((ROWS, tokens), mx.int32), cache=cache)
+    return calls
+
+
+@contextmanager
+def _watching(watched: Mapping[str, Any], calls: Mapping[str, Calls]) -> Iterator[None]:
+    types = {path: type(layer) for path, layer in watched.items()}
+    paths = {id(layer): path for path, layer in watched.items()}
+
+    def heard(layer: Any, x: mx.array, y: mx.array) -> mx.array:
+        calls[paths[id(layer)]].shapes.append(x.shape)
+        calls[paths[id(layer)]].dtype = y.dtype
+        return y
+
+    class Watched:
+        def __call__(self, x: mx.array, *rest: Any, **named: Any) -> mx.array:
+            return heard(self, x, super().__call__(x, *rest, **named))  # type: ignore[misc]
+
+        def as_linear(self, x: mx.array) -> mx.array:
+            return heard(self, x, super().as_linear(x))  # type: ignore[misc]
+
+    try:
+        for path, layer in watched.items():
+            layer.__class__ = type("Watched", (Watched, types[path]), {})
+        yield
+    finally:
+        for path, layer in watched.items():
+            layer.__class__ = types[path]
+
+
+def _error_of_calls(name: str, calls: Calls, kind: type) -> str | None:
+    """A layer that is called in no step of decoding is read some other way, or was compiled: what
+    is added to it would come to nothing, or to the same for every row."""
+    sizes = [shape[0] if shape else 0 for shape in calls.shapes]
+    prompt = [size for size in sizes if size != ROWS]
+    if kind in EXPERTS:  # they say themselves which row is which
+        prompt = []
+    if len(calls.shapes) < 3:
+        return f"{name}: the model does not call this layer in each step"
+    if any(size != ROWS * TOKENS for size in prompt):
+        return f"{name}: the model does not call this layer row by row"
+    return None
+
+
+def _adds_nothing(pair: Pair) -> bool:
+    """As what was trained of a layer that takes no part."""
+    return pair.magnitude is None and not mx.any(pair.b).item()
+
+
+def _delta(pair: Pair, layer: Any, output: mx.Dtype) -> Delta:
+    """In no lower precision than what it is added to, or than it was stored in."""
+    a, b = pair.a.astype(_finer(pair.a.dtype, output)), pair.b.astype(_finer(pair.b.dtype, output))
+    b = b if pair.scale == 1 else (b * pair.scale).astype(b.dtype)
+    if pair.magnitude is None:
+        return Delta(mx.contiguous(a), mx.contiguous(b))
+    adapted = _weight(layer).astype(mx.float32) + (a @ b).T
+    grown = pair.magnitude / mx.linalg.norm(adapted, axis=1)
+    return Delta(mx.contiguous(a), (b * grown).astype(b.dtype), (grown - 1).astype(mx.float32))
+
+
+def _finer(stored: mx.Dtype, output: mx.Dtype) -> mx.Dtype:
+    return mx.result_type(mx.zeros((), stored), mx.zeros((), output))
+
+
+def _weight(layer: Any) -> mx.array:
+    if "scales" not in layer:
+        weight: mx.array = layer.weight
+        return weight
+    return mx.dequantize(
+        layer.weight,
+        layer.scales,
+        layer.get("biases"),
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+    )
+
+
+def _check_values(pairs: Mapping[str, Pair], deltas: Mapping[str, Delta]) -> None:
+    """One evaluation for all; what is loaded is in memory after it."""
+    finite = mx.stack(
+        [
+            mx.all(mx.stack([mx.isfinite(array).all() for array in d.arrays]))
+            for d in deltas.values()
+        ]
+    )
+    mx.eval(finite, [delta.arrays for delta in deltas.values()])
+    for path, good in zip(deltas, cast(list[bool], finite.tolist()), strict=True):
+        if not good:
+            raise AdapterInvalid(f"{pairs[path].name}: some values are not finite")
+
+
+def _nbytes(deltas: Iterable[Delta]) -> int:
+    return sum(array.nbytes for delta in deltas for array in delta.arrays)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _slots(layer: Any) -> list[Slots]:
+    return [getattr(layer, name) for name in ("slots", "head") if hasattr(layer, name)]
+
+
+def _wrapped(layer: Any) -> bool:
+    return hasattr(layer, "slots")

@@ -1,0 +1,61 @@
+"""One model's load, a piece at a time: memory wired, weights read, kernels compiled."""
+
+import logging
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server.engine.wired_memory import next_limit, parse_wired, wiring
+from mlx_server.worker import weights
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.read_rate import ReadPace
+from mlx_server.worker.warm_up import warm_up
+
+log = logging.getLogger("mlx_server.engine")
+
+Progress = Generator[tuple[int, int] | None, None, nn.Module]
+"""Bytes read and bytes in all, None after a step that warms the model up; at last the model."""
+
+
+def load(path: Path, pace: ReadPace, wire: Callable[[int], None], concurrency: int) -> Progress:
+    """wire: is told how many bytes of weights will be read, before they are."""
+    reading = weights.load(path, pace)
+    try:
+        _, total = progress = next(reading)
+        wire(total)
+        yield progress
+        network = yield from reading
+    except StopIteration as end:  # a model without weights
+        network = end.value
+    # in a batch of its own, which leaves nothing in the prompt cache and teaches no pace
+    for _ in warm_up(Batch(network, concurrency=concurrency), concurrency):
+        yield None
+    return network
+
+
+class WiredLimit:
+    """Of this process. See `wiring` for when it grows."""
+
+    def __init__(self, wired: str) -> None:
+        self._wired = parse_wired(wired)
+        self._limit = 0
+
+    def before_reading(self, nbytes: int, present: Iterable[nn.Module], *, rows: bool) -> None:
+        """nbytes: of weights that will be read. rows: whether any are under way."""
+        if not mx.metal.is_available():
+            return
+        working_set = int(mx.device_info()["max_recommended_working_set_size"])
+        total = nbytes + sum(a.nbytes for model in present for a in weights.arrays(model))
+        wanted = wiring(self._wired, total, working_set)
+        limit = next_limit(self._limit, wanted.limit, rows=rows)
+        if limit == self._limit:
+            return
+        try:
+            mx.clear_cache()  # what is kept for reuse would be wired too
+            mx.set_wired_limit(limit)
+            self._limit = limit
+            log.info("%d MB of weights are wired: %s", limit // 10**6, wanted.why)
+        except (RuntimeError, ValueError) as error:  # as before macOS 15
+            log.warning("weights can't be wired: %s", error)

@@ -1,0 +1,140 @@
+"""The two phases of a row, prefill and decode: the two halves of mlx-lm's BatchGenerator.
+
+The row objects travel through mlx-lm's batches as its per-row "samplers", so they are merged and
+filtered with the caches, and with them goes the adapter of each row.
+"""
+
+from typing import Any, cast
+
+import mlx.core as mx
+
+from mlx_server.engine.device_errors import device_error
+from mlx_server.engine.messages import Logprobs
+from mlx_server.worker.lora.slots import Rows, using
+from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
+from mlx_server.worker.sampling import Row, RowLogprobs, Sampled, Sampler, one_by_one
+
+PER_ROW = (
+    *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
+    *("_next_logprobs", "_token_context", "_num_tokens", "_matchers"),
+)
+"""What mlx-lm keeps in a list with an entry for each row."""
+
+
+class Decode(GenerationBatch):
+    # of mlx-lm's own state, what is read here
+    uids: list[int]
+    tokens: list[list[int]]
+    samplers: list[Row]
+    prompt_cache: list[Any]
+    _next_tokens: mx.array
+    _next_logprobs: list[RowLogprobs | None]
+
+    _made: tuple[Sampler, Rows] | None = None
+
+    def _step(self) -> tuple[list[int], list[Logprobs | None]]:
+        inputs, logprobs = self._next_tokens, self._next_logprobs
+        self._current_tokens, self._current_logprobs = inputs, logprobs
+
+        sampler, rows = self._for_rows()
+        with using(rows):
+            logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        faults = [row.fault for row in self.samplers]
+        sampled = self._sampled(sampler, logits, inputs)
+        self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
+        mx.async_eval(*sampled.pending)
+
+        # Reading the previous step's tokens overlaps with computing this one's.
+        ids = cast(list[int], inputs.tolist())
+        for tokens, token in zip(self.tokens, ids, strict=True):
+            tokens.append(token)
+        for row, fault in zip(self.samplers, faults, strict=True):
+            row.error = fault()
+        return ids, [entry.read() if entry else None for entry in logprobs]
+
+    def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
+        caps = None
+        if sampler.guided:
+            mx.async_eval(logits)  # the caps are made meanwhile
+            caps = sampler.caps(inputs, logits.shape[-1])
+        try:
+            return sampler(logits, inputs, caps)
+        except Exception as error:
+            if device_error(error):  # no row's own
+                raise
+            return one_by_one(self.samplers, logits, inputs, caps)
+
+    def part(self, at: int) -> "Decode":
+        """One row, which leaves with all that it has."""
+        one = self._row(at)
+        one.prompt_cache = Prefill(self.model, one.uids, [self.extract_cache(at)]).prompt_cache
+        mx.eval([cache.state for cache in one.prompt_cache])  # or it would keep all of the batch
+        self.filter([i for i in range(len(self)) if i != at])
+        return one
+
+    def part_without_cache(self, at: int) -> "Decode":
+        one = self._row(at)
+        self.filter([i for i in range(len(self)) if i != at])
+        return one
+
+    def _row(self, at: int) -> "Decode":
+        one: Decode = Decode.empty(self.model, self.fallback_sampler)
+        for name in PER_ROW:
+            setattr(one, name, [getattr(self, name)[at]])
+        one._next_tokens = self._next_tokens[at : at + 1]
+        return one
+
+    def _for_rows(self) -> tuple[Sampler, Rows]:
+        """What was made for a step serves the next one if its rows are the same."""
+        if self._made is None or self._made[0].rows != self.samplers:
+            self._made = Sampler(self.samplers), _rows(self.samplers)
+        return self._made
+
+
+class Prefill(PromptProcessingBatch):
+    uids: list[int]
+    tokens: list[list[int]]
+    samplers: list[Row]
+    prompt_cache: list[Any]
+    logits_processors: list[Any]
+
+    def prompt(self, tokens: list[list[int]]) -> None:
+        """Computes so much more of each row's prompt."""
+        lengths = [len(row) for row in tokens]
+        if max(lengths) == 1 and min(lengths) == 0:
+            self._prompt_token(tokens, lengths)
+        else:
+            with using(_rows(self.samplers)):
+                super().prompt(tokens)
+
+    def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
+        """One token for some rows, none for others. Padded to two: what is one token wide, a
+        rotating cache takes for a step of decoding, in which no row is padded."""
+        for known, row in zip(self.tokens, tokens, strict=True):
+            known += row
+        for cache in self.prompt_cache:
+            cache.prepare(lengths=lengths, right_padding=[2 - length for length in lengths])
+        with using(_rows(self.samplers)):
+            self.model(mx.array([[*row, 0, 0][:2] for row in tokens]), cache=self.prompt_cache)
+        for cache in self.prompt_cache:
+            cache.finalize()
+        mx.eval([cache.state for cache in self.prompt_cache])
+
+    def decode(self, last_tokens: list[int]) -> Decode:
+        """The same rows, all but the last token of each computed, as a batch that decodes."""
+        return Decode(
+            self.model,
+            self.uids,
+            mx.array(last_tokens),
+            self.prompt_cache,
+            self.tokens,
+            self.samplers,
+            self.fallback_sampler,
+            self.logits_processors,
+            self.stop_sequences,
+            self.max_tokens,
+        )
+
+
+def _rows(rows: list[Row]) -> Rows:
+    return Rows([row.use for row in rows])

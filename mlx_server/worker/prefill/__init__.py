@@ -1,0 +1,1 @@
+"""Prompts before their first token: their order, the budget of a step, and the cache."""

@@ -1,0 +1,33 @@
+"""How likely a prompt is to the model, token by token; what is computed serves as its prefill."""
+
+from collections.abc import Generator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server.engine.messages import Logprobs
+from mlx_server.worker.lora.slots import BASE, Rows, Use, using
+from mlx_server.worker.mlx_lm_internals import make_prompt_cache
+from mlx_server.worker.sampling import RowLogprobs, step_logprobs
+
+PIECE = 128
+"""Tokens scored between two steps of the rows that decode."""
+
+Scoring = Generator[None, None, tuple[list[Logprobs], list[Any]]]
+
+
+def score(model: nn.Module, prompt: list[int], top: int, use: Use = BASE) -> Scoring:
+    """Returns the log probability of each token but the first, and the cache that this made."""
+    cache = make_prompt_cache(model)
+    rows = Rows([use])
+    found: list[Logprobs] = []
+    for start in range(0, len(prompt) - 1, PIECE):
+        piece = prompt[start : min(start + PIECE, len(prompt) - 1)]
+        with using(rows):
+            logits = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
+        followers = mx.array(prompt[start + 1 : start + 1 + len(piece)])
+        reported = step_logprobs(logits, followers, top)
+        found += [RowLogprobs(reported, (place, top)).read() for place in range(len(piece))]
+        yield
+    return found, cache

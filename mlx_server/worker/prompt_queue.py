@@ -1,0 +1,115 @@
+"""Prompts on their way through a batch: those that wait, and those that are computed together."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_server.worker.mlx_lm_internals import StopSequences
+from mlx_server.worker.phases import Decode, Prefill
+from mlx_server.worker.prefill.budget import MOST
+from mlx_server.worker.sampling import Row
+
+LAST_PIECE = 1.15
+"""So many times as long as other pieces, the last of a prompt may be: a short one wastes time."""
+
+SHARED = 32
+"""Two prompts that begin with so many equal tokens are prefilled one after the other, the second
+from what the first left in the prompt cache."""
+
+
+@dataclass
+class Waiting:
+    """A row that has not begun."""
+
+    row: Row
+    prompt: list[int]
+    max_tokens: int
+    stops: StopSequences
+    script: list[int] | None
+    cache: list[Any] | None
+    """Of the whole prompt but its last token, if that was computed on the way here."""
+    known: int
+    """Tokens that were in the prompt cache when it came."""
+    script_from: int = 0
+    """Tokens of its own prompt, behind which the script is played."""
+    begun: bool = False
+    """Before it was preempted, if it was."""
+    decode: Decode | None = None
+    """Of a row that was preempted: what it goes on with, once the cache of its prompt is computed,
+    which is all that it had but its last token."""
+
+    @property
+    def client(self) -> str:
+        return self.row.client
+
+    @property
+    def number(self) -> int:
+        return self.row.number
+
+    @property
+    def left(self) -> int:
+        return len(self.prompt) - self.known
+
+    @property
+    def rows(self) -> list[Row]:
+        return [self.row]
+
+    @property
+    def context(self) -> int:
+        return self.known
+
+
+class Group:
+    """Rows whose prompts are computed together, piece by piece."""
+
+    def __init__(
+        self, batch: Prefill, rest: list[list[int]], resumed: Decode | None = None
+    ) -> None:
+        """resumed: its one row goes on with this."""
+        self.batch = batch
+        self.resumed = resumed
+        self.rest = rest
+        """Of each row, the tokens not computed yet; the last one decodes."""
+        self.client, self.number = self.rows[0].client, self.rows[0].number
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.batch.samplers
+
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.rest))
+
+    @property
+    def context(self) -> int:
+        return max(map(len, self.batch.tokens))
+
+    def compute(self, tokens: int) -> list[int]:
+        """Up to so many tokens of all rows together; how many it was of each."""
+        size = max(1, tokens // len(self.rest))
+        longest = max(map(len, self.rest)) - 1
+        size = longest if longest < min(size * LAST_PIECE, MOST) else size
+        sizes = [min(size, len(rest) - 1) for rest in self.rest]
+        if size:
+            self.batch.prompt([rest[:n] for rest, n in zip(self.rest, sizes, strict=True)])
+            self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
+        return sizes
+
+    @property
+    def is_computed(self) -> bool:
+        return all(len(rest) == 1 for rest in self.rest)
+
+    def decode(self) -> Decode:
+        if self.resumed is None:
+            return self.batch.decode([rest[0] for rest in self.rest])
+        self.resumed.prompt_cache = self.batch.prompt_cache
+        return self.resumed
+
+    def cancel(self, number: int) -> None:
+        at = self.batch.uids.index(number)
+        self.rest.pop(at)
+        self.batch.filter([i for i in range(len(self.batch)) if i != at])
+
+
+def begin_alike(candidate: Waiting, taken: list[Waiting]) -> bool:
+    beginning = candidate.prompt[:SHARED]
+    return len(beginning) == SHARED and any(w.prompt[:SHARED] == beginning for w in taken)

@@ -1,0 +1,60 @@
+"""What a row may ask of the engine: what gets past here is computed together with other rows."""
+
+import math
+
+from mlx_server import limits
+from mlx_server.engine.messages import Generate, Thinking
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.batch import Batch
+
+LARGEST_SCALE = 4.0
+
+
+def check_row(command: Generate, batch: Batch) -> None:
+    """Raises ValueError for what could harm other rows."""
+    if not command.prompt:
+        raise ValueError("the prompt is empty")
+    if command.max_tokens < (0 if command.score else 1):
+        raise ValueError(f"{command.max_tokens} tokens can't be generated")
+    if command.script is not None and not (command.script and batch.plays):
+        raise ValueError("there is no script to play, or no model that plays it")
+    if not 0 <= command.adapter_scale <= LARGEST_SCALE:
+        raise ValueError(f"the adapter's scale is not 0 to {LARGEST_SCALE:g}")
+    if not 0 <= command.delay < math.inf:
+        raise ValueError("the delay is out of range")
+    # MLX checks no index: an id past the end reads, or overwrites, what lies there.
+    ids = [*command.prompt, *command.sampling.logit_bias]
+    if command.thinking:
+        _check_thinking(command.thinking)
+        ids += command.thinking.end
+    if len(command.grammar or "") > limits.WHOLE_GRAMMAR_CHARACTERS.value:
+        raise ValueError("the grammar is too long")
+    for id in (min(ids), max(ids)):
+        if not 0 <= id < batch.vocabulary:
+            raise ValueError(f"token id {id} is outside the vocabulary of {batch.vocabulary}")
+    if not _in_range(command.sampling):
+        raise ValueError("a sampling parameter is out of range")
+
+
+def _check_thinking(thinking: Thinking) -> None:
+    marks = [*thinking.opens, *thinking.closes]
+    tokens = (thinking.budget or 0, thinking.answer or 0)
+    if min(tokens) < 0 or not 0 < len(thinking.end) <= limits.REASONING_MARK_TOKENS.value:
+        raise ValueError("reasoning can't be ended like that")
+    if len(marks) > limits.REASONING_MARKS.value or not all(
+        0 < len(mark) <= limits.REASONING_MARK_TOKENS.value for mark in marks
+    ):
+        raise ValueError("the marks of reasoning are empty, too long or too many")
+
+
+def _in_range(s: SamplingParams) -> bool:
+    penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+    return (
+        all(map(math.isfinite, (s.temperature, *penalties, *s.logit_bias.values())))
+        and s.repetition_penalty > 0
+        and s.temperature >= 0
+        and s.top_k >= 0
+        and s.top_p > 0
+        and 0 <= s.min_p <= 1
+        and (s.logprobs or 0) >= 0
+    )

@@ -1,0 +1,403 @@
+"""The next token of every row of a batch, chosen in one pass that reads nothing back.
+
+Every row draws from a key of its own, made of its seed and the number of tokens it has drawn, so
+that its neighbours and its place in the batch can't change what it gets. A token is drawn by
+adding Gumbel noise and taking the largest: masked tokens stay at minus infinity and can't win.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from hashlib import blake2b
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_server.engine.device_errors import device_error
+from mlx_server.engine.messages import Logprobs
+from mlx_server.errors import told
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.constrained_decoding.logit_constraints import FURTHEST, Caps, Guide
+from mlx_server.worker.lora.slots import BASE, Use
+
+log = logging.getLogger("mlx_server.engine")
+
+NOTHING = -math.inf
+
+COLDEST = 1e-5
+"""A temperature below this counts as 0: scores divided by it leave float32 or its precision."""
+
+LEAST_MASS = 1e-6
+"""A top_p below this means the likeliest token, but could be 0 in float32, which means nothing."""
+
+LEAST_NOISE = -4.0
+"""Below what the smallest uniform but zero gives."""
+
+Fault = Callable[[], str | None]
+
+NOT_NUMBERS = "the model gave no numbers to choose its next token by"
+
+
+class Row:
+    """One sequence being generated: what it asked for, and what sampling keeps for it."""
+
+    def __init__(
+        self, number: int, prompt: Sequence[int], sampling: SamplingParams, vocabulary: int
+    ) -> None:
+        self.number = number
+        self.sampling = sampling
+        self.delay = 0.0
+        self.client = ""
+        self.use: Use = BASE
+        self.guide: Guide | None = None
+        self.drawn = 0
+        self.fault: Fault = _none
+        """Of the latest draw: known once that is computed."""
+        self.error: str | None = None
+        """What was wrong with a draw."""
+        self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
+        if self.penalised:
+            in_prompt = np.zeros(vocabulary, np.bool_)
+            in_prompt[list(prompt)] = True
+            self.in_prompt = mx.array(in_prompt)
+            self.counts = mx.zeros(vocabulary)
+
+    @property
+    def failure(self) -> str | None:
+        """Why it can't go on."""
+        return self.error or (self.guide.failure if self.guide else None)
+
+    @property
+    def penalised(self) -> bool:
+        s = self.sampling
+        return (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    def key(self) -> tuple[int, int]:
+        """The random key of the row's next draw."""
+        digest = blake2b(self._seed + self.drawn.to_bytes(8, "little"), digest_size=8).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def _none() -> None:
+    return None
+
+
+class Sampled:
+    """What a step chose, not yet computed: evaluate `pending`, then read."""
+
+    def __init__(
+        self, tokens: mx.array, logprobs: list["RowLogprobs | None"], pending: list[mx.array]
+    ) -> None:
+        self.tokens = tokens
+        self.logprobs = logprobs
+        self.pending = [tokens, *pending]
+
+
+class Sampler:
+    """Samples for one fixed list of rows; a batch whose rows change takes a new one."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
+        self._biases = _Biases(rows)
+        self._penalties = _Penalties(rows)
+        self._masks = _Masks(rows)
+        self._draws = _Draws(rows)
+        self._reports = _Reports(rows)
+
+    @property
+    def guided(self) -> bool:
+        return bool(self._masks.at)
+
+    def caps(self, inputs: mx.array, width: int) -> mx.array | None:
+        """Of the guided rows (see logit_constraints.py); waits for the inputs."""
+        ids = cast(list[int], inputs.tolist())
+        drawn = [ids[i] if self.rows[i].drawn else None for i in self._masks.at]
+        found = self._masks.caps.step(drawn, width)
+        return None if found is None else mx.array(found)
+
+    def __call__(self, logits: mx.array, inputs: mx.array, caps: mx.array | None = None) -> Sampled:
+        """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow."""
+        raw = logits.astype(mx.float32)
+        logits = self._biases(raw)
+        logits = self._penalties(logits, inputs)
+        if caps is not None:
+            logits = self._masks(logits, caps)
+        tokens = self._draws(logits)
+        reported = self._reports(raw, tokens)
+        faults = _Faults(raw)
+        # Nothing of a row changes before all went well: else its draw could not be repeated.
+        self._penalties.keep()
+        for place, row in enumerate(self.rows):
+            row.drawn += 1
+            row.fault = partial(faults.of, place)
+        logprobs = [RowLogprobs(reported, place) for place in self._reports.places]
+        by_row = dict(zip(self._reports.at, logprobs, strict=True))
+        return Sampled(
+            tokens,
+            [by_row.get(i) for i in range(len(self.rows))],
+            [faults.fine, *self._penalties.state(), *reported.arrays()],
+        )
+
+
+def one_by_one(
+    rows: Sequence[Row], logits: mx.array, inputs: mx.array, caps: mx.array | None = None
+) -> Sampled:
+    """As a Sampler of all the rows, which raised: the row that it was about is told from others."""
+    guided = iter(range(len(rows)))
+    each = []
+    for at, row in enumerate(rows):
+        own = None
+        if row.guide:
+            place = next(guided)
+            own = None if caps is None else caps[place : place + 1]
+        each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], own))
+    return Sampled(
+        mx.concatenate([sampled.tokens for sampled in each]),
+        [entry for sampled in each for entry in sampled.logprobs],
+        [array for sampled in each for array in sampled.pending],
+    )
+
+
+def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, masks: mx.array | None) -> Sampled:
+    try:
+        return Sampler([row])(logits, inputs, masks)
+    except Exception as error:
+        if device_error(error):  # no row's own
+            raise
+        log.warning("row %d can't be sampled", row.number, exc_info=True)
+        message = f"its next token could not be chosen: {told(error)}"
+        row.fault = lambda: message
+        return Sampled(mx.zeros(1, mx.uint32), [None], [])
+
+
+class _Faults:
+    """Which rows of a step had logits that are numbers, read back once for all."""
+
+    def __init__(self, raw: mx.array) -> None:
+        # One NaN or infinity shows in the sum; a token may be ruled out by minus infinity.
+        self.fine = mx.sum(raw, axis=-1) < math.inf
+
+    @cached_property
+    def _fine(self) -> list[bool]:
+        fine: list[bool] = np.array(self.fine).tolist()
+        return fine
+
+    def of(self, place: int) -> str | None:
+        return None if self._fine[place] else NOT_NUMBERS
+
+
+class _Biases:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        entries = [(i, t, b) for i, r in enumerate(rows) for t, b in r.sampling.logit_bias.items()]
+        self.any = bool(entries)
+        if self.any:
+            at, tokens, values = zip(*entries, strict=True)
+            self.at, self.tokens, self.values = mx.array(at), mx.array(tokens), mx.array(values)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        return logits.at[self.at, self.tokens].add(self.values) if self.any else logits
+
+
+class _Penalties:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.at = [i for i, row in enumerate(rows) if row.penalised]
+        self.rows = [rows[i] for i in self.at]
+        if self.rows:
+            self.repetition = _column(self.rows, lambda s: s.repetition_penalty)
+            self.presence = _column(self.rows, lambda s: s.presence_penalty)
+            self.frequency = _column(self.rows, lambda s: s.frequency_penalty)
+            self.in_prompt = mx.stack([row.in_prompt for row in self.rows])
+
+    def __call__(self, logits: mx.array, inputs: mx.array) -> mx.array:
+        if not self.rows:
+            return logits
+        at = mx.array(self.at)
+        counts = self._counted(inputs[at])
+        scores = logits[at]
+        scores = mx.where(
+            self.in_prompt | (counts > 0),
+            mx.where(scores > 0, scores / self.repetition, scores * self.repetition),
+            scores,
+        )
+        scores = scores - self.frequency * counts - self.presence * (counts > 0)
+        return _replaced(logits, at, scores)
+
+    def _counted(self, inputs: mx.array) -> mx.array:
+        """How often each token is in each answer; the first input still belongs to the prompt."""
+        counts = mx.stack([row.counts for row in self.rows])
+        generated = mx.array([float(row.drawn > 0) for row in self.rows])
+        counts = counts.at[mx.arange(len(self.rows)), inputs].add(generated)
+        self.counts = counts
+        return counts
+
+    def keep(self) -> None:
+        for i, row in enumerate(self.rows):
+            row.counts = self.counts[i]
+
+    def state(self) -> list[mx.array]:
+        return [row.counts for row in self.rows]
+
+
+class _Masks:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.at = [i for i, row in enumerate(rows) if row.guide]
+        self.caps = Caps([row.guide for row in rows if row.guide])
+        self.all = len(self.at) == len(rows)
+        self.pushed = any(rows[i].penalised or rows[i].sampling.logit_bias for i in self.at)
+
+    def __call__(self, logits: mx.array, caps: mx.array) -> mx.array:
+        if self.all:
+            return self._capped(logits, caps)
+        at = mx.array(self.at)
+        return _replaced(logits, at, self._capped(logits[at], caps))
+
+    def _capped(self, logits: mx.array, caps: mx.array) -> mx.array:
+        return mx.minimum(mx.maximum(logits, -FURTHEST) if self.pushed else logits, caps)
+
+
+class _Draws:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.count = len(rows)
+        self.at = [i for i, row in enumerate(rows) if row.sampling.temperature >= COLDEST]
+        self.rows = [rows[i] for i in self.at]
+        if not self.rows:
+            return
+        params = [row.sampling for row in self.rows]
+        self.temperature = _column(self.rows, lambda s: s.temperature)
+        self.narrowed = [i for i, s in enumerate(params) if s.top_k > 0 or s.top_p < 1.0]
+        if self.narrowed:
+            narrowed = [self.rows[i] for i in self.narrowed]
+            self.top_k = _column(narrowed, lambda s: s.top_k or math.inf)
+            self.top_p = _column(narrowed, lambda s: max(s.top_p, LEAST_MASS))
+        self.floored = any(s.min_p > 0 for s in params)
+        if self.floored:
+            self.floor = _column(self.rows, lambda s: math.log(s.min_p) if s.min_p else NOTHING)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        if not self.rows:
+            return mx.argmax(logits, axis=-1)
+        if len(self.rows) == self.count:
+            return self._drawn(logits)
+        at = mx.array(self.at)
+        return _replaced(mx.argmax(logits, axis=-1), at, self._drawn(logits[at]))
+
+    def _drawn(self, logits: mx.array) -> mx.array:
+        scores = logits / self.temperature
+        if self.narrowed:
+            at = mx.array(self.narrowed)
+            scores = _replaced(scores, at, narrow(scores[at], self.top_k, self.top_p))
+        if self.floored:
+            likeliest = mx.max(scores, axis=-1, keepdims=True)
+            scores = mx.where(scores < likeliest + self.floor, NOTHING, scores)
+        keys = mx.array([row.key() for row in self.rows], mx.uint32)
+        return mx.argmax(scores + _noise(keys, scores.shape[-1]), axis=-1)
+
+
+def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
+    """Keep each row's `top_k` best, and of those the fewest whose mass reaches `top_p`.
+
+    scores: [rows, vocabulary]; top_k and top_p: [rows, 1]. Ties with the last one kept stay in.
+    """
+    best_first = -mx.sort(-scores, axis=-1)
+    allowed = mx.arange(scores.shape[-1]) < top_k
+    mass = mx.softmax(mx.where(allowed, best_first, NOTHING), axis=-1)
+    reached = mx.cumsum(mass, axis=-1, inclusive=False)
+    # Rounding reaches 1 too early, and a top_p of 1 cuts nothing.
+    kept = allowed & ((reached < top_p) | (top_p >= 1))
+    worst = mx.take_along_axis(best_first, kept.sum(axis=-1, keepdims=True) - 1, axis=-1)
+    return mx.where(scores < worst, NOTHING, scores)
+
+
+class _Reports:
+    """Log probabilities for the rows that asked; the others cost nothing."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        asked = [(i, row.sampling.logprobs) for i, row in enumerate(rows)]
+        wanted = [(i, count) for i, count in asked if count is not None]
+        self.at = [i for i, _ in wanted]
+        self.places = [(place, count) for place, (_, count) in enumerate(wanted)]
+        self.most = max((count for _, count in wanted), default=0)
+
+    def __call__(self, raw: mx.array, tokens: mx.array) -> "StepLogprobs":
+        if not self.at:
+            return StepLogprobs(None, None, None)
+        at = mx.array(self.at)
+        return step_logprobs(raw[at], tokens[at], self.most)
+
+
+def step_logprobs(logits: mx.array, tokens: mx.array, most: int) -> "StepLogprobs":
+    """logits: [places, vocabulary]; tokens: [places], chosen there; most: alternatives wanted."""
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    most = min(most, logits.shape[-1])
+    if not most:
+        return StepLogprobs(chosen, None, None)
+    likeliest = mx.argpartition(-logprobs, kth=most - 1, axis=-1)[:, :most]
+    return StepLogprobs(chosen, likeliest, mx.take_along_axis(logprobs, likeliest, axis=-1))
+
+
+class StepLogprobs:
+    """One step's log probabilities, read back once for all rows that asked."""
+
+    def __init__(
+        self, chosen: mx.array | None, likeliest: mx.array | None, values: mx.array | None
+    ) -> None:
+        self._chosen, self._likeliest, self._values = chosen, likeliest, values
+
+    def arrays(self) -> list[mx.array]:
+        found = (self._chosen, self._likeliest, self._values)
+        return [array for array in found if array is not None]
+
+    @cached_property
+    def chosen(self) -> list[float]:
+        assert self._chosen is not None
+        chosen: list[float] = np.array(self._chosen).tolist()
+        return chosen
+
+    @cached_property
+    def tops(self) -> list[list[tuple[int, float]]]:
+        """Best first, and of equals the one that greedy decoding takes."""
+        if self._likeliest is None or self._values is None:
+            return [[] for _ in self.chosen]
+        ids, values = np.array(self._likeliest).tolist(), np.array(self._values).tolist()
+        return [
+            sorted(zip(*row, strict=True), key=lambda top: (-top[1], top[0]))
+            for row in zip(ids, values, strict=True)
+        ]
+
+
+class RowLogprobs:
+    """One row's share of a step's log probabilities; stays with the row when the batch changes."""
+
+    def __init__(self, step: StepLogprobs, place: tuple[int, int]) -> None:
+        self._step = step
+        self._place, self._count = place
+
+    def read(self) -> Logprobs:
+        top = self._step.tops[self._place][: self._count]
+        return Logprobs(self._step.chosen[self._place], top)
+
+
+def _column(rows: Sequence[Row], field: Callable[[SamplingParams], float]) -> mx.array:
+    return mx.array([[float(field(row.sampling))] for row in rows])
+
+
+def _replaced(whole: mx.array, at: mx.array, part: mx.array) -> mx.array:
+    result = mx.array(whole)
+    result[at] = part
+    return result
+
+
+def _noise(keys: mx.array, width: int) -> mx.array:
+    def row(key: mx.array) -> mx.array:
+        return mx.random.gumbel((width,), key=key)
+
+    # A uniform of zero gives minus infinity, which would not tell a token from a masked one.
+    return mx.maximum(mx.vmap(row)(keys), LEAST_NOISE)
+
+
+def _eight_bytes(seed: int) -> bytes:
+    return (seed & (2**64 - 1)).to_bytes(8, "little")

@@ -1,0 +1,69 @@
+"""Weights from a checkpoint folder, a piece at a time."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlx_server.checkpoints.architectures import SAME
+from mlx_server.worker.mlx_lm_internals import get_classes, load_model
+from mlx_server.worker.read_rate import ReadPace
+from mlx_server.worker.replay_model import ReplayModel
+
+REPLAY = "replay"
+"""The model type of checkpoints without weights."""
+
+
+def load(path: Path, pace: ReadPace | None = None) -> Generator[tuple[int, int], None, nn.Module]:
+    """Yields (bytes read, bytes in all) as it goes, at first before it reads any; returns the
+    model. pace: how much is read between two of them."""
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    if config.get("model_type") == REPLAY:
+        return ReplayModel(config["vocab_size"])
+    model, _ = load_model(path, lazy=True, get_model_classes=_classes)
+    # The weights it began with were never computed, nor were the keys drawn for them: each load
+    # would make the chain of those longer.
+    mx.random.seed(0)
+    if not mx.metal.is_available():
+        # MLX's CPU kernels are several times faster in float32 than in either half precision.
+        model.set_dtype(mx.float32)
+    total = sum(array.nbytes for array in arrays(model))
+    done = 0
+    yield done, total
+    unread = deque(arrays(model))
+    pace = pace or ReadPace()
+    while unread:
+        piece = _piece(unread, pace.nbytes)
+        began = time.perf_counter()
+        mx.eval(piece)
+        nbytes = sum(array.nbytes for array in piece)
+        pace.learn(nbytes, time.perf_counter() - began)
+        del piece
+        done += nbytes
+        yield done, total
+    return model
+
+
+def _classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
+    model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
+    return model, arguments
+
+
+def arrays(model: nn.Module) -> list[mx.array]:
+    return [array for _, array in tree_flatten(model.parameters())]
+
+
+def _piece(unread: deque[mx.array], nbytes: int) -> list[mx.array]:
+    """At least one tensor, which can't be read in parts."""
+    piece = [unread.popleft()]
+    size = piece[0].nbytes
+    while unread and size + unread[0].nbytes <= nbytes:
+        piece.append(unread.popleft())
+        size += piece[-1].nbytes
+    return piece

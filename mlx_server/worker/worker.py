@@ -1,0 +1,476 @@
+"""The engine: token ids in, token ids out. One thread of one process owns MLX.
+
+`Engine` is a plain object: give it commands, call `step`, read its reports. `process.py` runs one
+at the far end of a socket, as the server's child process.
+"""
+
+import ctypes
+import gc
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server.engine.device_errors import ENDS, SAID, Streak, device_error
+from mlx_server.engine.messages import (
+    DEFAULT_SCHEDULE,
+    GENERATING,
+    IDLE,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
+    Admitted,
+    Cancel,
+    Command,
+    DeviceFailed,
+    Generate,
+    GoOn,
+    Hold,
+    LimitCache,
+    LimitMemory,
+    Load,
+    LoadAdapter,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Preempt,
+    Report,
+    Resume,
+    RowFailed,
+    RowRefused,
+    Schedule,
+    Scored,
+    Stepped,
+    Token,
+    Unload,
+    UnloadAdapter,
+    Unloaded,
+)
+from mlx_server.errors import ServerError, told
+from mlx_server.worker import weights
+from mlx_server.worker.batch import Batch, use
+from mlx_server.worker.buffer_cache import Buffers
+from mlx_server.worker.constrained_decoding.grammar_compiler import Refused
+from mlx_server.worker.constrained_decoding.logit_constraints import Guide, Guides
+from mlx_server.worker.lora.adapters import Adapters
+from mlx_server.worker.model_load import Progress, WiredLimit, load
+from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
+from mlx_server.worker.prompt_logprobs import Scoring, score
+from mlx_server.worker.read_rate import ReadPace
+from mlx_server.worker.row_validation import check_row
+
+log = logging.getLogger("mlx_server.engine")
+
+GONE = "the model was unloaded"
+ADAPTER_GONE = "its adapter was unloaded"
+
+MOST_FREED, FREED_SHARE = 32 << 20, 0.01
+"""What MLX keeps of freed buffers on a CPU, where it counts them for nothing: as many bytes as it
+would by itself, if that is no more than this share of its limit."""
+
+
+class Engine:
+    """Every step goes to one model: of those that have rows, the one that had the least time."""
+
+    def __init__(
+        self,
+        *,
+        concurrency: int = 16,
+        cache_bytes: int = 0,
+        wired: str = "never",
+        schedule: Schedule = DEFAULT_SCHEDULE,
+        clock: Callable[[], float] = time.perf_counter,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """wake: called in other threads when `step` has something to do before `pause` is over."""
+        self._concurrency = concurrency
+        self._schedule, self._clock = schedule, clock
+        self._cache = PromptCache(cache_bytes)
+        self._wired = WiredLimit(wired)
+        self._read_pace = ReadPace()
+        self._buffers = Buffers(mx.get_memory_limit())
+        self._device_errors = Streak()
+        self.broken = False
+        """The GPU does nothing more for this process, or fails again and again."""
+        self._loads: dict[str, Progress] = {}
+        self._warming = False
+        """Whether the last piece of a load was a step, and not read."""
+        self._batches: dict[str, Batch] = {}
+        self._adapters: dict[str, Adapters] = {}
+        self._seconds: dict[str, float] = {}
+        """That each model has had. What it did not use while it rested is written off, so that it
+        neither makes up for it nor waits for the others to do so."""
+        self._served = 0.0
+        """The most that a model had when it was served."""
+        self._guides = Guides(wake)
+        self._unguided: dict[int, Generate] = {}
+        """Rows that wait for their guide."""
+        self._scorings: dict[int, tuple[Generate, Guide | None, Scoring]] = {}
+        """Rows whose prompts are scored; the first has the next turn."""
+        self._held: set[int] = set()
+        """Rows that get no tokens for now, wherever they are."""
+        self._preempted: set[int] = set()
+        """Rows that are to be preempted when they come to a batch, if they are not in one."""
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until there is something to do; None: until there is a command."""
+        if self._loads or self._scorings:
+            return 0.0
+        now = self._clock()
+        due = [batch.ready_at - now for batch in self._batches.values() if batch]
+        due += [self._guides.pause] if self._unguided else []
+        return max(0.0, min(due)) if due else None
+
+    @property
+    def warm(self) -> bool:
+        """Whether the next step does nothing for the first time: it takes no longer than usual."""
+        begins = self._loads or self._unguided
+        return not begins and all(b.warm for b in self._batches.values() if b)
+
+    @property
+    def loading(self) -> bool:
+        return bool(self._loads)
+
+    @property
+    def doing(self) -> str:
+        """What takes longest of what there is to do."""
+        if loads := list(self._loads):
+            return f"{'warming up' if self._warming else 'loading'} {loads[0]}"
+        if waiting := list(self._unguided.values()):
+            return self._guides.doing(waiting[0].model)
+        return GENERATING if self.pause is not None else IDLE
+
+    def handle(self, command: Command) -> list[Report]:
+        """A command that the GPU fails in is carried out once more: each can be repeated, and what
+        it is about may be gone with the rows that failed. A second failure ends the process."""
+        try:
+            return self._handle(command)
+        except Exception as error:
+            if not (failed := self._device_failed(error)):
+                raise
+            log.exception("the GPU failed in a command")
+        failed += [self._stepped(model, []) for model in self._batches]
+        return failed if self.broken else [*failed, *self.handle(command)]
+
+    def _handle(self, command: Command) -> list[Report]:
+        match command:
+            case Load(model, path, stop_tokens, tokenizer):
+                self._loads[model] = self._loading(Path(path))
+                self._guides.expect(model, Path(tokenizer or path), stop_tokens)
+            case Unload(model):
+                return self._unload(model)
+            case LoadAdapter():
+                return [self._load_adapter(command)]
+            case UnloadAdapter(model, adapter):
+                return self._unload_adapter(model, adapter)
+            case Generate(row):
+                return self._alone(row, partial(self._generate, command))
+            case Cancel(rows):
+                return self._cancel(rows)
+            case Hold(rows):
+                self._held.update(rows)
+            case GoOn(rows):
+                self._held.difference_update(rows)
+            case Preempt(rows):
+                self._preempt(rows)
+            case Resume(rows):
+                self._resume(rows)
+            case LimitCache(max_bytes):
+                self._cache.limit(max_bytes)
+            case LimitMemory(max_bytes):
+                _limit_memory(max_bytes)
+                self._buffers.limit = max_bytes
+        return []
+
+    def step(self) -> list[Report]:
+        """A piece of every load, one of a scoring, and a step of one model."""
+        reports = [report for model in list(self._loads) for report in self._load(model)]
+        for row, command in list(self._unguided.items()):
+            reports += self._alone(row, partial(self._guide, command))
+        for row, (command, *_) in list(self._scorings.items())[:1]:
+            reports += self._alone(row, partial(self._score, row))
+            self._end_scoring_turn(command.client)
+            if row not in self._scorings:  # no other step may say that it waits no more
+                reports.append(self._stepped(command.model, []))
+        if model := self._next_model():
+            reports += self._step(model)
+        if not (self._scorings or any(self._batches.values())):
+            self._guides.read_ahead()
+        return reports
+
+    def _next_model(self) -> str | None:
+        now = self._clock()
+        ready = [m for m, batch in self._batches.items() if batch and batch.ready_at <= now]
+        return min(ready, key=lambda model: self._seconds[model], default=None)
+
+    def _step(self, model: str) -> list[Report]:
+        batch = self._batches[model]
+        rows = batch.rows
+        batch.shared = any(b.decoding for b in self._batches.values() if b is not batch)
+        self._served = max(self._served, self._seconds[model])
+        began = self._clock()
+        try:
+            done = batch.step()
+        except Exception as error:
+            log.exception("a step of %s failed", model)
+            if not (failed := self._device_failed(error)):
+                self._batches[model] = self._batch(model, batch.model)
+                failed = [RowFailed(row, _said(error)) for row in rows]
+            return [*failed, self._stepped(model, [])]
+        finally:
+            self._seconds[model] += self._clock() - began
+        if any(token.finish for token in done.tokens):
+            self._device_errors.answered()
+        if self._buffers.to_give_back(mx.get_cache_memory(), prefilling=batch.prefilling):
+            mx.clear_cache()
+        return [*done.prefilled, *done.progress, *done.failed, self._stepped(model, done.tokens)]
+
+    def _device_failed(self, error: Exception) -> list[Report]:
+        """Nothing, if the GPU has no part in it.
+
+        MLX raises such an error late, when work of any model waits for the GPU next. So what it
+        cost can't be told: all rows fail that are here, and all cached prompts are forgotten.
+        """
+        kind = device_error(error)
+        if kind is None:
+            return []
+        again = self._device_errors.failed(time.monotonic()) > 1
+        self.broken = self.broken or again or kind in ENDS
+        rows = [command.row for command in self._unguided.values()]
+        rows += [row for batch in self._batches.values() for row in batch.rows]
+        rows += list(self._scorings)
+        self._batches = {m: self._batch(m, b.model) for m, b in self._batches.items()}
+        self._unguided.clear()
+        self._scorings.clear()
+        self._cache.clear()
+        with suppress(Exception):  # it may fail as the step did
+            mx.clear_cache()
+        message = f"{SAID[kind]}; send the request again"
+        log.error("the GPU failed: %s", _said(error))
+        failure = DeviceFailed(kind, message, self.broken)
+        return [failure, *(RowFailed(row, message) for row in rows)]
+
+    def _stepped(self, model: str, tokens: list[Token]) -> Stepped:
+        waiting = len(self._unguided) + len(self._scorings)
+        waiting += sum(batch.waiting for batch in self._batches.values())
+        return Stepped(
+            model,
+            tokens,
+            waiting,
+            mx.get_active_memory(),
+            self._cache.nbytes,
+            mx.get_cache_memory(),
+            mx.get_peak_memory(),
+        )
+
+    def _alone(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
+        """What goes wrong with one row ends that row and no other."""
+        try:
+            return work()
+        except Refused as refusal:
+            self._unguided.pop(row, None)
+            return [RowRefused(row, str(refusal))]
+        except Exception as error:
+            self._unguided.pop(row, None)
+            self._scorings.pop(row, None)
+            log.exception("row %d failed", row)
+            return [*self._device_failed(error), RowFailed(row, _said(error))]
+
+    def _generate(self, command: Generate) -> list[Report]:
+        batch = self._batches[command.model]
+        check_row(command, batch)
+        if command.adapter is not None and command.adapter not in self._adapters[command.model]:
+            raise ValueError(f"adapter {command.adapter} is not loaded")
+        if command.grammar is None and command.thinking is None:
+            return self._admit(command, None)
+        self._unguided[command.row] = command
+        return self._guide(command)
+
+    def _guide(self, command: Generate) -> list[Report]:
+        guide = self._guides.guide(command)
+        if guide is None:
+            return []
+        del self._unguided[command.row]
+        return self._admit(command, guide)
+
+    def _admit(self, command: Generate, guide: Guide | None) -> list[Report]:
+        if command.score:
+            top = command.sampling.logprobs or 0
+            network = self._batches[command.model].model
+            scoring = score(network, command.prompt, top, use(command))
+            self._scorings[command.row] = command, guide, scoring
+        else:
+            self._add(command, guide)
+        return [Admitted(command.row)]
+
+    def _add(self, command: Generate, guide: Guide | None, cache: list[Any] | None = None) -> None:
+        batch = self._batches[command.model]
+        if not batch:
+            self._seconds[command.model] = max(self._seconds[command.model], self._served)
+        batch.add(command, cache, guide)
+        if command.row in self._preempted:
+            self._preempted.remove(command.row)
+            batch.preempt(command.row)
+
+    def _score(self, row: int) -> list[Report]:
+        command, guide, scoring = self._scorings[row]
+        try:
+            next(scoring)
+            return []
+        except StopIteration as end:
+            del self._scorings[row]
+            logprobs, cache = end.value
+        if command.max_tokens:
+            self._add(command, guide, cache)
+        return [Scored(row, logprobs)]
+
+    def _end_scoring_turn(self, client: str) -> None:
+        """Clients take turns piece by piece; of one client, the scorings go in order of arrival."""
+        for row in [r for r, (asked, *_) in self._scorings.items() if asked.client == client]:
+            self._scorings[row] = self._scorings.pop(row)
+
+    def _cancel(self, rows: list[int]) -> list[Report]:
+        self._held.difference_update(rows)
+        self._preempted.difference_update(rows)
+        for row in rows:
+            self._unguided.pop(row, None)
+            self._scorings.pop(row, None)
+            for batch in self._batches.values():
+                batch.cancel(row)
+        # With no row left there is no step to say that none waits.
+        left = self._unguided or self._scorings or any(self._batches.values())
+        return [] if left else [self._stepped(model, []) for model in self._batches]
+
+    def _preempt(self, rows: list[int]) -> None:
+        for row in rows:
+            if row in self._unguided or row in self._scorings:
+                self._preempted.add(row)
+            for batch in self._batches.values():
+                batch.preempt(row)
+        mx.clear_cache()  # what they gave back is for others
+
+    def _resume(self, rows: list[int]) -> None:
+        self._preempted.difference_update(rows)
+        for row in rows:
+            for batch in self._batches.values():
+                batch.resume(row)
+
+    def _load(self, model: str) -> list[Report]:
+        try:
+            return self._load_piece(model)
+        except Exception as error:
+            self._loads.pop(model, None)
+            self._guides.forget(model)
+            log.exception("%s did not load", model)
+            return [*self._device_failed(error), LoadFailed(model, _said(error))]
+
+    def _load_piece(self, model: str) -> list[Report]:
+        self._read_pace.beside = any(self._batches.values())
+        try:
+            progress = next(self._loads[model])
+            self._warming = progress is None
+            return [Loading(model, *progress)] if progress else []
+        except StopIteration as end:
+            del self._loads[model]
+            network = end.value
+        batch = self._batches[model] = self._batch(model, network)
+        batch.warm = self._warming
+        self._adapters[model] = Adapters(network)
+        self._seconds[model] = 0.0
+        nbytes = sum(array.nbytes for array in weights.arrays(network))
+        return [Loaded(model, batch.vocabulary, nbytes, batch.why_alone)]
+
+    def _loading(self, path: Path) -> Progress:
+        def wire(nbytes: int) -> None:
+            present = [batch.model for batch in self._batches.values()]
+            self._wired.before_reading(nbytes, present, rows=any(self._batches.values()))
+
+        return load(path, self._read_pace, wire, self._concurrency)
+
+    def _batch(self, model: str, network: nn.Module) -> Batch:
+        return Batch(
+            network,
+            concurrency=self._concurrency,
+            key=model,
+            cache=self._cache,
+            held=self._held,
+            schedule=self._schedule,
+            clock=self._clock,
+        )
+
+    def _unload(self, model: str) -> list[Report]:
+        given_up = [LoadFailed(model, GONE)] if self._loads.pop(model, None) else []
+        self._cache.forget(model)
+        batch = self._batches.pop(model, None)
+        self._adapters.pop(model, None)
+        self._seconds.pop(model, None)
+        self._guides.forget(model)
+        lost = [command.row for command in self._not_in_batches(model)]
+        for row in lost:
+            self._unguided.pop(row, None)
+            self._scorings.pop(row, None)
+        lost += batch.rows if batch is not None else []  # none may have anything to do
+        del batch
+        _give_back_memory()
+        failed = [RowFailed(row, GONE) for row in lost]
+        return [*given_up, *failed, self._stepped(model, []), Unloaded(model)]
+
+    def _load_adapter(self, command: LoadAdapter) -> Report:
+        model, adapter = command.model, command.adapter
+        try:
+            if model not in self._adapters:
+                raise ValueError(f"model {model} is not loaded")
+            nbytes = self._adapters[model].load(adapter, Path(command.path))
+        except Exception as error:
+            log.exception("adapter %s of %s did not load", adapter, model)
+            if device_error(error):  # the adapter's files are not at fault
+                raise
+            mx.clear_cache()
+            return AdapterFailed(model, adapter, _said(error))
+        return AdapterLoaded(model, adapter, nbytes)
+
+    def _unload_adapter(self, model: str, adapter: str) -> list[Report]:
+        reports: list[Report] = []
+        if model in self._adapters:
+            lost = self._rows_with(model, adapter)
+            reports += self._cancel(lost) if lost else []
+            reports += [RowFailed(row, ADAPTER_GONE) for row in lost]
+            self._cache.forget(cache_key(model, adapter))
+            self._adapters[model].unload(adapter)
+            mx.clear_cache()
+        return [*reports, AdapterUnloaded(model, adapter)]
+
+    def _rows_with(self, model: str, adapter: str) -> list[int]:
+        lost = [c.row for c in self._not_in_batches(model) if c.adapter == adapter]
+        return lost + self._batches[model].rows_with(adapter)
+
+    def _not_in_batches(self, model: str) -> list[Generate]:
+        scored = [command for command, *_ in self._scorings.values()]
+        return [c for c in [*self._unguided.values(), *scored] if c.model == model]
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, ServerError) else told(error)
+
+
+def _limit_memory(max_bytes: int) -> None:
+    mx.set_memory_limit(max_bytes)
+    if not mx.metal.is_available():  # there, the limit is also for what is kept for reuse
+        mx.set_cache_limit(min(MOST_FREED, int(FREED_SHARE * max_bytes)))
+
+
+def _give_back_memory() -> None:
+    """Unloaded weights go back to the system, not into a free list of ours."""
+    gc.collect()
+    mx.clear_cache()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,103 @@
+"""Who gets a place, and who gives his."""
+
+import pytest
+
+from mlx_server.api.transport.admission import Admission, source_of
+
+
+class Line:
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.closed = False
+
+    def close_for_another(self) -> None:
+        assert not self.closed, "once"
+        self.closed = True
+
+    def leave(self) -> None:
+        self._admission.is_busy(self)
+        self._admission.leave(self)
+
+
+@pytest.fixture
+def admission() -> Admission:
+    return Admission(4, 3)
+
+
+def entered(admission: Admission, source: str) -> Line | None:
+    line = Line(admission)
+    return line if admission.enter(line, source) else None
+
+
+def busy(admission: Admission, source: str) -> Line:
+    line = entered(admission, source)
+    assert line
+    return line
+
+
+def idle(admission: Admission, source: str) -> Line:
+    line = busy(admission, source)
+    admission.is_idle(line, source)
+    return line
+
+
+def test_the_longest_idle_one_gives_way(admission: Admission) -> None:
+    lines = [idle(admission, source) for source in "abcd"]
+    admission.is_busy(lines[0])
+    admission.is_idle(lines[0], "a")
+    assert busy(admission, "e")
+    assert [line.closed for line in lines] == [False, True, False, False]
+
+
+def test_idle_ones_go_before_those_with_half_of_a_head(admission: Admission) -> None:
+    arriving, *others = [idle(admission, source) for source in "abc"]
+    admission.is_arriving(arriving, "a")
+    silent = [idle(admission, source) for source in "d"] + others
+    for source in "efg":
+        assert busy(admission, source)
+    assert all(line.closed for line in silent)
+    assert not arriving.closed
+    assert busy(admission, "h")
+    assert arriving.closed
+
+
+def test_requests_are_never_cut(admission: Admission) -> None:
+    lines = [busy(admission, source) for source in "abcd"]
+    assert entered(admission, "e") is None
+    assert not any(line.closed for line in lines)
+    lines[0].leave()
+    assert entered(admission, "e")
+
+
+def test_one_address_leaves_places_for_others(admission: Admission) -> None:
+    lines = [busy(admission, "a") for _ in range(3)]
+    other = idle(admission, "b")
+    assert entered(admission, "a") is None
+    assert not other.closed, "an address that has too many closes its own"
+    lines[0].leave()
+    assert entered(admission, "a")
+
+
+def test_what_has_left_is_not_counted(admission: Admission) -> None:
+    for _ in range(100):
+        idle(admission, "a").leave()
+    assert len(admission) == 0
+    line = busy(admission, "a")
+    line.leave()
+    line.leave()
+    assert len(admission) == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::2:3:4:5", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%en0", "fe80::2%en0", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("", "10.0.0.1", False),
+    ],
+)
+def test_what_is_one_address(one: str, other: str, same: bool) -> None:
+    assert (source_of(one) == source_of(other)) == same

@@ -1,0 +1,96 @@
+"""Bytes that many share: in turn, never more than there are, and given back by who leaves."""
+
+import asyncio
+
+import pytest
+
+from mlx_server.api.responses.web_socket import Memory
+from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.web_sockets import OpenSockets
+from mlx_server.errors import Overloaded
+from mlx_server.store import Item
+from tests.store.make import limit, runs
+
+
+@runs
+async def test_first_come_first_served() -> None:
+    budget = Budget(10)
+    first, second, third = (budget.reserve(size) for size in (6, 6, 2))
+    await asyncio.sleep(0)
+    assert [f.done() for f in (first, second, third)] == [True, False, False], "none is overtaken"
+    assert not budget.take(1)
+    budget.give_back(6)
+    assert second.done()
+    assert third.done()
+    assert budget.used == 8
+    assert budget.take(2)
+    assert not budget.take(1)
+
+
+@runs
+async def test_who_leaves_the_line_is_passed_over() -> None:
+    budget = Budget(10)
+    assert budget.take(10)
+    first, second = budget.reserve(5), budget.reserve(5)
+    first.cancel()
+    budget.give_back(10)
+    assert second.done()
+    assert budget.used == 5
+
+
+@runs
+async def test_what_is_larger_than_all_of_it_is_alone() -> None:
+    budget = Budget(10)
+    assert budget.take(1)
+    large = budget.reserve(100)
+    assert not large.done()
+    budget.give_back(1)
+    assert large.done()
+    assert not budget.take(1)
+
+
+def said(size: int) -> list[Item]:
+    return [Item("i", b"x" * size)]
+
+
+def test_a_connection_remembers_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, "SOCKET_MEMORY_BYTES", 100)
+    budget = Budget(150)
+    memory, other = Memory(budget), Memory(budget)
+    for n in range(3):
+        memory.keep(f"{n}", said(40))
+    assert list(memory.said) == ["1", "2"]
+    memory.keep("large", said(101))
+    assert list(memory.said) == ["1", "2"]
+    memory.keep("2", said(60))
+    assert list(memory.said) == ["1", "2"]
+    assert budget.used == 100
+    other.keep("a", said(60))
+    assert not other.said, "there is no room for it in all"
+    other.keep("b", said(50))
+    assert budget.used == 150
+    for each in (memory, other):
+        each.clear()
+    assert budget.used == 0
+
+
+def test_no_client_takes_all_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, "SOCKETS", 5)
+    limit(monkeypatch, "SOCKETS_PER_CLIENT", 3)
+    sockets = OpenSockets()
+    open_ = [sockets.one_more(client) for client in "aaabb"]
+    for each in open_[:3]:
+        each.__enter__()
+    with (
+        pytest.raises(Overloaded, match="3 WebSockets open already") as error,
+        sockets.one_more("a"),
+    ):
+        pass
+    assert error.value.code == "too_many_websockets"
+    for each in open_[3:]:
+        each.__enter__()
+    with pytest.raises(Overloaded, match="There are 5 WebSockets"), sockets.one_more("c"):
+        pass
+    for each in open_:
+        each.__exit__(None, None, None)
+    assert not sockets._of

@@ -1,0 +1,278 @@
+"""What a checkpoint's folder says, and what it says wrongly."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mlx_server.checkpoints.checkpoint import FALLBACK_CONTEXT, Checkpoint, read_checkpoint
+from mlx_server.errors import ModelUnusable
+from mlx_server.families import family_of
+from mlx_server.families.plain import PLAIN
+from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.requests import SamplingParams
+from tests.families import byte_level, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), byte_level())
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    for file in made.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def read(folder: Path, **files: Any) -> Checkpoint:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return read_checkpoint(folder)
+
+
+def test_the_least_that_a_folder_can_hold(folder: Path) -> None:
+    checkpoint = read(folder, config={})
+    assert (checkpoint.model_type, checkpoint.context_length) == ("", FALLBACK_CONTEXT)
+    assert (checkpoint.template, checkpoint.tokens) == (None, {})
+    assert (checkpoint.end_tokens, checkpoint.sampling) == (frozenset(), {})
+
+
+def test_the_demo_model(demo_path: Path) -> None:
+    checkpoint = read_checkpoint(demo_path)
+    assert (checkpoint.model_type, checkpoint.context_length) == ("llama", 8192)
+    assert checkpoint.end_tokens == {2}
+    assert checkpoint.tokens["eos_token"] == "<|im_end|>"
+    assert checkpoint.template
+    assert checkpoint.template.reads == {"messages", "add_generation_prompt"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ModelUnusable, match=f"{name} is missing"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_some_files_may_be_missing(folder: Path, name: str) -> None:
+    assert not (folder / name).exists()
+    read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"],
+)
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1, 2]", b"null", b'"text"', b"\xff\xfe\x00", b"[" * 100_000]
+)
+def test_a_damaged_file_is_named(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelUnusable, match=name):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_folder_in_a_files_place_is_no_file(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    if name == "chat_template.jinja":
+        assert read_checkpoint(folder).template is None
+    else:
+        with pytest.raises(ModelUnusable, match="is missing"):
+            read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("file", ["config", "generation_config"])
+def test_end_tokens_are_an_id_or_several(folder: Path, file: str) -> None:
+    assert read(folder, **{file: {"eos_token_id": 7}}).end_tokens == {7}
+    assert read(folder, **{file: {"eos_token_id": [7, 9]}}).end_tokens == {7, 9}
+    assert read(folder, **{file: {"eos_token_id": None}}).end_tokens == frozenset()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["7", ["7"], [None], True, [True], 7.5, {"a": 1}, -1, [-1], [[7]]]
+)
+def test_end_tokens_that_are_no_ids_are_passed_over(folder: Path, wrong: object) -> None:
+    found = read(folder, config={"eos_token_id": wrong}, generation_config={"eos_token_id": [3]})
+    assert found.end_tokens == {3}
+
+
+def test_end_tokens_come_from_everywhere(folder: Path) -> None:
+    checkpoint = read(
+        folder,
+        config={"eos_token_id": 300},
+        generation_config={"eos_token_id": [301, 302]},
+        tokenizer_config={"eos_token": "<|im_end|>"},
+    )
+    assert checkpoint.end_tokens == {300, 301, 302, checkpoint.tokenizer.id_of("<|im_end|>")}
+
+
+def test_an_end_token_that_the_tokenizer_lacks_is_passed_over(folder: Path) -> None:
+    found = read(folder, tokenizer_config={"eos_token": "<|nowhere|>"})
+    assert found.end_tokens == frozenset()
+
+
+def test_token_names_are_strings_or_objects(folder: Path) -> None:
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "<|im_end|>", "special": True},
+        "pad_token": None,
+        "unk_token": {"special": True},
+        "cls_token": 5,
+        "additional_special_tokens": ["<a>"],
+        "add_bos_token": True,
+    }
+    found = read(folder, tokenizer_config=config)
+    assert found.tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
+
+
+def template_of(checkpoint: Checkpoint) -> str | None:
+    return checkpoint.template.source if checkpoint.template else None
+
+
+def test_a_chat_template_is_a_string_a_list_or_a_file(folder: Path) -> None:
+    assert template_of(read(folder, tokenizer_config={"chat_template": "one"})) == "one"
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "two"}]
+    assert template_of(read(folder, tokenizer_config={"chat_template": named})) == "two"
+    (folder / "chat_template.jinja").write_text("three ü", "utf-8")
+    assert template_of(read_checkpoint(folder)) == "three ü"
+    assert template_of(read_checkpoint(folder, "the owner's")) == "the owner's"
+
+
+def test_some_have_another_one_for_tools(folder: Path) -> None:
+    named = [
+        {"name": "default", "template": "<|im_start|>plain"},
+        {"name": "tool_use", "template": "<tool_call>{{ tools[0].function.name }}"},
+    ]
+    config = {"model_type": "llama"}
+    found = read(folder, config=config, tokenizer_config={"chat_template": named})
+    assert family_of(found).name == "hermes", "its template for tools shows it"
+    messages = (Message("user", "Hi"),)
+    plain, offered = (Conversation(messages, tools) for tools in ((), (Tool("look"),)))
+    assert "plain" in found.tokenizer.raw(PLAIN.render(found, plain).tokens)
+    assert "look" in found.tokenizer.raw(PLAIN.render(found, offered).tokens)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "",
+        5,
+        {"default": "x"},
+        [],
+        ["x"],
+        [{"name": "default"}],
+        [{"template": "x"}],
+        [{"name": "tool_use", "template": "x"}],
+        [{"name": "default", "template": None}],
+        [{"name": ["default"], "template": "x"}],
+    ],
+)
+def test_a_chat_template_that_is_none_is_none(folder: Path, template: object) -> None:
+    assert read(folder, tokenizer_config={"chat_template": template}).template is None
+
+
+def test_a_chat_template_that_is_no_text_is_the_models_fault(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelUnusable, match=r"chat_template\.jinja"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"text_config": {"max_position_embeddings": 1024}}, 1024),
+        ({"max_position_embeddings": 2048, "text_config": {"max_position_embeddings": 1}}, 2048),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 9}}, 9),
+        ({}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": 0}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": -1}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": "2048"}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": True}, FALLBACK_CONTEXT),
+        ({"text_config": None}, FALLBACK_CONTEXT),
+        ({"text_config": [1]}, FALLBACK_CONTEXT),
+        ({"text_config": "x"}, FALLBACK_CONTEXT),
+    ],
+)
+def test_context_length(folder: Path, config: dict[str, Any], length: int) -> None:
+    assert read(folder, config=config).context_length == length
+
+
+@pytest.mark.parametrize("model_type", [None, 5, ["llama"]])
+def test_a_model_type_is_a_text(folder: Path, model_type: object) -> None:
+    assert read(folder, config={"model_type": model_type}).model_type == ""
+
+
+RECOMMENDED = {
+    "temperature": 0.6,
+    "top_p": 0.95,
+    "top_k": 20,
+    "min_p": 0.05,
+    "repetition_penalty": 1.05,
+}
+
+
+def test_the_publishers_sampling(folder: Path) -> None:
+    generation = {**RECOMMENDED, "do_sample": True, "max_length": 20, "num_beams": 4}
+    assert read(folder, generation_config=generation).sampling == RECOMMENDED
+
+
+def test_a_publisher_who_does_not_sample_wants_the_likeliest(folder: Path) -> None:
+    generation = {"do_sample": False, "temperature": 0.7, "top_p": 0.9}
+    assert read(folder, generation_config=generation).sampling == {"temperature": 0, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", 100),
+        ("temperature", True),
+        ("temperature", "0.7"),
+        ("temperature", [0.7]),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_p", -0.1),
+        ("top_p", False),
+        ("top_k", -1),
+        ("top_k", 20.5),
+        ("top_k", "20"),
+        ("top_k", True),
+        ("top_k", 10**30),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", 1e9),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_left_out_and_told(
+    folder: Path, caplog: pytest.LogCaptureFixture, name: str, value: object
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = read(folder, generation_config={**RECOMMENDED, name: value}).sampling
+    assert found == {k: v for k, v in RECOMMENDED.items() if k != name}
+    assert name in caplog.text
+
+
+def test_null_means_unset_and_needs_no_word(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    generation = dict.fromkeys([*RECOMMENDED, "do_sample"])
+    assert read(folder, generation_config=generation).sampling == {}
+    assert "generation_config" not in caplog.text
+
+
+def test_what_is_left_is_understood_by_the_engine(folder: Path) -> None:
+    """It reads the message strictly: 20.0 is not a number of tokens there."""
+    sampling = read(folder, generation_config={**RECOMMENDED, "top_k": 20.0}).sampling
+    sent = msgspec.msgpack.encode(SamplingParams(**sampling))
+    assert msgspec.msgpack.decode(sent, type=SamplingParams).top_k == 20

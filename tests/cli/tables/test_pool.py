@@ -1,0 +1,172 @@
+"""`mlx-server models`: the table on a terminal and in a pipe, and servers that don't tell."""
+
+import io
+import time
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from mlx_server.cli.tables.pool import COLUMNS, pool_of, show
+from mlx_server.errors import ServerError
+
+URL = "http://127.0.0.1:8000"
+MEMORY = {"budget": 12_000_000_000, "used": 1_500_000_000, "kv_reserved": 0, "prompt_cache": 300}
+MODEL = {
+    "id": "tiny",
+    "aliases": [],
+    "family": "plain",
+    "source": "/models/tiny",
+    "state": "ready",
+    "leases": 2,
+    "bytes": 1_234_000_000,
+    "last_used": None,
+    "pinned": False,
+    "ttl": None,
+    "progress": None,
+    "prefilling": [],
+    "error": None,
+}
+
+
+def pool(*models: dict[str, Any]) -> dict[str, Any]:
+    return {"object": "pool", "memory": MEMORY, "models": [{**MODEL, **model} for model in models]}
+
+
+def shown(found: dict[str, Any], *, terminal: bool = False, width: int = 80) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=width, color_system=None)
+    show(found, console)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def cells(line: str) -> list[str]:
+    return [cell for cell in (part.strip() for part in line.split("  ")) if cell]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_a_model_and_one_for_the_whole(terminal: bool) -> None:
+    unseen = {"id": "b", "family": None, "state": "unloaded", "leases": 0, "bytes": 0}
+    header, tiny, other, last = shown(pool({}, unseen), terminal=terminal)
+    assert cells(header) == list(COLUMNS)
+    assert cells(tiny) == ["tiny", "plain", "/models/tiny", "ready", "2", "1.2 GB", "-"]
+    assert cells(other) == ["b", "-", "/models/tiny", "unloaded", "0", "0 MB", "-"]
+    assert last == "1.5 GB of 12.0 GB in use, 0 MB of it by the prompt cache"
+
+
+def test_how_much_of_a_prompt_is_computed() -> None:
+    row = {"prompt_tokens": 30_000, "computed_tokens": 8_192}
+    *_, line, _ = shown(pool({"prefilling": [row]}))
+    assert line == "tiny: 8,192 of the 30,000 tokens of a prompt are computed"
+
+
+def test_a_server_without_models() -> None:
+    assert len(shown(pool())) == 2
+
+
+def test_a_pipe_gets_every_line_whole() -> None:
+    source, error = "/models/" + "long" * 100, "It can't be read. " * 30
+    _, line, told, _ = shown(pool({"source": source, "error": error}))
+    assert source in line
+    assert told == f"tiny failed: {error}".rstrip()
+
+
+def test_a_terminal_gets_a_table_that_fits() -> None:
+    source = "/models/" + "long" * 100
+    _, line, *more, _ = shown(pool({"source": source}), terminal=True)
+    assert all(len(each) <= 80 for each in (line, *more))
+    first, family, folded, *rest = cells(line)
+    assert (first, family, rest) == ("tiny", "plain", ["ready", "2", "1.2 GB", "-"])
+    assert folded + "".join(each.strip() for each in more) == source
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("text", ["[bold]", "a[0]", "[/]", ":smile:", "[link=x]y[/link]"])
+def test_nothing_in_a_name_is_markup(text: str, terminal: bool) -> None:
+    lines = shown(pool({"id": text, "error": f"No {text}."}), terminal=terminal, width=200)
+    assert lines[1].startswith(f"{text} ")
+    assert lines[2] == f"{text} failed: No {text}."
+
+
+def test_no_control_characters_get_through() -> None:
+    assert "\x1b" not in "".join(shown(pool({"id": "a\x1b[2Jb", "error": "\x1b[2J"})))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_failed_says_so_and_why(terminal: bool) -> None:
+    error = "The checkpoint lacks model*.safetensors. " * 4
+    found = pool({"state": "unloaded", "error": error})
+    _, line, *told, last = shown(found, terminal=terminal)
+    assert "failed" in cells(line)
+    assert "".join(told) == f"tiny failed: {error}".rstrip()
+    assert last.startswith("1.5 GB of")
+
+
+@pytest.mark.parametrize(
+    ("state", "done", "total", "told"),
+    [
+        ("loading", 1, 3, "loading 33 %"),
+        ("preparing", 0, 10, "preparing 0 %"),
+        ("loading", 10, 10, "loading 100 %"),
+    ],
+)
+def test_progress_is_a_percentage(state: str, done: int, total: int, told: str) -> None:
+    progress = {"what": "downloading", "done": done, "total": total}
+    _, line, _ = shown(pool({"state": state, "progress": progress}))
+    assert told in cells(line)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(-5, "0 s"), (5, "5 s"), (59, "59 s"), (60, "1 min"), (7300, "2 h"), (300_000, "3 d")],
+)
+def test_when_it_was_last_used(seconds: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_000_000_000.0)
+    _, line, _ = shown(pool({"last_used": 1_000_000_000.0 - seconds}))
+    assert cells(line)[-1] == f"{told} ago"
+
+
+def answering(response: httpx.Response) -> httpx.Client:
+    return httpx.Client(base_url=URL, transport=httpx.MockTransport(lambda request: response))
+
+
+def refused(response: httpx.Response) -> str:
+    with answering(response) as client, pytest.raises(ServerError) as caught:
+        pool_of(client)
+    return caught.value.message
+
+
+def test_the_servers_word_is_taken() -> None:
+    with answering(httpx.Response(200, json=pool({}))) as client:
+        assert pool_of(client) == pool({})
+
+
+def test_a_refusal_is_passed_on() -> None:
+    body = {"error": {"message": "The key is not known here.", "type": "x"}}
+    message = refused(httpx.Response(401, json=body))
+    assert message == f"{URL} says 401: The key is not known here."
+
+
+@pytest.mark.parametrize("status", [200, 404, 502])
+def test_no_page_of_somebody_elses_server_is_shown(status: int) -> None:
+    message = refused(httpx.Response(status, text="<html><h1>Not here</h1></html>"))
+    assert f"is no mlx-server (it says {status}" in message
+    assert "--url" in message
+    assert "<" not in message
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", "{}", '{"object": "list"}', "null", "5"])
+def test_another_server_is_told_apart(text: str) -> None:
+    assert "is no mlx-server" in refused(httpx.Response(200, text=text))
+
+
+def test_no_server_at_all() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("Connection refused")
+
+    with (
+        httpx.Client(base_url=URL, transport=httpx.MockTransport(refuse)) as client,
+        pytest.raises(ServerError, match=r"Connection refused.*mlx-server serve"),
+    ):
+        pool_of(client)

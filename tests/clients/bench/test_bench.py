@@ -1,0 +1,369 @@
+"""The load generator against a server that plays scripts: what it counts, not how long it takes."""
+
+import asyncio
+import io
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from mlx_server.cli import app
+from mlx_server.clients.bench import exchange, measure, numbers, run, words_for
+from mlx_server.clients.bench.exchange import Answer, Api, Target
+from mlx_server.clients.bench.report import COLUMNS, report
+from mlx_server.clients.bench.result import Load, Result, Spread, percentile
+from mlx_server.errors import GenerationFailed, SettingsError
+
+DONE = "data: [DONE]\n\n"
+PLAIN = "HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+CHUNKED = "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+Script = Callable[[dict[str, Any]], list[str]]
+"""From the request's body to the pieces in which the answer is sent."""
+
+
+def event(**fields: Any) -> str:
+    return f"data: {json.dumps(fields)}\n\n"
+
+
+def text(content: str = " so", name: str = "content") -> str:
+    return event(choices=[{"index": 0, "delta": {name: content}}])
+
+
+def usage(prompt: int, completion: int) -> str:
+    return event(choices=[], usage={"prompt_tokens": prompt, "completion_tokens": completion})
+
+
+def chunked(*pieces: str) -> list[str]:
+    sized = [f"{len(piece.encode()):x}\r\n{piece}\r\n" for piece in pieces]
+    return [CHUNKED, *sized, "0\r\n\r\n"]
+
+
+STORY = (text(""), text(" a"), text(" b"), text(" c"), usage(9, 4), DONE)
+
+
+class Server(threading.Thread):
+    """Answers one request a connection, and closes it."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(daemon=True)
+        self._script = script
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.heads: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as sent:
+                self._answer(connection, *self._read(sent))
+
+    def _read(self, sent: Any) -> tuple[str, dict[str, Any]]:
+        head = b"".join(iter(sent.readline, b"\r\n")).decode()
+        fields = dict(line.split(": ", 1) for line in head.splitlines()[1:])
+        body = json.loads(sent.read(int(fields.get("Content-Length", 0))) or "{}")
+        return head, body
+
+    def _answer(self, connection: socket.socket, head: str, body: dict[str, Any]) -> None:
+        if head.startswith("GET /v1/models "):
+            models = json.dumps({"data": [{"id": "first"}, {"id": "second"}]})
+            connection.sendall(f"HTTP/1.0 200 OK\r\n\r\n{models}".encode())
+            return
+        self.heads.append(head)
+        self.bodies.append(body)
+        for piece in self._script(body):
+            connection.sendall(piece.encode())
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self.join()
+
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[Server] = []
+
+    def start(*pieces: str, script: Script | None = None) -> Server:
+        servers.append(Server(script or (lambda _: list(pieces))))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def asked(server: Server, *, clients: int = 1, requests: int = 1, api: Api = "chat") -> Result:
+    target = Target(server.url, "m", api=api)
+    return asyncio.run(run(target, Load(clients, requests, words=5, max_tokens=4)))
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([7], 95, 7),
+        ([1, 2], 50, 1.5),
+        ([1, 2, 3], 50, 2),
+        ([1, 2, 3, 4], 0, 1),
+        ([1, 2, 3, 4], 100, 4),
+        (range(101), 95, 95),
+        ([0, 10], 95, 9.5),
+    ],
+)
+def test_percentiles(values: list[float], percent: float, expected: float) -> None:
+    assert percentile(values, percent) == pytest.approx(expected)
+
+
+def test_a_spread_needs_no_order_and_no_values() -> None:
+    assert Spread.of([3, 1, 2]) == Spread(2, 2, 2.9)
+    assert math.isnan(Spread.of([]).median)
+
+
+def test_prompts_differ_from_the_first_words_on() -> None:
+    prompts = Load(1, 20, 30, 4, seed="a").prompts()
+    assert prompts == Load(4, 20, 30, 4, seed="a").prompts()
+    assert {len(prompt.split()) for prompt in prompts} == {30}
+    assert len({tuple(prompt.split()[:3]) for prompt in prompts}) == 20
+    assert not set(prompts) & set(Load(1, 20, 30, 4, seed="b").prompts())
+
+
+@pytest.mark.parametrize(("words", "own"), [(30, 8), (6, 3), (1, 0)])
+def test_prompts_may_share_all_but_their_last_words(words: int, own: int) -> None:
+    prompts = [p.split() for p in Load(1, 9, words, 4, shared_prefix=True, seed="a").prompts()]
+    assert {len(prompt) for prompt in prompts} == {words}
+    assert len({tuple(prompt[: words - own]) for prompt in prompts}) == 1
+    assert len({tuple(prompt) for prompt in prompts}) == (9 if own else 1)
+
+
+def test_what_an_answer_counts(serve: Serve) -> None:
+    result = asked(serve(*chunked(*STORY)))
+    (answer,) = result.answers
+    assert (answer.tokens, answer.prompt_tokens) == (4, 9)
+    assert len(answer.gaps) == 2
+    assert min(answer.first_token, *answer.gaps) >= 0
+    assert result.prompt_tokens == 9
+    assert result.tokens_per_second == pytest.approx(4 / result.seconds)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("whole", ["".join(chunked(*STORY)), PLAIN + "".join(STORY)])
+def test_counts_do_not_depend_on_how_the_stream_is_cut(serve: Serve, whole: str, size: int) -> None:
+    whole = (
+        whole.replace("\n\ndata", "\n\n: a comment\n\ndata") if whole.startswith(PLAIN) else whole
+    )
+    (answer,) = asked(serve(*(whole[i : i + size] for i in range(0, len(whole), size)))).answers
+    assert (answer.tokens, answer.prompt_tokens, len(answer.gaps)) == (4, 9, 2)
+
+
+def test_without_usage_pieces_are_counted(serve: Serve) -> None:
+    reasoning = (text(name="reasoning_content"), text(name="reasoning"))
+    completion = event(choices=[{"index": 0, "text": " x"}])
+    (answer,) = asked(serve(PLAIN, *reasoning, completion, text(), DONE)).answers
+    assert (answer.tokens, answer.prompt_tokens) == (4, None)
+
+
+def test_gaps_and_rates_are_arithmetic() -> None:
+    answers = (Answer(1.0, (0.1, 0.3), 3, 10), Answer(2.0, (0.2,), 5, 20), Answer(6.0, (), 2, 30))
+    result = Result(Load(3, 3, 5, 5), 2.0, answers)
+    assert (result.first_token.mean, result.first_token.median) == (3.0, 2.0)
+    assert result.first_token.p95 == pytest.approx(5.6)
+    assert result.gap.median == pytest.approx(0.2)
+    assert result.tokens_per_second == 5.0
+    assert result.prompt_tokens == 20
+
+
+REFUSED = '{"error": {"message": "too many"}}'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error"),
+    [
+        ([f"HTTP/1.1 503 No\r\nConnection: close\r\n\r\n{REFUSED}"], "HTTP 503: too many"),
+        (["HTTP/1.0 404 No\r\n\r\nwhat?"], "HTTP 404, and no error"),
+        ([PLAIN, text(), event(error={"message": "the engine died"}), DONE], "the engine died"),
+        ([PLAIN, event(error="odd")], "odd"),
+        ([PLAIN, "data: 5\n\n"], "What came is not in the format"),
+        ([PLAIN, text(), text()], "The answer was cut off."),
+        ([PLAIN, text(), DONE[:-9]], "The answer was cut off."),
+        ([*chunked(text(), text())[:-1], "5\r\ndat"], "The connection broke: "),
+        ([], "The connection broke: "),
+        (["SSH-2.0\r\n"], "The connection broke: "),
+        ([PLAIN, text(""), usage(9, 1), DONE], "An answer without text."),
+    ],
+)
+def test_what_is_no_whole_answer_is_an_error(serve: Serve, pieces: list[str], error: str) -> None:
+    result = asked(serve(*pieces))
+    assert not result.answers
+    assert len(result.errors) == 1
+    assert result.errors[0].startswith(error)
+
+
+def test_an_error_is_one_request_s_own(serve: Serve) -> None:
+    turns = iter([[], [PLAIN, *STORY]] * 3)
+    result = asked(serve(script=lambda _: next(turns)), clients=2, requests=6)
+    assert (len(result.answers), len(result.errors)) == (3, 3)
+    assert result.tokens_per_second == pytest.approx(12 / result.seconds)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        target = Target(f"http://127.0.0.1:{free.getsockname()[1]}", "m")
+    result = asyncio.run(run(target, Load(2, 3, 5, 4)))
+    assert len(result.errors) == 3
+    assert math.isnan(result.first_token.median)
+
+
+def test_an_answer_that_never_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+    monkeypatch.setattr(exchange, "ANSWER_SECONDS", 0.05)
+
+    def script(_: dict[str, Any]) -> list[str]:
+        hold.wait()
+        return []
+
+    (error,) = asked(serve(script=script)).errors
+    hold.set()
+    assert error == "The connection broke: no end after 0.05 s"
+
+
+def test_what_is_asked(serve: Serve) -> None:
+    server = serve(PLAIN, *STORY)
+    load = Load(1, 1, words=5, max_tokens=4)
+    asyncio.run(run(Target(f"{server.url}/v1/", "m", "key"), load))
+    asyncio.run(run(Target(server.url, "m", api="completions"), load))
+    chat, completion = server.bodies
+    assert chat["messages"][0]["content"].startswith(load.prompt(0))
+    assert completion["prompt"] == load.prompt(0)
+    for body in (chat, completion):
+        assert (body["model"], body["max_tokens"], body["temperature"]) == ("m", 4, 0)
+        assert body["stream"] is True
+        assert body["stream_options"] == {"include_usage": True}
+    assert server.heads[0].startswith("POST /v1/chat/completions HTTP/1.1\r\n")
+    assert "Authorization: Bearer key\r\n" in server.heads[0]
+    assert server.heads[1].startswith("POST /v1/completions HTTP/1.1\r\n")
+    assert "Authorization" not in server.heads[1]
+
+
+def counting(body: dict[str, Any]) -> list[str]:
+    """A tokenizer with two tokens a word, and a template of ten."""
+    words = len(body["prompt"].split())
+    return [PLAIN, text(), usage(10 + 2 * words, 1), DONE]
+
+
+def test_prompts_get_the_length_that_the_server_counts(serve: Serve) -> None:
+    target = Target(serve(script=counting).url, "m", api="completions")
+    assert asyncio.run(words_for(target, [64, 512, 3])) == [27, 251, 1]
+    silent = Target(serve(PLAIN, text(), DONE).url, "m")
+    assert asyncio.run(words_for(silent, [64, 512])) == [64, 512]
+
+
+def test_a_server_that_fails_at_once_is_not_measured(serve: Serve) -> None:
+    with pytest.raises(GenerationFailed, match="HTTP 401"):
+        next(measure(Target(serve("HTTP/1.0 401 No\r\n\r\n").url, "m"), [1], [5], 4))
+
+
+def test_every_length_with_every_number_of_clients(serve: Serve) -> None:
+    server = serve(script=counting)
+    target = Target(server.url, "m", api="completions")
+    results = list(measure(target, [1, 3], [30, 50], 7))
+    assert [(r.load.clients, r.load.requests) for r in results] == [(1, 4), (3, 6)] * 2
+    assert [r.prompt_tokens for r in results] == [30, 30, 50, 50]
+    prompts = [body["prompt"] for body in server.bodies if body["max_tokens"] == 7]
+    assert len(prompts) == len(set(prompts)) == 20
+    (warm,) = measure(target, [2], [30], 7, requests=5, shared_prefix=True)
+    measured = [body for body in server.bodies[-5:] if body["max_tokens"] == 7]
+    assert warm.load.requests == len(measured) == 5
+
+
+def test_lists_of_numbers() -> None:
+    assert numbers("--x", "1, 4,16") == [1, 4, 16]
+    for wrong in ("", "1,,2", "a", "0", "-1,2"):
+        with pytest.raises(SettingsError, match="--x is a list like 1,4,16, not "):
+            numbers("--x", wrong)
+
+
+def mlx_server(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mlx_server", "bench", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(exchange.__file__).parents[3])}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=folder, env=environment
+    )
+
+
+def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
+    server = serve(script=lambda _: chunked(*STORY))
+    flags = ["--concurrency", "1,2", "--prompt-tokens", "9", "--max-tokens", "4"]
+    result = mlx_server(server.url, *flags, "--api-key", "k", "--requests", "3", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    header, *lines = result.stdout.splitlines()
+    assert re.split("  +", header.strip()) == list(COLUMNS)
+    cells = [line.split() for line in lines]
+    assert [(c[0], c[1], c[-1]) for c in cells] == [("1", "9", "0/3"), ("2", "9", "0/3")]
+    assert {len(line) for line in (header, *lines)} == {len(header)}
+    assert {body["model"] for body in server.bodies} == {"first"}
+    assert all("Bearer k" in head for head in server.heads)
+
+
+def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> None:
+    def script(body: dict[str, Any]) -> list[str]:
+        return [PLAIN, *STORY] if body["max_tokens"] < 40 else [PLAIN, text()]
+
+    url = serve(script=script).url
+    flags = ["--concurrency", "2", "--prompt-tokens", "9", "--model", "m"]
+    result = mlx_server(url, *flags, folder=tmp_path)
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[1].split() == ["2", "?", *"----", "0.0", "4/4"]
+    assert result.stdout.splitlines()[2:] == ["4 failed: The answer was cut off."]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["http://127.0.0.1:1"], 1, "Nothing listens at that URL. Start a server"),
+        (["127.0.0.1:1"], 1, "The connection to the server failed: "),
+        (["http://127.0.0.1:1", "--model", "m"], 1, "The connection broke: "),
+        (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency is a list like"),
+    ],
+)
+def test_what_can_not_be_measured(
+    arguments: list[str], code: int, message: str, tmp_path: Path
+) -> None:
+    result = mlx_server(*arguments, folder=tmp_path)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert result.stderr.startswith(message)
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_terminal_gets_a_table() -> None:
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    result = Result(Load(4, 2, 5, 4), 1.0, (Answer(0.0123, (0.0045,), 2, 7),), ("\x1bcut",))
+    assert not report([result], console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for cell in ("clients", "tokens/s", "12.3", "4.5", "2.0", "1/2", "1 failed: cut"):
+        assert cell in shown
+
+
+def test_help_teaches_by_example() -> None:
+    shown = CliRunner().invoke(app, ["bench", "--help"])
+    examples = [line for line in shown.output.splitlines() if "mlx-server bench http" in line]
+    assert shown.exit_code == 0
+    assert 2 <= len(examples) <= 4

@@ -1,0 +1,213 @@
+"""Every limit is enforced, tested and told, and there are no others."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from mlx_server.config.settings import Settings
+from mlx_server.limits import table
+from mlx_server.limits.limit import Limit
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ROOT / "mlx_server"
+TABLE = PRODUCT / "limits"
+NAMED = table.named()
+
+LIKE_A_LIMIT = re.compile(
+    "_?(MOST|MAX|LARGEST|LONGEST|DEEPEST|WIDEST)|.*_(BYTES|CHARACTERS|ITEMS|DEPTH|LIMIT)$"
+)
+
+OTHERS = {
+    "allocator.MAPPED_BYTES": "when freed memory is given back",
+    "answer.LONGEST_MARK": "how far back a mark's first token is looked for",
+    "api/body.LARGE_BYTES": "where work moves from the event loop to a thread",
+    "api/fields.MAX_ADAPTER_SCALE": "a factor, which makes nothing grow",
+    "api/framing.SMALL_BYTES": "what counts as a small chunk; SMALL_CHUNKS counts them",
+    "api/responses/runs.LONGEST_RETRY_SECONDS": "a pause of our own",
+    "api/responses/socket.PIECE_BYTES": "how much is read at a time",
+    "api/strict_json.LONGEST_ESCAPE": "a length in a format",
+    "api/unread.LEAST_BYTES": "how slow a reader is who does not read",
+    "engine/buffers.FLOOR_BYTES": "when freed memory is given back",
+    "engine/client.ITEM_BYTES": "how UNREAD_BYTES counts",
+    "engine/client.ON_THE_WAY_BYTES": "a buffer's size",
+    "engine/messages.HEADER_BYTES": "a length in a format",
+    "engine/prefill_budget.MOST": "a schedule: how long a piece of a prompt is",
+    "engine/prefill_budget.MOST_USEFUL": "a schedule: how long a piece of a prompt is",
+    "pool/budget.WORKING_BYTES": "what the budget leaves for the process itself",
+    "engine/read_pace.FIRST_BYTES": "how much of a file is read at a time",
+    "engine/read_pace.LEAST_BYTES": "how much of a file is read at a time",
+    "engine/read_pace.MOST_BYTES": "how much of a file is read at a time",
+    "engine/read_pace.MOST_GROWTH": "how much of a file is read at a time",
+    "engine/row_check.LARGEST_SCALE": "a factor, which makes nothing grow",
+    "engine/supervisor.LONGEST_PAUSE": "a pause of our own",
+    "engine/warm_up.MOST_SECONDS": "of the owner's own start",
+    "engine/wiring.MOST_SHARE": "a share of the budget",
+    "engine/worker.MOST_FREED": "when freed memory is given back",
+    "families/checkpoint.MOST_STRETCHED": "tells a damaged file; the context is bounded by memory",
+    "families/harmony_prompt.LONGEST_NAME": "a slower library is kept from the square of a length",
+    "families/harmony_prompt.LONGEST_WORD": "where words are cut",
+    "folders.MOST_BYTES": "a table of its own: a size for each file of a checkpoint",
+    "schemas/report._LARGEST": "a number, which makes nothing grow",
+    "log_file.CHUNK_BYTES": "how much is copied at a time",
+    "lora/config.LARGEST": "a factor, which makes nothing grow",
+    "pool/memory.STATE_BYTES": "the size of a number",
+    "pool/transcript.MAX_BYTES": "the owner's file",
+    "store/store.BATCH_BYTES": "how much is deleted at a time",
+    "store/usage.ROW_BYTES": "how stored bytes are counted",
+    "sandbox/child.LENGTH_BYTES": "a length in a format",
+    "yaml_lines.MAX_DEPTH": "the owner's file",
+    "yaml_lines.MAX_FILE_BYTES": "the owner's file",
+    "yaml_lines.MAX_NUMBER_LENGTH": "the owner's file",
+}
+"""Constants that look like a limit on what a client can make grow, and why they are none."""
+
+
+UNNAMED = {
+    "MCP_UNREAD_MESSAGES": "a queue's size: MCP_CALL_SECONDS ends the call that waits for it",
+    "STRAY_MARKS": "a count in a grammar, which GRAMMAR_ITEMS_IN_ROW bounds",
+}
+"""Limits that no test names, and why. It only shrinks."""
+
+
+def modules(folder: Path) -> Iterator[Path]:
+    """But the table's own, and this one."""
+    here = Path(__file__)
+    return (path for path in folder.rglob("*.py") if path != here and TABLE not in path.parents)
+
+
+def names_read(path: Path) -> set[str]:
+    """What of `limits` is named, as an attribute, an import or the text that lowers one."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name("limits"), attr=name):
+                found.add(name)
+            case ast.ImportFrom(module="mlx_server.limits", names=names):
+                found |= {alias.name for alias in names}
+            case ast.Constant(value=str(text)) if text in NAMED:
+                found.add(text)
+    return found
+
+
+@cache
+def read_in(folder: Path) -> frozenset[str]:
+    return frozenset().union(*map(names_read, modules(folder)))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_product_reads_it(name: str) -> None:
+    assert name in read_in(PRODUCT)
+
+
+def test_tests_name_it() -> None:
+    unnamed = set(NAMED) - read_in(ROOT / "tests")
+    assert unnamed == set(UNNAMED), (
+        "name a new limit in a test that passes it; take a tested one out"
+    )
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_it_says_all_of_itself(name: str) -> None:
+    limit = NAMED[name]
+    assert limit.value > 0
+    assert limit.bounds.strip(" .") == limit.bounds
+    assert limit.beyond.strip(" .") == limit.beyond
+    assert "|" not in limit.bounds + limit.beyond
+
+
+def test_no_two_limits_have_one_name() -> None:
+    everywhere = [
+        name
+        for _, area in table.AREAS
+        for name, found in vars(area).items()
+        if isinstance(found, Limit)
+    ]
+    assert len(everywhere) == len(set(everywhere))
+    assert {area.__name__.rpartition(".")[2] for _, area in table.AREAS} == {
+        path.stem for path in TABLE.glob("*.py")
+    } - {"__init__", "__main__", "limit", "table"}
+
+
+def test_security_md_shows_the_table() -> None:
+    text = (ROOT / ".github" / "SECURITY.md").read_text()
+    [shown] = re.findall("<!-- limits -->\n(.*)\n<!-- end of limits -->", text, re.DOTALL)
+    assert shown == table.markdown(), "run `python -m mlx_server.limits` and put its table in"
+
+
+def test_a_setting_has_the_limit_as_its_default() -> None:
+    settings = {limit.setting: limit.value for limit in NAMED.values() if limit.setting}
+    assert {name: default_of(name) for name in settings} == settings
+
+
+def default_of(setting: str) -> object:
+    found: Any = Settings()
+    for name in setting.split("."):
+        assert isinstance(found, BaseModel)
+        assert name in type(found).model_fields
+        found = getattr(found, name)
+    return found
+
+
+def constants(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for found in (name for target in targets for name in ast.walk(target)):
+                if isinstance(found, ast.Name):
+                    yield found.id
+
+
+def test_there_are_no_others() -> None:
+    found = {
+        f"{path.relative_to(PRODUCT).with_suffix('').as_posix()}.{name}"
+        for path in modules(PRODUCT)
+        for name in constants(path)
+        if LIKE_A_LIMIT.match(name)
+    }
+    found = {place for place in found if not place.startswith("bench/")}
+    assert found == set(OTHERS)
+
+
+def test_no_form_of_a_request_has_a_limit_of_its_own() -> None:
+    """`max_length=128` would be a limit that the table does not show."""
+    own = [
+        f"{path.relative_to(PRODUCT)}:{node.value.lineno}"
+        for path in modules(PRODUCT / "api")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword)
+        and node.arg == "max_length"
+        and isinstance(node.value, ast.Constant)
+    ]
+    assert own == []
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (64 << 20, "bytes", "64 MiB"),
+        (8_000_000_000, "bytes", "8 GB"),
+        (100_000_001, "bytes", "100,000,001 bytes"),
+        (10_000, "items", "10,000"),
+        (5, "seconds", "5 seconds"),
+    ],
+)
+def test_a_quantity_as_people_write_it(value: int, unit: Any, said: str) -> None:
+    assert table.quantity(Limit("x", value, unit, "request", "400")) == said
+
+
+def test_no_cache_by_an_argument_is_without_a_bound() -> None:
+    unbounded = [
+        f"{path.relative_to(PRODUCT)}: {node.name}"
+        for path in modules(PRODUCT)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.args.args
+        for decorator in map(ast.unparse, node.decorator_list)
+        if decorator in ("cache", "functools.cache") or "maxsize=None" in decorator
+    ]
+    assert unbounded == []

@@ -1,0 +1,140 @@
+"""How much MCP servers may be at a time, and how much of one response's."""
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from mlx_server.errors import BadRequest, Overloaded
+from mlx_server.mcp import Connector, Connectors, Limits
+from mlx_server.mcp.capacity import Places
+from mlx_server.requests import McpServer
+from tests.mcp.playing import all_gone, served
+from tests.mcp.test_hostile import HOSTILE
+from tests.mcp.test_http import Wild, quiet
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(open_seconds=10, call_seconds=10, wait_seconds=0.2)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def connectors(*habits: str, limits: Limits = LIMITS) -> Connectors:
+    commands = {each: Connector(command=(sys.executable, HOSTILE, each)) for each in habits}
+    return Connectors(commands, limits=limits, allow_private_urls=True)
+
+
+def named(*names: str) -> list[McpServer]:
+    return [McpServer(name, connector=name) for name in names]
+
+
+def processes() -> int:
+    """Servers of ours and their guards."""
+    return sum("guard.py" in " ".join(c.cmdline()) for c in psutil.Process().children())
+
+
+async def test_a_connector_is_named_once() -> None:
+    twice = [McpServer("one", connector="quiet"), McpServer("two", connector="quiet")]
+    with pytest.raises(BadRequest, match="'two' names the connector 'quiet', as 'one' does"):
+        async with connectors("quiet").open(twice):
+            raise AssertionError
+
+
+async def test_processes_are_so_many_until_the_last_one_is_gone() -> None:
+    found = connectors("a", "b", "will not go", limits=replace(LIMITS, processes=2))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(found.open(named("a", "will not go")))
+        assert processes() == 2
+        with pytest.raises(Overloaded, match="all 2 processes for MCP servers"):
+            await stack.enter_async_context(found.open(named("b")))
+        assert processes() == 2
+    assert processes() > 0, "it takes its time to go"
+    found._processes._wait_seconds = 20
+    async with found.open(named("a", "b")) as toolset:
+        assert processes() == 2
+        assert [len(server.listing.tools) for server in toolset.servers] == [1, 1]
+    await all_gone()
+
+
+async def test_a_server_that_is_started_again_has_its_old_place() -> None:
+    found = connectors("dies", limits=replace(LIMITS, processes=1))
+    async with found.open(named("dies")) as toolset:
+        for _ in range(2):
+            with pytest.raises(Exception, match="closed the connection"):
+                await toolset.call("dies", "look", "{}")
+            assert processes() <= 1
+    await all_gone()
+    await asyncio.sleep(0)
+    async with found.open(named("dies")):
+        assert processes() == 1
+    await all_gone()
+
+
+async def test_connections_by_http_are_so_many() -> None:
+    found = connectors("a", limits=replace(LIMITS, sessions=2, processes=1))
+    async with served(Wild(quiet)) as url:
+        two = [McpServer(label, url=url) for label in "xy"]
+        async with found.open([*two, *named("a")]) as toolset:
+            assert all(server.listing.tools for server in toolset.servers)
+            with pytest.raises(Overloaded, match="all 2 connections"):
+                async with found.open(two[:1]):
+                    raise AssertionError
+        await all_gone()
+        async with found.open(two):
+            pass
+        await all_gone()
+
+
+async def test_tools_of_all_servers_together() -> None:
+    limits = replace(LIMITS, all_tools=300)
+    async with connectors("many tools", "a", limits=limits).open(named("many tools", "a")) as few:
+        assert [len(server.listing.tools) for server in few.servers] == [256, 1]
+    limits = replace(LIMITS, all_tools=256)
+    async with connectors("many tools", "a", limits=limits).open(named("many tools", "a")) as few:
+        assert [len(server.listing.tools) for server in few.servers] == [256, 0]
+        assert "256 tools" in (few.servers[1].listing.error or "")
+        assert not few.has("a", "look")
+    limits = replace(LIMITS, all_schema_bytes=60)
+    async with connectors("a", "b", limits=limits).open(named("a", "b")) as few:
+        assert [len(server.listing.tools) for server in few.servers] == [1, 0]
+    await all_gone()
+
+
+async def test_results_of_all_calls_together() -> None:
+    limits = replace(LIMITS, all_result_bytes=(1 << 20) + 100)
+    async with connectors("floods a result", "a", limits=limits).open(
+        named("floods a result", "a")
+    ) as toolset:
+        first = await toolset.call("floods a result", "look", "{}")
+        assert len(first) > 1 << 20
+        second = await toolset.call("floods a result", "look", "{}")
+        assert len(second) < 200
+        assert "cut here" in second
+    await all_gone()
+
+
+async def test_places_are_taken_in_order_and_given_back_by_those_who_leave() -> None:
+    places = Places(3, 20, "places")
+    await places.take(2)
+    large = asyncio.create_task(places.take(3))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(places.take(1))
+    await asyncio.sleep(0)
+    assert not small.done(), "whoever came first is served first"
+    large.cancel()
+    await asyncio.wait_for(small, 1)
+    places.free(3)
+    await asyncio.wait_for(places.take(3), 1)
+    late = asyncio.create_task(places.take(1))
+    await asyncio.sleep(0)
+    places.free(3)
+    late.cancel()  # at the moment when it has its place
+    await asyncio.gather(late, return_exceptions=True)
+    await asyncio.wait_for(places.take(3), 1)

@@ -1,0 +1,156 @@
+"""Stop strings, against a reference that reads one character at a time."""
+
+import random
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_server.events import TextDelta, TokenLogprob
+from mlx_server.parsers.stop_strings import StopStrings
+
+# few letters, so that stops are often begun, broken off and overlapped
+TEXTS = st.text("ab\nü🙂", max_size=30)
+STOPS = st.lists(st.text("ab\nü🙂", min_size=1, max_size=4), max_size=4)
+
+
+def cut_at(text: str, stops: Iterable[str]) -> int | None:
+    """Where the match begins that is complete first; of those that are at once, the longest."""
+    for end in range(1, len(text) + 1):
+        complete = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return min(complete)
+    return None
+
+
+def released(text: str, stops: list[str], cuts: Iterable[int]) -> tuple[str, bool]:
+    strings = StopStrings(stops)
+    places = sorted({0, len(text), *cuts})
+    deltas = [d for a, b in pairwise(places) for d in strings.feed(TextDelta(0, text[a:b]))]
+    return "".join(delta.text for delta in [*deltas, *strings.finish()]), strings.matched
+
+
+@given(text=TEXTS, stops=STOPS, seed=st.integers(0, 99))
+def test_the_cut_is_the_same_however_the_text_comes(text: str, stops: list[str], seed: int) -> None:
+    cut = cut_at(text, stops)
+    expected = (text[:cut], cut is not None)
+    at_random = random.Random(seed).choices(range(len(text) + 1), k=5)
+    for cuts in ((), range(len(text)), range(0, len(text), 3), at_random):
+        assert released(text, stops, cuts) == expected
+    assert not any(stop in expected[0] for stop in stops)
+
+
+@given(text=TEXTS, stops=STOPS)
+def test_nothing_is_held_that_can_not_become_a_stop(text: str, stops: list[str]) -> None:
+    strings = StopStrings(stops)
+    out = ""
+    for end, character in enumerate(text, start=1):
+        out += "".join(delta.text for delta in strings.feed(TextDelta(0, character)))
+        if strings.matched:
+            return
+        held = text[len(out) : end]
+        assert out + held == text[:end]
+        longest = max(
+            (
+                size
+                for stop in stops
+                for size in range(len(stop))
+                if text[:end].endswith(stop[:size])
+            ),
+            default=0,
+        )
+        assert len(held) == longest
+
+
+TOKENS = st.lists(st.text("abü", max_size=3), max_size=12)
+
+
+@given(tokens=TOKENS, stops=STOPS)
+def test_a_tokens_logprob_comes_once_in_order_and_not_beyond_the_cut(
+    tokens: list[str], stops: list[str]
+) -> None:
+    strings = StopStrings(stops)
+    deltas = [
+        delta
+        for number, token in enumerate(tokens)
+        for delta in strings.feed(TextDelta(0, token, (logprob(number),)))
+    ]
+    deltas += strings.finish()
+    text = "".join(tokens)
+    cut = cut_at(text, stops)
+    begins = [len("".join(tokens[:number])) for number in range(len(tokens))]
+    before_the_cut = [
+        number
+        for number, token in enumerate(tokens)
+        if cut is None or begins[number] < cut or (begins[number] == cut and not token)
+    ]
+    emitted = [int(entry.token) for delta in deltas for entry in delta.logprobs]
+    assert emitted == before_the_cut[: len(emitted)]
+    # tokens of no text that stand at the cut itself are neither before nor behind it
+    assert len(emitted) >= sum(cut is None or begin < cut for begin in begins)
+
+
+def logprob(number: int) -> TokenLogprob:
+    return TokenLogprob(str(number), b"", -1.0)
+
+
+def test_a_logprob_comes_with_the_first_character_of_its_token() -> None:
+    strings = StopStrings(["STOP"])
+    first = strings.feed(TextDelta(0, "so S", (logprob(0),)))
+    assert first == [TextDelta(0, "so ", (logprob(0),))]
+    second = strings.feed(TextDelta(0, "Twice", (logprob(1),)))
+    assert second == [TextDelta(0, "S"), TextDelta(0, "Twice", (logprob(1),))]
+    assert strings.finish() == []
+
+
+def test_a_match_across_tokens_releases_what_came_before_it() -> None:
+    strings = StopStrings(["</answer>"])
+    assert strings.feed(TextDelta(0, "yes</")) == [TextDelta(0, "yes")]
+    assert strings.feed(TextDelta(0, "ans")) == []
+    assert strings.feed(TextDelta(0, "wer> and more")) == []
+    assert strings.matched
+
+
+def test_the_match_that_is_complete_first_wins() -> None:
+    assert released("abcdef", ["bcdef", "cd"], ()) == ("ab", True)
+    assert released("abcdef", ["cd", "bcd"], ()) == ("a", True)
+    assert released("aaa", ["aa"], ()) == ("", True)
+
+
+def test_the_end_releases_what_was_held() -> None:
+    strings = StopStrings(["STOP"])
+    assert strings.feed(TextDelta(2, "a STO", (logprob(0),)))[0].text == "a "
+    assert strings.finish() == [TextDelta(2, "STO")]
+    assert strings.finish() == []
+    assert not strings.matched
+
+
+def test_after_a_match_nothing_comes_any_more() -> None:
+    strings = StopStrings(["."])
+    assert strings.feed(TextDelta(0, "one. two")) == [TextDelta(0, "one")]
+    assert strings.feed(TextDelta(0, "three")) == []
+    assert strings.finish() == []
+
+
+def test_deltas_without_text_pass_in_their_place() -> None:
+    strings = StopStrings(["STOP"])
+    empty = TextDelta(0, "", (logprob(0),))
+    assert strings.feed(empty) == [empty]
+    assert strings.feed(TextDelta(0, "S")) == []
+    assert strings.feed(empty) == []
+    assert strings.feed(TextDelta(0, "o")) == [TextDelta(0, "S"), empty, TextDelta(0, "o")]
+
+
+@pytest.mark.parametrize("stops", [[], [""], ["", ""]])
+def test_without_stops_deltas_pass_untouched(stops: list[str]) -> None:
+    strings = StopStrings(stops)
+    delta = TextDelta(1, "text", (logprob(0),))
+    assert strings.feed(delta)[0] is delta
+    assert strings.finish() == []
+    assert not strings.matched
+
+
+def test_a_stop_may_be_longer_than_the_answer() -> None:
+    assert released("a" * 50, ["a" * 51], range(50)) == ("a" * 50, False)

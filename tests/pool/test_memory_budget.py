@@ -1,0 +1,277 @@
+"""What fits on which Mac: working sets that Metal reports, and checkpoints that people run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+
+from mlx_server.checkpoints.memory_estimate import KvCost, kv_bytes_per_token
+from mlx_server.pool.actions import Facts, Grant, Load
+from mlx_server.pool.lease import SOON
+from mlx_server.pool.memory_budget import budget_of
+from mlx_server.pool.policy import Policy
+
+GB, MIB = 10**9, 1 << 20
+
+WORKING_SETS = {
+    8: 5_461 * MIB,
+    16: 10_922 * MIB,
+    18: 12_288 * MIB,
+    24: 16_384 * MIB,
+    32: 21_845 * MIB,
+    36: 27_648 * MIB,
+    48: 36_864 * MIB,
+    64: 49_152 * MIB,
+    96: 73_728 * MIB,
+    128: 98_304 * MIB,
+    192: 147_456 * MIB,
+    256: 196_608 * MIB,
+    512: 393_216 * MIB,
+}
+"""RAM in GiB, and the smallest `recommendedMaxWorkingSetSize` that is reported of such machines in
+public logs of llama.cpp and MLX; newer versions of macOS recommend more (26,801 MB of 32 GiB,
+30,151 MB of 36, 107.5 GiB of 128). 24, 48, 256 and 512 follow from the others: two thirds of the
+RAM below 36, three quarters from there."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    nbytes: float
+    """Of its weights' files, in GB."""
+    config: dict[str, Any]
+    """What its config.json says of its layers."""
+    least: int
+    """RAM in GiB of the smallest machine that serves it with its default budget."""
+
+    @property
+    def weights(self) -> int:
+        return int(self.nbytes * GB)
+
+    @property
+    def kv(self) -> KvCost:
+        return kv_bytes_per_token(self.config, 2)
+
+
+def layers(model_type: str, count: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": count,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        **more,
+    }
+
+
+GPT_OSS = {
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+}
+
+CHECKPOINTS = {
+    "SmolLM3-3B-4bit": Checkpoint(
+        1.73, layers("smollm3", 36, 16, 4, hidden_size=2048, intermediate_size=11008), 8
+    ),
+    "Qwen3-8B-4bit": Checkpoint(
+        4.61, layers("qwen3", 36, 32, 8, hidden_size=4096, intermediate_size=12288), 8
+    ),
+    "gpt-oss-20b-MXFP4-Q8": Checkpoint(12.1, layers("gpt_oss", 24, 64, 8, **GPT_OSS), 24),
+    "gpt-oss-20b": Checkpoint(13.76, layers("gpt_oss", 24, 64, 8, **GPT_OSS), 24),
+    "gemma-3-27b-it-4bit": Checkpoint(
+        16.8,
+        layers(
+            "gemma3_text",
+            62,
+            32,
+            16,
+            hidden_size=5376,
+            intermediate_size=21504,
+            sliding_window=1024,
+            sliding_window_pattern=6,
+        ),
+        32,
+    ),
+    "Qwen3-30B-A3B-4bit": Checkpoint(
+        17.2,
+        layers(
+            "qwen3_moe",
+            48,
+            32,
+            4,
+            hidden_size=2048,
+            moe_intermediate_size=768,
+            num_experts_per_tok=8,
+        ),
+        32,
+    ),
+    "Llama-3.3-70B-Instruct-4bit": Checkpoint(
+        39.7, layers("llama", 80, 64, 8, hidden_size=8192, intermediate_size=28672), 64
+    ),
+    "GLM-4.5-Air-4bit": Checkpoint(
+        60.1,
+        layers(
+            "glm4_moe",
+            46,
+            96,
+            8,
+            hidden_size=4096,
+            moe_intermediate_size=1408,
+            num_experts_per_tok=8,
+        ),
+        96,
+    ),
+    "gpt-oss-120b": Checkpoint(65.25, layers("gpt_oss", 36, 64, 8, **GPT_OSS), 96),
+    "Qwen3-Coder-480B-A35B-4bit": Checkpoint(
+        270.1,
+        layers(
+            "qwen3_moe",
+            62,
+            96,
+            8,
+            hidden_size=6144,
+            moe_intermediate_size=2560,
+            num_experts_per_tok=8,
+        ),
+        512,
+    ),
+}
+
+USEFUL = 2048
+"""Tokens; a model that leaves room for less is not served with any use."""
+
+PIECE = 2048
+"""Tokens of the longest piece of a prompt that is computed at once."""
+
+ROWS, LONG = 16, 8_192
+"""A batch that is large for each of these models."""
+
+PAIRS = [(ram, name) for ram in WORKING_SETS for name in CHECKPOINTS]
+
+
+def room(ram: int, name: str) -> int:
+    """Bytes that the model leaves for caches."""
+    return budget_of(None, WORKING_SETS[ram]).nbytes - CHECKPOINTS[name].weights
+
+
+@pytest.mark.parametrize(("ram", "name"), PAIRS)
+def test_a_machine_serves_what_people_run_on_it(ram: int, name: str) -> None:
+    model = CHECKPOINTS[name]
+    assert (room(ram, name) >= model.kv.for_tokens(USEFUL)) == (ram >= model.least)
+
+
+@pytest.mark.parametrize(
+    ("ram", "name", "tokens"),
+    [
+        (8, "Qwen3-8B-4bit", 3_072),
+        (16, "Qwen3-8B-4bit", 32_768),
+        (24, "gpt-oss-20b", 65_536),
+        (32, "gpt-oss-20b", 131_072),
+        (32, "Qwen3-30B-A3B-4bit", 40_960),
+        (32, "gemma-3-27b-it-4bit", 32_768),
+        (64, "Llama-3.3-70B-Instruct-4bit", 24_576),
+        (96, "gpt-oss-120b", 98_304),
+        (96, "GLM-4.5-Air-4bit", 65_536),
+        (512, "Qwen3-Coder-480B-A35B-4bit", 262_144),
+    ],
+)
+def test_with_so_much_context_at_least(ram: int, name: str, tokens: int) -> None:
+    assert CHECKPOINTS[name].kv.for_tokens(tokens) <= room(ram, name)
+
+
+def activations(config: dict[str, Any]) -> int:
+    """Bytes of a layer's largest intermediate results for the longest piece, all at once: its
+    residual, norm and projections, and what goes into and comes out of its experts."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    experts = config.get("num_experts_per_tok", 1)
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    attention = 3 * hidden + config["head_dim"] * (2 * heads + 2 * config["num_key_value_heads"])
+    mlp = experts * (3 * inner + 2 * hidden)
+    return int(PIECE * (attention + mlp) * 2)
+
+
+@pytest.mark.parametrize(("ram", "name"), PAIRS)
+def test_what_the_budget_leaves_out_is_enough_to_compute_in(ram: int, name: str) -> None:
+    """MLX computes layer by layer, so that one layer of a batch's cache exists twice; beyond the
+    limit that it is given it waits, rather than take more."""
+    budget, model = budget_of(None, WORKING_SETS[ram]), CHECKPOINTS[name]
+    if ram >= model.least:
+        of_batch = min(room(ram, name), ROWS * LONG * model.kv.per_token)
+        every = model.config.get("sliding_window_pattern", 2 if model.kv.window else 1)
+        full_layers = model.config["num_hidden_layers"] // every
+        working = budget.recommended - budget.nbytes
+        assert activations(model.config) + of_batch // full_layers <= working
+
+
+@pytest.mark.parametrize("ram", WORKING_SETS)
+def test_no_more_is_left_out_than_a_tenth(ram: int) -> None:
+    budget = budget_of(None, WORKING_SETS[ram])
+    assert 0.9 * WORKING_SETS[ram] < budget.nbytes < WORKING_SETS[ram]
+    assert (budget.warning, budget.mlx_limit) == (None, WORKING_SETS[ram])
+    assert "Metal recommends" in budget.source
+    assert "`memory_budget`" in budget.source
+
+
+def test_without_metal_it_is_a_share_of_the_ram() -> None:
+    budget = budget_of(None, None)
+    assert budget.recommended == int(0.75 * psutil.virtual_memory().total)
+    assert 0.5 * budget.recommended <= budget.nbytes < budget.recommended
+    assert "three quarters of RAM" in budget.source
+
+
+def test_the_owner_decides_and_is_warned() -> None:
+    small, large = budget_of(10 * GB, 20 * GB), budget_of(21 * GB, 20 * GB)
+    assert (small.nbytes, small.mlx_limit, small.warning) == (10 * GB, 10 * GB, None)
+    assert (large.nbytes, large.mlx_limit) == (21 * GB, 21 * GB)
+    assert large.warning
+    assert "21.0 GB is more than the 20.0 GB that Metal recommends" in large.warning
+    assert "set by `memory_budget`" in large.source
+
+
+CONCURRENCY = 16
+PROMPT, ANSWER = 2048, 16_384
+
+
+def rows_at_once(ram: int, name: str, soon: int) -> int:
+    """As the policy grants them: rows of 2,048 tokens of prompt and no limit, of which memory for
+    `soon` tokens of answer is reserved at first."""
+    model, granted = CHECKPOINTS[name], 0
+    policy = Policy(
+        {name: Facts(model.weights)},
+        budget=budget_of(None, WORKING_SETS[ram]).nbytes,
+        wait_seconds=1.0,
+    )
+    assert policy.preload(name, 0.0) == (Load(name),)
+    policy.loaded(name, model.weights, 0.0)
+    for ticket in range(CONCURRENCY):
+        asked = policy.request(
+            ticket,
+            name,
+            model.kv.for_tokens(PROMPT + soon),
+            0.0,
+            most_kv_bytes=model.kv.for_tokens(PROMPT + ANSWER),
+        )
+        granted += asked == (Grant(ticket),)
+    return granted
+
+
+@pytest.mark.parametrize(
+    ("ram", "name", "before", "after"),
+    [
+        (16, "Qwen3-8B-4bit", 2, 14),
+        (24, "gpt-oss-20b", 4, 16),
+        (32, "gpt-oss-20b", 16, 16),
+        (32, "Qwen3-30B-A3B-4bit", 2, 15),
+        (64, "Llama-3.3-70B-Instruct-4bit", 1, 9),
+        (96, "gpt-oss-120b", 11, 16),
+        (96, "GLM-4.5-Air-4bit", 3, 16),
+    ],
+)
+def test_so_many_answers_without_a_limit_at_once(
+    ram: int, name: str, before: int, after: int
+) -> None:
+    """before: where memory for a whole answer is reserved from the start."""
+    assert (rows_at_once(ram, name, ANSWER), rows_at_once(ram, name, SOON)) == (before, after)

@@ -1,0 +1,556 @@
+"""What becomes of a conversation before a chat template sees it, and how templates are asked."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_server.families.kimi_k2 import numbered
+from mlx_server.families.mistral import nine_characters
+from mlx_server.messages import Message, Role, ToolCall
+from mlx_server.prompts.history_rendering import as_json_array, as_python_list, in_hermes_tags
+from mlx_server.prompts.message_normalization import (
+    SILENCE,
+    STRICTEST,
+    Manners,
+    Turn,
+    plainer_and_plainer,
+    shaped,
+    think_marks,
+    turns_of,
+)
+from mlx_server.prompts.reasoning_effort import EFFORTS, switches, with_word, word_for
+from mlx_server.prompts.template_capabilities import manners_of
+from mlx_server.prompts.template_prompt import as_given
+from mlx_server.templates.chat_template import ChatTemplate
+
+ROLES = {"developer": "system"}
+
+
+def said(role: Role, text: str = "") -> Message:
+    return Message(role, text or role)
+
+
+def call(id: str, name: str = "f", arguments: str = "{}") -> ToolCall:
+    return ToolCall(id, name, arguments)
+
+
+def calling(*calls: ToolCall, text: str = "") -> Message:
+    return Message("assistant", text, tool_calls=calls)
+
+
+def result(id: str, text: str = "") -> Message:
+    return Message("tool", text or f"result {id}", tool_call_id=id)
+
+
+def shown(turns: Sequence[Turn]) -> list[str]:
+    """Each turn in a line: its role, its text, its calls."""
+    return [f"{turn.role}: {_text(turn)}{_calls(turn.calls)}" for turn in turns]
+
+
+def _text(turn: Turn) -> str:
+    return "".join(p if isinstance(p, str) else f"<{_calls(p)}>" for p in turn.parts)
+
+
+def _calls(calls: Sequence[ToolCall]) -> str:
+    return "".join(f"+{call.id}" for call in calls)
+
+
+def given_to(manners: Manners, *messages: Message) -> list[str]:
+    return shown(shaped(turns_of(messages, ROLES, as_given), manners))
+
+
+SYSTEM, USER, ANSWER = said("system"), said("user"), said("assistant")
+
+CASES: dict[str, tuple[Manners, tuple[Message, ...], list[str]]] = {
+    "as it is": (
+        Manners(),
+        (SYSTEM, USER, ANSWER, said("developer", "later"), USER, calling(call("1")), result("1")),
+        [
+            "system: system",
+            "user: user",
+            "assistant: assistant",
+            "system: later",
+            "user: user",
+            "assistant: +1",
+            "tool: result 1",
+        ],
+    ),
+    "the system first": (
+        Manners(system="first"),
+        (SYSTEM, said("developer"), USER, said("system", "later"), ANSWER),
+        ["system: system\n\ndeveloper", "user: user", "user: later", "assistant: assistant"],
+    ),
+    "the system first, and by turns": (
+        Manners(system="first", alternates=True),
+        (SYSTEM, USER, said("system", "later"), USER, ANSWER, said("system", "last")),
+        ["system: system", "user: user\n\nlater\n\nuser", "assistant: assistant", "user: last"],
+    ),
+    "no system": (
+        Manners(system="never"),
+        (SYSTEM, USER, ANSWER, said("system", "later"), USER),
+        ["user: system\n\nuser", "assistant: assistant", "user: later", "user: user"],
+    ),
+    "no system, and nothing of a user": (
+        Manners(system="never"),
+        (SYSTEM, ANSWER),
+        ["user: system", "assistant: assistant"],
+    ),
+    "the system at the last question": (
+        Manners(system="question"),
+        (SYSTEM, USER, ANSWER, said("user", "more"), calling(call("1")), result("1")),
+        [
+            "user: user",
+            "assistant: assistant",
+            "user: system\n\nmore",
+            "assistant: +1",
+            "tool: result 1",
+        ],
+    ),
+    "the system at no question": (Manners(system="question"), (SYSTEM,), ["user: system"]),
+    "by turns": (
+        Manners(alternates=True),
+        (ANSWER, USER, said("user", "more"), ANSWER, said("assistant", "more")),
+        [
+            f"user: {SILENCE}",
+            "assistant: assistant",
+            "user: user\n\nmore",
+            "assistant: assistant\n\nmore",
+        ],
+    ),
+    "by turns, and calls are not counted": (
+        Manners(alternates=True),
+        (USER, calling(call("1")), result("1"), USER, ANSWER, calling(call("2")), result("2")),
+        [
+            "user: user",
+            "assistant: +1",
+            "tool: result 1",
+            f"assistant: {SILENCE}",
+            "user: user",
+            "assistant: assistant+2",
+            "tool: result 2",
+        ],
+    ),
+    "by turns, and nobody speaks": (Manners(alternates=True), (), [f"user: {SILENCE}"]),
+    "a user first": (
+        Manners(user_first=True),
+        (SYSTEM, calling(call("1")), result("1")),
+        ["system: system", f"user: {SILENCE}", "assistant: +1", "tool: result 1"],
+    ),
+    "one call at a time": (
+        Manners(calls="single"),
+        (
+            USER,
+            calling(call("1"), call("2"), call("3"), text="look"),
+            result("2"),
+            result("9"),
+            result("1"),
+            USER,
+            result("3"),
+        ),
+        [
+            "user: user",
+            "assistant: look+1",
+            "tool: result 1",
+            "assistant: +2",
+            "tool: result 2",
+            "assistant: +3",
+            "tool: result 9",
+            "user: user",
+            "tool: result 3",
+        ],
+    ),
+    "no calls": (
+        Manners(calls="never"),
+        (calling(call("1"), call("2"), text="look"), result("1"), calling(call("3"))),
+        ["assistant: look\n<+1+2>", "tool: result 1", "assistant: <+3>"],
+    ),
+    "no results": (
+        Manners(calls="never", results="never"),
+        (calling(call("1")), result("1", "x")),
+        ["assistant: <+1>", "user: <tool_response>\nx\n</tool_response>"],
+    ),
+    "results after calls only": (
+        Manners(results="answers"),
+        (result("1", "x"), calling(call("1")), result("1"), result("9"), USER, result("1", "y")),
+        [
+            "user: <tool_response>\nx\n</tool_response>",
+            "assistant: +1",
+            "tool: result 1",
+            "tool: result 9",
+            "user: user",
+            "user: <tool_response>\ny\n</tool_response>",
+        ],
+    ),
+    "results by the id of a call only": (
+        Manners(results="matched"),
+        (calling(call("1"), call("2")), result("9", "x"), result("2")),
+        ["assistant: +1+2", "user: <tool_response>\nx\n</tool_response>", "tool: result 2"],
+    ),
+    "no text beside calls": (
+        Manners(beside="split"),
+        (calling(call("1"), text="look"), calling(call("2")), ANSWER),
+        ["assistant: look", "assistant: +1", "assistant: +2", "assistant: assistant"],
+    ),
+    "arguments that are no object": (
+        Manners(arguments="object", results="answers"),
+        (calling(call("1", arguments="[1]")), result("1", "x"), calling(call("2"))),
+        ["assistant: <+1>", "user: <tool_response>\nx\n</tool_response>", "assistant: +2"],
+    ),
+    "arguments that are no JSON": (
+        Manners(arguments="object"),
+        (calling(call("1", arguments='{"a": '), call("2")),),
+        ["assistant: <+1+2>"],
+    ),
+    "arguments of any kind": (
+        Manners(),
+        (calling(call("1", arguments='{"a": ')),),
+        ["assistant: +1"],
+    ),
+    "only users and assistants": (
+        STRICTEST,
+        (SYSTEM, calling(call("1")), result("1", "x"), USER),
+        [
+            "user: system",
+            "assistant: <+1>",
+            "user: <tool_response>\nx\n</tool_response>\n\nuser",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_conversation_takes_the_templates_shape(name: str) -> None:
+    manners, messages, expected = CASES[name]
+    assert given_to(manners, *messages) == expected
+
+
+@pytest.mark.parametrize("manners", [Manners(alternates=True), Manners(calls="single")])
+def test_a_long_conversation_is_shaped_in_a_time_by_its_length(manners: Manners) -> None:
+    """Each of many turns that looked at all the others would take minutes."""
+    many = 40_000
+    calls = tuple(ToolCall(str(i), "f", "{}") for i in range(many))
+    results = [Message("tool", "x", tool_call_id="none") for _ in range(many)]
+    users = [Message("user", "x")] * many
+    turns = turns_of([*users, Message("assistant", tool_calls=calls), *results], ROLES, as_given)
+    began = time.thread_time()
+    shaped(turns, manners)
+    assert time.thread_time() - began < 6
+
+
+WORDS = st.integers(0, 999).map("word{}".format)
+IDS = st.sampled_from(["1", "2", "3"])
+SAID = st.one_of(
+    st.builds(Message, st.sampled_from(["system", "developer", "user", "assistant"]), WORDS),
+    st.builds(Message, st.just("tool"), WORDS, tool_call_id=IDS),
+    st.builds(
+        Message,
+        st.just("assistant"),
+        st.just("") | WORDS,
+        tool_calls=st.lists(st.builds(ToolCall, IDS, WORDS, st.just("{}")), min_size=1, max_size=3)
+        .filter(lambda calls: len({call.id for call in calls}) == len(calls))
+        .map(tuple),
+    ),
+)
+MANNERS = st.builds(
+    Manners,
+    system=st.sampled_from(["anywhere", "first", "question", "never"]),
+    alternates=st.booleans(),
+    user_first=st.booleans(),
+    calls=st.sampled_from(["many", "single", "never"]),
+    beside=st.sampled_from(["together", "split", "never"]),
+    results=st.sampled_from(["anywhere", "answers", "matched", "never"]),
+    arguments=st.sampled_from(["any", "object", "text"]),
+)
+
+
+def words_of(message: Message) -> list[str]:
+    return [message.content, *(call.name for call in message.tool_calls)]
+
+
+def words_shown(turn: Turn) -> list[str]:
+    parts = [[p] if isinstance(p, str) else [call.name for call in p] for p in turn.parts]
+    text = " ".join(word for part in parts for word in part)
+    return [*text.split(), *(call.name for call in turn.calls)]
+
+
+@given(st.lists(SAID, max_size=8), MANNERS)
+def test_whatever_the_manners_nothing_is_lost(messages: list[Message], manners: Manners) -> None:
+    numbered_words = [
+        replace(
+            message,
+            content=message.content and f"{message.content}.{i}",
+            tool_calls=tuple(
+                replace(call, name=f"{call.name}.{i}.{n}")
+                for n, call in enumerate(message.tool_calls)
+            ),
+        )
+        for i, message in enumerate(messages)
+    ]
+    for plainer in plainer_and_plainer(manners):
+        turns = shaped(turns_of(numbered_words, ROLES, as_given), plainer)
+        found = [word for turn in turns for word in words_shown(turn) if word.startswith("word")]
+        assert sorted(found) == sorted(
+            word for message in numbered_words for word in words_of(message) if word
+        )
+
+
+@given(st.lists(SAID, max_size=8))
+def test_the_strictest_template_hears_users_and_assistants_by_turns(
+    messages: list[Message],
+) -> None:
+    turns = shaped(turns_of(messages, ROLES, as_given), STRICTEST)
+    assert [turn.role for turn in turns] == [
+        ("user", "assistant")[i % 2] for i in range(len(turns))
+    ]
+    assert turns
+    assert not any(turn.calls for turn in turns)
+
+
+def test_results_have_the_name_and_the_id_of_their_call() -> None:
+    messages = (
+        calling(call("a", "f"), call("b", "g")),
+        result("b"),
+        result("a"),
+        calling(call("a", "h")),  # some clients count from the beginning in every turn
+        result("a"),
+        result("z"),
+        Message("tool", "x", tool_call_id="y", name="own"),
+    )
+    turns = turns_of(messages, ROLES, numbered)
+    assert [(turn.name, turn.call_id) for turn in turns if turn.role == "tool"] == [
+        ("g", "functions.g:1"),
+        ("f", "functions.f:0"),
+        ("h", "functions.h:2"),
+        ("unknown", "z"),
+        ("own", "y"),
+    ]
+
+
+def test_ids_stay_where_the_family_would_write_them() -> None:
+    assert numbered("functions.f:7", "f", 0) == "functions.f:7"
+    assert nine_characters("a1B2c3D4e", "f", 0) == "a1B2c3D4e"
+    made = [nine_characters(id, "f", 0) for id in ("call_1", "call_2", "a1B2c3D4é", "")]
+    assert len(set(made)) == 4
+    assert all(len(id) == 9 and id.isascii() and id.isalnum() for id in made)
+
+
+def test_reasoning_stays_with_the_calls() -> None:
+    message = replace(calling(call("1"), text="look"), reasoning="hm")
+    text, calls = shaped(turns_of([message], ROLES, as_given), Manners(beside="split"))
+    assert (text.reasoning, calls.reasoning) == ("", "hm")
+
+
+def test_arguments_left_out_are_an_empty_object() -> None:
+    (turn,) = turns_of([calling(call("1", arguments=""))], ROLES, as_given)
+    assert turn.calls[0].arguments == "{}"
+
+
+TAGS = (("<think>", "</think>"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "answer"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", "hm", "yes"),
+        ("\n<think>hm</think>yes", "hm", "yes"),
+        ("<think>a</think>b</think>c", "a", "b</think>c"),
+        ("<think>hm</think>", "hm", ""),
+        ("<think>\n\n</think>\n\nyes", "", "yes"),
+        ("<think>hm", "", "<think>hm"),
+        ("yes</think>", "", "yes</think>"),
+        ("so <think>hm</think>", "", "so <think>hm</think>"),
+        ("[THINK]hm[/THINK]yes", "", "[THINK]hm[/THINK]yes"),
+    ],
+)
+def test_reasoning_in_the_text_is_taken_out(text: str, reasoning: str, answer: str) -> None:
+    (turn,) = turns_of([said("assistant", text)], ROLES, as_given, TAGS)
+    assert (turn.reasoning, "".join(map(str, turn.parts))) == (reasoning, answer)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("user", "<think>hm</think>yes"),
+        Message("assistant", "<think>hm</think>yes", reasoning="other"),
+    ],
+)
+def test_text_of_users_and_text_beside_reasoning_stays(message: Message) -> None:
+    (turn,) = turns_of([message], ROLES, as_given, TAGS)
+    assert turn.parts == ("<think>hm</think>yes",)
+    assert turn.reasoning == (message.reasoning or "")
+
+
+def test_reasoning_is_looked_for_where_the_template_would() -> None:
+    assert think_marks("{{ x.split('</think>') }}", Manners()) == [("<think>", "</think>")]
+    assert think_marks("{{ x }}", Manners()) == []
+    assert ("<think>", "</think>") in think_marks("{{ x }}", Manners(reasoning="key"))
+
+
+# Templates
+
+
+EACH = "{% for m in messages %}"
+END = "{% endfor %}"
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ ARGS }}{% endfor %}"
+WHOLE = "{{ m.role }}{{ m.content }}" + CALLS.replace("ARGS", "c.function.arguments | tojson")
+
+ASKED: dict[str, tuple[str, Manners]] = {
+    "takes everything": (WHOLE, Manners()),
+    "leaves calls out": ("{{ m.role }}{{ m.content }}", Manners(calls="never")),
+    "writes arguments as they are": (
+        "{{ m.content }}" + CALLS.replace("ARGS", "c.function.arguments"),
+        Manners(arguments="text"),
+    ),
+    "joins arguments as text": (
+        "{{ m.content }}" + CALLS.replace("ARGS", "'' + c.function.arguments"),
+        Manners(arguments="text"),
+    ),
+    "looks into arguments": (
+        "{{ m.content }}" + CALLS.replace("ARGS", "c.function.arguments.items() | list"),
+        Manners(arguments="object"),
+    ),
+    "refuses a second call": (
+        "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('') }}{% endif %}"
+        + WHOLE,
+        Manners(calls="single"),
+    ),
+    "says calls or text": (
+        "{% if m.tool_calls %}" + CALLS.replace("ARGS", "c.function.arguments | tojson") + "{% else"
+        " %}{{ m.content }}{% endif %}",
+        Manners(beside="split"),
+    ),
+    "wants null beside calls": (
+        "{% if m.content is none %}"
+        + CALLS.replace("ARGS", "c.function.arguments | tojson")
+        + "{% else %}{{ m.content }}{% endif %}",
+        Manners(beside="split", silence=None),
+    ),
+    "drops a later system": (
+        "{% if m.role != 'system' or loop.first %}" + WHOLE + "{% endif %}",
+        Manners(system="first"),
+    ),
+    "has no system": (
+        "{% if m.role == 'system' %}{{ raise_exception('') }}{% endif %}" + WHOLE,
+        Manners(system="never"),
+    ),
+    "has the system at the question": (
+        "{% if m.role != 'system' %}{% if loop.last and m.role == 'user' %}"
+        "{{ messages[0].content }}{% endif %}" + WHOLE + "{% endif %}",
+        Manners(system="question"),
+    ),
+    "leaves results out": (
+        "{% if m.role != 'tool' %}" + WHOLE + "{% endif %}",
+        Manners(results="never"),
+    ),
+    "refuses a result of no call": (
+        "{% if m.role == 'tool' and not loop.previtem.tool_calls %}{{ raise_exception('') }}"
+        "{% endif %}" + WHOLE,
+        Manners(results="answers", calls="single"),
+    ),
+    "refuses two users": (
+        "{% if loop.previtem and m.role == 'user' == loop.previtem.role %}{{ raise_exception('') }}"
+        "{% endif %}" + WHOLE,
+        Manners(alternates=True),
+    ),
+    "skips the first turn if it is no user's": (
+        "{% if not (loop.first and m.role == 'assistant') %}" + WHOLE + "{% endif %}",
+        Manners(user_first=True),
+    ),
+    "reads reasoning": ("{{ m.reasoning_content }}" + WHOLE, Manners(reasoning="key")),
+    "reads thoughts": ("{{ m.thinking }}" + WHOLE, Manners(reasoning="key")),
+    "reads parts": (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+        "{{ p.text }}{{ p.thinking }}{% endfor %}{% endif %}"
+        + CALLS.replace("ARGS", "c.function.arguments | tojson"),
+        Manners(reasoning="part"),
+    ),
+    "can't be asked": ("{{ m.name + m.content }}", Manners()),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_template_is_asked_for_its_manners(name: str) -> None:
+    body, expected = ASKED[name]
+    assert manners_of(ChatTemplate(EACH + body + END), {}) == expected
+
+
+def test_a_template_is_asked_with_the_checkpoints_tokens() -> None:
+    template = ChatTemplate(EACH + "{{ eos_token + m.content }}" + END)
+    assert manners_of(template, {"eos_token": "</s>"}) == Manners(calls="never")
+    assert manners_of(template, {}) == Manners()
+
+
+# Effort
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking", "reasoning"])
+def test_effort_turns_thinking_on_and_off(effort: str, name: str) -> None:
+    found = switches({"reasoning_effort": effort}, lambda other: other == name)
+    assert found == {name: effort != "none"}
+
+
+def test_effort_is_a_budget_or_a_word_where_the_template_has_these() -> None:
+    every = {effort: switches({"reasoning_effort": effort}, lambda _: True) for effort in EFFORTS}
+    budgets = [every[effort]["thinking_budget"] for effort in EFFORTS[:-1]]
+    assert budgets == sorted(set(budgets))
+    assert (budgets[0], every["xhigh"]["thinking_budget"]) == (0, -1)
+    assert every["none"]["thinking_mode"] == "disabled"
+    assert {found["thinking_mode"] for found in every.values()} == {"disabled", "enabled"}
+    assert {found["thinking_effort"] for found in every.values()} == {
+        "low",
+        "medium",
+        "high",
+        "max",
+    }
+
+
+@pytest.mark.parametrize("effort", ["much", 3, None, ["none"]])
+def test_an_unknown_effort_switches_nothing(effort: object) -> None:
+    asked = {"reasoning_effort": effort}
+    assert switches(asked, lambda _: True) == {}
+    assert word_for(asked, "/no_think") == ""
+
+
+def test_the_system_says_the_word_that_the_template_looks_for() -> None:
+    assert word_for({"reasoning_effort": "none"}, "'/no_think' in text") == "/no_think"
+    assert word_for({"reasoning_effort": "low"}, "'/no_think' in text") == "/think"
+    assert word_for({"reasoning_effort": "none"}, "nothing") == ""
+    assert word_for({}, "'/no_think' in text") == ""
+    assert with_word((USER,), "/think") == (Message("system", "/think"), USER)
+    assert with_word((SYSTEM, USER), "/think") == (Message("system", "system /think"), USER)
+
+
+# Calls as text
+
+
+def closed(text: str) -> str:
+    return f"({text})"
+
+
+CALLED = [call("1", "f", '{"a": "x\'", "b": [true, null]}'), call("2", "g", "[1]")]
+
+WRITTEN: list[tuple[Callable[..., str], str]] = [
+    (
+        in_hermes_tags,
+        '<tool_call>\n{"name": ("f"), "arguments": ({"a": "x\'", "b": [true, null]})}\n</tool_call>'
+        '\n<tool_call>\n{"name": ("g"), "arguments": ([1])}\n</tool_call>',
+    ),
+    (
+        as_json_array("<|a|>", "<|b|>"),
+        '<|a|>[{"name": ("f"), "arguments": ({"a": "x\'", "b": [true, null]})}, '
+        '{"name": ("g"), "arguments": ([1])}]<|b|>',
+    ),
+    (as_python_list("<|a|>", "<|b|>"), '<|a|>[(f(a="x\'", b=[True, None])), (g([1]))]<|b|>'),
+]
+
+
+@pytest.mark.parametrize(("write", "expected"), WRITTEN)
+def test_calls_as_text_close_all_that_is_not_the_familys(
+    write: Callable[..., str], expected: str
+) -> None:
+    assert write(CALLED, closed) == expected

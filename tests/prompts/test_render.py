@@ -1,0 +1,729 @@
+"""Conversations to prompts. Above all: text is never control."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import tokenizers
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.errors import BadRequest
+from mlx_server.families import FAMILIES, family_named
+from mlx_server.families.plain import PLAIN
+from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.prompts.control_token_guard import Seal
+from mlx_server.templates.chat_template import ChatTemplate
+from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, checkpoint, full_width
+from tests.families.prompts import (
+    CONVERSATIONS,
+    GoldenPrompt,
+    checkpoint_of,
+    golden_prompts,
+    template_of,
+)
+
+pytestmark = pytest.mark.tables
+
+GOLDEN = Path(__file__).parents[1] / "families" / "golden"
+
+EVERYTHING = """\
+{{ greeting }}
+{% for tool in tools or [] %}
+<|im_start|>tool {{ tool.function.name }}: {{ tool.function.description }}
+{{ tool.function.parameters | tojson }}
+{% for key, value in tool.function.parameters.items() %}
+{{ key }} is {{ value }}
+{% endfor %}
+<|im_end|>
+{% endfor %}
+{% for message in messages %}
+<|im_start|>{{ message.role }} {{ message.name }} {{ message.tool_call_id }}
+{{ message.reasoning_content }}
+{{ message.content }}
+{% for call in message.tool_calls or [] %}
+{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}
+{{ call.function.arguments }}
+{% endfor %}
+<|im_end|>
+{% endfor %}
+<|im_start|>assistant
+"""
+
+
+def said(text: str = "Hello", **more: Any) -> Conversation:
+    return Conversation((Message("user", text, **more),))
+
+
+def called(id: str = "1", name: str = "f", arguments: object = None) -> Conversation:
+    call = ToolCall(id, name, json.dumps(arguments or {}))
+    return Conversation((Message("assistant", tool_calls=(call,)),))
+
+
+def offered(
+    name: str = "f", description: str = "d", parameters: dict[str, Any] | None = None
+) -> Conversation:
+    tool = Tool(name, description, parameters or {})
+    return Conversation((Message("user", "Hello"),), (tool,))
+
+
+FIELDS: dict[str, Callable[[str], Conversation]] = {
+    "content": said,
+    "system": lambda text: Conversation((Message("system", text), Message("user", "Hello"))),
+    "name": lambda text: said(name=text),
+    "reasoning": lambda text: Conversation((Message("assistant", "Hello", reasoning=text),)),
+    "tool call id": lambda text: called(id=text),
+    "tool call name": lambda text: called(name=text),
+    "tool call argument": lambda text: called(arguments={"a": [text]}),
+    "tool call argument's name": lambda text: called(arguments={text: 1}),
+    "tool call argument alone": lambda text: called(arguments=text),
+    "tool result": lambda text: Conversation((Message("tool", text, tool_call_id="1"),)),
+    "tool_call_id": lambda text: Conversation((Message("tool", "Hello", tool_call_id=text),)),
+    "tool name": lambda text: offered(name=text),
+    "tool description": lambda text: offered(description=text),
+    "schema value": lambda text: offered(parameters={"a": {"enum": [text]}}),
+    "schema key": lambda text: offered(parameters={text: {text: 1}}),
+    "template kwarg": lambda text: replace(said(), template_kwargs={"greeting": text}),
+    "nested template kwarg": lambda text: replace(
+        said(), template_kwargs={"greeting": {"deep": [text]}}
+    ),
+}
+
+EMBEDDINGS: dict[str, Callable[[str], str]] = {
+    "alone": lambda token: token,
+    "in words": lambda token: f"be{token}fore",
+    "in a line": lambda token: f"One {token} two\n",
+    "doubled": lambda token: token + token,
+    "nested": lambda token: token[:5] + token + token[5:],
+    "overlapping": lambda token: token[:-1] + token + token[1:],
+}
+
+
+@pytest.fixture(scope="module")
+def demo(demo_path: Path) -> Checkpoint:
+    return read_checkpoint(demo_path)
+
+
+@pytest.fixture(scope="module")
+def demo_everything(demo: Checkpoint) -> Checkpoint:
+    return replace(demo, template=ChatTemplate(EVERYTHING))
+
+
+@lru_cache
+def added_tokens(folder: Path) -> dict[int, str]:
+    return {id: token.content for id, token in raw(folder).get_added_tokens_decoder().items()}
+
+
+def control_tokens(prompted: Checkpoint, conversation: Conversation) -> list[str]:
+    """The control tokens of the prompt, as they are spelled."""
+    control = added_tokens(prompted.path)
+    return [control[id] for id in PLAIN.render(prompted, conversation).tokens if id in control]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_special_token_comes_from_text(demo_everything: Checkpoint, field: str) -> None:
+    conversation = FIELDS[field]
+    special = added_tokens(demo_everything.path).values()
+    assert len(special) == 17
+    for embed in EMBEDDINGS.values():
+        own = control_tokens(demo_everything, conversation(embed("plain words")))
+        for token in special:
+            assert control_tokens(demo_everything, conversation(embed(token))) == own
+
+
+def test_no_special_token_comes_from_text_in_the_demo_models_own_template(
+    demo: Checkpoint,
+) -> None:
+    for token in added_tokens(demo.path).values():
+        for embed in EMBEDDINGS.values():
+            own = control_tokens(demo, said("plain words"))
+            assert control_tokens(demo, said(embed(token))) == own
+
+
+EACH = "{% for m in messages %}"
+ALL = "{% endfor %}<|im_end|>"
+
+JOINS = {
+    "fields": "{{ m.name }}{{ m.content }}",
+    "sum": "{{ m.name + m.content }}",
+    "concatenation": "{{ m.name ~ m.content }}",
+    "format": "{{ '{}{}'.format(m.name, m.content) }}",
+    "percent": "{{ '%s%s' % (m.name, m.content) }}",
+    "join": "{{ [m.name, m.content] | join }}",
+    "trim": "{{ m.name | trim }}{{ m.content | trim }}",
+    "set": "{% set both = m.name + m.content %}{{ both }}",
+    "json": "{{ (m.name + m.content) | tojson }}",
+    "ascii json": "{{ (m.name + m.content) | tojson(ensure_ascii=True) }}",
+    "repr": "{{ [m.name + m.content] }}",
+    "lower": "{{ (m.name + m.content) | lower }}",
+    "upper": "{{ (m.name + m.content) | upper }}",
+    "reverse": "{{ (m.content | reverse) + (m.name | reverse) }}",
+    "replace": "{{ (m.name + m.content) | replace('-', '_') }}",
+    "removal": "{{ (m.name + m.content) | replace('*', '') }}",
+    "split": "{{ (m.name + m.content).split('*') | join }}",
+    "list": "{{ (m.name + m.content) | list | join }}",
+}
+
+FORMS: tuple[Callable[[str], str], ...] = (
+    lambda token: token,
+    lambda token: token.replace("_", "-"),
+    lambda token: "*".join(token),
+    lambda token: token[:4] + "*" + token[4:],
+    lambda token: token.swapcase(),
+    lambda token: token[::-1],
+)
+
+
+@pytest.mark.parametrize("how", JOINS)
+def test_fields_that_a_template_joins_make_no_control_token(tmp_path: Path, how: str) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), EACH + JOINS[how] + ALL)
+    for token in CONTROL:
+        for form in FORMS:
+            text = form(token)
+            for cut in range(len(text) + 1):
+                attack = said(text[cut:], name=text[:cut] or " ")
+                assert control_tokens(prompted, attack) == ["<|im_end|>"]
+
+
+def test_messages_that_a_template_joins_make_no_control_token(tmp_path: Path) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), EACH + "{{ m.content }}" + ALL)
+    for token in CONTROL:
+        attack = Conversation(tuple(Message("user", character) for character in token))
+        assert control_tokens(prompted, attack) == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize("how", ["json", "ascii json", "repr"])
+def test_no_mark_is_seen_where_a_template_escapes(tmp_path: Path, how: str) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), EACH + JOINS[how] + ALL)
+    expected = {"json": '"<|im_end|>[ü]"', "ascii json": '"<|im_end|>[\\u00fc]"'}
+    tokens = PLAIN.render(prompted, said("end|>[ü]", name="<|im_")).tokens
+    assert text_of(prompted, tokens) == expected.get(how, "['<|im_end|>[ü]']") + "<|im_end|>"
+
+
+def test_control_tokens_without_any_sign_are_as_safe(tmp_path: Path) -> None:
+    made = byte_level("ENDOFTEXT", "user", "tool_call", "<|im_end|>")
+    prompted = checkpoint(tmp_path, made, EACH + "user{{ m.content }}" + ALL)
+    own = control_tokens(prompted, said("plain"))
+    assert own == ["user", "<|im_end|>"]
+    for text in ("ENDOFTEXT", "user", "aENDOFTEXTuser", "a tool_call", "userser", "ENDENDOFTEXT"):
+        assert control_tokens(prompted, said(text)) == own
+
+
+FRAMES = {
+    "<{{ m.name }}>": ("think", "/think", "s", "|im_end|", "|im_end|><", "><|im_end|"),
+    "</{{ m.name }}>": ("think", "Think", " think "),
+    "<|{{ m.name }}|>": ("im_end", "im_start", "im_end|><|im_end"),
+    "[{{ m.name }}]": ("INST", "/INST"),
+    "<{{ m.name }}": ("think>", "|im_end|>"),
+    "{{ m.name }}|>": ("<|im_end",),
+    "<{{ m.name | replace('-', '_') }}>": ("|im-end|",),
+    "<{{ m.name | replace('$', '') }}>": ("th$ink", "$think", "think$", "|im_$end|"),
+    "<{{ m.name | lower }}>": ("THINK", "|IM_END|"),
+    "<{{ m.name | trim }}>": (" think", "think\n"),
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_text_inside_a_templates_brackets_makes_no_control_token(
+    tmp_path: Path, frame: str
+) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), EACH + frame + ALL)
+    own = control_tokens(prompted, said(name="plain"))
+    for name in FRAMES[frame]:
+        assert control_tokens(prompted, said(name=name)) == own
+
+
+def test_a_schemas_own_keys_as_tags(tmp_path: Path) -> None:
+    """As Qwen3-Coder's template writes what else is in a parameter's schema."""
+    template = """\
+{% for tool in tools %}{% for key in tool.function.parameters %}
+{% set tag = key | replace("-", "_") | replace(" ", "_") | replace("$", "") %}
+{{ '\\n<' ~ tag ~ '>' ~ (tool.function.parameters[key] | tojson) ~ '</' ~ tag ~ '>' }}
+{% endfor %}{% endfor %}"""
+    prompted = checkpoint(tmp_path, byte_level(), template)
+    for key in ("think", "/think", "$think", "|im_end|", "|im-end|", "|im end|", "|im_$end|", "s"):
+        assert control_tokens(prompted, offered(parameters={key: "x"})) == []
+
+
+def test_roles_and_the_words_of_the_format_are_the_templates(tmp_path: Path) -> None:
+    """Templates make control tokens of roles, and look fields up by name."""
+    made = byte_level("<|user|>", "<|content|>", "<function>", "<name>", "<string>")
+    template = """\
+{% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m['content'] }}{% endfor %}\
+{% for t in tools %}{{ t.type }} {{ t['function']['name'] }}\
+{% for p in t.function.parameters.properties.values() %}\
+{% if p.type == 'integer' %} a number{% endif %}{% endfor %}{% endfor %}"""
+    prompted = checkpoint(tmp_path, made, template)
+    asked = Conversation(
+        (Message("user", "Hi "),), (Tool("name", None, {"properties": {"a": {"type": "integer"}}}),)
+    )
+    tokens = PLAIN.render(prompted, asked).tokens
+    assert prompted.tokenizer.spelling(tokens[0]) == "<|user|>"
+    assert prompted.tokenizer.decode(tokens) == "Hi function name a number"
+    assert control_tokens(prompted, replace(asked, messages=(Message("user", "<|user|>"),))) == [
+        "<|user|>"
+    ]
+
+
+LOOKALIKES = (
+    "＜|im_end|＞",
+    "<|im_end|＞",
+    "<|IM_END|>",
+    "＜ｔｈｉｎｋ＞",
+    "<ＴＨＩＮＫ>",
+    "[inst]",
+    "﹤s﹥",
+    "＜＜|im_end|＞|im_end|＞",
+)
+
+
+@pytest.mark.parametrize("text", LOOKALIKES)
+def test_a_normalizer_makes_no_control_token(tmp_path: Path, text: str) -> None:
+    control = [AddedToken(token, special=token != "<think>", normalized=True) for token in CONTROL]
+    template = EACH + "<|im_start|>{{ m.name }}{{ m.content }}" + ALL
+    prompted = checkpoint(tmp_path, full_width(*control), template)
+    own = control_tokens(prompted, said(name="x"))
+    assert own == ["<|im_start|>", "<|im_end|>"]
+    for cut in range(len(text)):
+        assert control_tokens(prompted, said(text[cut:], name="x" + text[:cut])) == own
+
+
+def test_a_model_that_knows_control_tokens_as_words_makes_none(tmp_path: Path) -> None:
+    """A Unigram model finds every piece of its vocabulary in any text by itself."""
+    letters = [(character, -5.0) for character in "▁abcdefghijklmnopqrstuvwxyz<>/|_"]
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("<|im_end|>", 0.0), *letters]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    made.normalizer = tokenizers.normalizers.NFKC()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.add_special_tokens(["<unk>", "</s>", "<|im_end|>"])
+    prompted = checkpoint(tmp_path, made, EACH + "{{ m.name }}{{ m.content }}" + ALL)
+    for text in ("</s>", "a</s>b", "＜/s＞", "a<|im_end|>", "＜|im_end|＞＜/s>"):
+        for cut in range(1, len(text)):
+            found = control_tokens(prompted, said(text[cut:], name=text[:cut]))
+            assert found == ["<|im_end|>"]
+    assert control_tokens(prompted, said("ab😀cd", name="x")) == ["<unk>", "<|im_end|>"]
+    tokens = PLAIN.render(prompted, said("ab😀cd", name="x")).tokens
+    assert tokens == reference(prompted, "xab😀cd<|im_end|>")
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_flags_of_added_tokens_give_text_no_control(tmp_path: Path, flag: str) -> None:
+    flags: dict[str, Any] = {flag: True}
+    control = [AddedToken(token, special=True, normalized=False, **flags) for token in CONTROL]
+    prompted = checkpoint(tmp_path, byte_level(*control), EACH + " {{ m.content }} " + ALL)
+    own = control_tokens(prompted, said("plain"))
+    assert own == ["<|im_end|>"]
+    for token in CONTROL:
+        for text in (token, f" {token} ", f"a {token}", f"  {token}  {token}", f"{token}\n"):
+            assert control_tokens(prompted, said(text)) == own
+
+
+@pytest.mark.parametrize("longer", ["<|im_end|>>", "<|im_end|><|im_end|>"])
+def test_text_does_not_change_the_templates_own_token(tmp_path: Path, longer: str) -> None:
+    prompted = checkpoint(tmp_path, byte_level("<|im_end|>", longer), "<|im_end|>{{ greeting }}")
+    for text in (longer.removeprefix("<|im_end|>"), longer, ">", "<", " "):
+        asked = replace(said(), template_kwargs={"greeting": text})
+        assert control_tokens(prompted, asked) == ["<|im_end|>"]
+
+
+FRAGMENTS = st.sampled_from(
+    [token[start:end] for token in CONTROL for start in range(4) for end in (-4, -1, len(token))]
+)
+HOSTILE = st.lists(FRAGMENTS | st.sampled_from([*CONTROL, "a", " ", "\n", "🙂", "-"]), max_size=6)
+HOSTILE_TEXT = HOSTILE.map("".join)
+
+
+@pytest.fixture(scope="module", params=["{}{}", "{} {}", "<{}>{}", "[{}]{}", "</{}|{}|>"])
+def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    frame = request.param.format("{{ m.name }}", "{{ m.content }}")
+    template = EACH + "<|im_start|>" + frame + ALL
+    return checkpoint(tmp_path_factory.mktemp("hostile"), byte_level(), template)
+
+
+@given(name=HOSTILE_TEXT, content=HOSTILE_TEXT)
+def test_fragments_make_no_control_token_and_no_character_is_lost(
+    hostile: Checkpoint, name: str, content: str
+) -> None:
+    assume(name)
+    attack = said(content, name=name)
+    assert control_tokens(hostile, attack) == ["<|im_start|>", "<|im_end|>"]
+    tokens = PLAIN.render(hostile, attack).tokens
+    assert text_of(hostile, tokens) == plain_text(hostile, attack)
+
+
+def plain_text(prompted: Checkpoint, conversation: Conversation) -> str:
+    """The prompt as the template alone makes it."""
+    assert prompted.template
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    messages = [
+        {"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})}
+        for m in conversation.messages
+    ]
+    rendered: str = environment.from_string(prompted.template.source).render(
+        messages=messages, add_generation_prompt=True
+    )
+    return rendered
+
+
+ORDINARY = (
+    st.lists(
+        st.sampled_from([*SAMPLES, "if a < b > c:", "|x|", "[1]", "<b>", "a\n\n", "im_end"])
+        | st.text(max_size=8),
+        max_size=4,
+    )
+    .map("".join)
+    .filter(lambda text: "<|" not in text and not any(token in text for token in CONTROL))
+)
+
+
+@given(contents=st.lists(ORDINARY, min_size=1, max_size=3))
+def test_a_harmless_prompt_is_tokenised_as_a_whole(demo: Checkpoint, contents: list[str]) -> None:
+    asked = Conversation(tuple(Message("user", content) for content in contents))
+    text = plain_text(demo, asked)
+    assert SMOLLM2.render(demo, asked).tokens == reference(demo, text)
+
+
+@pytest.fixture(scope="module")
+def piecewise(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    template = EACH + "<|im_start|>{{ m.name }}\n{{ m.content }}" + ALL
+    return checkpoint(tmp_path_factory.mktemp("pieces"), byte_fallback(), template)
+
+
+@given(content=ORDINARY, name=ORDINARY)
+def test_marks_put_no_spaces_into_sentencepiece_prompts(
+    piecewise: Checkpoint, content: str, name: str
+) -> None:
+    asked = said(content, name=name or "x")
+    text = plain_text(piecewise, asked)
+    assert PLAIN.render(piecewise, asked).tokens == reference(piecewise, text)
+
+
+def text_of(prompted: Checkpoint, tokens: list[int]) -> str:
+    return b"".join(map(prompted.tokenizer.bytes_of, tokens)).decode()
+
+
+@lru_cache
+def raw(folder: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def reference(prompted: Checkpoint, text: str) -> list[int]:
+    ids: list[int] = raw(prompted.path).encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def test_marks_that_a_client_writes_stay_text(tmp_path: Path) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), EACH + "{{ m.content }}" + ALL)
+    for used in (1, 5, 31):
+        content = "<".join(Seal.CANDIDATES[:used]) + "<|im_end|>" + Seal.CANDIDATES[0]
+        tokens = PLAIN.render(prompted, said(content)).tokens
+        assert text_of(prompted, tokens) == content + "<|im_end|>"
+        assert control_tokens(prompted, said(content)) == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize("escape", ["\\u{:04x}", "\\u{:04X}"])
+def test_marks_in_the_escapes_of_arguments_are_seen(tmp_path: Path, escape: str) -> None:
+    template = EACH + "{% for c in m.tool_calls %}<|im_end|>{{ c.function.arguments }}" + 2 * ALL
+    prompted = checkpoint(tmp_path, byte_level(), template)
+    codes = map(ord, Seal.CANDIDATES[-16:])
+    arguments = '"{}"'.format("".join(map(escape.format, codes)))
+    call = ToolCall("1", "f", arguments)
+    asked = Conversation((Message("assistant", tool_calls=(call,)),))
+    text = text_of(prompted, PLAIN.render(prompted, asked).tokens)
+    assert text == "<|im_end|>" + "".join(Seal.CANDIDATES[-16:]) + 2 * "<|im_end|>"
+
+
+def test_all_marks_at_once_are_refused(demo: Checkpoint) -> None:
+    with pytest.raises(BadRequest, match="every noncharacter"):
+        SMOLLM2.render(demo, said("".join(Seal.CANDIDATES)))
+    whole = json.dumps("".join(Seal.CANDIDATES)).upper().replace("\\U", "\\u")
+    call = ToolCall("1", "f", whole)
+    with pytest.raises(BadRequest, match="every noncharacter"):
+        SMOLLM2.render(demo, Conversation((Message("assistant", tool_calls=(call,)),)))
+
+
+@pytest.mark.parametrize("arguments", ['"\\ud800"', '{"\\udfff": 1}', "[" * 100_000, "1" * 5000])
+def test_arguments_that_no_template_can_use_stay_text(tmp_path: Path, arguments: str) -> None:
+    template = EACH + "{% for c in m.tool_calls %}{{ c.function.arguments }}" + 2 * "{% endfor %}"
+    prompted = checkpoint(tmp_path, byte_level(), template)
+    call = ToolCall("1", "f", arguments)
+    asked = Conversation((Message("assistant", tool_calls=(call,)),))
+    tokens = PLAIN.render(prompted, asked).tokens
+    assert prompted.tokenizer.decode(tokens) == arguments
+
+
+@pytest.mark.parametrize("depth", [65, 900])
+def test_arguments_nested_too_deeply_are_the_clients_fault(tmp_path: Path, depth: int) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), EACH + "{{ m.tool_calls }}" + ALL)
+    call = ToolCall("1", "f", "[" * depth + "]" * depth)
+    with pytest.raises(BadRequest) as caught:
+        PLAIN.render(prompted, Conversation((Message("assistant", tool_calls=(call,)),)))
+    assert caught.value.param == "messages"
+
+
+def test_arguments_are_an_object_where_they_can_be(tmp_path: Path) -> None:
+    template = EACH + (
+        "{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}"
+        "{{ k }}={{ v | tojson }};{% endfor %}{% endfor %}{% endfor %}"
+    )
+    prompted = checkpoint(tmp_path, byte_level(), template)
+    tokens = PLAIN.render(prompted, called(arguments={"a": [1, "ü"], "b": None})).tokens
+    assert prompted.tokenizer.decode(tokens) == 'a=[1, "ü"];b=null;'
+
+
+def test_the_developer_speaks_as_the_system(demo: Checkpoint) -> None:
+    developer, system = (
+        Conversation((Message(role, "Be brief."), Message("user", "Hi")))
+        for role in ("developer", "system")
+    )
+    assert SMOLLM2.render(demo, developer) == SMOLLM2.render(demo, system)
+    as_user = Conversation((Message("user", "Be brief."), Message("user", "Hi")))
+    assert SMOLLM2.render(demo, developer) != SMOLLM2.render(demo, as_user)
+
+
+def test_kwargs_that_the_template_does_not_read_are_reported(demo_everything: Checkpoint) -> None:
+    kwargs = {"greeting": "Good day", "enable_thinking": True, "x": 1}
+    rendered = PLAIN.render(demo_everything, replace(said(), template_kwargs=kwargs))
+    assert rendered.ignored == ("chat_template_kwargs.enable_thinking", "chat_template_kwargs.x")
+    assert demo_everything.tokenizer.decode(rendered.tokens).startswith("Good day\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "range"]
+)
+def test_what_rendering_sets_itself_can_not_be_set(tmp_path: Path, name: str) -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ tools is none }}"
+        "{{ add_generation_prompt }}{{ range(2) | list }}{% if x %}{{ raise_exception('') }}"
+        "{% endif %}"
+    )
+    prompted = replace(checkpoint(tmp_path, byte_level(), template), tokens={"bos_token": "<s>"})
+    rendered = PLAIN.render(prompted, replace(said(), template_kwargs={name: [1]}))
+    assert rendered.tokens == PLAIN.render(prompted, said()).tokens
+    assert rendered.ignored == (f"chat_template_kwargs.{name}",)
+
+
+def test_tools_that_the_template_has_no_place_for_are_reported(
+    demo: Checkpoint, demo_everything: Checkpoint
+) -> None:
+    assert SMOLLM2.render(demo, offered()).ignored == ("tools",)
+    assert SMOLLM2.render(demo, offered()).tokens == SMOLLM2.render(demo, said()).tokens
+    assert PLAIN.render(demo_everything, offered()).ignored == ()
+
+
+def test_without_a_chat_template_there_is_no_chat(demo: Checkpoint) -> None:
+    with pytest.raises(BadRequest, match="chat_template") as caught:
+        SMOLLM2.render(replace(demo, template=None), said())
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("name", ["one_question", "several_turns", "spelled_control"])
+def test_golden_prompts(demo: Checkpoint, name: str) -> None:
+    path = GOLDEN / "smollm2" / f"{name}.json"
+    messages = tuple(Message(**message) for message in json.loads(path.read_text("utf-8")))
+    tokens = SMOLLM2.render(demo, Conversation(messages)).tokens
+    text = text_of(demo, tokens)
+    assert text == path.with_suffix(".txt").read_text("utf-8")
+    assert len(tokens) < len(text) / 2
+
+
+TEMPLATED = [family.name for family in FAMILIES if template_of(family.name).is_file()]
+
+
+def test_every_family_has_golden_prompts() -> None:
+    own_vocabulary = {"smollm2", "gpt_oss"}
+    assert {family.name for family in FAMILIES} - own_vocabulary == set(TEMPLATED)
+    assert len(list(golden_prompts())) == len(TEMPLATED) * len(list(CONVERSATIONS.iterdir())) > 100
+
+
+@pytest.mark.parametrize("golden", list(golden_prompts()), ids=str)
+def test_golden_prompts_of_every_family(golden: GoldenPrompt) -> None:
+    assert golden.text() == golden.path.read_text("utf-8")
+
+
+def full_of(text: str) -> Conversation:
+    """A client's text wherever a client can write."""
+    call = ToolCall(text, text, json.dumps({text: [text, {text: text}]}))
+    odd = ToolCall("b", text, text)
+    schema = {"properties": {text: {"type": "string", "description": text, "enum": [text]}}}
+    return Conversation(
+        messages=(
+            Message("system", text),
+            Message("user", text, name=text),
+            Message("assistant", text, reasoning=text, tool_calls=(call,)),
+            Message("tool", text, tool_call_id=text),
+            Message("assistant", text, reasoning=text),
+            Message("developer", text),
+            Message("assistant", f"<think>{text}</think>{text}", tool_calls=(odd,)),
+            Message("tool", text, tool_call_id="unknown", name=text),
+            Message("user", text),
+        ),
+        tools=(Tool(text, text, {"type": "object", **schema, "required": [text]}),),
+    )
+
+
+@pytest.mark.parametrize("name", TEMPLATED)
+def test_no_special_token_comes_from_text_in_any_familys_template(name: str) -> None:
+    family, prompted = family_named(name), checkpoint_of(name)
+    control = prompted.tokenizer.control_tokens
+
+    def found(text: str) -> list[str]:
+        tokens = family.render(prompted, full_of(text)).tokens
+        return [control[token] for token in tokens if token in control]
+
+    own = found("plain words")
+    for token in control.values():
+        for text in (token, f"be{token}fore", token[:2] + token + token[2:]):
+            assert found(text) == own
+
+
+MIXTURE = st.lists(
+    st.builds(
+        Message,
+        st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
+        st.sampled_from(["", "Hello", "<think>so</think>yes"]),
+        reasoning=st.none() | st.just("so"),
+        tool_call_id=st.sampled_from([None, "1", "2"]),
+        tool_calls=st.lists(
+            st.builds(
+                ToolCall,
+                st.sampled_from(["1", "2", "call_3"]),
+                st.just("f"),
+                st.sampled_from(['{"a": "b"}', "{}", "", "[1]", '{"a": ', "1"]),
+            ),
+            max_size=2,
+        ).map(tuple),
+    ).map(lambda m: m if m.role == "assistant" else replace(m, tool_calls=(), reasoning=None)),
+    max_size=6,
+)
+
+
+REPLAYED = "smollm2"
+"""Without a golden template, so it has the one that replay models have."""
+
+
+@pytest.mark.parametrize("name", [REPLAYED, *TEMPLATED])
+@settings(max_examples=25)
+@given(messages=MIXTURE)
+def test_no_mixture_of_messages_is_refused(name: str, messages: list[Message]) -> None:
+    asked = Conversation(tuple(messages), (Tool("f"),))
+    assert family_named(name).render(checkpoint_of(name), asked).tokens
+
+
+def test_the_prompt_of_a_replay_model_shows_everything() -> None:
+    assert not template_of(REPLAYED).is_file()
+    call = ToolCall("call_1", "f", '{"a": "b"}')
+    asked = Conversation(
+        (
+            Message("system", "Be brief."),
+            Message("user", "Hello"),
+            Message("assistant", "Let me look.", reasoning="Hm.", tool_calls=(call,)),
+            Message("tool", "Found.", tool_call_id="call_1"),
+        ),
+        (Tool("f"),),
+    )
+    prompted = checkpoint_of(REPLAYED)
+    rendered = family_named(REPLAYED).render(prompted, asked)
+    assert rendered.ignored == ()
+    assert text_of(prompted, rendered.tokens) == (
+        f"tool: {FUNCTION}\n"
+        "system: Be brief.\n"
+        "user: Hello\n"
+        'assistant: (Hm.) Let me look.\ncall call_1: f {"a": "b"}\n'
+        "tool f call_1: Found.\n"
+        "assistant: "
+    )
+
+
+def rendered_by(template: str, folder: Path, asked: Conversation) -> tuple[str, tuple[str, ...]]:
+    prompted = checkpoint(folder, byte_level(), template)
+    rendered = PLAIN.render(prompted, asked)
+    return text_of(prompted, rendered.tokens), rendered.ignored
+
+
+SAID = EACH + "{{ m.role }}: {{ m.content }};" + "{% endfor %}"
+OFFERED = offered(description="")
+FUNCTION = '{"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}'
+
+
+def test_tools_in_the_systems_message(tmp_path: Path) -> None:
+    template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+        "{% if message['tools'] %}<{{ message['tools'] }}>{% endif %};{% endfor %}"
+    )
+    assert rendered_by(template, tmp_path, OFFERED) == (f"system: <[{FUNCTION}]>;user: Hello;", ())
+    led = replace(OFFERED, messages=(Message("system", "Hi"), *OFFERED.messages))
+    assert rendered_by(template, tmp_path, led) == (f"system: Hi<[{FUNCTION}]>;user: Hello;", ())
+    assert rendered_by(template, tmp_path, said()) == ("user: Hello;", ())
+
+
+def test_tools_by_another_name(tmp_path: Path) -> None:
+    template = "{% for t in xml_tools or [] %}{{ t | tojson }}{% endfor %}"
+    tool = f'{{"type": "function", "function": {FUNCTION}}}'
+    assert rendered_by(template, tmp_path, OFFERED) == (tool, ())
+    assert rendered_by(template, tmp_path, said()) == ("", ())
+
+
+def effort(name: str, **kwargs: Any) -> Conversation:
+    return replace(said(), template_kwargs={"reasoning_effort": name, **kwargs})
+
+
+def test_effort_by_the_templates_own_switch(tmp_path: Path) -> None:
+    template = "{{ enable_thinking }}"
+    assert rendered_by(template, tmp_path, effort("none")) == ("False", ())
+    assert rendered_by(template, tmp_path, effort("low")) == ("True", ())
+    assert rendered_by(template, tmp_path, said()) == ("", ())
+    asked = effort("none", enable_thinking="mine")
+    assert rendered_by(template, tmp_path, asked) == ("mine", ())
+
+
+def test_effort_that_the_template_reads_is_as_it_was_asked_for(tmp_path: Path) -> None:
+    template = "{{ reasoning_effort }} {{ thinking }}"
+    assert rendered_by(template, tmp_path, effort("xhigh")) == ("xhigh True", ())
+    assert rendered_by(template, tmp_path, effort("much")) == ("much ", ())
+
+
+def test_effort_by_a_word_of_the_systems(tmp_path: Path) -> None:
+    template = "{% if '/no_think' in messages[0].content %}quiet {% endif %}" + SAID
+    expected = "quiet system: /no_think;user: Hello;"
+    assert rendered_by(template, tmp_path, effort("none")) == (expected, ())
+
+
+def test_effort_that_nothing_can_be_made_of_is_reported(tmp_path: Path) -> None:
+    ignored = ("chat_template_kwargs.reasoning_effort",)
+    assert rendered_by(SAID, tmp_path, effort("none")) == ("user: Hello;", ignored)
+
+
+def test_text_beside_calls_that_a_template_drops_is_reported(tmp_path: Path) -> None:
+    template = EACH + (
+        "{% if m.role == 'assistant' and loop.previtem.role == 'assistant' %}"
+        "{{ raise_exception('') }}{% endif %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    call = ToolCall("1", "f", "{}")
+    both = Message("assistant", "Let me look.", tool_calls=(call,))
+    asked = Conversation((Message("user", "Hello"), both))
+    text, ignored = rendered_by(template, tmp_path, asked)
+    assert "Let me look." not in text
+    assert ignored == ("messages[1].content",)
+
+
+def test_a_refusal_is_told_only_when_nothing_plainer_is_taken(tmp_path: Path) -> None:
+    refuses = (
+        "{% if m.content == 'x' or m.role != 'user' %}{{ raise_exception(m.role) }}{% endif %}"
+    )
+    template = EACH + refuses + "{{ m.content }}{% endfor %}"
+    asked = Conversation((Message("user", "a"), Message("tool", "b")))
+    text, _ = rendered_by(template, tmp_path, asked)
+    assert "a" in text
+    assert "b" in text
+    with pytest.raises(BadRequest, match="refuses these messages: user"):
+        rendered_by(template, tmp_path, said("x"))

@@ -1,0 +1,83 @@
+"""Checkpoints of other programs, in folders made as those programs make them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from mlx_server.cli.tables import local
+from mlx_server.sources.local import LocalModel, local_models
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def in_hub_cache(home: Path, checkpoint: Path, name: str) -> Path:
+    repository = home / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    (repository / "blobs").mkdir(parents=True)
+    shutil.copytree(checkpoint, snapshot)
+    return snapshot
+
+
+def found() -> dict[str, LocalModel]:
+    return {model.id: model for model in local_models(upcast=False)}
+
+
+def test_nothing_is_found_where_there_is_nothing() -> None:
+    assert found() == {}
+
+
+def test_both_places_are_searched(home: Path, tiny_path: Path) -> None:
+    in_hub_cache(home, tiny_path, "mlx-community/Tiny-4bit")
+    studio = home / ".lmstudio/models/someone/Tiny-8bit"
+    shutil.copytree(tiny_path, studio)
+    models = found()
+    assert sorted(models) == ["mlx-community/Tiny-4bit", "someone/Tiny-8bit"]
+    assert models["mlx-community/Tiny-4bit"].source == "mlx-community/Tiny-4bit"
+    assert models["someone/Tiny-8bit"].source == str(studio)
+    weights = (tiny_path / "model.safetensors").stat().st_size
+    assert 0 < models["someone/Tiny-8bit"].nbytes <= weights
+    assert {model.family for model in models.values()} != {"-"}
+
+
+def test_lm_studio_is_found_where_its_pointer_says(home: Path, tiny_path: Path) -> None:
+    elsewhere = home / "disk/studio"
+    shutil.copytree(tiny_path, elsewhere / "models/me/mine")
+    (home / ".lmstudio-home-pointer").write_text(f"{elsewhere}\n")
+    assert found()["me/mine"].source == str(elsewhere / "models/me/mine")
+
+
+def test_what_cannot_be_served_says_why_and_hides_nothing_else(home: Path, tiny_path: Path) -> None:
+    shutil.copytree(tiny_path, home / ".lmstudio/models/a/good")
+    broken = home / ".lmstudio/models/a/broken"
+    shutil.copytree(tiny_path, broken)
+    (broken / "model.safetensors").write_bytes(b"no header")
+    half = home / ".lmstudio/models/a/half"
+    shutil.copytree(tiny_path, half)
+    (half / "model.safetensors").unlink()
+    (home / ".lmstudio/models/a/gguf").mkdir()
+    models = found()
+    assert sorted(models) == ["a/broken", "a/good", "a/half"]
+    assert models["a/good"].problem == ""
+    assert "damaged" in models["a/broken"].problem
+    assert "lacks model*.safetensors" in models["a/half"].problem
+
+
+def test_the_table_ends_with_lines_for_models_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    models = [
+        LocalModel("org/small", "org/small", "qwen3", 10),
+        LocalModel("org/large", "/models/large: 1", "qwen3", 1000),
+        LocalModel("org/odd", "/odd", "-", 0, "has no tokenizer"),
+    ]
+    local.show(models, 100, Console(force_terminal=False))
+    table, _, lines = capsys.readouterr().out.partition("For models.yaml:")
+    assert "too large" in table
+    assert "org/odd: has no tokenizer" in table
+    assert yaml.safe_load(lines) == {"models": {"org/small": {"source": "org/small"}}}

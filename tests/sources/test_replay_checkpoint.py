@@ -1,0 +1,292 @@
+"""The checkpoint of a replay model: made once, whole, and fit for any text."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.families import FAMILIES, family_named
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.plain import PLAIN
+from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.messages import Conversation, Message
+from mlx_server.pool.prepare import ModelSpec, Prepared, prepare
+from mlx_server.sources import replay_checkpoint as module
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from tests.families import byte_level
+
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+ROOT = Path(__file__).parents[2]
+
+
+def made(folder: Path, family: ModelFamily, tokenizer: Path | None = None) -> Checkpoint:
+    return read_checkpoint(replay_checkpoint(folder, family, tokenizer))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelFamily], Checkpoint]:
+    folder = tmp_path_factory.mktemp("replay")
+    return cache(lambda family: made(folder, family))
+
+
+@EVERY_FAMILY
+def test_special_tokens_of_the_family_are_single_ids(
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
+) -> None:
+    checkpoint = checkpoint_of(family)
+    tokenizer = checkpoint.tokenizer
+    for token in (*family.special_tokens, *family.stop_tokens):
+        assert tokenizer.encode(token) == [tokenizer.id_of(token)]
+        assert tokenizer.encode(f"a{token}b") == [
+            *tokenizer.encode("a"),
+            tokenizer.id_of(token),
+            *tokenizer.encode("b"),
+        ]
+
+
+@EVERY_FAMILY
+def test_an_answer_can_end(
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
+) -> None:
+    checkpoint = checkpoint_of(family)
+    stops = family.stops(checkpoint)
+    assert stops
+    assert all(checkpoint.tokenizer.is_silent(token) for token in stops)
+    assert max(stops) < checkpoint.config["vocab_size"] == checkpoint.tokenizer.vocabulary
+
+
+@EVERY_FAMILY
+@given(text=st.text(st.characters(codec="utf-8"), max_size=40))
+def test_any_text_comes_back_a_byte_a_token(
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily, text: str
+) -> None:
+    assume(not any(token in text for token in family.special_tokens))
+    tokenizer = checkpoint_of(family).tokenizer
+    ids = tokenizer.encode(text)
+    assert family.real_tokenizer or len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    detokenizer = tokenizer.detokenizer()
+    assert "".join([detokenizer.feed(id) for id in ids]) + detokenizer.finish() == text
+
+
+@EVERY_FAMILY
+def test_a_conversation_is_rendered(
+    checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
+) -> None:
+    checkpoint = checkpoint_of(family)
+    conversation = Conversation((Message("system", "Be brief."), Message("user", "Hi 🙂")))
+    rendered = family.render(checkpoint, conversation)
+    text = checkpoint.tokenizer.decode(rendered.tokens)
+    if family.renderer:
+        assert "Be brief." in text
+        assert "Hi 🙂" in text
+    else:
+        assert text == "system: Be brief.\nuser: Hi 🙂\nassistant: "
+
+
+def test_it_is_made_once(tmp_path: Path) -> None:
+    first = replay_checkpoint(tmp_path, SMOLLM2, None)
+    stamp = (first / "config.json").stat().st_mtime_ns
+    assert replay_checkpoint(tmp_path, SMOLLM2, None) == first
+    assert (first / "config.json").stat().st_mtime_ns == stamp
+    assert replay_checkpoint(tmp_path, PLAIN, None) != first
+    assert len(list(tmp_path.iterdir())) == 2, "nothing else is left there"
+
+
+def test_it_is_another_one_when_the_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = replay_checkpoint(tmp_path, SMOLLM2, None)
+    monkeypatch.setattr(module, "TEMPLATE", "{{ messages[0].content }}")
+    second = replay_checkpoint(tmp_path, SMOLLM2, None)
+    assert second != first
+    assert b"messages[0]" in contents(second)["tokenizer_config.json"]
+
+
+def test_processes_that_make_it_at_once_agree(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.sources.replay_checkpoint import replay_checkpoint
+print("ready", flush=True)
+sys.stdin.readline()
+print(replay_checkpoint(Path(sys.argv[1]), SMOLLM2, None))
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "cache")],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    found = {process.communicate(timeout=30)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0] * 3
+    (path,) = found
+    assert list((tmp_path / "cache").iterdir()) == [Path(path.strip())]
+
+
+def test_who_comes_second_takes_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes it between the look and the renaming."""
+    first = replay_checkpoint(tmp_path, SMOLLM2, None)
+    before = contents(first)
+    is_dir = Path.is_dir
+    looks: list[Path] = []
+
+    def blind_once(path: Path) -> bool:
+        looks.append(path)
+        return len(looks) > 1 and is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", blind_once)
+    assert replay_checkpoint(tmp_path, SMOLLM2, None) == first
+    monkeypatch.undo()
+    assert looks.count(first) == 2
+    assert contents(first) == before
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text = Path.write_text
+
+    def full(path: Path, text: str, encoding: str | None = None) -> int:
+        if path.name == "config.json":
+            raise OSError(28, "No space left on device")
+        return write_text(path, text, encoding)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ModelUnusable, match=r"No space left.*MLX_SERVER_CACHE"):
+        replay_checkpoint(tmp_path, SMOLLM2, None)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    made(tmp_path, SMOLLM2)
+
+
+def test_a_cache_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelUnusable, match="MLX_SERVER_CACHE"):
+        replay_checkpoint(tmp_path / "file" / "replay", SMOLLM2, None)
+
+
+# A tokenizer of the owner's
+
+
+def owned(folder: Path, **tokenizer_config: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    byte_level().save(str(folder / "tokenizer.json"))
+    if tokenizer_config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), "utf-8")
+    return folder
+
+
+def test_an_own_tokenizer_is_taken_with_its_template_and_its_end(tmp_path: Path) -> None:
+    folder = owned(tmp_path / "own", eos_token="</think>", chat_template="T{{ messages|length }}")
+    checkpoint = made(tmp_path / "cache", PLAIN, folder)
+    tokenizer = checkpoint.tokenizer
+    assert PLAIN.stops(checkpoint) == {tokenizer.id_of("</think>")}
+    rendered = PLAIN.render(checkpoint, Conversation((Message("user", "Hi"),)))
+    assert tokenizer.decode(rendered.tokens) == "T1"
+    assert checkpoint.config["vocab_size"] == tokenizer.vocabulary
+
+
+def test_a_template_in_a_file_of_its_own_is_taken(tmp_path: Path) -> None:
+    folder = owned(tmp_path / "own")
+    (folder / "chat_template.jinja").write_text("mine", "utf-8")
+    template = made(tmp_path / "cache", SMOLLM2, folder).template
+    assert template
+    assert template.source == "mine"
+
+
+def test_a_bare_tokenizer_gets_the_simple_template(tmp_path: Path) -> None:
+    template = made(tmp_path / "cache", SMOLLM2, owned(tmp_path / "own")).template
+    assert template
+    assert template.source == module.TEMPLATE
+
+
+def test_ids_with_gaps_are_all_inside_the_vocabulary(tmp_path: Path) -> None:
+    folder = owned(tmp_path / "own")
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    content["model"]["vocab"]["<|im_end|>"] = 2000
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] == "<|im_end|>"]
+    content["added_tokens"][0]["id"] = 2000
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    checkpoint = made(tmp_path / "cache", SMOLLM2, folder)
+    assert SMOLLM2.stops(checkpoint) == {2000}
+    assert checkpoint.config["vocab_size"] == 2001
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "not json"])
+def test_a_tokenizer_that_can_not_be_read_is_told(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelUnusable, match=r"tokenizer\.json can't be read"):
+        replay_checkpoint(tmp_path / "cache", SMOLLM2, tmp_path)
+
+
+# As `prepare` puts it together
+
+
+def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> Prepared:
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+    (folder / "said.jsonl").write_text('{"output": "Hello."}')
+    found = ModelSpec("r", f"replay:{folder / 'said.jsonl'}", **spec)  # type: ignore[arg-type]
+    return prepare(found, lambda what, done, total: None, upcast=True)
+
+
+@EVERY_FAMILY
+def test_a_replay_model_weighs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ModelFamily
+) -> None:
+    found = prepared(tmp_path, monkeypatch, family=family.name)
+    assert found.family is family_named(family.name)
+    assert (found.weights, found.kv.for_tokens(10_000)) == (0, 0)
+    assert found.path.parent == tmp_path / "cache" / "replay"
+    assert found.transcript
+    assert found.transcript.pick("x").output == "Hello."
+
+
+def test_the_owners_template_goes_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = prepared(tmp_path, monkeypatch, family="plain", chat_template="mine")
+    assert found.checkpoint.template
+    assert found.checkpoint.template.source == "mine"
+
+
+def test_a_family_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="needs a `family:`"):
+        prepared(tmp_path, monkeypatch)
+    with pytest.raises(SettingsError, match="Known families"):
+        prepared(tmp_path, monkeypatch, family="llama")
+
+
+def test_a_tokenizer_without_an_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(owned(tmp_path / "own"))
+    with pytest.raises(ModelUnusable, match="eos_token"):
+        prepared(tmp_path, monkeypatch, family="plain", tokenizer=folder)
+    assert prepared(tmp_path, monkeypatch, family="smollm2", tokenizer=folder)
+    owned(tmp_path / "own", eos_token="<s>")
+    assert prepared(tmp_path, monkeypatch, family="plain", tokenizer=folder)

@@ -1,0 +1,131 @@
+"""The files of a service, read back by the formats' own readers; the commands are faked."""
+
+import configparser
+import plistlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_server.cli import app
+from mlx_server.errors import ServerError, SettingsError
+from mlx_server.system import service
+
+ARGUMENTS = ["--config", "/Users/me/my models.yaml", "--port", "9000"]
+
+
+class Recorder:
+    """Stands for launchctl and systemctl: notes commands, and fails those that are named."""
+
+    def __init__(self, *failing: str) -> None:
+        self.commands: list[str] = []
+        self._failing = failing
+
+    def __call__(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        line = shlex.join(command)
+        self.commands.append(line)
+        code = int(any(word in line for word in self._failing))
+        return subprocess.CompletedProcess(command, code, "", "not possible" if code else "")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("MLX_SERVER_API_KEYS", "secret")
+    return tmp_path
+
+
+def test_the_launch_agent_serves_and_is_kept_alive(home: Path) -> None:
+    found = plistlib.loads(service.launch_agent(ARGUMENTS).encode())
+    serve = [sys.executable, "-m", "mlx_server", "serve"]
+    log = str(home / "Library/Logs/mlx-server/server.log")
+    assert found["ProgramArguments"] == [*serve, *ARGUMENTS, "--log-file", log]
+    assert (found["RunAtLoad"], found["KeepAlive"]) == (True, {"SuccessfulExit": False})
+    assert found["SoftResourceLimits"]["NumberOfFiles"] == 8192
+    assert "secret" not in service.launch_agent(ARGUMENTS)
+
+
+@pytest.mark.parametrize("word", ["plain", "a b", 'q"uote', "100%", "$HOME", "back\\slash", "ü"])
+def test_the_unit_keeps_every_word_as_it_is(word: str) -> None:
+    unit = configparser.RawConfigParser()
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(service.systemd_unit(["--config", word]))
+    command = unit["Service"]["ExecStart"].replace("%%", "%").replace("$$", "$")
+    assert shlex.split(command) == [sys.executable, "-m", "mlx_server", "serve", "--config", word]
+    assert unit["Service"]["LimitNOFILE"] == "8192"
+    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+    assert unit["Install"]["WantedBy"] == "default.target"
+
+
+def test_a_word_that_no_unit_can_have_is_refused() -> None:
+    with pytest.raises(SettingsError, match="character"):
+        service.systemd_unit(["--config", "a\nExecStartPre=rm"])
+
+
+def test_install_writes_the_file_for_its_owner_alone_and_starts_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    commands = Recorder()
+    found = service.install(ARGUMENTS, commands)
+    assert found.file == home / ".config/systemd/user/mlx-server.service"
+    assert found.file.stat().st_mode & 0o777 == 0o600
+    assert commands.commands == [
+        "systemctl --user daemon-reload",
+        "systemctl --user enable mlx-server.service",
+        "systemctl --user restart mlx-server.service",
+    ]
+    assert service.is_running(Recorder())
+    assert not service.is_running(Recorder("is-active"))
+
+
+def test_a_mac_that_has_it_already_gets_it_anew(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    first = service.install([], Recorder())
+    commands = Recorder("bootout")  # it had been stopped by hand
+    assert service.install(ARGUMENTS, commands).file == first.file
+    assert [line.split()[1] for line in commands.commands] == ["bootout", "bootstrap"]
+    assert "9000" in first.file.read_text()
+
+
+def test_uninstall_stops_it_and_removes_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert service.uninstall(Recorder()) is None
+    file = service.install([], Recorder()).file
+    commands = Recorder()
+    assert service.uninstall(commands) == file
+    assert not file.exists()
+    assert commands.commands == ["systemctl --user disable --now mlx-server.service"]
+
+
+def test_what_the_system_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ServerError, match=r"bootstrap.*not possible.*uninstall"):
+        service.install([], Recorder("bootstrap"))
+
+
+def test_a_system_without_the_command_is_told_so() -> None:
+    with pytest.raises(ServerError, match="no launchctl-or-the-like here"):
+        service.run(["launchctl-or-the-like"])
+
+
+def test_the_commands_say_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = CliRunner()
+    result = commands.invoke(app, ["service", "status"])
+    assert (result.exit_code, "service install" in result.output) == (3, True)
+    assert "No service" in commands.invoke(app, ["service", "uninstall"]).output
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(service, "run", Recorder("is-active"))
+    file = service.install([], Recorder()).file
+    result = commands.invoke(app, ["service", "status"])
+    assert (result.exit_code, f"{file} is installed, and nothing runs" in result.output) == (
+        3,
+        True,
+    )

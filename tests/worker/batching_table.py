@@ -1,0 +1,39 @@
+"""Which architectures batch, found out as the engine does, as a table in Markdown."""
+
+from importlib.metadata import version
+
+import mlx.core as mx
+
+from mlx_server.worker.batch_support import why_alone
+from mlx_server.worker.weights import _classes
+from tests.worker.architectures import CONFIGS
+from tests.worker.kinds import SIZES
+
+
+def reasons() -> dict[str, str]:
+    """By architecture; empty where rows share a batch."""
+    return {name.partition("-")[0]: _reason({**SIZES, **c}) for name, c in CONFIGS.items()}
+
+
+def _reason(config: dict[str, object]) -> str:
+    model_class, arguments = _classes(config)
+    mx.random.seed(7)
+    return why_alone(model_class(arguments.from_dict(config)))
+
+
+def markdown(found: dict[str, str]) -> str:
+    together = ", ".join(f"`{name}`" for name, why in sorted(found.items()) if not why)
+    alone = [f"| `{name}` | {why} |" for name, why in sorted(found.items()) if why]
+    return "\n".join(
+        [
+            f"With mlx-lm {version('mlx-lm')}, rows of these share a batch: {together}.",
+            "",
+            "| One row at a time | Why |",
+            "|---|---|",
+            *alone,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(markdown(reasons()))

@@ -1,0 +1,661 @@
+"""Rows that follow a grammar, beside rows that follow none."""
+
+import json
+import random
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema
+import mlx.core as mx
+import numpy as np
+import pytest
+import tokenizers
+
+from mlx_server import limits
+from mlx_server.engine.messages import (
+    Admitted,
+    Cancel,
+    Generate,
+    Load,
+    Report,
+    RowFailed,
+    RowRefused,
+    Stepped,
+    Thinking,
+    Token,
+    Unload,
+)
+from mlx_server.requests import SamplingParams
+from mlx_server.worker import read_rate
+from mlx_server.worker.constrained_decoding import grammar_compiler
+from mlx_server.worker.constrained_decoding import logit_constraints as guide
+from mlx_server.worker.constrained_decoding.logit_constraints import Caps, Guide
+from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.worker import Engine
+from tests.grammars.matching import compiled
+from tests.hostile.lowered import lower
+from tests.tiny import ENDOFTEXT, IM_END
+from tests.worker.test_batch import MIXED, ids
+from tests.worker.test_worker import ask, drain, failures, of, run, tokens_of, until
+
+pytestmark = pytest.mark.tables
+
+ENDS = [ENDOFTEXT, IM_END]
+HEAD = '%llguidance {"no_forcing": true}\n'
+DIGITS = HEAD + "start: /[0-9]{3,9}/\n"
+WORDS = HEAD + "start: (W S)* W\nW: /[a-z]{1,7}/\nS: /[ ,.]/\n"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+        "kind": {"enum": ["cat", "猫"]},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": r"\x20"},
+}
+JSON = f"{HEAD}start: %json {json.dumps(SCHEMA)}\n"
+
+GRAMMARS = (DIGITS, WORDS, JSON)
+
+
+def loaded(
+    path: Path, stops: list[int] = ENDS, concurrency: int = 8, cache_bytes: int = 0
+) -> Engine:
+    made = Engine(concurrency=concurrency, cache_bytes=cache_bytes)
+    made.handle(Load("tiny", str(path), stops))
+    drain(made)
+    return made
+
+
+@pytest.fixture
+def engine(tiny_path: Path) -> Engine:
+    return loaded(tiny_path)
+
+
+@pytest.fixture(scope="module")
+def text_of(tiny_path: Path) -> Any:
+    made = tokenizers.Tokenizer.from_file(str(tiny_path / "tokenizer.json"))
+    return lambda row, reports: made.decode(ids(tokens_of(row, reports)))
+
+
+def refusals(reports: list[Report]) -> dict[int, str]:
+    return {refused.row: refused.message for refused in of(RowRefused, reports)}
+
+
+@pytest.mark.parametrize("sampling", MIXED)
+def test_no_masked_token_ever_wins(engine: Engine, text_of: Any, sampling: SamplingParams) -> None:
+    asks = [
+        ask(row, grammar=each, tokens=60, stop_tokens=ENDS, sampling=sampling)
+        for row, each in enumerate(GRAMMARS)
+    ]
+    reports = run(engine, *asks)
+    assert not failures(reports)
+    assert re.fullmatch("[0-9]{3,9}", text_of(0, reports))
+    assert re.fullmatch("[a-z ,.]*", text_of(1, reports))
+    if tokens_of(2, reports)[-1].finish == "stop":
+        jsonschema.validate(json.loads(text_of(2, reports)), SCHEMA)
+
+
+FAR_OUT = [
+    SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(320), -100.0) | {5: 100.0}),
+    SamplingParams(seed=1, logit_bias=dict.fromkeys(range(320), -3e38), frequency_penalty=3e38),
+    SamplingParams(seed=1, logit_bias=dict.fromkeys(range(320), 3e38), repetition_penalty=1e38),
+    SamplingParams(seed=1, min_p=1.0, top_k=1, temperature=5.0),
+    SamplingParams(seed=1, top_k=300, top_p=0.999999, temperature=100.0, min_p=1e-9),
+    SamplingParams(seed=1, top_p=1e-9, presence_penalty=-3e38),
+    SamplingParams(temperature=1e-5, seed=3, logit_bias=dict.fromkeys(range(320), -3e38)),
+]
+
+
+@pytest.mark.parametrize("sampling", FAR_OUT)
+def test_nor_where_what_is_allowed_was_pushed_far_away(
+    engine: Engine, text_of: Any, sampling: SamplingParams
+) -> None:
+    reports = run(engine, ask(0, grammar=DIGITS, tokens=20, stop_tokens=ENDS, sampling=sampling))
+    assert not failures(reports)
+    assert re.fullmatch("[0-9]{3,9}", text_of(0, reports))
+    assert tokens_of(0, reports)[-1].finish == "stop"
+
+
+def test_reported_log_probabilities_are_the_model_s_own(engine: Engine) -> None:
+    told = SamplingParams(temperature=0, logprobs=2)
+    reports = run(engine, ask(0, sampling=told), ask(1, grammar=DIGITS, sampling=told))
+    free, guided = tokens_of(0, reports)[0], tokens_of(1, reports)[0]
+    assert guided.id != free.id
+    assert free.logprobs
+    assert guided.logprobs
+    assert dict(guided.logprobs.top) == pytest.approx(dict(free.logprobs.top), abs=1e-3)
+    assert guided.logprobs.chosen
+    assert guided.logprobs.chosen < guided.logprobs.top[0][1]
+
+
+def test_without_a_limit_of_its_own_a_row_stops_where_its_grammar_ends(engine: Engine) -> None:
+    reports = run(engine, ask(0, grammar=HEAD + 'start: "ab"\n', tokens=6))
+    assert ids(tokens_of(0, reports))[2:] == [ENDOFTEXT] * 4 or IM_END in ids(tokens_of(0, reports))
+    assert not failures(reports)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_guided_and_free_rows_come_and_go_and_answer_as_alone(tiny_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    asks = [_any_row(dice, row) for row in range(24)]
+    mixed, apart = loaded(tiny_path, concurrency=5), loaded(tiny_path)
+    reports: list[Report] = []
+    cancelled: dict[int, int] = {}
+    coming = list(asks)
+    while coming or mixed.pause is not None:
+        while coming and dice.random() < 0.3:
+            reports += mixed.handle(coming.pop(0))
+        if dice.random() < 0.03:
+            victim = dice.randrange(len(asks))
+            reports += mixed.handle(Cancel([victim]))
+            cancelled[victim] = len(tokens_of(victim, reports))
+        reports += mixed.step()
+    assert cancelled
+    assert not failures(reports)
+    for asked in asks:
+        alone = tokens_of(asked.row, run(apart, asked))
+        until = cancelled.get(asked.row)
+        if until is None or asked in coming:
+            assert ids(tokens_of(asked.row, reports)) == ids(alone)
+        else:
+            assert ids(tokens_of(asked.row, reports))[:until] == ids(alone)[:until]
+
+
+def _any_row(dice: random.Random, row: int) -> Generate:
+    thinking = Thinking(dice.randrange(9), True, [b"\xff[0]"], [b"\xff[1]"], [40 + row, 1])
+    return ask(
+        row,
+        prompt=dice.choice([1, 5, 40]),
+        tokens=dice.randint(1, 40),
+        stop_tokens=dice.choice([[], ENDS]),
+        sampling=dice.choice(MIXED[:-1]) if dice.random() < 0.5 else SamplingParams(seed=row),
+        grammar=dice.choice([None, None, *GRAMMARS]),
+        thinking=dice.choice([None, None, thinking]),
+        score=dice.random() < 0.2,
+    )
+
+
+class Poisoned(Guide):
+    """Errs at some step of its row."""
+
+    at = 0
+
+    def step(self, token: int | None, words: Any) -> bool:
+        self.count = getattr(self, "count", -1) + 1
+        if self.count == self.at and self._matcher:
+            assert not self._matcher.consume_token(300)  # it errs, and does not raise
+        return super().step(token, words)
+
+
+@pytest.mark.parametrize("step", [0, 1, 17])
+def test_a_row_whose_grammar_errs_ends_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    endless = HEAD + "start: /[a-z]+/\n"
+    asks = [ask(row, grammar=endless if row % 2 else None, tokens=30) for row in range(8)]
+    before = run(engine, *asks)
+    assert not failures(before)
+    poisoned = f"{endless}// poisoned\n"
+
+    def guide(asked: Generate) -> Guide | None:
+        made = make(asked)
+        if made and asked.grammar == poisoned:
+            made.__class__, Poisoned.at = Poisoned, step
+        return made
+
+    make = engine._guides.guide
+    monkeypatch.setattr(engine._guides, "guide", guide)
+    asks[3].grammar = poisoned
+    after = run(engine, *asks)
+    assert [failed.row for failed in of(RowFailed, after)] == [3]
+    assert "grammar could not be followed" in failures(after)[3]
+    assert "\n" not in failures(after)[3]
+    assert len(tokens_of(3, after)) == max(0, step - 1)
+    for row in {*range(8)} - {3}:
+        assert ids(tokens_of(row, after)) == ids(tokens_of(row, before))
+    assert not engine._batches["tiny"]
+    assert of(Stepped, after)[-1].waiting == 0
+
+
+def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) -> None:
+    ways = " | ".join(f'"{n}" T' for n in range(5000))
+    asks = [ask(row, grammar=WORDS if row % 2 else None, tokens=9) for row in range(8)]
+    before = run(engine, *asks)
+    asks[3].grammar = f'{HEAD}start: /[a-z]{{4}}/ ":" ({ways})\nT: /[a-z]/\n'
+    after = run(engine, *asks)
+    assert {*failures(after)} == {3}
+    assert f"max is {grammar_compiler.LIMITS.max_items_in_row}" in failures(after)[3]
+    assert not refusals(after)
+    for row in {*range(8)} - {3}:
+        assert ids(tokens_of(row, after)) == ids(tokens_of(row, before))
+
+
+def test_what_llguidance_says_of_an_error_has_no_state_of_its_parser() -> None:
+    matcher = compiled(DIGITS)
+    assert not matcher.consume_token(ord("a"))
+    assert matcher.is_error()
+    assert "<state>" not in matcher.get_error()
+
+
+@pytest.fixture
+def course(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | int]:
+    """In order: the shapes of what is begun to be computed, and how many rows are capped."""
+    noted: list[tuple[int, ...] | int] = []
+    computed: Callable[..., None] = mx.async_eval
+    capped = Caps.step
+
+    def compute(*arrays: Any) -> None:
+        noted.extend(array.shape for array in arrays if isinstance(array, mx.array))
+        computed(*arrays)
+
+    def cap(caps: Caps, tokens: Sequence[int | None], width: int) -> Any:
+        noted.append(len(tokens))
+        return capped(caps, tokens, width)
+
+    monkeypatch.setattr(mx, "async_eval", compute)
+    monkeypatch.setattr(Caps, "step", cap)
+    return noted
+
+
+@pytest.mark.parametrize("guided", [0, 1, 8])
+def test_only_guided_rows_are_capped_and_while_the_logits_are_computed(
+    engine: Engine, course: list[tuple[int, ...] | int], guided: int
+) -> None:
+    run(engine, *(ask(row, grammar=WORDS if row < guided else None) for row in range(8)))
+    pairs = [pair for pair in pairwise(course) if isinstance(pair[1], int)]
+    assert bool(pairs) is bool(guided)
+    assert {shape for shape, _ in pairs} <= {(rows, 320) for rows in range(1, 9)}
+    assert {capped for _, capped in pairs} <= {*range(1, guided + 1)}
+
+
+def test_what_a_guide_of_ours_raises_ends_its_row_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Guide, words: Any) -> bool:
+        if self.left == 4:
+            raise MemoryError("no room")
+        return restrict(self, words)
+
+    restrict = Guide._restrict
+    monkeypatch.setattr(Guide, "_restrict", fails)
+    reports = run(engine, ask(0, grammar=WORDS, tokens=9), ask(1, tokens=9))
+    assert {*failures(reports)} == {0}
+    assert len(tokens_of(1, reports)) == 9
+
+
+def test_what_errs_behind_the_last_token_is_nobody_s_concern(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Guide, words: Any) -> bool:
+        if self.left <= 0:
+            raise MemoryError("no room")
+        return restrict(self, words)
+
+    restrict = Guide._restrict
+    monkeypatch.setattr(Guide, "_restrict", fails)
+    reports = run(engine, ask(0, grammar=WORDS, tokens=9))
+    assert len(tokens_of(0, reports)) == 9
+    assert not failures(reports)
+
+
+REFUSED = {
+    "start: foo\n": 'unknown name: "foo"',
+    'start: "a\n': "lexer error",
+    'start: start "a"\n': "no answer can match it",
+    "start: /(?=a)/\n": "look-around, including look-ahead and look-behind, is not supported",
+    "start: /(a/\n": "unclosed group",
+    'start: %json {"not": {"type": "string"}}\n': 'Unimplemented keys: ["not"]',
+    'start: %json {"type": "strin"}\n': "Invalid type: strin",
+    'start: %json {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}\n': "no answer",
+    "start: %json false\n": "Unsatisfiable schema",
+    "start: <[310]>\n": "too large",
+    "nothing at all": "",
+    "": "",
+    "\0": "",
+    "start: " + "(" * 100_000 + "\n": "too deeply nested",
+    "start: A\nA: " + " & ".join(f"/(a|b|{n})*a(a|b){{{n}}}/" for n in range(20, 24)): "fuel",
+    "".join(f"r{i}: r{i + 1}\n" for i in range(20_000)): "rules",
+    "start: %json " + '{"items":' * 9000 + "{}" + "}" * 9000 + "\n": "recursion limit",
+}
+
+
+@pytest.mark.parametrize("source", REFUSED, ids=range(len(REFUSED)))
+def test_what_can_t_be_used_is_refused_in_a_line(engine: Engine, source: str) -> None:
+    reports = run(engine, ask(0, grammar=source), ask(1))
+    assert REFUSED[source] in refusals(reports)[0]
+    assert 3 < len(refusals(reports)[0]) < 600
+    assert not re.search(r"\n|<state>|\d+ \| |start:", refusals(reports)[0])
+    assert not tokens_of(0, reports)
+    assert len(tokens_of(1, reports)) == 5
+    assert [admitted.row for admitted in of(Admitted, reports)] == [1]
+    assert refusals(run(engine, ask(2, grammar=source)))[2] == refusals(reports)[0]
+
+
+def test_rules_within_rules_do_not_end_the_process(engine: Engine) -> None:
+    deep = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4000)) + 'r4000: "ab"\n'
+    reports = run(engine, ask(0, grammar=HEAD + deep, tokens=2))
+    assert ids(tokens_of(0, reports)) or refusals(reports)
+
+
+def test_a_grammar_that_is_far_too_long_is_not_looked_at(engine: Engine) -> None:
+    assert {*failures(run(engine, ask(0, grammar="#" * (5 << 20))))} == {0}
+
+
+@pytest.mark.parametrize("file", ["missing", "damaged"])
+def test_a_model_without_a_usable_tokenizer_answers_without_grammars(
+    tiny_path: Path, tmp_path: Path, file: str
+) -> None:
+    for each in ("config.json", "model.safetensors"):
+        (tmp_path / each).symlink_to(tiny_path / each)
+    if file == "damaged":
+        (tmp_path / "tokenizer.json").write_text("{")
+    engine = loaded(tmp_path)
+    thinking = Thinking(1, True, [], [b"x"], [1])
+    reports = run(engine, ask(0), ask(1, grammar=DIGITS), ask(2, thinking=thinking))
+    assert len(tokens_of(0, reports)) == 5
+    assert {*refusals(reports)} == {1, 2}
+    assert all("tokenizer.json" in message for message in refusals(reports).values())
+
+
+def test_without_a_token_to_end_with_no_grammar_can_be_used(tiny_path: Path) -> None:
+    engine = loaded(tiny_path, stops=[])
+    thinking = Thinking(1, True, [], [b"x"], [1])
+    reports = run(engine, ask(0, grammar=DIGITS), ask(1, thinking=thinking))
+    assert "ends an answer" in refusals(reports)[0]
+    assert len(tokens_of(1, reports)) == 5
+
+
+def test_a_model_that_rules_out_all_that_is_allowed_ends_its_row_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = type(engine._batches["tiny"].model)
+    computed = network.__call__
+
+    def no_digits(self: Any, *args: Any, **rest: Any) -> mx.array:
+        logits = computed(self, *args, **rest)
+        return mx.where(mx.array(digits), -mx.inf, logits)
+
+    texts = engine._guides._vocabularies["tiny"].result(60).text
+    digits = np.zeros(320, np.bool_)
+    digits[: len(texts)] = [text.isdigit() for text in texts]
+    monkeypatch.setattr(network, "__call__", no_digits)
+    reports = run(engine, ask(0, grammar=DIGITS), ask(1, grammar=WORDS), ask(2))
+    assert {*failures(reports)} == {0}
+    assert not tokens_of(0, reports)
+    assert len(tokens_of(1, reports)) == len(tokens_of(2, reports)) == 5
+
+
+class Says:
+    """A guide that has one thing to say; None: that all may follow."""
+
+    def __init__(self, allowed: set[int] | None) -> None:
+        self.allowed = allowed
+        self.heard: list[int | None] = []
+
+    def step(self, token: int | None, words: Any) -> bool:
+        self.heard.append(token)
+        words[:] = 0  # as a guide may leave them
+        for id in self.allowed or ():
+            words[id // 32] |= np.uint32(1 << id % 32)
+        return self.allowed is not None
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 77, 320])
+def test_caps_are_as_wide_as_the_logits(width: int) -> None:
+    says = [Says({0, width - 1}), Says(None)]
+    caps = Caps(cast(list[Guide], says))
+    for _ in range(2):
+        found = caps.step([None, 5], width)
+        assert found is not None
+        assert found.shape == (2, width)
+        assert np.flatnonzero(found[0] > 0).tolist() == sorted({0, width - 1})
+        assert (found[0][1:-1] == -np.inf).all()
+        assert (found[1] > 0).all()
+    assert [one.heard for one in says] == [[None, None], [5, 5]]
+    wider = caps.step([None, None], width + 40)
+    assert wider is not None
+    assert wider.shape == (2, width + 40)
+    says[0].allowed = None
+    assert caps.step([None, None], width) is None
+
+
+class Gate:
+    """Holds every compile back until it is opened, and counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.arrivals = threading.Semaphore(0)
+        self.open = threading.Event()
+        compile = grammar_compiler._compile
+
+        def held(source: str, vocabulary: Vocabulary) -> grammar_compiler.Compiled:
+            self.begun.append(source)
+            self.arrivals.release()
+            assert self.open.wait(60)
+            return compile(source, vocabulary)
+
+        monkeypatch.setattr(grammar_compiler, "_compile", held)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.open.set()
+
+
+def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, gate: Gate) -> None:
+    reports = engine.handle(ask(0, grammar=DIGITS)) + engine.handle(ask(1, tokens=50))
+    reports += until(engine, lambda reports: len(tokens_of(1, reports)) == 50)
+    assert [admitted.row for admitted in of(Admitted, reports)] == [1]
+    assert {step.waiting for step in of(Stepped, reports)[1:]} == {1}
+    assert engine.pause
+    assert 0 < engine.pause <= limits.COMPILE_SECONDS.value
+    gate.open.set()
+    assert tokens_of(0, drain(engine))
+
+
+def test_two_at_a_time_and_each_once(engine: Engine, gate: Gate) -> None:
+    asks = [ask(row, grammar=GRAMMARS[row % 3], tokens=3) for row in range(9)]
+    for asked in asks:
+        assert not engine.handle(asked)
+    for _ in range(2):
+        while not gate.arrivals.acquire(timeout=0.01):
+            engine.step()
+    engine.step()
+    assert {*gate.begun} == {DIGITS, WORDS}
+    assert len(gate.begun) == limits.COMPILE_THREADS.value
+    gate.open.set()
+    reports = drain(engine)
+    assert all(1 <= len(tokens_of(row, reports)) <= 3 for row in range(9))
+    run(engine, *asks)
+    assert sorted(gate.begun) == sorted([DIGITS, WORDS, JSON])
+
+
+def test_the_oldest_of_many_grammars_are_forgotten(
+    engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "COMPILED_GRAMMARS", 2)
+    gate.open.set()
+    for source in (DIGITS, WORDS, DIGITS, JSON, DIGITS, WORDS):
+        run(engine, ask(0, grammar=source))
+    assert gate.begun == [DIGITS, WORDS, JSON, WORDS]
+
+
+def test_rows_that_wait_for_a_grammar_can_be_cancelled(engine: Engine, gate: Gate) -> None:
+    engine.handle(ask(0, grammar=DIGITS))
+    (left,) = engine.handle(Cancel([0]))
+    assert isinstance(left, Stepped)
+    assert left.waiting == 0
+    assert engine.pause is None
+    gate.open.set()
+    assert not tokens_of(0, run(engine, ask(1)))
+
+
+def test_rows_that_wait_for_a_grammar_go_with_their_model(engine: Engine, gate: Gate) -> None:
+    engine.handle(ask(0, grammar=DIGITS))
+    assert {*failures(engine.handle(Unload("tiny")))} == {0}
+    assert engine.pause is None
+    gate.open.set()
+    assert drain(engine) == []
+
+
+def test_a_model_loaded_again_compiles_for_its_own_tokens(
+    engine: Engine, tiny_path: Path, gate: Gate
+) -> None:
+    gate.open.set()
+    before = run(engine, ask(0, grammar=DIGITS))
+    engine.handle(Unload("tiny"))
+    assert not engine._guides._compiler._known
+    engine.handle(Load("tiny", str(tiny_path), ENDS))
+    drain(engine)
+    assert ids(tokens_of(0, run(engine, ask(0, grammar=DIGITS)))) == ids(tokens_of(0, before))
+    assert gate.begun == [DIGITS, DIGITS]
+
+
+def test_what_takes_too_long_is_refused(
+    engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience = limits.COMPILE_SECONDS.value
+    lower(monkeypatch, "COMPILE_SECONDS", 0.01)
+    reports = run(engine, ask(0, grammar=DIGITS), ask(1, grammar=DIGITS))
+    assert {*refusals(reports)} == {0, 1}
+    assert "longer than" in refusals(reports)[0]
+    run(engine, ask(2, grammar=WORDS))
+    assert {*failures(run(engine, ask(3, grammar=JSON)))} == {3}  # they can't be stopped
+    lower(monkeypatch, "COMPILE_SECONDS", patience)
+    gate.open.set()
+    assert len(tokens_of(4, run(engine, ask(4, grammar=DIGITS)))) == 5
+    assert len(tokens_of(5, run(engine, ask(5, grammar=JSON)))) == 5
+
+
+def test_its_thread_tells_when_it_is_done(tiny_path: Path, gate: Gate) -> None:
+    woken = threading.Event()
+    engine = Engine(wake=woken.set)
+    engine.handle(Load("tiny", str(tiny_path), ENDS))
+    drain(engine)
+    assert woken.wait(60)  # for the vocabulary
+    until(engine, lambda _: engine._guides._vocabularies["tiny"].done())
+    woken.clear()
+    engine.handle(ask(0, grammar=DIGITS))
+    assert not woken.is_set()
+    gate.open.set()
+    assert woken.wait(60)
+    reports = engine.step()
+    assert of(Admitted, reports)
+
+
+@pytest.fixture
+def read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose vocabularies were read after that of its first model."""
+    folders: list[str] = []
+    engine._guides._vocabularies["tiny"].result(60)
+
+    def noted(folder: Path, stop_tokens: Sequence[int]) -> Vocabulary:
+        folders.append(folder.name)
+        return Vocabulary(folder, stop_tokens)
+
+    monkeypatch.setattr(guide, "Vocabulary", noted)
+    return folders
+
+
+@pytest.fixture
+def others(tiny_path: Path, tmp_path: Path) -> list[Load]:
+    """Two more models."""
+    paths = [tmp_path / name for name in ("second", "third")]
+    for path in paths:
+        shutil.copytree(tiny_path, path)
+    return [Load(path.name, str(path), ENDS) for path in paths]
+
+
+@pytest.fixture
+def streaming(engine: Engine, others: list[Load], read: list[str]) -> Engine:
+    """Its row 0 has been answered all the while that the others loaded."""
+    engine.handle(ask(0, tokens=1_000_000))
+    for load in others:
+        engine.handle(load)
+    until(engine, lambda _: not engine.loading)
+    return engine
+
+
+def test_vocabularies_are_read_when_no_row_is_kept_waiting(
+    streaming: Engine, read: list[str]
+) -> None:
+    until(streaming, lambda reports: len(tokens_of(0, reports)) == 20)
+    assert not read
+    streaming.handle(Cancel([0]))
+    streaming.step()
+    streaming._guides._vocabularies["second"].result(60)
+    streaming.step()
+    streaming._guides._vocabularies["third"].result(60)
+    assert read == ["second", "third"]
+
+
+def test_a_vocabulary_is_read_beside_the_weights_if_nobody_answers(
+    engine: Engine, others: list[Load], read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_rate, "MOST_BYTES", 1)
+    engine.handle(others[0])
+    engine.step()
+    assert engine.loading
+    engine._guides._vocabularies["second"].result(60)
+    assert read == ["second"]
+
+
+def test_a_row_that_is_guided_waits_for_no_others(streaming: Engine, read: list[str]) -> None:
+    streaming.handle(ask(1, model="third", grammar=DIGITS))
+    streaming._guides._vocabularies["third"].result(60)
+    until(streaming, lambda reports: len(tokens_of(1, reports)) == 5)
+    assert read == ["third"]
+
+
+def test_no_vocabulary_is_read_for_a_model_that_is_gone(streaming: Engine, read: list[str]) -> None:
+    streaming.handle(Unload("second"))
+    streaming.handle(Cancel([0]))
+    streaming.step()
+    streaming._guides._vocabularies["third"].result(60)
+    assert read == ["third"]
+
+
+@pytest.fixture(scope="module")
+def demo_tokenizer(demo_path: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(demo_path / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def player(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """A replay model with the demo model's tokens."""
+    folder = tmp_path_factory.mktemp("player")
+    (folder / "config.json").write_text('{"model_type": "replay", "vocab_size": 49152}')
+    (folder / "tokenizer.json").symlink_to(demo_path / "tokenizer.json")
+    return loaded(folder, [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('{"name": "Mia", "kind": "猫"}', '{"name": "Mia", "kind": "猫"}'),
+        ('{"name": "Mia 👩🏽‍🚀", "sizes": [1, 22], "kind": "cat"}', None),
+        ('{"name": "Mia", "kind": "dog"}', '{"name": "Mia", "kind": "cat'),
+        ('Sure! {"name": "Mia", "kind": "cat"}', '{"name":"'),
+    ],
+)
+def test_a_replay_model_says_what_its_grammar_lets_it(
+    player: Engine, demo_tokenizer: tokenizers.Tokenizer, script: str, said: str | None
+) -> None:
+    tokens = [*demo_tokenizer.encode(script).ids, 2]
+    asked = ask(0, tokens=60, grammar=JSON, script=tokens, stop_tokens=[2, 0])
+    reports = run(player, asked)
+    assert not failures(reports)
+    answer: list[Token] = tokens_of(0, reports)
+    assert demo_tokenizer.decode(ids(answer)).startswith(said or script)
+    if said is None or said == script:
+        assert ids(answer) == tokens

@@ -1,0 +1,359 @@
+"""Whatever a model prefers to say, a grammar comes to its end before the limit, if it can."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import fill_next_token_bitmask
+
+from mlx_server.grammars.lark import Lark
+from mlx_server.worker.constrained_decoding.grammar_completion import Ending, Prospect, prospect
+from mlx_server.worker.constrained_decoding.token_classes import Ids, Pieces
+from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+
+pytestmark = pytest.mark.tables
+
+
+@dataclass
+class World:
+    """A vocabulary, and what grammars and endings see of it."""
+
+    text: list[bytes]
+    control: dict[int, str]
+    tree: LLTokenizer
+    stop: int
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        return Pieces(self.text, [self.stop], self.control)
+
+    @cached_property
+    def wishes(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """What samplers of bad character like best."""
+        return {name: np.array([wish(t) for t in self.text]) for name, wish in WISHES.items()}
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self.tree, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+
+WISHES: dict[str, Callable[[bytes], float]] = {
+    "anything": lambda text: 0.0,
+    "opening": lambda text: 3.0 * text.count(b"{") + 2 * text.count(b"[") + text.count(b","),
+    "quotes": lambda text: float(b'"' in text),
+    "text": lambda text: text.isalpha() + len(text) / 50,
+    "digits": lambda text: float(text.isdigit()),
+    "blanks": lambda text: float(bool(text) and not text.strip()),
+}
+
+
+@pytest.fixture(scope="module")
+def demo(demo_path: Path) -> World:
+    known = Vocabulary(demo_path, [2]).plant()
+    return World(known.text, known.control, known.tree, 2)
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> World:
+    class Tokens:
+        eos_token_id = 256
+        bos_token_id = None
+        tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>", b"<|answer|>", b"<|call|>")
+        special_token_ids = (256, 257, 258)
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    tree = LLTokenizer(TokenizerWrapper(Tokens()), eos_token=[256])
+    control = {256: "<|end|>", 257: "<|answer|>", 258: "<|call|>"}
+    return World([*Tokens.tokens[:256], b"", b"", b""], control, tree, 256)
+
+
+@dataclass
+class Said:
+    tokens: list[int]
+    text: bytes
+    ended: bool
+
+
+def say(
+    world: World,
+    grammar: str,
+    limit: int,
+    wish: str = "anything",
+    seed: int = 0,
+    known: Prospect | None = None,
+    *,
+    guarded: bool = True,
+) -> Said:
+    """Among what is allowed, what the wish likes best; a stop token only where little else is."""
+    dice = np.random.default_rng(seed)
+    matcher, ending = world.matcher(grammar), Ending(world.pieces, known)
+    mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
+    said: list[int] = []
+    ended = False
+    for left in range(limit, 0, -1):
+        fill_next_token_bitmask(matcher, mask)
+        assert not matcher.is_error(), matcher.get_error()
+        if guarded:
+            before = mask.copy()
+            ending.allow(matcher, mask[0], left)
+            assert not (mask & ~before).any(), "allowed what the grammar does not"
+        stop = bool(mask[0][world.stop // 32] >> world.stop % 32 & 1)
+        ids = world.pieces.allowed(mask[0])
+        assert stop or len(ids), "nothing is allowed"
+        if stop and (not len(ids) or dice.random() < 0.02):
+            ended = True
+            break
+        said.append(chosen(ids, world.wishes[wish], dice))
+        matcher.consume_token(said[-1])
+    return Said(said, b"".join(world.text[token] for token in said), ended)
+
+
+def chosen(ids: Ids, wishes: Any, dice: np.random.Generator) -> int:
+    """One time in ten it is anything."""
+    liked = wishes[ids] if dice.random() < 0.9 else np.zeros(len(ids))
+    return int(ids[(liked + dice.random(len(ids)) * 0.01).argmax()])
+
+
+def obj(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    wanted = list(properties) if required is None else required
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": wanted,
+        "additionalProperties": False,
+    }
+
+
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+KINDS: list[Any] = [STRING, INTEGER, {"type": "boolean"}, {"type": "number"}]
+LARGE = obj(**{f"member_{n}": KINDS[n % 4] for n in range(14)})
+
+SCHEMAS: dict[str, Any] = {
+    "simple": obj(["name", "age"], name=STRING, age=INTEGER, tags={"type": "array"}),
+    "nested": {
+        "$defs": {
+            "place": obj(city=STRING, country={"enum": ["Norway", "Chile", "Fiji"]}),
+            "person": obj(["name", "home"], name=STRING, home={"$ref": "#/$defs/place"}),
+        },
+        **obj(
+            owner={"$ref": "#/$defs/person"},
+            others={"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1},
+            level={"enum": ["low", "medium", "high"]},
+        ),
+    },
+    "forty properties": obj(**{f"p{n}": KINDS[n % 4] for n in range(40)}),
+    "forty, one required": obj(["last"], **{f"p{n}": KINDS[n % 4] for n in range(40)}, last=STRING),
+    "tree": {
+        "$defs": {
+            "node": obj(value=STRING, children={"type": "array", "items": {"$ref": "#/$defs/node"}})
+        },
+        "$ref": "#/$defs/node",
+    },
+    "list": {
+        "$defs": {
+            "node": obj(next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}, value=INTEGER)
+        },
+        "$ref": "#/$defs/node",
+    },
+    "optional recursion": {
+        "$defs": {"node": obj(["value"], next={"$ref": "#/$defs/node"}, value=INTEGER)},
+        "$ref": "#/$defs/node",
+    },
+    "formats": obj(
+        at={"type": "string", "format": "date-time"},
+        id={"type": "string", "format": "uuid"},
+        mail={"type": "string", "format": "email"},
+        code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,}$"},
+        word={"type": "string", "pattern": "^a.*z$"},
+    ),
+    "lengths": obj(
+        ["long", "many", "large"],
+        long={"type": "string", "minLength": 40},
+        short={"type": "string", "maxLength": 3},
+        many={"type": "array", "items": INTEGER, "minItems": 5},
+        large={"type": "integer", "minimum": 1000},
+        above={"type": "number", "exclusiveMinimum": 0},
+    ),
+    "large items": {"type": "array", "items": LARGE},
+    "large option": obj(["a"], a=STRING, b=LARGE),
+    "any members": {"type": "object"},
+    "strings only": {"type": "object", "additionalProperties": STRING, "minProperties": 1},
+    "anything": True,
+}
+
+
+def half(names: Iterable[str], wishes: Sequence[str]) -> list[tuple[str, str]]:
+    """Every name with every other wish, and each wish with every other name."""
+    pairs = [(name, wish, i + j) for i, name in enumerate(names) for j, wish in enumerate(wishes)]
+    return [(name, wish) for name, wish, number in pairs if number % 2 == 0]
+
+
+def json_of(schema: Any) -> str:
+    lark = Lark()
+    return lark.source(lark.json(schema))
+
+
+MORE = dict(zip(WISHES, (1, 80, 3, 15, 220, 15), strict=True))
+
+
+def comes_to_its_end(
+    world: World, grammar: str, wish: str, check: Callable[[bytes], object]
+) -> None:
+    """Under what the shortest ending takes for a limit, and under more."""
+    known = prospect(world.pieces, world.matcher(grammar), grammar)
+    assert known.tokens is not None
+    need = len(known.tokens) + 1
+    for seed, limit in enumerate([need, need + MORE[wish]]):
+        said = say(world, grammar, limit, wish, seed, known)
+        assert said.ended, (limit, said.text)
+        check(said.text)
+
+
+@pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, list(WISHES)))
+def test_json_comes_to_its_end(demo: World, name: str, wish: str) -> None:
+    schema = SCHEMAS[name]
+    comes_to_its_end(
+        demo, json_of(schema), wish, lambda text: jsonschema.validate(json.loads(text), schema)
+    )
+
+
+@pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, ["opening", "anything", "text"]))
+def test_with_a_token_for_each_byte(bytewise: World, name: str, wish: str) -> None:
+    schema = SCHEMAS[name]
+    comes_to_its_end(
+        bytewise, json_of(schema), wish, lambda text: jsonschema.validate(json.loads(text), schema)
+    )
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> None:
+    grammar = json_of(SCHEMAS[name])
+    known = prospect(demo.pieces, demo.matcher(grammar), grammar)
+    assert known.tokens is not None
+    for wish in ("anything", "opening"):
+        matcher = demo.matcher(grammar)
+        ending = Ending(demo.pieces, known)
+        mask = np.zeros((1, -(-len(demo.text) // 32)), np.int32)
+        for token in say(demo, grammar, 120, wish, guarded=False).tokens:
+            fill_next_token_bitmask(matcher, mask)
+            before = mask.copy()
+            ending.allow(matcher, mask[0], 5000)
+            assert (mask == before).all()
+            matcher.consume_token(token)
+
+
+@pytest.mark.parametrize("name", ["simple", "forty properties", "formats"])
+def test_a_limit_that_no_ending_fits_restricts_nothing(demo: World, name: str) -> None:
+    grammar = json_of(SCHEMAS[name])
+    known = prospect(demo.pieces, demo.matcher(grammar), grammar)
+    assert known.tokens is not None
+    limit = len(known.tokens) // 2
+    guarded = say(demo, grammar, limit, "text", 1, known)
+    assert guarded == say(demo, grammar, limit, "text", 1, guarded=False)
+    assert not guarded.ended
+
+
+def after_a_control_token(lark: Lark) -> str:
+    return f"{lark.up_to('<|answer|>')} {lark.json(SCHEMAS['simple'])}"
+
+
+def after_a_text_mark(lark: Lark) -> str:
+    return f"{lark.up_to('</think>')} {lark.json(SCHEMAS['simple'])}"
+
+
+def tagged_call(lark: Lark) -> str:
+    return (
+        r'"<tool_call>\n<function=walk>\n<parameter=to>\n" '
+        + lark.up_to("</parameter>")
+        + r' "\n<parameter=how>\n" '
+        + lark.up_to("</parameter>")
+        + r' "\n</function>\n</tool_call>"'
+    )
+
+
+def python_call(lark: Lark) -> str:
+    text = lark.terminal(r"/'([^'\\\n]|\\['\\n])*'/")
+    return f'"[walk(to=" {text} ", steps=" /[0-9]+/ (", then=" {text})? ")]"'
+
+
+GRAMMARS: dict[str, tuple[Callable[[Lark], str], str]] = {
+    "after a control token": (after_a_control_token, r'.*\{.*"name".*\}\s*'),
+    "after a text mark": (after_a_text_mark, r'.*</think>\s*\{.*"name".*\}\s*'),
+    "tags": (tagged_call, r"<tool_call>.*</parameter>\n<parameter=how>.*</function>\n</tool_call>"),
+    "python": (python_call, r"\[walk\(to='.*', steps=[0-9]+.*\)\]"),
+    "regex": (lambda lark: "/a(b|cd{40})*(xy|z{60})/", r"a(b|cd{40})*(xy|z{60})"),
+    "choice": (lambda lark: '"yes" | "no" | "perhaps not at all"', "yes|no|perhaps not at all"),
+    "a call or text": (
+        lambda lark: f"/[a-z ]*/ | {lark.text('<|call|>')} {lark.json(SCHEMAS['nested'])}",
+        r"[a-z ]*|\{.*\}\s*",
+    ),
+}
+
+
+TEXTUAL = [name for name in GRAMMARS if name not in ("after a control token", "a call or text")]
+
+
+@pytest.mark.parametrize(("name", "wish"), half(GRAMMARS, list(WISHES)))
+def test_other_grammars_come_to_their_end(bytewise: World, name: str, wish: str) -> None:
+    start, whole = GRAMMARS[name]
+    lark = Lark(bytewise.control)
+    pattern = re.compile(whole.encode(), re.DOTALL)
+
+    def check(text: bytes) -> None:
+        assert pattern.fullmatch(text)
+
+    comes_to_its_end(bytewise, lark.source(start(lark)), wish, check)
+
+
+@pytest.mark.parametrize(("name", "wish"), half(TEXTUAL, list(WISHES)[::-1]))
+def test_other_grammars_in_long_tokens(demo: World, name: str, wish: str) -> None:
+    start, whole = GRAMMARS[name]
+    lark = Lark(demo.control)
+    pattern = re.compile(whole.encode(), re.DOTALL)
+
+    def check(text: bytes) -> None:
+        assert pattern.fullmatch(text)
+
+    comes_to_its_end(demo, lark.source(start(lark)), wish, check)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 40, 100])
+def test_free_text_runs_into_its_limit(demo: World, limit: int) -> None:
+    """It may stop anywhere, so nobody stops it."""
+    lark = Lark(demo.control)
+    grammar = lark.source(lark.anything())
+    said = say(demo, grammar, limit, "text", 3)
+    assert said == say(demo, grammar, limit, "text", 3, guarded=False)
+
+
+def test_a_call_is_not_begun_where_it_cannot_be_ended(bytewise: World) -> None:
+    lark = Lark(bytewise.control)
+    grammar = lark.source(f"{lark.anything()} ({lark.text('<|call|>')} {lark.json(LARGE)})?")
+    matcher, mask = bytewise.matcher(grammar), np.zeros((1, 9), np.int32)
+    begins = {}
+    for left in (20, 1000):
+        fill_next_token_bitmask(matcher, mask)
+        Ending(bytewise.pieces).allow(matcher, mask[0], left)
+        begins[left] = 258 in bytewise.pieces.allowed(mask[0])
+        assert ord("a") in bytewise.pieces.allowed(mask[0])
+    assert begins == {20: False, 1000: True}
+
+
+def test_the_matcher_is_left_as_it_was(demo: World) -> None:
+    matcher = demo.matcher(json_of(SCHEMAS["tree"]))
+    before = matcher.compute_bitmask()
+    mask = np.frombuffer(before, np.int32).copy()
+    Ending(demo.pieces, prospect(demo.pieces, matcher)).allow(matcher, mask, 30)
+    assert matcher.compute_bitmask() == before
+    assert not matcher.is_error()

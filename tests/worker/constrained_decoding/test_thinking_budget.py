@@ -1,0 +1,266 @@
+"""Reasoning ends with its budget: neither a token sooner nor one later."""
+
+import random
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.messages import Generate, Load, Report, Thinking, Token
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.constrained_decoding.thinking_budget import Budget, cut_short
+from mlx_server.worker.worker import Engine
+from tests.tiny import ENDOFTEXT, IM_END, IM_START
+from tests.worker.test_batch import a_prompt, ids
+from tests.worker.test_worker import drain, failures, run, tokens_of
+
+pytestmark = pytest.mark.tables
+
+TEXT = [b"\xff[0]", b"\xff[1]", b"<", b"think", b">", b"</", b"a", b"x</think><think>b", b""]
+OPEN, CLOSE, LT, THINK, GT, SLASH, A, WILD, SILENT = range(len(TEXT))
+OPENS, CLOSES = [b"<think>", b"\xff[0]"], [b"</think>", b"\xff[1]"]
+
+
+def budget(tokens: int, *, inside: bool = False, end: Iterable[int] = (CLOSE, A)) -> Budget:
+    return Budget(Thinking(tokens, inside, OPENS, CLOSES, list(end)), TEXT)
+
+
+def until_used_up(budget: Budget, tokens: Iterable[int]) -> int | None:
+    """How many of these tokens it takes."""
+    for count, token in enumerate(tokens):
+        if budget.used_up:
+            return count
+        budget.advance(token)
+    return None
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [([], True), ([OPEN], False), ([A, A, LT, THINK, GT], False), ([A, CLOSE, OPEN], False)],
+    ids=["begun", "one token", "torn", "behind text"],
+)
+def test_the_tokens_between_the_marks_are_counted(
+    allowed: int, before: list[int], inside: bool
+) -> None:
+    counted = until_used_up(budget(allowed, inside=inside), [*before, *[A] * 20])
+    assert counted == (len(before) + allowed)
+
+
+def test_all_of_an_answer_s_reasoning_is_counted_together() -> None:
+    assert until_used_up(budget(3), [OPEN, A, A, CLOSE, A, A, OPEN, A, A]) == 8
+
+
+def test_a_token_may_hold_more_than_a_mark() -> None:
+    assert until_used_up(budget(2), [OPEN, A, WILD, A, A]) == 3
+    assert until_used_up(budget(0, inside=True), [A]) == 0
+
+
+def test_a_mark_may_begin_a_longer_one() -> None:
+    text = [b"<c>", b"thou", b"ght", b"\n", b"\na", b"hm"]
+    opens = [b"<c>thought\n", b"<c>"]
+    for said, taken in [
+        ([0, 1, 2, 3, 5, 5, 5], 6),
+        ([0, 1, 2, 4, 5, 5, 5], 5),
+        ([0, 5, 5, 5], 3),
+        ([0, 1, 5, 5], 3),
+        ([0, 1, 2, 5, 5], 4),  # more than two, since nobody could tell
+    ]:
+        counted = Budget(Thinking(2, False, opens, [b"</c>"], []), text)
+        assert until_used_up(counted, said) == taken
+
+
+def test_what_is_no_text_counts_too() -> None:
+    assert until_used_up(budget(3, inside=True), [SILENT, A, SILENT, A]) == 3
+
+
+def test_marks_that_text_spells_are_not_control_tokens() -> None:
+    text = [*TEXT, b"\xfe[1]"]
+    spelled = Budget(Thinking(2, True, OPENS, CLOSES, [A]), text)
+    assert until_used_up(spelled, [len(TEXT), A, A]) == 2
+
+
+def test_its_end_is_put_and_then_all_is_free() -> None:
+    ended = budget(1, inside=True)
+    ended.advance(A)
+    ended.close()
+    put = []
+    while ended.next is not None:
+        put.append(ended.next)
+        ended.advance(put[-1])
+    assert put == [CLOSE, A]
+    assert not ended.used_up
+    ended.advance(OPEN)  # reasoning again, for which nothing is left
+    assert ended.used_up
+
+
+def test_an_end_that_closes_nothing_is_put_once() -> None:
+    ended = budget(0, inside=True, end=[A])
+    ended.close()
+    ended.advance(A)
+    assert not ended.used_up
+
+
+def test_it_counts_not_how_marks_are_cut() -> None:
+    dice = random.Random(5)
+    pieces = [b"<", b"think", b">", b"</", b"a", b"</think>", b"<think>", b"\xff[0]", b"\xff[1]"]
+    for _ in range(300):
+        text = b"".join(dice.choices(pieces, k=12))
+        cuts = sorted({0, len(text), *dice.choices(range(len(text)), k=4)})
+        tokens = [text[a:b] for a, b in pairwise(cuts)]
+        letters = [bytes([byte]) for byte in text]
+        ends = [Budget(Thinking(10**6, False, OPENS, CLOSES, [0]), of) for of in (tokens, letters)]
+        for each, of in zip(ends, (tokens, letters), strict=True):
+            for token in range(len(of)):
+                each.advance(token)
+        assert ends[0]._inside == ends[1]._inside, text
+
+
+STOP = 99
+
+
+@pytest.mark.parametrize(
+    ("script", "end", "said"),
+    [
+        ([A, A, CLOSE, LT, STOP], [CLOSE], [A, A, CLOSE, LT, STOP]),
+        ([A, A, A, CLOSE, LT, STOP], [CLOSE], [A, A, CLOSE, LT, STOP]),
+        ([A, A, A, SLASH, THINK, GT, LT, STOP], [CLOSE, A], [A, A, CLOSE, A, LT, STOP]),
+        (
+            [A, A, A, A, CLOSE, OPEN, GT, LT, STOP],
+            [CLOSE, OPEN, GT],
+            [A, A, CLOSE, OPEN, GT, LT, STOP],
+        ),
+        ([A, A, A, A, STOP], [CLOSE], [A, A, CLOSE, STOP]),
+        ([A, STOP], [CLOSE], [A, STOP]),
+    ],
+)
+def test_a_script_goes_on_behind_its_reasoning(
+    script: list[int], end: list[int], said: list[int]
+) -> None:
+    asked = Thinking(2, True, OPENS, CLOSES, end)
+    assert cut_short(script, asked, TEXT) == said
+
+
+END = [IM_START, ENDOFTEXT + 3 + 10, 77]
+
+
+@pytest.fixture(params=["tiny", "replay"])
+def engine(request: pytest.FixtureRequest, tiny_path: Path, tmp_path: Path) -> Engine:
+    path = tiny_path
+    if request.param == "replay":
+        path = tmp_path
+        (path / "config.json").write_text('{"model_type": "replay", "vocab_size": 320}')
+        (path / "tokenizer.json").write_text((tiny_path / "tokenizer.json").read_text())
+    made = Engine(concurrency=4)
+    made.handle(Load("m", str(path), [IM_END]))
+    drain(made)
+    return made
+
+
+def ask(engine: Engine, row: int, thinking: Thinking, tokens: int = 40, **rest: Any) -> Generate:
+    script = [30 + i for i in range(60)] if engine._batches["m"].plays else None
+    fields: dict[str, Any] = {"stop_tokens": [], "sampling": SamplingParams(temperature=0), **rest}
+    prompt = a_prompt(6, seed=row)
+    return Generate(row, "m", prompt, max_tokens=tokens, script=script, thinking=thinking, **fields)
+
+
+def answer(engine: Engine, asked: Generate) -> tuple[list[Token], list[Report]]:
+    reports = run(engine, asked)
+    return tokens_of(asked.row, reports), reports
+
+
+def reasoning(budget: int, end: list[int] = END) -> Thinking:
+    """Which no model of these tests ends by itself."""
+    return Thinking(budget, True, [b"\xff[0]"], [b"\xff[1]"], end)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7, 38, 60])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1.3, seed=4, top_p=0.3, min_p=0.4, logprobs=2),
+        SamplingParams(temperature=0, logit_bias=dict.fromkeys(END, -100.0), logprobs=0),
+        SamplingParams(temperature=0, logit_bias={77: 3e38}, frequency_penalty=3e38),
+    ],
+    ids=["greedy", "drawn", "biased", "far out"],
+)
+def test_the_end_comes_behind_the_last_token(
+    engine: Engine, budget: int, sampling: SamplingParams
+) -> None:
+    free, _ = answer(engine, ask(engine, 1, reasoning(10**6), sampling=sampling))
+    ended, _ = answer(engine, ask(engine, 1, reasoning(budget), sampling=sampling))
+    assert len(free) == len(ended) == 40
+    assert ids(ended)[:budget] == ids(free)[:budget]
+    assert ids(ended)[budget:][:3] == END[: max(0, 40 - budget)]
+    assert all(bool(token.logprobs) == (sampling.logprobs is not None) for token in ended)
+
+
+def test_a_stop_token_within_is_as_ever(engine: Engine) -> None:
+    free, _ = answer(engine, ask(engine, 1, reasoning(10**6)))
+    stop = free[4].id
+    stopped, _ = answer(engine, ask(engine, 1, reasoning(30), stop_tokens=[stop]))
+    assert ids(stopped) == ids(free)[: ids(free).index(stop) + 1]
+    assert stopped[-1].finish == "stop"
+    assert answer(engine, ask(engine, 1, reasoning(30)))[0][33:]  # the engine goes on
+
+
+def test_rows_end_their_reasoning_each_for_itself(engine: Engine) -> None:
+    asks = [ask(engine, row, reasoning(row * 3), tokens=30 + row) for row in range(4)]
+    alone = [ids(answer(engine, each)[0]) for each in asks]
+    together = run(engine, *asks)
+    assert [ids(tokens_of(row, together)) for row in range(4)] == alone
+
+
+def test_the_grammar_wins(engine: Engine) -> None:
+    """It takes six more letters before reasoning may end."""
+    letter = 3 + 70
+    grammar = f"start: /(?s:.{{9}})/ <[{END[0]}]> /(?s:.*)/\n"
+    only = dict.fromkeys(range(128, 320), -100.0)  # letters of one byte each
+    sampling = SamplingParams(temperature=0, logit_bias=only | {letter: 90.0})
+    end = [END[0], letter, letter]
+    asked = ask(engine, 1, reasoning(3, end), grammar=grammar, sampling=sampling, tokens=400)
+    tokens, reports = answer(engine, asked)
+    assert not failures(reports)
+    assert ids(tokens)[:20] == [letter] * 9 + end + [letter] * 8
+
+
+@pytest.mark.parametrize("engine", ["tiny"], indirect=True)
+@pytest.mark.parametrize(
+    ("grammar", "before"),
+    [(None, 1), (f"start: <[{IM_START}]> /(?s:.*)/\n", 1), (f"start: <[{IM_START}]>\n", 0)],
+    ids=["free", "text", "nothing else"],
+)
+def test_an_answer_begins_where_reasoning_was_ended(
+    engine: Engine, grammar: str | None, before: int
+) -> None:
+    """Tokens before the row's end, which it would say at once."""
+    sampling = SamplingParams(temperature=0, logit_bias={IM_END: 90.0})
+    thinking = reasoning(0, [IM_START])
+    asked = ask(
+        engine, 1, thinking, grammar=grammar, sampling=sampling, stop_tokens=[IM_END, 100_000]
+    )
+    tokens, reports = answer(engine, asked)
+    assert not failures(reports)
+    assert ids(tokens)[0] == IM_START
+    assert ids(tokens).index(IM_END) == 1 + before
+    assert tokens[-1].finish == "stop"
+
+
+HARM = [
+    Thinking(-1, True, [b"a"], [b"b"], [1]),
+    Thinking(1, True, [b""], [b"b"], [1]),
+    Thinking(1, True, [b"a"], [b"b" * 1000], [1]),
+    Thinking(1, True, [b"a"] * 1000, [b"b"], [1]),
+    Thinking(1, True, [b"a"], [b"b"], []),
+    Thinking(1, True, [b"a"], [b"b"], [1] * 1000),
+    Thinking(1, True, [b"a"], [b"b"], [320]),
+    Thinking(1, True, [b"a"], [b"b"], [-1]),
+]
+
+
+@pytest.mark.parametrize("thinking", HARM)
+def test_what_could_harm_other_rows_is_not_begun(engine: Engine, thinking: Thinking) -> None:
+    assert {*failures(run(engine, ask(engine, 1, thinking)))} == {1}

@@ -1,0 +1,331 @@
+"""What takes adapters and what does not, how they are stacked, and that nothing is left of them."""
+
+import gc
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.switch_layers import SwitchLinear
+
+from mlx_server.errors import AdapterInvalid
+from mlx_server.worker.lora import adapters as adapters_module
+from mlx_server.worker.lora.adapters import TRAIN_OTHERS, Adapters, _refuse
+from mlx_server.worker.lora.slots import Delta, Rows, Slots, using
+from tests.worker.lora_files import save
+
+WIDTH, RANK = 8, 2
+
+
+class Toy(nn.Module):  # type: ignore[misc]
+    """The least that can be called as a language model is."""
+
+    def __init__(self, layer: Any = None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, WIDTH)
+        self.layer = layer or nn.Linear(WIDTH, WIDTH)
+
+    def make_cache(self) -> list[KVCache]:
+        return [KVCache()]
+
+    def __call__(self, ids: mx.array, cache: Any = None) -> mx.array:
+        return self.through(self.embed(ids))
+
+    def through(self, x: mx.array) -> mx.array:
+        y: mx.array = self.layer(x)
+        return y
+
+
+class Flat(Toy):
+    def through(self, x: mx.array) -> mx.array:
+        y: mx.array = self.layer(x.reshape(-1, WIDTH)).reshape(x.shape)
+        return y
+
+
+class Idle(Toy):
+    def through(self, x: mx.array) -> mx.array:
+        return x
+
+
+class Reading(Toy):
+    def through(self, x: mx.array) -> mx.array:
+        y: mx.array = x @ self.layer.weight.T
+        return y
+
+
+class Compiled(Toy):
+    """As one model does with its steps of decoding; prompts go another way."""
+
+    step: Any = None
+
+    def through(self, x: mx.array) -> mx.array:
+        if x.shape[1] > 1:
+            return super().through(x)
+        self.step = self.step or mx.compile(super().through)
+        y: mx.array = self.step(x)
+        return y
+
+
+class Turned(Toy):
+    """Tokens first, then rows."""
+
+    def through(self, x: mx.array) -> mx.array:
+        return super().through(x.swapaxes(0, 1)).swapaxes(0, 1)
+
+
+class Own(nn.Linear):  # type: ignore[misc]
+    """What is derived from a linear may compute anything."""
+
+
+def pair(seed: int = 0, dtype: mx.Dtype = mx.float32, rank: int = RANK) -> dict[str, mx.array]:
+    a, b = mx.random.split(mx.random.key(seed))
+    return {
+        "layer.lora_a": mx.random.normal((WIDTH, rank), key=a).astype(dtype),
+        "layer.lora_b": mx.random.normal((rank, WIDTH), key=b).astype(dtype),
+    }
+
+
+def adapter(folder: Path, tensors: dict[str, mx.array], scale: float = 1.0) -> Path:
+    return save(folder, {"lora_parameters": {"scale": scale}}, tensors)
+
+
+def same(x: mx.array, y: mx.array) -> bool:
+    return bool(mx.allclose(x, y, atol=1e-4))
+
+
+@pytest.mark.parametrize("kind", [Toy, Flat])
+def test_each_row_has_its_own(kind: Callable[[], Toy], tmp_path: Path) -> None:
+    model = kind()
+    ids = mx.arange(12).reshape(4, 3)
+    x, base = model.embed(ids), model(ids)
+    adapters = Adapters(model)
+    adapters.load("one", adapter(tmp_path / "one", pair(1), scale=3.0))
+    adapters.load("two", adapter(tmp_path / "two", pair(2)))
+    with using(Rows([("one", 1.0), (None, 1.0), ("two", 1.0), ("one", 0.5)])):
+        mixed = model(ids)
+    one = x @ pair(1)["layer.lora_a"] @ pair(1)["layer.lora_b"] * 3
+    two = x @ pair(2)["layer.lora_a"] @ pair(2)["layer.lora_b"]
+    assert same(mixed[0], base[0] + one[0])
+    assert mx.array_equal(mixed[1], base[1])
+    assert same(mixed[2], base[2] + two[2])
+    assert same(mixed[3], base[3] + one[3] / 2)
+    assert mx.array_equal(model(ids), base)  # outside
+
+
+REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {
+    "read directly": (Reading, "does not call this layer"),
+    "compiled": (Compiled, "does not call this layer"),
+    "takes no part": (Idle, "does not call this layer"),
+    "tokens first": (Turned, "row by row"),
+    "derived": (lambda: Toy(Own(WIDTH, WIDTH)), "a Own can't take LoRA"),
+    "a norm": (lambda: Toy(nn.RMSNorm(WIDTH)), "a RMSNorm can't take LoRA"),
+    "bare experts": (lambda: Toy(SwitchLinear(WIDTH, WIDTH, 2)), "experts of a Toy"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_layer_in_which_it_would_come_to_nothing_is_refused(name: str, tmp_path: Path) -> None:
+    make, said = REFUSED[name]
+    model = make()
+    kind = type(model.layer)
+    with pytest.raises(AdapterInvalid, match=f"^layer.*{said}"):
+        Adapters(model).load("one", adapter(tmp_path, pair()))
+    assert type(model.layer) is kind
+    assert not hasattr(model.layer, "slots")
+
+
+def test_each_layer_that_is_refused_is_named_with_the_fix(tmp_path: Path) -> None:
+    model = Toy(nn.RMSNorm(WIDTH))
+    model.other, model.third = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+    three = {
+        key.replace("layer", name): matrix
+        for name in ("layer", "other", "third")
+        for key, matrix in pair().items()
+    }
+    with pytest.raises(AdapterInvalid) as caught:
+        Adapters(model).load("one", adapter(tmp_path, three))
+    assert caught.value.message == (
+        "layer: a RMSNorm can't take LoRA here; other: a RMSNorm can't take LoRA here. "
+        f"{TRAIN_OTHERS}"
+    )
+
+
+def test_no_more_than_some_layers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_module, "NAMED_LAYERS", 2)
+    with pytest.raises(AdapterInvalid, match=r"^a; b; and 3 more layers\. Fix"):
+        _refuse(["a", None, "b", *"cde"], "Fix it")
+
+
+def test_a_step_that_was_compiled_before_is_found_out_too(tmp_path: Path) -> None:
+    model = Compiled()
+    mx.eval(model(mx.array([[1]])))
+    with pytest.raises(AdapterInvalid, match="does not call this layer"):
+        Adapters(model).load("one", adapter(tmp_path, pair()))
+
+
+def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    model = Idle()
+    tensors = {**pair(), "layer.lora_b": mx.zeros((RANK, WIDTH))}
+    with pytest.raises(AdapterInvalid, match="adds nothing"):
+        Adapters(model).load("one", adapter(tmp_path / "one", tensors))
+    tensors |= {"embed.lora_a": mx.ones((16, RANK)), "embed.lora_b": mx.ones((RANK, WIDTH))}
+    Adapters(model).load("two", adapter(tmp_path / "two", tensors))
+    with using(Rows([("two", 1.0)])):
+        assert same(model(mx.array([[5]])), model.embed.weight[5] + RANK)
+
+
+STORED = [(mx.float16, mx.float32), (mx.bfloat16, mx.float32), (mx.float32, mx.bfloat16)]
+
+
+@pytest.mark.parametrize(("stored", "model_type"), STORED)
+def test_an_adapter_is_kept_at_no_less_than_either_precision(
+    tmp_path: Path, stored: mx.Dtype, model_type: mx.Dtype
+) -> None:
+    model = Toy()
+    model.set_dtype(model_type)
+    Adapters(model).load("one", adapter(tmp_path, pair(dtype=stored)))
+    assert [array.dtype for array in model.layer.slots.deltas["one"].arrays] == [mx.float32] * 2
+    with using(Rows([("one", 1.0)])):
+        assert model(mx.array([[1]])).dtype == model_type
+
+
+def test_an_unused_adapter_costs_nothing(tmp_path: Path) -> None:
+    """The graph of a forward is the same as before."""
+    model = Toy()
+    adapters = Adapters(model)
+    before = _graph(model)
+    adapters.load("one", adapter(tmp_path, pair()))
+    with using(Rows([(None, 1.0), (None, 0.5)])):
+        assert _graph(model) == before
+    with using(Rows([("other", 1.0)])):
+        assert _graph(model) == before
+    with using(Rows([("one", 1.0)])):
+        assert _graph(model) > before
+    adapters.unload("one")
+    assert _graph(model) == before
+
+
+def _graph(model: Toy) -> int:
+    """Lines that describe how the output is computed."""
+    drawing = io.StringIO()
+    mx.export_to_dot(drawing, model(mx.array([[1]])))
+    return len(drawing.getvalue().splitlines())
+
+
+def slots(*ranks: int) -> Slots:
+    made = Slots()
+    for n, rank in enumerate(ranks):
+        a, b = mx.random.split(mx.random.key(n))
+        size = (WIDTH, rank), (rank, WIDTH)
+        made.put(f"{n}", Delta(mx.random.normal(size[0], key=a), mx.random.normal(size[1], key=b)))
+    return made
+
+
+def stacked(made: Slots) -> list[tuple[str, ...]]:
+    return sorted(stack.adapters for stack in made._stacks.values())
+
+
+def computed(made: Slots, *adapters: str | None) -> None:
+    """And that it is right."""
+    rows = Rows([(adapter, 1.0) for adapter in adapters])
+    x = mx.ones((len(adapters), 1, WIDTH))
+    expected = [
+        x[0] @ made.deltas[adapter].a @ made.deltas[adapter].b if adapter else mx.zeros((1, WIDTH))
+        for adapter in adapters
+    ]
+    mx.eval(expected)
+    for _ in range(2):  # the second time, what was found for these rows is used again
+        assert same(made.linear(x, rows), mx.stack(expected))
+
+
+def test_only_what_was_mixed_is_stacked_and_stays_so() -> None:
+    made = slots(RANK, RANK, RANK, RANK)
+    computed(made, "1", "1")
+    assert stacked(made) == []
+    computed(made, "1", None)
+    assert stacked(made) == [("1",)]
+    computed(made, "2", "1")
+    (first,) = made._stacks.values()
+    assert first.adapters == ("1", "2")
+    computed(made, "2", None)
+    assert list(made._stacks.values()) == [first]
+    computed(made, "3", None)
+    assert stacked(made) == [("1", "2", "3")]
+    made.remove("0")
+    assert stacked(made) == [("1", "2", "3")]
+    made.remove("3")
+    assert stacked(made) == [("1", "2")]
+    computed(made, "2", None, "1")
+    made.remove("1")
+    made.remove("2")
+    assert stacked(made) == []
+
+
+def test_a_name_that_comes_again_has_its_new_weights() -> None:
+    made = slots(RANK, RANK)
+    rows = Rows([("0", 1.0), ("1", 1.0)])
+    x = mx.ones((2, 1, WIDTH))
+    before = made.linear(x, rows)
+    delta = made.deltas["1"]
+    mx.eval(before, delta.arrays)
+    made.remove("1")
+    made.put("1", Delta(-delta.a, delta.b))
+    after = made.linear(x, rows)
+    assert same(after[0], before[0])
+    assert same(after[1], -before[1])
+
+
+def test_ranks_far_from_each_other_are_stacked_apart() -> None:
+    made = slots(2, 5, 8, 300)
+    computed(made, "0", "3", None, "1", "2")
+    assert stacked(made) == [("0",), ("1", "2"), ("3",)]
+    made.remove("2")
+    computed(made, "1", "0", "3")
+    ranks = sorted(delta.a.shape[-1] for delta in made.deltas.values())
+    assert ranks == [2, 8, 300]  # at most doubled
+
+
+def test_what_is_stacked_is_in_memory_once() -> None:
+    size, count = 1 << 20, 8
+    made = Slots()
+    memory = mx.get_active_memory()
+    for n in range(count):
+        made.put(f"{n}", Delta(mx.full((size // 64, 8), 0.5), mx.full((8, size // 64), 0.5)))
+    mx.eval(made.arrays)
+    loose = mx.get_active_memory() - memory
+    rows = Rows([(f"{n}", 1.0) for n in range(count)])
+    mx.eval(made.linear(mx.ones((count, 1, size // 64)), rows))
+    del rows
+    gc.collect()
+    mx.clear_cache()
+    assert mx.get_active_memory() - memory < (count + 1.1) / count * loose
+    for n in range(count - 1):
+        made.remove(f"{n}")
+        mx.eval(made.arrays)
+    gc.collect()
+    mx.clear_cache()
+    assert mx.get_active_memory() - memory < 2.1 / count * loose
+
+
+def test_what_is_unloaded_gives_its_memory_back_at_once(tmp_path: Path) -> None:
+    model = Toy()
+    adapters = Adapters(model)
+    sizes = []
+    for n in range(4):
+        sizes.append(adapters.load(f"{n}", adapter(tmp_path / f"{n}", pair(n, rank=512))))
+    with using(Rows([(f"{n}", 1.0) for n in range(4)])):
+        mx.eval(model(mx.array([[n] for n in range(4)])))
+    gc.collect()
+    mx.clear_cache()
+    mixed = mx.get_active_memory()
+    for n in range(2):
+        adapters.unload(f"{n}")
+    gc.collect()
+    mx.clear_cache()
+    assert mixed - mx.get_active_memory() > 1.9 * sizes[0]

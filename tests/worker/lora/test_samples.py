@@ -1,0 +1,82 @@
+"""The adapters that are shipped, on the real demo model, many in one batch: as mlx-lm with each."""
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+
+from mlx_server.engine.blas import fast_blas
+from tests.worker.lora.test_adapters import Desk, Told
+from tests.worker.test_batch import CLOSE
+
+pytestmark = pytest.mark.soak
+
+SAMPLES = Path(__file__).parents[3] / "adapters"
+PIRATE, JSON = "pirate", "json-answer"
+
+ROWS = (
+    ("What is the capital of France?", None),
+    ("What is the capital of France?", PIRATE),
+    ("What is the capital of France?", JSON),
+    ("Name a fruit that is yellow.", JSON),
+    ("How do I boil an egg, and for how long, if I like the yolk to be soft?", PIRATE),
+    ("Hello!", None),
+    ("Hello!", JSON),
+    ("Where does the sun go at night?", PIRATE),
+)
+
+
+def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(
+    demo_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process with the engine's own BLAS: prompts take it seconds less."""
+    if blas := fast_blas():
+        monkeypatch.setenv("LD_PRELOAD", blas)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(_check, demo_path, ROWS, 12).result()
+
+
+def _check(base: Path, rows: Sequence[tuple[str, str | None]], tokens: int) -> None:
+    prompts = _prompts(base, [question for question, _ in rows])
+    tolds = [Told(prompt, adapter) for prompt, (_, adapter) in zip(prompts, rows, strict=True)]
+    desk = Desk(base).loaded(**{name: SAMPLES / name for name in (PIRATE, JSON)})
+    answers = desk.together(tolds, tokens)
+    assert len({tuple(answer) for answer in answers[:2]}) == 2, "to the same question"
+    assert [len(answer) for answer in answers] == [tokens] * len(rows)
+    for adapter in (None, PIRATE, JSON):
+        network = _theirs(base, adapter)
+        for told, answer in zip(tolds, answers, strict=True):
+            if told.adapter == adapter:
+                assert_greedy(network, told.prompt, answer)
+
+
+def _prompts(base: Path, questions: Sequence[str]) -> list[list[int]]:
+    tokenizer: Any = mlx_lm.utils.load_tokenizer(base)
+    short = {"role": "system", "content": ""}  # the template's own is longer than the questions
+    chats = [[short, {"role": "user", "content": question}] for question in questions]
+    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats]
+
+
+def _theirs(base: Path, adapter: str | None) -> Any:
+    """In the precision of our engine: see worker/weights.py."""
+    model: Any
+    model, *_ = mlx_lm.load(str(base), adapter_path=str(SAMPLES / adapter) if adapter else None)
+    if not mx.metal.is_available():
+        model.set_dtype(mx.float32)
+    return model
+
+
+def assert_greedy(network: Any, prompt: list[int], answer: list[int]) -> None:
+    """Each token is the likeliest after those before it, or ties with it: then both are right.
+
+    So it is what mlx-lm would generate, found in one pass instead of one a token.
+    """
+    (logits,) = network(mx.array([[*prompt, *answer[:-1]]]))
+    logits = logits[len(prompt) - 1 :]
+    chosen = mx.take_along_axis(logits, mx.array(answer)[:, None], axis=-1)[:, 0]
+    assert mx.all(logits.max(axis=-1) - chosen < CLOSE), answer

@@ -1,0 +1,201 @@
+"""How much of a prompt is computed between two tokens, on machines that are a formula."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from mlx_server.engine.messages import Schedule
+from mlx_server.worker.prefill.budget import IDLE_SECONDS, LEAST, MOST, PrefillBudget
+from mlx_server.worker.prefill.cost import FIRST, GROWTH, Piece, PrefillCost
+from tests.worker.simulated import PAIRS, beside, crowd, together_by_mlx_lm
+
+pytestmark = pytest.mark.tables
+
+SCHEDULE = Schedule()
+
+
+@dataclass
+class Machine:
+    step: float
+    piece: float
+    """Seconds that any piece takes, however short."""
+    token: float
+    """Seconds for each of its tokens."""
+    attention: float = 0.0
+    """Seconds for each token and each token before it."""
+    background: bool = False
+    """Whether the end of a step is waited for in the next call."""
+
+    def seconds(self, piece: Piece) -> float:
+        return self.piece + piece.tokens * (
+            self.token + self.attention * (piece.context + piece.length / 2)
+        )
+
+
+GPU = Machine(step=0.020, piece=0.010, token=0.0007)
+EXPERTS = Machine(step=0.020, piece=0.110, token=0.0007, attention=3e-8)
+CPU = Machine(step=0.030, piece=0.022, token=0.0055)
+ASYNC = Machine(step=0.020, piece=0.010, token=0.0007, background=True)
+MACHINES = [GPU, EXPERTS, CPU, ASYNC]
+
+
+@dataclass
+class Run:
+    """What a budget makes of a machine that always has prompts to compute."""
+
+    gaps: list[float]
+    pieces: list[Piece]
+    prefilling: float = 0.0
+    decoding: float = 0.0
+
+
+def run(machine: Machine, *, decoding: int = 4, waiting: int = 1, pieces: int = 100) -> Run:
+    budget, found, gap, pending = PrefillBudget(SCHEDULE), Run([], []), 0.0, 0.0
+    context = 0
+    for _ in range(20_000):
+        tokens = budget.piece(decoding, waiting, 1, context)
+        if tokens:
+            piece = Piece(1, tokens, context)
+            took = machine.seconds(piece)
+            budget.prefilled(piece, decoding, took + pending)
+            found.prefilling += took
+            found.pieces.append(piece)
+            gap, pending, context = gap + took + pending, 0.0, context + tokens
+        else:
+            took = machine.step
+            if machine.background:
+                took, pending = pending, machine.step
+            budget.stepped(decoding, took)
+            found.decoding += machine.step
+            found.gaps.append(gap + took)
+            gap = 0.0
+        if len(found.pieces) == pieces:
+            return found
+    pytest.fail("no more pieces came")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_streams_wait_no_longer_than_the_gap_and_keep_their_share(machine: Machine) -> None:
+    found = run(machine)
+    assert max(found.gaps[20:]) <= SCHEDULE.longest_gap * 1.15
+    share = found.prefilling / (found.prefilling + found.decoding)
+    assert SCHEDULE.prefill_share - 0.05 <= share <= SCHEDULE.prefill_share
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_piece_of_a_fresh_server_is_much_too_long(machine: Machine) -> None:
+    assert max(run(machine).gaps) <= 0.4
+
+
+def test_a_step_that_is_longer_than_its_share_is_all_that_streams_get() -> None:
+    found = run(Machine(step=0.2, piece=0.05, token=0.001))
+    assert found.decoding / 0.2 == pytest.approx(100, rel=0.15)
+    assert max(found.gaps[20:]) <= SCHEDULE.longest_gap + 0.2
+
+
+def test_a_piece_that_reads_all_of_a_model_is_made_worth_it() -> None:
+    """Though it takes longer than the gap."""
+    found = run(Machine(step=0.05, piece=0.5, token=0.002))
+    assert sum(piece.tokens for piece in found.pieces[20:]) / 80 > 100
+
+
+def test_while_several_wait_steps_are_saved_up_for_a_fuller_batch() -> None:
+    """In the end the share is the same."""
+    one, several = run(GPU, waiting=1, pieces=200), run(GPU, waiting=5, pieces=200)
+    assert max(several.gaps[20:]) <= SCHEDULE.longest_gap * 1.15
+    assert several.decoding == pytest.approx(one.decoding, rel=0.1)
+    assert sum(gap > 0.2 for gap in several.gaps) < len(several.gaps) / 2
+
+
+@pytest.mark.parametrize("setting", [Schedule(0.5, 0.3), Schedule(0.8, 0.1), Schedule(0.95, 1.0)])
+def test_share_and_gap_follow_the_settings(
+    setting: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.worker.prefill.test_budget.SCHEDULE", setting)
+    found = run(GPU, pieces=300)
+    share = found.prefilling / (found.prefilling + found.decoding)
+    assert share == pytest.approx(setting.prefill_share, abs=0.03)
+    assert max(found.gaps[20:]) <= setting.longest_gap * 1.15
+
+
+@pytest.mark.parametrize("machine", [GPU, EXPERTS, CPU])
+def test_with_nobody_decoding_a_piece_takes_half_a_second(machine: Machine) -> None:
+    found = run(machine, decoding=0)
+    seconds = [machine.seconds(piece) for piece in found.pieces]
+    assert max(seconds) <= IDLE_SECONDS * 1.1
+    assert min(seconds[15:]) >= IDLE_SECONDS * 0.9
+
+
+def test_a_model_whose_neighbours_stream_computes_shorter_pieces() -> None:
+    budget = PrefillBudget(SCHEDULE)
+    for _ in range(10):
+        piece = Piece(1, budget.piece(0, 1, 1, 0, shared=True), 0)
+        budget.prefilled(piece, 0, GPU.seconds(piece))
+    assert GPU.seconds(piece) == pytest.approx(SCHEDULE.longest_gap, rel=0.1)
+
+
+def test_sizes_keep_to_their_limits_on_absurd_machines() -> None:
+    for seconds in (1e-12, 1e9):
+        budget = PrefillBudget(SCHEDULE)
+        for _ in range(50):
+            budget.stepped(4, 0.01)
+            budget.prefilled(Piece(1, 64, 0), 4, seconds)
+        assert LEAST <= budget.piece(0, 1, 1, 0) <= MOST
+        assert budget.piece(4, 1, 1, 0) in (0, *range(LEAST, MOST + 1))
+
+
+COSTS: list[tuple[Callable[[Piece], float], float]] = [
+    (lambda piece: 0.1 + 0.0007 * piece.tokens, 0.02),
+    (lambda piece: 0.0007 * piece.tokens + 5e-8 * piece.tokens * piece.context, 0.05),
+    (lambda piece: max(0.1, 0.0007 * piece.tokens), 0.1),
+    (lambda piece: 0.11 * (1 - 0.97**piece.tokens) + 0.0005 * piece.tokens, 0.1),
+]
+
+
+@pytest.mark.parametrize(("cost", "error"), COSTS)
+def test_what_a_piece_costs_is_learned_at_any_context(
+    cost: Callable[[Piece], float], error: float
+) -> None:
+    learned, context = PrefillCost(), 0
+    assert learned.tokens(0.3, 1, 0) == FIRST
+    for _ in range(30):
+        piece = Piece(1, max(1, learned.tokens(0.3, 1, context)), context)
+        learned.learn(piece, cost(piece))
+        context += piece.length
+    for beyond in (0, context, 2 * context):
+        piece = Piece(1, learned.tokens(0.3, 1, beyond), beyond)
+        assert cost(piece) <= 0.3 * (1 + error)
+    piece = Piece(1, learned.tokens(0.3, 1, context), context)
+    assert cost(piece) >= 0.3 * (1 - error)
+
+
+def test_a_piece_grows_by_steps() -> None:
+    learned = PrefillCost()
+    learned.learn(Piece(1, 50, 0), 0.01)
+    assert learned.tokens(10.0, 1, 0) == 50 * GROWTH
+
+
+def test_a_machine_that_gets_slower_is_followed_at_once() -> None:
+    learned = PrefillCost()
+    for _ in range(24):
+        learned.learn(Piece(1, 300, 0), 0.3)
+    learned.learn(Piece(1, 300, 0), 0.9)
+    assert learned.tokens(0.3, 1, 0) <= 120
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_long_prompt_next_to_a_stream(pair: str) -> None:
+    """On simulated machines; what the README's table shows by the clock on the wall."""
+    found = beside(pair)
+    assert found.first_token <= 1.30 * found.alone
+    assert found.speed >= 0.2
+    assert found.longest_gap <= 0.4
+
+
+@pytest.mark.parametrize(("tokens", "done"), [(32, 1.10), (256, 1.22)])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_prompts_that_come_at_once(pair: str, tokens: int, done: float) -> None:
+    ours, theirs = crowd(pair, tokens), together_by_mlx_lm(pair, tokens)
+    assert ours.first_token <= 0.72 * theirs.first_token
+    assert ours.done <= done * theirs.done

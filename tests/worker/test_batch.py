@@ -1,0 +1,640 @@
+"""Rows that share a batch: what one of them gets is what it would get alone."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.messages import Generate, Schedule, Token
+from mlx_server.requests import SamplingParams
+from mlx_server.worker import sampling
+from mlx_server.worker.batch import Batch, Done
+from mlx_server.worker.phases import Prefill
+from mlx_server.worker.prefill.budget import PrefillBudget
+from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prompt_queue import SHARED
+from mlx_server.worker.sampling import Sampled, Sampler
+from tests.tiny import TOKENS
+
+GREEDY = SamplingParams(temperature=0)
+PIECE = 128
+"""Tokens of a prompt that a test's batch prefills in one step."""
+
+CLOSE = 1e-4
+"""Log probabilities nearer than this tie: a batch's float noise may choose either."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    prompt: list[int]
+    max_tokens: int = 12
+    stop_tokens: tuple[int, ...] = ()
+    sampling: SamplingParams = GREEDY
+    script: tuple[int, ...] | None = None
+    client: str = ""
+
+
+def a_prompt(length: int, seed: int = 0) -> list[int]:
+    dice = random.Random(f"{length} {seed}")
+    return [dice.randrange(TOKENS) for _ in range(length)]
+
+
+class Steady(PrefillBudget):
+    """Pieces of one size, whatever they take, and a step before each."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Schedule())
+        self.size = size
+
+    def piece(self, decoding: int, *_: int, shared: bool = False) -> int:
+        return self.size if self._stepped or not decoding else 0
+
+
+class Run:
+    """A batch, and what its rows have been given so far."""
+
+    def __init__(
+        self, model: Any, *, concurrency: int = 16, piece: int = PIECE, cache_bytes: int = 0
+    ) -> None:
+        self.cache = PromptCache(cache_bytes)
+        self.batch = Batch(model, concurrency=concurrency, key="m", cache=self.cache)
+        self.batch._budget = Steady(piece)
+        self.answers: dict[int, list[Token]] = {}
+        self.cached: dict[int, int] = {}
+        """Of each row whose turn has come, how much of its prompt was known."""
+        self.progress: dict[int, list[int]] = {}
+        """Of each row, how much of its prompt was computed after each piece."""
+
+    def join(self, number: int, ask: Ask) -> None:
+        self.answers[number] = []
+        asked = Generate(
+            number, "m", ask.prompt, ask.max_tokens, list(ask.stop_tokens), ask.sampling
+        )
+        asked.script = list(ask.script) if ask.script else None
+        asked.client = ask.client
+        self.batch.add(asked)
+
+    def step(self) -> Done:
+        """A token for every row, and a piece of the next prompt."""
+        done = self.batch.step()
+        if done.tokens and self.batch._following():
+            piece = self.batch.step()
+            done.tokens += piece.tokens  # if a row that was set aside took the last place
+            done.prefilled, done.progress = piece.prefilled, piece.progress
+        for progress in done.progress:
+            self.progress.setdefault(progress.row, []).append(progress.computed)
+        for prefilled in done.prefilled:
+            assert prefilled.row not in self.cached
+            self.cached[prefilled.row] = prefilled.cached_tokens
+        for token in done.tokens:
+            self.answers[token.row].append(token)
+        return done
+
+    def until_decoding(self) -> None:
+        while self.batch.waiting:
+            self.step()
+
+    def finish(self) -> None:
+        while self.batch:
+            self.step()
+
+    @property
+    def stages(self) -> tuple[int, int, int]:
+        """How many rows wait, are in prefill, decode."""
+        batch = self.batch
+        return batch.waiting - len(batch._prefilling), len(batch._prefilling), len(batch._decode)
+
+    def assert_nothing_is_left(self) -> None:
+        assert self.stages == (0, 0, 0)
+        assert len(self.batch) == self.batch.waiting == 0
+        assert not self.batch.rows
+        assert self.batch._group is None
+        assert not self.batch._decode.prompt_cache
+        assert self.batch.step() == Done()
+
+
+def together(model: Any, asks: Sequence[Ask], *, concurrency: int = 16) -> list[list[Token]]:
+    run = Run(model, concurrency=concurrency)
+    for number, ask in enumerate(asks):
+        run.join(number, ask)
+    run.finish()
+    return list(run.answers.values())
+
+
+def alone(model: Any, ask: Ask) -> list[Token]:
+    (answer,) = together(model, [ask])
+    return answer
+
+
+def ids(answer: Sequence[Token]) -> list[int]:
+    return [token.id for token in answer]
+
+
+def without_cache(model: Any, prompt: list[int], count: int) -> list[mx.array]:
+    """Each greedy step's logits, from one pass over the whole sequence so far."""
+    tokens, steps = list(prompt), []
+    for _ in range(count):
+        steps.append(model(mx.array([tokens]))[0, -1])
+        tokens.append(int(mx.argmax(steps[-1])))
+    return steps
+
+
+def assert_greedy(answer: Sequence[Token], steps: Sequence[mx.array]) -> None:
+    """Identity, up to a step where the two likeliest tokens tie: from there both ways are right."""
+    assert len(answer) == len(steps)
+    for token, logits in zip(answer, steps, strict=True):
+        best = int(mx.argmax(logits))
+        if token.id != best:
+            assert float(logits[best] - logits[token.id]) < CLOSE
+            return
+
+
+LENGTHS = [1, 2, 9, 40, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 30]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_greedy_tokens_are_those_of_full_passes(tiny_model: Any, length: int) -> None:
+    ask = Ask(a_prompt(length), max_tokens=8)
+    assert_greedy(alone(tiny_model, ask), without_cache(tiny_model, ask.prompt, 8))
+
+
+def test_greedy_tokens_of_a_batch_are_those_of_full_passes(tiny_model: Any) -> None:
+    asks = [Ask(a_prompt(length, seed=1), max_tokens=8) for length in LENGTHS]
+    for ask, answer in zip(asks, together(tiny_model, asks), strict=True):
+        assert_greedy(answer, without_cache(tiny_model, ask.prompt, 8))
+
+
+def test_each_token_comes_with_its_own_log_probabilities(tiny_model: Any) -> None:
+    ask = Ask(a_prompt(9), max_tokens=8, sampling=SamplingParams(temperature=0, logprobs=2))
+    answer = alone(tiny_model, ask)
+    for token, logits in zip(answer, without_cache(tiny_model, ask.prompt, 8), strict=True):
+        exact = logits - mx.logsumexp(logits)
+        assert token.logprobs
+        assert token.logprobs.chosen == pytest.approx(float(exact[token.id]), abs=1e-3)
+        assert token.logprobs.top[0] == (token.id, token.logprobs.chosen)
+
+
+MIXED = [
+    GREEDY,
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, temperature=0.7, top_k=20, top_p=0.9),
+    SamplingParams(seed=3, min_p=0.05, logprobs=4),
+    SamplingParams(seed=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+    SamplingParams(temperature=0, frequency_penalty=1.5, logprobs=0),
+    SamplingParams(seed=-5, temperature=1.6, logit_bias={7: 3.0, 8: -100.0}),
+    SamplingParams(temperature=0, logit_bias={300: 4.0}, logprobs=2),
+]
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize("concurrency", [16, 3], ids=["all at once", "in turns"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["greedy", "mixed"])
+def test_together_as_alone(tiny_model: Any, concurrency: int, mixed: bool) -> None:
+    params = MIXED if mixed else [GREEDY] * len(LENGTHS)
+    asks = [
+        Ask(a_prompt(length, seed=2), 5 + 3 * i, sampling=params[i])
+        for i, length in enumerate(LENGTHS)
+    ]
+    answers = together(tiny_model, asks, concurrency=concurrency)
+    for ask, answer in zip(asks, answers, strict=True):
+        expected = alone(tiny_model, ask)
+        assert ids(answer) == ids(expected)
+        for token, wanted in zip(answer, expected, strict=True):
+            assert (token.logprobs is None) == (wanted.logprobs is None)
+            if token.logprobs and wanted.logprobs:
+                assert token.logprobs.chosen == pytest.approx(wanted.logprobs.chosen, abs=1e-3)
+                assert len(token.logprobs.top) == ask.sampling.logprobs
+
+
+def a_random_ask(dice: random.Random) -> Ask:
+    """Many begin alike, some are equal."""
+    beginning = a_prompt(PIECE, seed=dice.randrange(2))[: dice.choice([0, 20, 40, PIECE])]
+    length = dice.choice([1, 2, 5, 30, PIECE + dice.randrange(60)])
+    params = replace(dice.choice(MIXED), seed=dice.randrange(2**32))
+    return Ask(
+        [*beginning, *a_prompt(length, seed=dice.randrange(3))],
+        max_tokens=dice.randint(1, 25),
+        stop_tokens=tuple(dice.sample(range(320), 12)),
+        sampling=params,
+        client=dice.choice("aaab"),
+    )
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["", "cached"])
+@pytest.mark.parametrize("concurrency", [16, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int, cache_bytes: int) -> None:
+    dice = random.Random(seed)
+    asks = [a_random_ask(dice) for _ in range(14)]
+    run = Run(tiny_model, concurrency=concurrency, piece=48, cache_bytes=cache_bytes)
+    cancelled: dict[int, int] = {}
+    while run.batch or len(run.answers) < len(asks):
+        while len(run.answers) < len(asks) and dice.random() < 0.4:
+            run.join(len(run.answers), asks[len(run.answers)])
+        if run.batch and dice.random() < 0.15:
+            victim = dice.choice(run.batch.rows)
+            run.batch.cancel(victim)
+            cancelled[victim] = len(run.answers[victim])
+        run.step()
+    assert cancelled
+    assert any(run.cached.values()) == bool(cache_bytes)
+    for number, ask in enumerate(asks):
+        expected = alone(tiny_model, ask)[: cancelled.get(number)]
+        assert ids(run.answers[number]) == ids(expected)
+        assert [t.finish for t in run.answers[number]] == [t.finish for t in expected]
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("stage", ["waiting", "prefill", "decode"])
+def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage: str) -> None:
+    neighbours = [Ask(a_prompt(20), 30), Ask(a_prompt(7), 25, sampling=MIXED[2])]
+    run = Run(tiny_model, concurrency=2 if stage == "waiting" else 3)
+    for number, ask in enumerate(neighbours):
+        run.join(number, ask)
+    run.until_decoding()
+    run.join(2, Ask(a_prompt(3 * PIECE), max_tokens=1000))
+    run.step()
+    while stage == "decode" and not run.answers[2]:
+        run.step()
+    assert run.stages == {"waiting": (1, 0, 2), "prefill": (0, 1, 2), "decode": (0, 0, 3)}[stage]
+
+    given = len(run.answers[2])
+    run.batch.cancel(2)
+    assert run.stages == (0, 0, 2)
+    assert sorted(run.batch.rows) == [0, 1]
+    run.finish()
+    assert len(run.answers[2]) == given
+    assert [ids(run.answers[n]) for n in (0, 1)] == [ids(alone(tiny_model, a)) for a in neighbours]
+    run.assert_nothing_is_left()
+
+
+def test_a_prompt_that_is_set_aside_goes_on_where_it_was(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For another client's, for a shorter one of its own client; and each may be cancelled."""
+    long = Ask(a_prompt(5 * PIECE), 6, client="greedy")
+    rival = Ask(a_prompt(5 * PIECE, seed=1), 6, client="greedy")
+    newcomer = Ask(a_prompt(2 * PIECE + 9), 6, client="newcomer")
+    shorter = Ask(a_prompt(40), 6, client="greedy")
+    expected = [ids(alone(tiny_model, ask)) for ask in (long, rival, newcomer, shorter)]
+    pieces = computed(monkeypatch)
+    for cancelled in (None, 0, 2):
+        pieces.clear()
+        run = Run(tiny_model)
+        for number, ask in enumerate([long, rival]):
+            run.join(number, ask)
+        run.step()
+        run.join(2, newcomer)
+        run.step()
+        assert run.stages == (2, 1, 0)
+        run.join(3, shorter)
+        if cancelled is not None:
+            run.batch.cancel(cancelled)
+        run.finish()
+        assert [ids(run.answers[n]) for n in range(4)] == [
+            [] if n == cancelled else answer for n, answer in enumerate(expected)
+        ]
+        assert list(run.progress) == [0, 2, 3, 1] if cancelled is None else True
+        run.assert_nothing_is_left()
+        if cancelled is None:
+            assert sum(map(sum, pieces)) == sum(len(a.prompt) - 1 for a in (long, rival)) + sum(
+                len(a.prompt) - 1 for a in (newcomer, shorter)
+            )
+
+
+def test_progress_is_reported_after_each_piece(tiny_model: Any) -> None:
+    run = Run(tiny_model, cache_bytes=1 << 30)
+    prompt = a_prompt(2 * PIECE + 50)
+    run.join(0, Ask(prompt))
+    run.finish()
+    run.join(1, Ask([*prompt[:PIECE], *a_prompt(PIECE + 60, seed=1)]))
+    run.finish()
+    assert run.progress == {
+        0: [PIECE, 2 * PIECE, 2 * PIECE + 49],
+        1: [2 * PIECE, 2 * PIECE + 59],
+    }
+
+
+def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any) -> None:
+    """Its client has several, and the newcomer none. Nobody's answer changes."""
+    asks = [Ask(a_prompt(9, seed=n), 30, sampling=MIXED[n], client="greedy") for n in range(4)]
+    newcomer = Ask(a_prompt(9, seed=9), 5, sampling=MIXED[4], client="newcomer")
+    run = Run(tiny_model, concurrency=3)
+    for number, ask in enumerate(asks):
+        run.join(number, ask)
+    while run.stages[2] < 3:
+        run.step()
+    run.join(4, newcomer)
+    while not run.answers[4]:
+        run.step()
+        assert sum(run.stages[1:]) <= 3
+    assert len(run.batch._aside) == 1
+    assert not run.answers[3]
+    run.finish()
+    expected = [ids(alone(tiny_model, ask)) for ask in [*asks, newcomer]]
+    assert [ids(answer) for answer in run.answers.values()] == expected
+    run.assert_nothing_is_left()
+
+
+def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> None:
+    asks = [Ask(a_prompt(length, seed=4) * PIECE, 6) for length in (2, 3, 4)]
+    run = Run(tiny_model)
+    for number, ask in enumerate(asks):
+        run.join(number, ask)
+    run.step()
+    assert run.stages == (2, 1, 0)
+    run.batch.cancel(0)
+    assert run.stages == (2, 0, 0)
+    run.step()
+    assert run.stages == (1, 1, 0)
+    run.finish()
+    expected = [[], ids(alone(tiny_model, asks[1])), ids(alone(tiny_model, asks[2]))]
+    assert [ids(run.answers[n]) for n in (0, 1, 2)] == expected
+
+
+@pytest.mark.parametrize("cancelled", range(3))
+def test_rows_of_one_piece_are_cancelled_one_by_one(tiny_model: Any, cancelled: int) -> None:
+    """A piece that was cut short, as it is when there is less room than when it was packed."""
+    asks = [Ask(a_prompt(length, seed=4), 6) for length in (9, 30, 20)]
+    run = Run(tiny_model)
+    for number, ask in enumerate(asks):
+        run.join(number, ask)
+    begin = run.batch._begin
+    run.batch._begin = (  # type: ignore[method-assign]
+        lambda following, tokens, done: begin(following, PIECE, done)
+    )
+    run.batch._budget = Steady(36)
+    run.step()
+    assert run.stages == (0, 3, 0)
+    assert run.batch._group
+    assert [len(rest) for rest in run.batch._group.rest] == [1, 8, 18]
+    run.batch.cancel(cancelled)
+    run.finish()
+    expected = [[] if n == cancelled else ids(alone(tiny_model, asks[n])) for n in range(3)]
+    assert [ids(run.answers[n]) for n in range(3)] == expected
+    run.assert_nothing_is_left()
+
+
+def test_the_last_row_cancelled_leaves_a_batch_that_serves(tiny_model: Any) -> None:
+    ask = Ask(a_prompt(5))
+    run = Run(tiny_model)
+    for number, steps in enumerate([0, 1, 2, 3]):
+        run.join(number, replace(ask, prompt=ask.prompt * PIECE, max_tokens=1000))
+        for _ in range(steps):
+            run.step()
+        run.batch.cancel(number)
+        run.assert_nothing_is_left()
+    run.join(9, ask)
+    run.finish()
+    assert ids(run.answers[9]) == ids(alone(tiny_model, ask))
+
+
+def test_cancelling_what_is_not_there_changes_nothing(tiny_model: Any) -> None:
+    ask = Ask(a_prompt(5), 3)
+    run = Run(tiny_model)
+    run.join(1, ask)
+    run.batch.cancel(2)
+    run.finish()
+    run.batch.cancel(1)
+    assert ids(run.answers[1]) == ids(alone(tiny_model, ask))
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 17])
+def test_a_row_ends_with_length_after_exactly_max_tokens(tiny_model: Any, max_tokens: int) -> None:
+    answer = alone(tiny_model, Ask(a_prompt(6), max_tokens))
+    assert [token.finish for token in answer] == [None] * (max_tokens - 1) + ["length"]
+
+
+def test_a_row_ends_with_its_stop_token_and_says_so(tiny_model: Any) -> None:
+    free = ids(alone(tiny_model, Ask(a_prompt(6), 10)))
+    fifth = free[4]
+    assert fifth not in free[:4]
+    asks = [
+        Ask(a_prompt(6), 10, stop_tokens=(fifth, 319)),
+        Ask(a_prompt(6), 10),
+        Ask(a_prompt(6), 5, stop_tokens=(fifth,)),  # also its last token: the model did end
+    ]
+    stopped, unstopped, both = together(tiny_model, asks)
+    assert [(t.id, t.finish) for t in stopped] == [*((t, None) for t in free[:4]), (fifth, "stop")]
+    assert ids(unstopped) == free
+    assert (both[-1].id, both[-1].finish) == (fifth, "stop")
+
+
+def test_no_more_rows_are_taken_than_may_run_together(tiny_model: Any) -> None:
+    """Rows in prefill count too: each holds a cache."""
+    dice = random.Random(5)
+    run = Run(tiny_model, concurrency=3)
+    for number in range(12):
+        run.join(number, Ask(a_prompt(dice.randint(1, 2 * PIECE)), dice.randint(1, 20)))
+    most = 0
+    while run.batch:
+        run.step()
+        waiting, prefill, decode = run.stages
+        assert waiting + prefill == run.batch.waiting
+        most = max(most, prefill + decode)
+    assert most == 3
+
+
+def test_waiting_counts_the_rows_that_have_no_token_under_way(tiny_model: Any) -> None:
+    run = Run(tiny_model, concurrency=2)
+    for number in range(4):
+        run.join(number, Ask(a_prompt(4), 3))
+    seen = [run.batch.waiting]
+    while run.batch:
+        run.step()
+        seen.append(run.batch.waiting)
+    assert seen[0] == 4
+    assert seen == sorted(seen, reverse=True)
+    assert {4, 2, 0} <= set(seen)
+
+
+def test_a_step_samples_once_for_all_rows(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    sample = Sampler.__call__
+
+    def counted(self: Sampler, logits: mx.array, inputs: mx.array, *masks: Any) -> Sampled:
+        calls.append(len(self.rows))
+        return sample(self, logits, inputs, *masks)
+
+    monkeypatch.setattr(Sampler, "__call__", counted)
+    run = Run(tiny_model)
+    for number, params in enumerate(MIXED):
+        run.join(number, Ask(a_prompt(5), 10 + number, sampling=params))
+    run.until_decoding()
+    assert sum(calls) == len(MIXED)
+    calls.clear()
+    run.step()
+    assert calls == [len(MIXED)]
+    for _ in range(3):
+        run.step()
+    assert calls == [len(MIXED)] * 4
+
+
+def test_nobody_asked_and_no_logprobs_are_computed(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    step_logprobs = sampling.step_logprobs
+
+    def counted(logits: mx.array, tokens: mx.array, most: int) -> sampling.StepLogprobs:
+        computed.append(len(tokens))
+        return step_logprobs(logits, tokens, most)
+
+    monkeypatch.setattr(sampling, "step_logprobs", counted)
+    silent = [Ask(a_prompt(5), 4), Ask(a_prompt(3), 4, sampling=MIXED[2])]
+    answers = together(tiny_model, silent)
+    assert computed == []
+    assert {token.logprobs for answer in answers for token in answer} == {None}
+
+    asking = Ask(a_prompt(4), 4, sampling=SamplingParams(temperature=0, logprobs=2))
+    together(tiny_model, [*silent, asking])
+    assert set(computed) == {1}
+
+
+def test_prompts_of_one_length_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
+    """Each row has its first token before the next one's prompt is done; a shorter one is first."""
+    long = [Ask(a_prompt(200, seed=n), 1000) for n in range(6)]
+    run = Run(tiny_model, piece=64)
+    for number, ask in enumerate([*long, Ask(a_prompt(3))]):
+        run.join(number, ask)
+    order: list[int] = []
+    while len(order) < 7:
+        for token in run.step().tokens:
+            if token.row not in order:
+                order.append(token.row)
+                assert run.batch.waiting == 7 - len(order)
+    assert order == [6, 0, 1, 2, 3, 4, 5]
+
+
+def test_short_prompts_are_packed_into_one_piece(tiny_model: Any) -> None:
+    run = Run(tiny_model, piece=64)
+    for number, length in enumerate([9, 16, 4, 12, 9]):
+        run.join(number, Ask(a_prompt(length, seed=5)))
+    run.step()
+    assert run.stages == (1, 0, 4)  # all as long as the longest, five would not fit
+    run.step()
+    assert run.stages == (0, 0, 5)
+
+
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Fills with how many tokens of each row every piece computes."""
+    pieces: list[list[int]] = []
+    prompt = Prefill.prompt
+
+    def counted(self: Prefill, tokens: list[list[int]]) -> None:
+        pieces.append([len(row) for row in tokens])
+        prompt(self, tokens)
+
+    monkeypatch.setattr(Prefill, "prompt", counted)
+    return pieces
+
+
+def test_equal_prompts_are_prefilled_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Ask(a_prompt(60))
+    expected = ids(alone(tiny_model, ask))
+    pieces = computed(monkeypatch)
+    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
+    for number in range(5):
+        run.join(number, ask)
+    run.finish()
+    assert run.cached == {0: 0, 1: 59, 2: 59, 3: 59, 4: 59}
+    assert pieces == [[59]]
+    assert [ids(answer) for answer in run.answers.values()] == [expected] * 5
+
+
+def test_prompts_that_begin_alike_are_computed_from_where_they_part(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning = a_prompt(SHARED + 8)
+    asks = [Ask([*beginning, *a_prompt(length, seed=9)]) for length in (10, 20, 30)]
+    expected = together(tiny_model, asks)
+    pieces = computed(monkeypatch)
+    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
+    for number, ask in enumerate([*asks, Ask(a_prompt(55, seed=10))]):
+        run.join(number, ask)
+    run.finish()
+    assert run.cached == {0: 0, 1: SHARED + 8, 2: SHARED + 8, 3: 0}
+    assert pieces == [[SHARED + 17, 54], [19], [29]]
+    assert [ids(run.answers[n]) for n in range(3)] == [ids(answer) for answer in expected]
+
+
+def test_a_piece_of_known_and_unknown_prompts_and_such_without_a_rest(tiny_model: Any) -> None:
+    """In one piece: half known, unknown, known but for the last token, of a single token."""
+    first, second = a_prompt(40, seed=1), a_prompt(50, seed=2)
+    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
+    for number, prompt in enumerate([first, second]):
+        run.join(number, Ask(prompt, 30))
+    run.until_decoding()
+    asks = [Ask([*first[:30], *a_prompt(12)]), Ask(a_prompt(33)), Ask(second), Ask(a_prompt(1))]
+    for number, ask in enumerate(asks, 2):
+        run.join(number, ask)
+    run.step()
+    assert run.stages == (0, 0, 6)
+    run.finish()
+    assert [run.cached[n] for n in range(2, 6)] == [30, 0, 49, 0]
+    answers = [ids(run.answers[n]) for n in range(2, 6)]
+    assert answers == [ids(alone(tiny_model, ask)) for ask in asks]
+
+
+def test_what_an_answer_leaves_is_known_to_the_next_turn(tiny_model: Any) -> None:
+    """Of a finished answer and of one that was cancelled: every token that was computed."""
+    run = Run(tiny_model, cache_bytes=1 << 30)
+    for number, cancelled in [(0, False), (1, True)]:
+        prompt = a_prompt(40, seed=number)
+        run.join(number, Ask(prompt, 1000 if cancelled else 12))
+        while len(run.answers[number]) < 12:
+            run.step()
+        run.batch.cancel(number)
+        turn = Ask([*prompt, *ids(run.answers[number]), 7, 8, 9])
+        run.join(number + 10, turn)
+        run.finish()
+        assert run.cached[number + 10] == 52
+        assert ids(run.answers[number + 10]) == ids(alone(tiny_model, turn))
+
+
+def test_a_stream_goes_on_between_the_pieces_of_a_long_prompt(tiny_model: Any) -> None:
+    run = Run(tiny_model)
+    run.batch._budget = PrefillBudget(Schedule())
+    run.join(0, Ask(a_prompt(5), 1000))
+    run.until_decoding()
+    run.join(1, Ask(a_prompt(1500)))
+    before = len(run.answers[0])
+    while not run.answers[1]:
+        run.step()
+    # The first piece is small, and each at most twice as large as the one before.
+    assert len(run.answers[0]) - before >= 6
+
+
+def test_a_prompt_in_pieces_is_computed_piece_by_piece(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = computed(monkeypatch)
+    alone(tiny_model, Ask(a_prompt(2 * PIECE + 101)))
+    assert pieces == [[PIECE], [PIECE], [100]]
+
+
+def test_tokens_are_told_before_the_next_piece_is_computed(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tiny_model)
+    run.join(0, Ask(a_prompt(5), 100))
+    run.until_decoding()
+    run.join(1, Ask(a_prompt(300)))
+    pieces = computed(monkeypatch)
+    assert run.batch.step().tokens
+    assert not pieces
+    assert not run.batch.step().tokens
+    assert pieces == [[PIECE]]
+
+
+def test_the_short_end_of_a_prompt_goes_with_the_piece_before(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = computed(monkeypatch)
+    alone(tiny_model, Ask(a_prompt(2 * PIECE + 17)))
+    assert pieces == [[PIECE], [PIECE + 16]]

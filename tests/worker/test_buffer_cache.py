@@ -1,0 +1,75 @@
+"""Freed KV caches do not pile up while rows decode, and prefill keeps its buffers."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.messages import Stepped
+from mlx_server.worker import buffer_cache
+from mlx_server.worker.buffer_cache import EVERY_STEPS, FLOOR_BYTES, LEAST_STEPS, Buffers
+from mlx_server.worker.worker import Engine
+from tests.worker.test_worker import ask, load, of
+
+LIMIT = 100 * FLOOR_BYTES
+MUCH = LIMIT // 5
+
+
+def steps_until_given_back(held: int, *, prefilling: bool = False) -> int | None:
+    due = Buffers(LIMIT)
+    return next(
+        (at for at in range(1, 2000) if due.to_give_back(held, prefilling=prefilling)), None
+    )
+
+
+def test_little_is_kept() -> None:
+    assert steps_until_given_back(FLOOR_BYTES) is None
+
+
+def test_more_is_given_back_as_often_as_caches_grow() -> None:
+    assert steps_until_given_back(2 * FLOOR_BYTES) == EVERY_STEPS
+
+
+def test_much_is_given_back_soon_but_not_with_each_step() -> None:
+    assert steps_until_given_back(MUCH) == LEAST_STEPS
+
+
+def test_nothing_between_the_pieces_of_a_prompt() -> None:
+    assert steps_until_given_back(MUCH, prefilling=True) is None
+
+
+@pytest.fixture
+def kept() -> object:
+    """As on a Mac, what is freed is kept up to the whole limit."""
+    before = mx.set_cache_limit(1 << 30)
+    mx.clear_cache()
+    yield
+    mx.set_cache_limit(before)
+    mx.clear_cache()
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("kept")
+def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor = 1 << 20
+    monkeypatch.setattr(buffer_cache, "FLOOR_BYTES", floor)
+    engine = Engine(concurrency=4)
+    load(engine, tiny_path)
+    mx.clear_cache()
+    for row in range(4):
+        engine.handle(ask(row, tokens=1500))
+    held: list[int] = []
+    given_back = 0
+
+    reports = []
+    while engine.pause is not None:
+        reports += engine.step()
+        held.append(mx.get_cache_memory())
+        given_back += len(held) > 1 and held[-2] > floor > held[-1]
+    steps = of(Stepped, reports)
+    assert sum(len(step.tokens) for step in steps) == 4 * 1500
+    # What 256 steps leave behind at most. If nothing were ever given back it would be 78 MB.
+    assert max(held) < 30 * floor
+    assert 2 <= given_back <= len(held) // EVERY_STEPS + 1
+    assert max(step.buffer_bytes for step in steps) == pytest.approx(max(held), rel=0.01)
+    assert steps[-1].peak_bytes >= steps[-1].active_bytes > 0

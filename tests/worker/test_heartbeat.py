@@ -1,0 +1,95 @@
+"""What the engine process says of its steps."""
+
+import pytest
+
+from mlx_server.worker.heartbeat import REST_SECONDS, Heart
+
+
+class Clocks:
+    """What stands still while the machine sleeps, what does not, and the processor's."""
+
+    def __init__(self) -> None:
+        self.monotonic, self.wall, self.processor = 100.0, 1e9, 5.0
+
+    def pass_(self, seconds: float, *, processor: float = 0.0) -> None:
+        self.monotonic += seconds
+        self.wall += seconds
+        self.processor += processor
+
+    def sleep(self, seconds: float) -> None:
+        self.wall += seconds
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def heart(clocks: Clocks) -> Heart:
+    return Heart(lambda: clocks.monotonic, lambda: clocks.wall, lambda: clocks.processor)
+
+
+def step(heart: Heart, clocks: Clocks, seconds: float) -> None:
+    heart.step_begins(warm=True, doing="generating")
+    clocks.pass_(seconds)
+    heart.step_ends()
+
+
+def test_a_step_is_told_with_its_time_and_the_processors(heart: Heart, clocks: Clocks) -> None:
+    step(heart, clocks, 0.5)
+    heart.step_begins(warm=True, doing="generating")
+    clocks.pass_(2.0, processor=0.25)
+    beat = heart.beat()
+    assert (beat.step_seconds, beat.longest_seconds, beat.processor_seconds) == (2.0, 0.5, 0.25)
+    assert beat.doing == "generating"
+    heart.step_ends()
+    assert heart.beat().step_seconds == 0
+
+
+def test_a_step_that_is_the_first_of_its_kind_has_no_longest(heart: Heart, clocks: Clocks) -> None:
+    step(heart, clocks, 0.5)
+    heart.step_begins(warm=False, doing="loading x")
+    assert heart.beat().longest_seconds == 0
+
+
+def test_a_long_step_is_forgotten(heart: Heart, clocks: Clocks) -> None:
+    step(heart, clocks, 20.0)
+    for _ in range(500):
+        step(heart, clocks, 0.02)
+    heart.step_begins(warm=True, doing="generating")
+    assert 0.02 <= heart.beat().longest_seconds < 1.0
+
+
+def test_a_step_after_a_rest_is_as_cold_as_a_first_one(heart: Heart, clocks: Clocks) -> None:
+    step(heart, clocks, 0.5)
+    clocks.pass_(REST_SECONDS - 1)
+    heart.step_begins(warm=True, doing="generating")
+    assert heart.beat().longest_seconds
+    heart.step_ends()
+    clocks.pass_(REST_SECONDS + 1)
+    heart.beat()
+    heart.step_begins(warm=True, doing="generating")
+    assert heart.beat().longest_seconds == 0
+
+
+def test_a_step_in_which_the_machine_slept_begins_anew(heart: Heart, clocks: Clocks) -> None:
+    step(heart, clocks, 0.5)
+    heart.step_begins(warm=True, doing="generating")
+    clocks.pass_(4.0)
+    heart.beat()
+    clocks.sleep(3600.0)
+    clocks.pass_(0.5)
+    beat = heart.beat()
+    assert (beat.step_seconds, beat.longest_seconds) == (0.0, 0.0)
+    clocks.pass_(6.0)
+    beat = heart.beat()
+    assert (beat.step_seconds, beat.longest_seconds) == (6.0, 0.0)
+
+
+def test_the_rest_while_the_machine_slept_counts(heart: Heart, clocks: Clocks) -> None:
+    step(heart, clocks, 0.5)
+    clocks.sleep(3600.0)
+    heart.beat()
+    heart.step_begins(warm=True, doing="generating")
+    assert heart.beat().longest_seconds == 0

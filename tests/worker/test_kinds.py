@@ -1,0 +1,139 @@
+"""Every kind of cache and of weights loads, batches, cancels, and is cached without being wrong."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlx_server.engine.messages import Cancel, Generate, Load, Loaded, Prefilled, Report, Stepped
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.worker import Engine
+from tests.worker.kinds import KINDS, Kind
+
+pytestmark = pytest.mark.tables
+
+GREEDY = SamplingParams(temperature=0.0)
+TOKENS = 12
+WINDOW = 32
+"""Of the kinds that have one; prompts on both sides of it, and answers that cross it."""
+
+Answers = dict[int, list[int]]
+
+
+class Bench:
+    """One engine with one model, driven in-process."""
+
+    def __init__(self, path: Path, cache_bytes: int = 0) -> None:
+        self.engine = Engine(concurrency=8, cache_bytes=cache_bytes)
+        self.cached: dict[int, int] = {}
+        self._next = 0
+        reports = [*self.engine.handle(Load("m", str(path))), *self._until_idle()]
+        assert any(isinstance(report, Loaded) for report in reports), reports
+
+    def begin(self, prompt: Sequence[int], tokens: int = TOKENS, adapter: str | None = None) -> int:
+        self._next += 1
+        row = Generate(self._next, "m", list(prompt), tokens, [], GREEDY, adapter=adapter)
+        self.engine.handle(row)
+        return self._next
+
+    def step(self) -> Answers:
+        answers: Answers = {}
+        for report in self.engine.step():
+            if isinstance(report, Stepped):
+                for token in report.tokens:
+                    answers.setdefault(token.row, []).append(token.id)
+            elif isinstance(report, Prefilled):
+                self.cached[report.row] = report.cached_tokens
+        return answers
+
+    def finish(self) -> Answers:
+        answers: Answers = {}
+        while self.engine.pause is not None:
+            for row, tokens in self.step().items():
+                answers.setdefault(row, []).extend(tokens)
+        return answers
+
+    def answer(self, prompt: Sequence[int], tokens: int = TOKENS) -> list[int]:
+        row = self.begin(prompt, tokens)
+        return self.finish()[row]
+
+    def _until_idle(self) -> list[Report]:
+        reports: list[Report] = []
+        while self.engine.pause is not None:
+            reports += self.engine.step()
+        return reports
+
+
+def prompts(count: int) -> list[list[int]]:
+    random = np.random.default_rng(3)
+    lengths = [1, 5, WINDOW - 1, WINDOW, WINDOW + 1, 70, 100, 300]
+    return [random.integers(0, 256, lengths[i % len(lengths)]).tolist() for i in range(count)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind: Kind = request.param
+    return kind.save(tmp_path_factory.mktemp("kinds") / kind.name)
+
+
+def test_in_company_as_alone(path: Path) -> None:
+    bench = Bench(path)
+    alone = [bench.answer(prompt) for prompt in prompts(8)]
+    rows = [bench.begin(prompt) for prompt in prompts(8)]
+    together = bench.finish()
+    assert [together[row] for row in rows] == alone
+
+
+def test_a_row_that_is_cancelled_leaves_the_others_as_they_were(path: Path) -> None:
+    bench = Bench(path)
+    alone = [bench.answer(prompt) for prompt in prompts(6)]
+    rows = [bench.begin(prompt) for prompt in prompts(6)]
+    together = [bench.step() for _ in range(9)]
+    bench.engine.handle(Cancel([rows[1], rows[4]]))
+    together.append(bench.finish())
+    for place in (0, 2, 3, 5):
+        tokens = [token for step in together for token in step.get(rows[place], [])]
+        assert tokens == alone[place]
+    assert rows[1] not in together[-1]
+
+
+def test_the_prompt_cache_changes_no_answer(path: Path) -> None:
+    fresh, cached = Bench(path), Bench(path, cache_bytes=1 << 30)
+    for first in prompts(8)[2::2]:  # one too short for the window, one longer, one much longer
+        said = cached.answer(first)
+        turns = [
+            first,  # again
+            [*first, *said, 7, 8, 9],  # the next turn of the conversation
+            [*first[:-5], 1, 2, 3, 4, 5, 6],  # the same beginning, another end
+            [*first, *said[:-6], 11, 12, 13, 14],  # part of the answer dropped
+        ]
+        for turn in turns:
+            assert cached.answer(turn) == fresh.answer(turn)
+    assert sum(cached.cached.values()) > 0
+    assert sum(fresh.cached.values()) == 0
+
+
+@pytest.mark.parametrize("lengths", [(1, 2), (2, 1, 1), (WINDOW + 1, 1, 2)], ids=str)
+def test_prompts_of_a_token_or_two_share_a_piece(path: Path, lengths: tuple[int, ...]) -> None:
+    bench = Bench(path)
+    random = np.random.default_rng(5)
+    asked = [random.integers(0, 256, length).tolist() for length in lengths]
+    alone = [bench.answer(prompt) for prompt in asked]
+    rows = [bench.begin(prompt) for prompt in asked]
+    together = bench.finish()
+    assert [together[row] for row in rows] == alone
+
+
+def test_known_and_unknown_prompts_share_a_piece(path: Path) -> None:
+    """What is left of them to compute differs: nothing, a token, some, all."""
+    fresh, cached = Bench(path), Bench(path, cache_bytes=1 << 30)
+    known = prompts(8)[4:]
+    rows = [cached.begin(prompt, 40) for prompt in known]
+    while not all(row in cached.cached for row in rows):
+        cached.step()
+    asked = [known[0], [*known[1], 4, 5], [*known[2], *range(20)], [9], known[3][:200]]
+    rows = [cached.begin(prompt) for prompt in asked]
+    together = cached.finish()
+    assert any(cached.cached[row] for row in rows)
+    assert [together[row] for row in rows] == [fresh.answer(prompt) for prompt in asked]

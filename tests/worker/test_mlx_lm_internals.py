@@ -1,0 +1,28 @@
+"""What another version of mlx-lm has changed is told when the engine starts."""
+
+import pytest
+
+from mlx_server.worker import mlx_lm_internals
+from mlx_server.worker.mlx_lm_internals import WrongMlxLm, check
+
+
+class Renamed:
+    def __init__(self, model: object, rows: object) -> None: ...
+
+
+def test_this_version_has_all_of_it() -> None:
+    check()
+
+
+def test_a_method_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mlx_lm_internals.LRUPromptCache, "trim_to")
+    with pytest.raises(WrongMlxLm, match="LRUPromptCache has no trim_to") as told:
+        check()
+    assert "pip install 'mlx-lm" in str(told.value)
+
+
+def test_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_lm_internals, "METHODS", {})
+    monkeypatch.setattr(mlx_lm_internals, "ARGUMENTS", {Renamed: ("model", "uids")})
+    with pytest.raises(WrongMlxLm, match="Renamed takes model, rows"):
+        check()

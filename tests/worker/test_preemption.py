@@ -1,0 +1,218 @@
+"""Rows that give their caches back and go on later, with the tokens of rows that never did."""
+
+import random
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.messages import (
+    Admitted,
+    Load,
+    Preempt,
+    Prefilled,
+    Resume,
+    RowFailed,
+    Scored,
+    Thinking,
+    Unload,
+)
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.replay_model import ReplayModel
+from mlx_server.worker.worker import Engine
+from tests.worker.constrained_decoding.test_grammar_compiler import ENDS, GRAMMARS
+from tests.worker.test_batch import GREEDY, MIXED, PIECE, Ask, Run, a_prompt, alone, ids
+from tests.worker.test_worker import ask, drain, of, run, tokens_of
+
+pytestmark = pytest.mark.tables
+
+ASKS = [
+    Ask(a_prompt(length, seed=3), max_tokens=12 + 3 * i, sampling=params)
+    for i, (length, params) in enumerate(
+        zip([2, 9, 40, PIECE, PIECE + 30, 2 * PIECE, 5, 17], MIXED, strict=True)
+    )
+]
+
+
+def assert_as_alone(run: Run, model: Any, asks: list[Ask]) -> None:
+    for number, each in enumerate(asks):
+        expected = alone(model, each)
+        assert ids(run.answers[number]) == ids(expected), number
+        for token, wanted in zip(run.answers[number], expected, strict=True):
+            assert (token.logprobs is None) == (wanted.logprobs is None)
+            if token.logprobs and wanted.logprobs:
+                assert token.logprobs.chosen == pytest.approx(wanted.logprobs.chosen, abs=1e-3)
+
+
+def steps(run: Run, count: int) -> None:
+    for _ in range(count):
+        run.step()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["recomputed", "kept"])
+def test_each_kind_of_row_goes_on_as_if_nothing_had_happened(
+    tiny_model: Any, cache_bytes: int
+) -> None:
+    run = Run(tiny_model, cache_bytes=cache_bytes, piece=48)
+    for number, each in enumerate(ASKS):
+        run.join(number, each)
+    run.until_decoding()
+    steps(run, 4)
+    before = {number: len(answer) for number, answer in run.answers.items()}
+    preempted = [number for number in run.batch._decode.uids if number % 3]
+    for number in preempted:
+        run.batch.preempt(number)
+    assert set(run.batch.rows) > set(preempted)
+    assert not set(run.batch._decode.uids) & set(preempted)
+    run.finish()
+    assert {n: len(run.answers[n]) for n in preempted} == {n: before[n] for n in preempted}
+    for number in preempted:
+        run.batch.resume(number)
+    run.finish()
+    assert_as_alone(run, tiny_model, ASKS)
+    run.assert_nothing_is_left()
+
+
+def test_what_is_preempted_holds_no_memory(tiny_model: Any) -> None:
+    run = Run(tiny_model)
+    run.join(0, Ask(a_prompt(900), max_tokens=40, sampling=GREEDY))
+    run.until_decoding()
+    steps(run, 3)
+    mx.eval([cache.state for cache in run.batch._decode.prompt_cache])
+    held = sum(cache.nbytes for cache in run.batch._decode.prompt_cache)
+    before = mx.get_active_memory()
+    run.batch.preempt(0)
+    assert before - mx.get_active_memory() >= 0.9 * held > 0
+    assert not run.batch
+    assert run.batch.rows == [0]
+
+
+def test_a_prompt_that_is_preempted_begins_anew_and_says_so_once(tiny_model: Any) -> None:
+    asks = [Ask(a_prompt(3 * PIECE, seed=n), max_tokens=6, sampling=GREEDY) for n in range(2)]
+    run = Run(tiny_model, piece=50)
+    for number, each in enumerate(asks):
+        run.join(number, each)
+    run.step()
+    assert run.batch._group
+    (first,) = (row.number for row in run.batch._group.rows)
+    run.batch.preempt(first)
+    run.batch.preempt(1 - first)
+    run.batch.preempt(1 - first)
+    assert not run.batch
+    run.batch.resume(1 - first)
+    run.until_decoding()
+    run.batch.resume(first)
+    run.batch.resume(7)
+    run.finish()
+    assert_as_alone(run, tiny_model, asks)
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("stage", ["waiting", "prefilling", "decoding", "going on"])
+def test_what_is_preempted_can_be_cancelled(tiny_model: Any, stage: str) -> None:
+    run = Run(tiny_model, piece=50)
+    run.join(0, Ask(a_prompt(3 * PIECE), max_tokens=6, sampling=GREEDY))
+    if stage != "waiting":
+        run.step()
+    if stage in ("decoding", "going on"):
+        run.until_decoding()
+        run.step()
+    run.batch.preempt(0)
+    if stage == "going on":
+        run.batch.resume(0)
+        run.step()
+        run.batch.preempt(0)
+    run.batch.cancel(0)
+    run.batch.resume(0)
+    run.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_at_any_time_and_in_any_order(tiny_model: Any, seed: int) -> None:
+    dice = random.Random(seed)
+    run = Run(
+        tiny_model,
+        concurrency=dice.choice([2, 4, 16]),
+        piece=48,
+        cache_bytes=dice.choice([0, 1 << 18, 1 << 30]),
+    )
+    asks = [replace(ask, sampling=replace(ask.sampling, seed=n)) for n, ask in enumerate(ASKS)]
+    away: list[int] = []
+    joined = 0
+    while joined < len(asks) or run.batch.rows:
+        if joined < len(asks) and dice.random() < 0.3:
+            run.join(joined, asks[joined])
+            joined += 1
+        if run.batch.rows and dice.random() < 0.3:
+            away.append(dice.choice(run.batch.rows))
+            run.batch.preempt(away[-1])
+        if away and dice.random() < 0.4:
+            run.batch.resume(away.pop(dice.randrange(len(away))))
+        if run.batch:
+            run.step()
+    assert_as_alone(run, tiny_model, asks)
+    run.assert_nothing_is_left()
+
+
+def test_what_was_recorded_is_played_on() -> None:
+    model = ReplayModel(320)
+    asks = [Ask(a_prompt(9), 40, script=tuple(a_prompt(30, seed=n))) for n in range(2)]
+    run = Run(model)
+    for number, each in enumerate(asks):
+        run.join(number, each)
+    steps(run, 8)
+    run.batch.preempt(0)
+    steps(run, 3)
+    run.batch.resume(0)
+    run.finish()
+    for number, each in enumerate(asks):
+        assert ids(run.answers[number])[:30] == list(each.script or ())
+
+
+def guided(path: Path, prompt_cache: int) -> Engine:
+    engine = Engine(cache_bytes=prompt_cache)
+    engine.handle(Load("tiny", str(path), ENDS))
+    drain(engine)
+    return engine
+
+
+@pytest.mark.parametrize("prompt_cache", [0, 1 << 30], ids=["recomputed", "kept"])
+def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: int) -> None:
+    thinking = Thinking(6, inside=True, opens=[b"<think>"], closes=[b"</think>"], end=[5, 6, 7])
+    asks = [
+        *(ask(row, grammar=each, tokens=40, stop_tokens=ENDS) for row, each in enumerate(GRAMMARS)),
+        ask(3, thinking=thinking, tokens=30, stop_tokens=ENDS),
+        ask(4, score=True, tokens=20, sampling=SamplingParams(temperature=0, logprobs=2)),
+        ask(5, tokens=20, sampling=SamplingParams(seed=5, presence_penalty=1.0)),
+    ]
+    expected = run(guided(tiny_path, 0), *deepcopy(asks))
+    engine = guided(tiny_path, prompt_cache)
+    reports = [report for each in asks for report in engine.handle(each)]
+    for turn in range(200):
+        if turn < 60:
+            engine.handle(Preempt([turn % 6]))
+        if turn > 3:
+            engine.handle(Resume([(turn - 4) % 6]))
+        reports += engine.step()
+    reports += drain(engine)
+    assert not of(RowFailed, reports)
+    assert not engine._preempted
+    for row in range(6):
+        assert ids(tokens_of(row, reports)) == ids(tokens_of(row, expected))
+        assert tokens_of(row, reports)[-1].finish
+    assert len(of(Scored, reports)) == 1
+    assert sorted(report.row for report in of(Admitted, reports)) == list(range(6))
+    assert sorted(report.row for report in of(Prefilled, reports)) == list(range(6))
+
+
+def test_what_is_preempted_fails_with_its_model(tiny_path: Path) -> None:
+    engine = guided(tiny_path, 0)
+    run(engine, ask(0, tokens=2))
+    engine.handle(ask(1, tokens=500))
+    engine.step()
+    engine.handle(Preempt([1, 77]))
+    assert engine.pause is None
+    assert [report.row for report in of(RowFailed, engine.handle(Unload("tiny")))] == [1]

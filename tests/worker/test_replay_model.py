@@ -1,0 +1,188 @@
+"""A model without weights says what its script says, in the real batch and the real engine."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from mlx_server.engine.messages import Cancel, Load, Loaded, Scored, Token
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.replay_model import ReplayModel
+from mlx_server.worker.worker import Engine
+from tests.worker.test_batch import Ask, Run, a_prompt, alone, ids, together
+from tests.worker.test_worker import Clock, ask, drain, of, run, run_by, tokens_of, until
+
+WIDTH = 320
+END = 2
+HELLO = (72, 101, 108, 108, 111, END)
+
+
+@pytest.fixture
+def model() -> ReplayModel:
+    return ReplayModel(WIDTH)
+
+
+def a_play(dice: random.Random) -> Ask:
+    """Some prompts begin alike, some are equal; some scripts end by themselves."""
+    beginning = a_prompt(60, seed=dice.randrange(2))[: dice.choice([0, 40, 60])]
+    prompt = [*beginning, *a_prompt(dice.choice([1, 2, 7, 30, 200]), seed=dice.randrange(2))]
+    script = tuple(dice.randrange(3, WIDTH) for _ in range(dice.randint(1, 25)))
+    ending = dice.choice([(), (END,)])
+    return Ask(prompt, dice.randint(1, 30), (END,), script=(*script, *ending))
+
+
+def said(play: Ask) -> list[int]:
+    """After the script's end its last token comes again and again."""
+    assert play.script
+    repeated = [*play.script, *[play.script[-1]] * play.max_tokens][: play.max_tokens]
+    return repeated[: repeated.index(END) + 1] if END in repeated else repeated
+
+
+def test_it_says_its_script_and_ends_with_it(model: ReplayModel) -> None:
+    answer = alone(model, Ask(a_prompt(9), 20, (END,), script=HELLO))
+    assert ids(answer) == list(HELLO)
+    assert [token.finish for token in answer] == [None] * 5 + ["stop"]
+
+
+def test_a_script_that_is_longer_than_the_answer_may_be_is_cut(model: ReplayModel) -> None:
+    answer = alone(model, Ask(a_prompt(9), 3, (END,), script=HELLO))
+    assert [(token.id, token.finish) for token in answer] == [
+        (72, None),
+        (101, None),
+        (108, "length"),
+    ]
+
+
+@pytest.mark.parametrize("length", [1, 2, 128, 129, 130, 300])
+def test_its_script_begins_after_the_prompt(model: ReplayModel, length: int) -> None:
+    assert ids(alone(model, Ask(a_prompt(length), 20, (END,), script=HELLO))) == list(HELLO)
+
+
+def test_rows_of_a_batch_follow_their_own_scripts(model: ReplayModel) -> None:
+    dice = random.Random(1)
+    plays = [a_play(dice) for _ in range(8)]
+    answers = together(model, plays)
+    assert [ids(answer) for answer in answers] == [said(play) for play in plays]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20], ids=["", "cached"])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_join_and_leave_and_keep_their_place(
+    model: ReplayModel, seed: int, cache_bytes: int
+) -> None:
+    dice = random.Random(seed)
+    plays = [a_play(dice) for _ in range(25)]
+    run = Run(model, concurrency=5, piece=48, cache_bytes=cache_bytes)
+    cancelled: dict[int, int] = {}
+    while run.batch or len(run.answers) < len(plays):
+        while len(run.answers) < len(plays) and dice.random() < 0.5:
+            run.join(len(run.answers), plays[len(run.answers)])
+        if run.batch and dice.random() < 0.1:
+            victim = dice.choice(run.batch.rows)
+            run.batch.cancel(victim)
+            cancelled[victim] = len(run.answers[victim])
+        run.step()
+    assert cancelled
+    assert any(run.cached.values()) == bool(cache_bytes)
+    for number, play in enumerate(plays):
+        assert ids(run.answers[number]) == said(play)[: cancelled.get(number)]
+    run.assert_nothing_is_left()
+
+
+def test_the_sampler_acts_on_it_as_on_any_model(model: ReplayModel) -> None:
+    """What it may not say it does not say, and then goes on where it would have been."""
+    forbidden = SamplingParams(temperature=0, logit_bias={108: -100.0}, logprobs=1)
+    warm = SamplingParams(temperature=1.0, seed=3, logprobs=1)
+    bent, straight = together(
+        model,
+        [
+            Ask(a_prompt(9), 20, (END,), forbidden, HELLO),
+            Ask(a_prompt(5), 20, (END,), warm, HELLO),
+        ],
+    )
+    assert [a == b for a, b in zip(ids(bent), HELLO, strict=True)] == [
+        *(True, True, False, False),
+        *(True, True),
+    ]
+    assert 108 not in ids(bent)
+    assert ids(straight) == list(HELLO)
+    for token in straight:
+        assert token.logprobs
+        assert token.logprobs.chosen == pytest.approx(0, abs=1e-6)
+        assert token.logprobs.top == [(token.id, token.logprobs.chosen)]
+    assert bent[2].logprobs
+    assert bent[2].logprobs.chosen == pytest.approx(-50, abs=1e-3)
+    assert bent[2].logprobs.top[0][0] == 108
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    config = {"model_type": "replay", "vocab_size": WIDTH}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def engine(path: Path) -> Engine:
+    engine = Engine(concurrency=4, cache_bytes=1 << 20)
+    for model in ("slow", "quick"):
+        engine.handle(Load(model, str(path)))
+    assert of(Loaded, drain(engine)) == [Loaded("slow", WIDTH, 0), Loaded("quick", WIDTH, 0)]
+    return engine
+
+
+@pytest.fixture
+def clock(engine: Engine) -> Clock:
+    clock = Clock()
+    run_by(clock, engine)
+    return clock
+
+
+def until_it_rests(engine: Engine) -> list[Token]:
+    """Steps as long as there is something to do now."""
+    reports = until(engine, lambda _: engine.pause != 0)
+    return tokens_of(0, reports)
+
+
+def test_it_takes_its_time_and_another_model_does_not_wait(engine: Engine, clock: Clock) -> None:
+    script = [5, 6, 7, 8]
+    engine.handle(ask(0, model="slow", script=script, delay=3600.0, tokens=4))
+    assert until_it_rests(engine) == []
+    for token in script:
+        engine.handle(ask(1, model="quick", script=[*range(100, 200)], tokens=100))
+        other = until(engine, lambda _: engine.pause != 0)
+        assert ids(tokens_of(1, other)) == list(range(100, 200))
+        assert tokens_of(0, other) == []
+        assert engine.pause
+        assert 3500 < engine.pause <= 3600
+        clock.now += 3600
+        assert ids(until_it_rests(engine)) == [token]
+    assert engine.pause is None
+
+
+def test_the_delay_of_a_row_goes_with_it(engine: Engine, clock: Clock) -> None:
+    engine.handle(ask(0, model="slow", script=[5], delay=3600.0, tokens=100))
+    until_it_rests(engine)
+    engine.handle(Cancel([0]))
+    assert engine.pause is None
+    engine.handle(ask(1, model="slow", script=[6, 7], tokens=2))
+    reports = until(engine, lambda reports: len(tokens_of(1, reports)) == 2)
+    assert ids(tokens_of(1, reports)) == [6, 7]
+
+
+def test_a_prompt_of_it_can_be_scored(engine: Engine) -> None:
+    rows = [ask(n, model="quick", prompt=300, script=[5, 6], tokens=2, score=True) for n in (0, 1)]
+    reports = run(engine, *rows)
+    assert [len(scored.logprobs) for scored in of(Scored, reports)] == [299, 299]
+    assert [ids(tokens_of(row, reports)) for row in (0, 1)] == [[5, 6]] * 2
+
+
+def test_a_script_that_is_empty_fails_its_row_alone(engine: Engine) -> None:
+    reports = run(
+        engine,
+        ask(0, model="quick", script=[]),
+        ask(1, model="quick", script=[5, 6], tokens=2),
+    )
+    assert tokens_of(0, reports) == []
+    assert ids(tokens_of(1, reports)) == [5, 6]

@@ -1,0 +1,64 @@
+"""The simulated machines: what users add, and what becomes of a server's model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.worker.simulated import MACHINES, SITE, pair, seconds
+
+OWN = """
+[machines.mine]
+bandwidth = 1e9
+operations = 1e12
+launch = 0.5
+
+[models.mine]
+dense_bytes = 2e9
+active = 1e9
+layers = 1
+heads = 1
+kv_heads = 1
+head_dim = 1
+"""
+
+ASKS = """
+import time
+import mlx.core as mx
+from mlx_lm.models import llama
+from mlx_lm.models.cache import KVCache
+args = llama.ModelArgs("llama", 8, 1, 8, 1, 1e-5, 320)
+model, cache, began = llama.Model(args), [KVCache()], time.perf_counter()
+token = mx.argmax(model(mx.array([[1, 2, 3]]), cache=cache)[0, -1]).item()
+print(token, cache[0].offset, time.perf_counter() - began)
+"""
+
+
+def test_users_add_machines_and_models(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(OWN)
+    machine, model = pair("mine:mine", own)
+    assert seconds(machine, model, 1, [1]) == pytest.approx(2.5, abs=0.01)  # read
+    assert seconds(machine, model, 5000, [5000]) == pytest.approx(10.6, abs=0.2)  # computed
+    assert pair("m4-max:mine", own) == (MACHINES["m4-max"], model)
+
+
+def test_an_unknown_pair_is_told_with_those_that_are_known() -> None:
+    for named in ("m9:8b", "m4:gpt-5", "m4"):
+        with pytest.raises(KeyError, match=r"m4-max.*gpt-oss-120b"):
+            pair(named)
+
+
+def test_any_server_on_mlx_lm_takes_the_time_of_the_named_model(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(OWN)
+    places = [str(SITE), str(SITE.parents[2]), os.environ.get("PYTHONPATH", "")]
+    simulated = {"MLX_SIMULATED": "mine:mine", "MLX_SIMULATED_FILE": str(own)}
+    environment = {**os.environ, **simulated, "PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-c", ASKS]
+    told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    token, offset, took = told.stdout.split()
+    assert (token, offset) == ("100", "3")
+    assert float(took) >= 2.5

@@ -1,0 +1,124 @@
+"""A load takes the first steps, so that no request has to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.messages import Load, Loaded, Loading, Prefilled, Report, Stepped
+from mlx_server.worker import warm_up as module
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.warm_up import ROWS, warm_up
+from mlx_server.worker.worker import Engine
+from tests.worker.test_worker import ask, load, of, run, tokens_of
+
+
+@pytest.fixture(autouse=True)
+def _as_with_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORTH_IT", True)
+
+
+class Watched(Batch):
+    """Notes the shapes of what its model is called with."""
+
+    def __init__(self, model: Any, concurrency: int = 8) -> None:
+        self.shapes: list[tuple[int, int]] = []
+
+        def noted(inputs: Any, **options: Any) -> Any:
+            self.shapes.append(tuple(inputs.shape))
+            return model(inputs, **options)
+
+        noted.make_cache = getattr(model, "make_cache", None)  # type: ignore[attr-defined]
+        noted.layers = model.layers  # type: ignore[attr-defined]
+        super().__init__(noted, concurrency=concurrency)
+
+
+def test_it_prefills_decodes_one_row_and_several(tiny_model: Any) -> None:
+    batch = Watched(tiny_model)
+    steps = sum(1 for _ in warm_up(batch, 8))
+    rows = {rows for rows, tokens in batch.shapes if tokens == 1}
+    assert {1, ROWS} <= rows
+    assert any(tokens >= 16 for _, tokens in batch.shapes)
+    assert len(batch) == 0
+    assert batch.warm
+    assert steps < 40
+
+
+def test_a_model_for_one_row_at_a_time_is_warmed_up_with_one(tiny_model: Any) -> None:
+    batch = Watched(tiny_model, 1)
+    batch.shapes.clear()  # of the trial, whether rows can share a batch
+    assert sum(1 for _ in warm_up(batch, 1))
+    assert {rows for rows, _ in batch.shapes} == {1}
+
+
+def test_it_ends_in_time(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    assert sum(1 for _ in warm_up(Watched(tiny_model), 8)) == 1
+
+
+def test_a_model_that_can_not_be_warmed_up_is_loaded_all_the_same(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(batch: Batch) -> Any:
+        raise ValueError("no merge")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Batch, "step", fails)
+        engine = Engine(concurrency=4)
+        assert of(Loaded, load(engine, tiny_path))
+    assert len(tokens_of(0, run(engine, ask(0)))) == 5
+
+
+def test_nothing_of_it_is_reported_kept_or_changes_an_answer(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(concurrency=4, cache_bytes=1 << 30)
+    reports = load(engine, tiny_path)
+    assert {type(report) for report in reports} == {Loading, Loaded}
+    assert engine._cache.nbytes == 0
+    assert engine.warm
+    assert not any(engine._batches.values())
+    answered = run(engine, ask(0, prompt=40))
+    assert of(Prefilled, answered) == [Prefilled(0, 0)]
+    with monkeypatch.context() as cold:
+        cold.setattr(module, "_steps", lambda batch, rows: iter(()))
+        other = Engine(concurrency=4)
+        load(other, tiny_path)
+    assert tokens_of(0, run(other, ask(0, prompt=40))) == tokens_of(0, answered)
+
+
+def test_other_models_decode_meanwhile(tiny_path: Path) -> None:
+    engine = Engine(concurrency=4)
+    load(engine, tiny_path)
+    engine.handle(ask(0, tokens=500))
+    for _ in range(5):
+        engine.step()
+    load_second: list[Report] = []
+
+    engine.handle(Load("second", str(tiny_path)))
+    warming = []
+    while not of(Loaded, load_second):
+        load_second = engine.step()
+        if engine.doing.startswith("warming"):
+            warming.append(sum(len(step.tokens) for step in of(Stepped, load_second)))
+    assert len(warming) > 5
+    assert all(warming)
+
+
+def test_a_replay_model_has_nothing_to_compile(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "replay", "vocab_size": 320}))
+    engine = Engine(concurrency=4)
+
+    engine.handle(Load("played", str(tmp_path)))
+    assert of(Loaded, engine.step())
+
+
+def test_a_cpu_which_compiles_nothing_is_not_warmed_up(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORTH_IT", False)
+    batch = Watched(tiny_model)
+    batch.shapes.clear()
+    assert not list(warm_up(batch, 8))
+    assert not batch.shapes
