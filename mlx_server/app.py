@@ -32,11 +32,11 @@ from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.native import router as native
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.security import Gate, authorise
+from mlx_server.api.security import SecurityMiddleware, authorise
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
-from mlx_server.api.transport.slow_clients import patient
+from mlx_server.api.transport.slow_clients import guard_slow_clients
 from mlx_server.api.transport.web_sockets import web_sockets
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import (
@@ -50,10 +50,10 @@ from mlx_server.engine.messages import Schedule
 from mlx_server.errors import ShuttingDown, StoreUnavailable
 from mlx_server.mcp import Connector, Connectors
 from mlx_server.pool.entry import OnProgress
-from mlx_server.pool.pool import Limits, Pool
+from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.pool.progress import progress_display
-from mlx_server.repair.allowed import Repair
+from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.store import Retention, Store
 from mlx_server.system import allocator, descriptors, logs
@@ -78,7 +78,7 @@ LAST_WORDS_SECONDS = 0.25
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
     server = settings.server
-    pool_limits = Limits(
+    pool_limits = PoolLimits(
         concurrency=server.concurrency,
         queue=server.queue,
         schedule=Schedule(server.prefill_share, server.longest_gap),
@@ -96,7 +96,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        asyncio.get_running_loop().set_exception_handler(_Unheard())
+        asyncio.get_running_loop().set_exception_handler(_LoopErrors())
         async with AsyncExitStack() as on:
             store = await on.enter_async_context(_opened(settings.store))
             app.state.runs = runs = Runs(store, server.concurrency)
@@ -108,7 +108,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
             yield
 
     gate = Middleware(
-        Gate,
+        SecurityMiddleware,
         allowed_hosts=server.allowed_hosts,
         allowed_origins=server.allowed_origins,
         max_body_bytes=server.max_body_bytes,
@@ -147,7 +147,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     return app
 
 
-class _Unheard:
+class _LoopErrors:
     """asyncio's own way would print the task, with what it was called with."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ def run(settings: Settings) -> None:
     server.run(sockets)
 
 
-def server_of(settings: Settings, app: FastAPI) -> "Server":
+def server_of(settings: Settings, app: FastAPI) -> "HttpServer":
     served = settings.server
     most = descriptors.connections(descriptors.available())
     admission = Admission(most, descriptors.connections_per_address(most))
@@ -213,11 +213,11 @@ def server_of(settings: Settings, app: FastAPI) -> "Server":
         host=served.host,
         port=served.port,
         # By h11: the other one, httptools, takes headers without end.
-        http=patient(http(served.receive_seconds, admission), served.send_seconds),
+        http=guard_slow_clients(http(served.receive_seconds, admission), served.send_seconds),
         log_config=None,
         access_log=False,
         server_header=False,
-        ws=patient(sockets, served.send_seconds),
+        ws=guard_slow_clients(sockets, served.send_seconds),
         # each of its messages is a body
         ws_max_size=served.max_body_bytes,
         ws_per_message_deflate=False,
@@ -225,7 +225,7 @@ def server_of(settings: Settings, app: FastAPI) -> "Server":
         timeout_keep_alive=limits.IDLE_SECONDS.value,
         timeout_graceful_shutdown=int(served.drain_seconds) + 5,
     )
-    return Server(config, app, served.drain_seconds)
+    return HttpServer(config, app, served.drain_seconds)
 
 
 def _exit_after(signum: signal.Signals, code: int) -> None:
@@ -234,7 +234,7 @@ def _exit_after(signum: signal.Signals, code: int) -> None:
     signal.signal(signum, lambda *_: os._exit(code))
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Says where it listens; ends streams that outlast the drain time with an error event."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
@@ -253,7 +253,7 @@ class Server(uvicorn.Server):
         for server in getattr(self, "servers", []):
             _queue_in_kernel(server)
             urls.append(url_of(server.sockets[0]))
-            _say(f"Listening on {urls[-1]}")
+            _print_line(f"Listening on {urls[-1]}")
         if urls:
             _announce_models(self._app.state.pool, urls[0])
 
@@ -297,14 +297,14 @@ def _announce_models(pool: Pool, url: str) -> None:
         if id not in announced:
             announced.add(id)
             there = "" if url == DEFAULT_URL else f" --url {url}"
-            _say(f"{id} is ready at {url}/v1; try: mlx-server chat {id}{there}")
+            _print_line(f"{id} is ready at {url}/v1; try: mlx-server chat {id}{there}")
 
     for model in pool.loaded:
         announce(model.prepared.id)
     pool.on_ready = announce
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -342,14 +342,14 @@ def _spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> Mo
         revision=model.revision,
         aliases=model.aliases,
         family=model.family,
-        chat_template=_text(model.chat_template),
+        chat_template=_file_text(model.chat_template),
         context_length=model.context_length,
         max_tokens=max_tokens,
         choices=cast(SamplingChoices, defaults),
         template_kwargs=model.template_kwargs,
-        lead_on=model.lead_on,
+        force_answer=model.lead_on,
         constrain_calls=model.constrain_calls,
-        repair=Repair(**model.repair.model_dump(by_alias=True)),
+        repair=RepairPolicy(**model.repair.model_dump(by_alias=True)),
         preload=model.preload,
         pinned=model.pinned,
         ttl=model.ttl,
@@ -372,7 +372,7 @@ def _connector(found: ConnectorSettings) -> Connector:
     )
 
 
-def _text(path: Path | None) -> str | None:
+def _file_text(path: Path | None) -> str | None:
     return path.read_text("utf-8") if path else None
 
 

@@ -177,7 +177,7 @@ class SettingsError(ServerError):
     code = "settings"
 
 
-def told(error: BaseException) -> str:
+def public_message(error: BaseException) -> str:
     """What may be told of an error that is not ours: its text may name folders of this machine."""
     name = type(error).__name__
     if isinstance(error, OSError) and error.strerror:

@@ -151,7 +151,7 @@ class McpCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class McpCallMade:
+class McpCallReady:
     """Its arguments are whole, and it is going to be run; without one it was cut off."""
 
     index: int
@@ -180,7 +180,7 @@ class ApprovalRequested:
     arguments: str
 
 
-Mended = Literal[
+RepairKind = Literal[
     "name",  # of a tool: another spelling of it
     "json",  # a slip in it
     "type",  # of an argument
@@ -200,14 +200,14 @@ class Repaired:
     what it is about: `ToolCallFinished`, or `Finished`."""
 
     index: int
-    what: Mended
+    what: RepairKind
     where: str
     """As "tool_calls[0].function.arguments.city", "content" or "reasoning_content"; calls by their
     `call`. Never anything that the model wrote."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unmet:
+class Violation:
     """The answer is not what was asked for, and stays so. It comes before its `Finished`."""
 
     index: int
@@ -226,7 +226,7 @@ class Finished:
     """Of the completion tokens."""
     further_prompt_tokens: int = 0
     """Of the rounds behind the first, whose prompt `Started` tells of."""
-    led_on: bool = False
+    answer_forced: bool = False
     """It stopped after nothing but reasoning, and was led on to an answer."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """All that followed the prompt in the words of the family's own library, if asked for."""
@@ -244,10 +244,10 @@ Event = (
     | ToolsListed
     | McpCallStarted
     | McpCallDelta
-    | McpCallMade
+    | McpCallReady
     | McpCallFinished
     | ApprovalRequested
     | Repaired
-    | Unmet
+    | Violation
     | Finished
 )

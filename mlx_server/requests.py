@@ -22,34 +22,34 @@ class JsonFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Regex:
+class RegexFormat:
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceFormat:
     options: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class GrammarFormat:
     """A grammar that the client wrote, in Lark or GBNF."""
 
     source: str
 
 
-Format = JsonFormat | Regex | Choice | Written
+Format = JsonFormat | RegexFormat | ChoiceFormat | GrammarFormat
 """What the text of an answer has to be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedTool:
     """One tool, which has to be called."""
 
     name: str
 
 
-ToolChoice = Literal["auto", "none", "required"] | Named
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
 class SamplingChoices(TypedDict, total=False):
@@ -114,7 +114,7 @@ class GenerateRequest:
     """Of the answer, its reasoning aside."""
     implied: frozenset[str] = frozenset()
     """Of the templates' kwargs: what the client did not say, and need not hear of if ignored."""
-    whole: bool = False
+    buffered: bool = False
     """Nobody sees an answer before it has come to its end, so that it can still be mended."""
     parallel_calls: bool = True
     """Whether an answer may call several tools; if not, it ends with the first call."""

@@ -30,7 +30,7 @@ def tree_of(family_name: str) -> LLTokenizer:
     folder = replay_checkpoint(Path(_scratch().name), family, None)
     tokenizer = tokenizer_of(family_name)
     known = (tokenizer.id_of(token) for token in family.stop_tokens or ("<|endoftext|>",))
-    return Vocabulary(folder, [id for id in known if id is not None]).plant().tree
+    return Vocabulary(folder, [id for id in known if id is not None]).build().trie
 
 
 def matcher(family_name: str, grammar: str) -> LLMatcher:

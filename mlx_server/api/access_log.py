@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server import limits
-from mlx_server.system.logs import ACCESS, Asked, asked
+from mlx_server.system.logs import ACCESS, RequestLogContext, request_context
 
 log = logging.getLogger(ACCESS)
 
@@ -63,10 +63,10 @@ class AccessLog:
 
 
 def note(method: str, scope: Scope, status: int | str, began: float) -> None:
-    turn = asked.get() or Asked("")
+    turn = request_context.get() or RequestLogContext("")
     facts = {
         "method": method if method in METHODS else HIDDEN,
-        "route": _own_parts(scope),
+        "route": _route_words_of(scope),
         "status": status,
         "seconds": round(time.perf_counter() - began, 3),
         "prompt_tokens": turn.prompt_tokens,
@@ -75,14 +75,14 @@ def note(method: str, scope: Scope, status: int | str, began: float) -> None:
     log.info("%s %s %s %.3fs %d+%d tokens", *facts.values(), extra={"facts": facts})
 
 
-def _own_parts(scope: Scope) -> str:
-    known = _words(scope["app"]) if "app" in scope else frozenset()
+def _route_words_of(scope: Scope) -> str:
+    known = _route_words(scope["app"]) if "app" in scope else frozenset()
     parts = scope["path"].split("/", limits.LOGGED_PATH_PARTS.value)
     return "/".join(part if part in known else HIDDEN for part in parts)
 
 
 @lru_cache(maxsize=8)
-def _words(app: Starlette) -> frozenset[str]:
+def _route_words(app: Starlette) -> frozenset[str]:
     """What the paths of its routes are made of."""
     paths: Iterable[str] = (str(route.path) for route in iter_route_contexts(app.routes))
     return frozenset(part for path in paths for part in path.split("/") if "{" not in part)

@@ -16,13 +16,13 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
-    Unmet,
+    Violation,
 )
 from mlx_server.messages import ToolCall
 
 
 @dataclass
-class Answer:
+class AccumulatedAnswer:
     """One answer, as far as it has come."""
 
     texts: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Answer:
     calls: list[ToolCall] = field(default_factory=list)
     """Those that are whole."""
     repairs: list[Repaired] = field(default_factory=list)
-    unmet: list[Unmet] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
     finish_reason: str | None = None
     tokens: int = 0
     cached: int = 0
@@ -62,11 +62,13 @@ def prompt_progress(event: PromptProgress, seconds: float) -> dict[str, Any]:
     }
 
 
-class Tally:
+class Accumulator:
     def __init__(self, *, model: str, prompts: int, n: int) -> None:
         self.model = model
         self.fingerprint: str | None = None
-        self.answers: Sequence[Answer] = [Answer() for _ in range(prompts * n)]
+        self.answers: Sequence[AccumulatedAnswer] = [
+            AccumulatedAnswer() for _ in range(prompts * n)
+        ]
         self._n = n
         self._prompt_tokens = 0
         self._unenforced: Sequence[str] = ()
@@ -87,8 +89,8 @@ class Tally:
                 self.answers[index].add_call(event)
             case Repaired(index):
                 self.answers[index].repairs.append(event)
-            case Unmet(index):
-                self.answers[index].unmet.append(event)
+            case Violation(index):
+                self.answers[index].violations.append(event)
             case Finished(index):
                 answer = self.answers[index]
                 answer.finish_reason = event.reason
@@ -96,7 +98,7 @@ class Tally:
                 answer.cached = event.cached_tokens
                 answer.reasoning_tokens = event.reasoning_tokens
 
-    def fingerprinted(self) -> dict[str, str]:
+    def fingerprint_fields(self) -> dict[str, str]:
         """Of an answer that has a fingerprint: null is none by OpenAI's schema."""
         return {"system_fingerprint": self.fingerprint} if self.fingerprint else {}
 
@@ -113,23 +115,23 @@ class Tally:
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
-    def remarks(self, *answers: Answer) -> dict[str, Any]:
+    def warnings(self, *answers: AccumulatedAnswer) -> dict[str, Any]:
         repairs = [repair for each in answers for repair in each.repairs]
-        unmet = [wish for each in answers for wish in each.unmet]
-        return remarks(repairs, self._unenforced, unmet)
+        unmet = [wish for each in answers for wish in each.violations]
+        return warnings_body(repairs, self._unenforced, unmet)
 
 
-def remarks(
+def warnings_body(
     repairs: Sequence[Repaired],
     unenforced: Sequence[str],
-    unmet: Sequence[Unmet],
+    violations: Sequence[Violation],
     ignored: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What OpenAI's bodies have no place for, if there is anything to say."""
-    if not (repairs or unenforced or unmet or ignored):
+    if not (repairs or unenforced or violations or ignored):
         return {}
     told = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
-    broken = [{"index": each.index, "what": each.what} for each in unmet]
+    broken = [{"index": each.index, "what": each.what} for each in violations]
     more = {"unmet": broken, "ignored": list(ignored)}
     rest = {name: said for name, said in more.items() if said}
     return {"mlx_server": {"repairs": told, "unenforced": list(unenforced), **rest}}

@@ -86,7 +86,7 @@ def error_response(
 def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
     """What to tell a client about the first thing that is wrong with its body."""
     problems = error.errors(include_url=False, include_input=False)
-    return _first_problem([(_trail(problem, body), problem) for problem in problems])
+    return _first_problem([(_client_loc(problem, body), problem) for problem in problems])
 
 
 def param_of(loc: Loc) -> str:
@@ -95,19 +95,19 @@ def param_of(loc: Loc) -> str:
     They are told by their looks alone, so a part named like a type or a class is lost;
     `validation_error` goes by the body and is exact.
     """
-    return _written([part for part in loc if isinstance(part, int) or _looks_like_field(part)])
+    return _param_name([part for part in loc if isinstance(part, int) or _looks_like_field(part)])
 
 
 def _looks_like_field(part: str) -> bool:
     return FIELD.fullmatch(part) is not None and part not in MEMBERS
 
 
-def _written(parts: Sequence[int | str]) -> str:
+def _param_name(parts: Sequence[int | str]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return text.removeprefix(".")[: limits.WRONG_FIELD_CHARACTERS.value]
 
 
-def _trail(problem: Problem, body: Any) -> Loc:
+def _client_loc(problem: Problem, body: Any) -> Loc:
     """The parts of the problem's loc that the client wrote, or left out, itself."""
     return _walk(tuple(problem["loc"]), body, is_missing=problem["type"] == "missing")
 
@@ -137,7 +137,7 @@ def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> BadRequest:
     # Members of one union complain one by one: the one that came furthest is the one meant.
     same_value = [problem for problem in problems if problem[0][: len(first)] == first]
     trail, problem = max(same_value, key=lambda found: len(found[0]))
-    return _bad_request(_written(trail), problem)
+    return _bad_request(_param_name(trail), problem)
 
 
 def _bad_request(param: str, problem: Problem) -> BadRequest:
@@ -198,7 +198,7 @@ async def _request_validation_error(request: Request, error: Exception) -> Respo
         "header": dict(request.headers),
     }
     problems: Sequence[Problem] = error.errors()
-    trails = [(_trail(problem, sent)[1:], problem) for problem in problems]
+    trails = [(_client_loc(problem, sent)[1:], problem) for problem in problems]
     return error_response(_first_problem(trails))
 
 

@@ -52,7 +52,7 @@ Effort = Annotated[
 CHOICES = tuple(SamplingChoices.__annotations__)
 
 
-class Adapted(TypedDict):
+class AdapterChoice(TypedDict):
     adapter: str | None
     adapter_scale: float
 
@@ -113,7 +113,7 @@ class SamplingBody(WireModel):
     def biases(self) -> dict[int, float]:
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
 
-    def adapted(self) -> Adapted:
+    def adapter_choice(self) -> AdapterChoice:
         """The adapter that was asked for, and how strongly."""
         return {
             "adapter": self.adapter or self.adapters,

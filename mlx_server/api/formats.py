@@ -9,7 +9,7 @@ from mlx_server import limits
 from mlx_server.api import strict_json
 from mlx_server.api.fields import GenerationBody, Items, WireModel
 from mlx_server.errors import BadRequest
-from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
+from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
 
 
 class TextFormat(WireModel):
@@ -55,7 +55,7 @@ class StructuredOutputs(WireModel):
     """Known, and refused by name."""
 
 
-class Constrained(TypedDict):
+class FormatChoice(TypedDict):
     format: Format | None
     format_param: str
 
@@ -68,15 +68,15 @@ class ConstrainedBody(GenerationBody):
     guided_choice: Options | None = None
     guided_grammar: Pattern | None = None
 
-    def constrained(self) -> Constrained:
+    def constrained(self) -> FormatChoice:
         structured = of_structured_outputs(self.structured_outputs)
         found = [*self._of_response_format(), *structured, *self._guided()]
-        return only(found, otherwise="response_format")
+        return the_only_format(found, otherwise="response_format")
 
     def ignored(self) -> list[str]:
         return [*super().ignored(), *unknown_in(self.structured_outputs)]
 
-    def _of_response_format(self) -> Iterator[Constrained]:
+    def _of_response_format(self) -> Iterator[FormatChoice]:
         match self.response_format:
             case JsonObjectFormat():
                 yield {"format": JsonFormat(), "format_param": "response_format"}
@@ -84,13 +84,13 @@ class ConstrainedBody(GenerationBody):
                 json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
                 yield {"format": json, "format_param": "response_format.json_schema.schema"}
 
-    def _guided(self) -> Iterator[Constrained]:
+    def _guided(self) -> Iterator[FormatChoice]:
         yield from _formats(
             "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
         )
 
 
-def only(found: Sequence[Constrained], otherwise: str) -> Constrained:
+def the_only_format(found: Sequence[FormatChoice], otherwise: str) -> FormatChoice:
     """The one format that was asked for, and what the client called it."""
     if len(found) > 1:
         one, other = found[0]["format_param"], found[1]["format_param"]
@@ -101,7 +101,7 @@ def only(found: Sequence[Constrained], otherwise: str) -> Constrained:
     return found[0] if found else {"format": None, "format_param": otherwise}
 
 
-def of_structured_outputs(asked: StructuredOutputs | None) -> Iterator[Constrained]:
+def of_structured_outputs(asked: StructuredOutputs | None) -> Iterator[FormatChoice]:
     if asked is None:
         return
     found = list(
@@ -123,7 +123,7 @@ def unknown_in(asked: StructuredOutputs | None) -> list[str]:
     return [f"structured_outputs.{name}" for name, value in inside.items() if value is not None]
 
 
-def told(format: Format | None) -> Mapping[str, Any] | None:
+def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
     """What a prompt may say of it (see Conversation.response_format)."""
     if not isinstance(format, JsonFormat) or format == JsonFormat():
         return None
@@ -136,16 +136,16 @@ def _formats(
     regex: str | None,
     choice: list[str] | None,
     grammar: str | None,
-) -> Iterator[Constrained]:
+) -> Iterator[FormatChoice]:
     if json is not None:
         where = f"{prefix}json"
         yield {"format": JsonFormat(_schema(json, where)), "format_param": where}
     if regex is not None:
-        yield {"format": Regex(regex), "format_param": f"{prefix}regex"}
+        yield {"format": RegexFormat(regex), "format_param": f"{prefix}regex"}
     if choice is not None:
-        yield {"format": Choice(tuple(choice)), "format_param": f"{prefix}choice"}
+        yield {"format": ChoiceFormat(tuple(choice)), "format_param": f"{prefix}choice"}
     if grammar is not None:
-        yield {"format": Written(grammar), "format_param": f"{prefix}grammar"}
+        yield {"format": GrammarFormat(grammar), "format_param": f"{prefix}grammar"}
 
 
 def _schema(given: dict[str, Any] | str, where: str) -> dict[str, Any]:

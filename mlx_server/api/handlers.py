@@ -19,38 +19,45 @@ from mlx_server.pool.pool import Pool
 from mlx_server.requests import GenerateRequest
 
 
-class Gathering(Protocol):
+class Aggregator(Protocol):
     """What an endpoint makes of events: one body,"""
 
-    def gather(self, events: AsyncIterator[Event]) -> Awaitable[Mapping[str, Any]]: ...
+    def aggregate(self, events: AsyncIterator[Event]) -> Awaitable[Mapping[str, Any]]: ...
 
 
-class Output(Gathering, Protocol):
+class EventFolder(Aggregator, Protocol):
     """... or the chunks of a stream."""
 
     def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Mapping[str, Any]]: ...
 
 
-async def answer(
-    http: Request, request: GenerateRequest, output: Output, *, stream: bool, ignored: list[str]
+async def respond(
+    http: Request,
+    request: GenerateRequest,
+    output: EventFolder,
+    *,
+    stream: bool,
+    ignored: list[str],
 ) -> Response:
     if not stream:
-        return await answer_whole(http, request, output, ignored=ignored)
-    events, started = await _begun(http, request)
-    chunks = output.chunks(Resumed(started, events))
+        return await respond_buffered(http, request, output, ignored=ignored)
+    events, started = await _started(http, request)
+    chunks = output.chunks(PrependedEvents(started, events))
     return EventStream(chunks, _headers(started, ignored), source=events)
 
 
-async def answer_whole(
-    http: Request, request: GenerateRequest, output: Gathering, *, ignored: list[str]
+async def respond_buffered(
+    http: Request, request: GenerateRequest, output: Aggregator, *, ignored: list[str]
 ) -> Response:
-    events, started = await _begun(http, request)
+    events, started = await _started(http, request)
     async with aclosing(events):
-        body = await while_connected(http, _gathered(output, Resumed(started, events)))
+        body = await while_connected(http, _aggregated(output, PrependedEvents(started, events)))
     return json_response(body, _headers(started, ignored))
 
 
-async def _begun(http: Request, request: GenerateRequest) -> tuple[AsyncGenerator[Event], Started]:
+async def _started(
+    http: Request, request: GenerateRequest
+) -> tuple[AsyncGenerator[Event], Started]:
     """Nothing is sent before the engine has taken the request, so that errors keep their status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
@@ -71,11 +78,11 @@ def json_response(body: object, headers: Mapping[str, str] | None = None) -> Res
     )
 
 
-async def _gathered(output: Gathering, events: AsyncIterator[Event]) -> Mapping[str, Any]:
-    return await output.gather(events)
+async def _aggregated(output: Aggregator, events: AsyncIterator[Event]) -> Mapping[str, Any]:
+    return await output.aggregate(events)
 
 
-class Resumed(AsyncIterator[Event]):
+class PrependedEvents(AsyncIterator[Event]):
     """Not a generator, which would be one more to close."""
 
     def __init__(self, first: Event, rest: AsyncIterator[Event]) -> None:

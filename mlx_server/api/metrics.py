@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as exposition
 
-from mlx_server.engine.messages import Stepped
+from mlx_server.engine.messages import StepOutput
 from mlx_server.events import (
     Event,
     Finished,
@@ -23,7 +23,7 @@ from mlx_server.events import (
 )
 from mlx_server.pool.footprint import footprint
 from mlx_server.pool.pool import Pool
-from mlx_server.system.logs import Asked, asked
+from mlx_server.system.logs import RequestLogContext, request_context
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -54,7 +54,7 @@ class Metrics:
         self.reasoning_tokens = Counter(
             "mlx_server_reasoning_tokens", "Of them, reasoning.", by_model, registry=registry
         )
-        self.led_on = Counter(
+        self.forced_answers = Counter(
             "mlx_server_led_on",
             "Answers that stopped after nothing but reasoning, and were led on.",
             by_model,
@@ -99,7 +99,7 @@ class Metrics:
             registry=registry,
         )
 
-    def on_step(self, step: Stepped) -> None:
+    def on_step(self, step: StepOutput) -> None:
         self.batch.set(len(step.tokens))
         self.queue.set(step.waiting)
         self.active.set(step.active_bytes)
@@ -109,7 +109,7 @@ class Metrics:
     async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
         began = time.perf_counter()
         last: dict[int, float] = {}
-        model, outcome, turn = "", "cancelled", asked.get() or Asked("")
+        model, outcome, turn = "", "cancelled", request_context.get() or RequestLogContext("")
         try:
             async with aclosing(events):
                 async for event in events:
@@ -125,7 +125,7 @@ class Metrics:
                             | ToolCallDelta(index)
                         ):
                             now = time.perf_counter()
-                            self._piece(model, now, last.get(index), began)
+                            self._observe_latency(model, now, last.get(index), began)
                             last[index] = now
                         case Repaired(_, what):
                             self.repairs.labels(model, what).inc()
@@ -138,7 +138,7 @@ class Metrics:
                             self.completion_tokens.labels(model).inc(event.completion_tokens)
                             self.cached_tokens.labels(model).inc(event.cached_tokens)
                             self.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
-                            self.led_on.labels(model).inc(event.led_on)
+                            self.forced_answers.labels(model).inc(event.answer_forced)
                     yield event
             outcome = "completed"
         except Exception:
@@ -147,7 +147,7 @@ class Metrics:
         finally:
             self.requests.labels(model, outcome).inc()
 
-    def _piece(self, model: str, now: float, before: float | None, began: float) -> None:
+    def _observe_latency(self, model: str, now: float, before: float | None, began: float) -> None:
         if before is None:
             self.first_token.labels(model).observe(now - began)
         else:

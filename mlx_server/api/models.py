@@ -26,16 +26,16 @@ async def model(name: str, http: Request) -> Response:
     if adapter and adapter not in await pool.adapter_names(id):
         raise AdapterNotFound(f"{id} has no adapter {adapter[:100]!r}.", param="model")
     found = _model(http, id, pool.batching(id))
-    return json_response(_adapted(found, adapter) if adapter else found)
+    return json_response(_adapter_model(found, adapter) if adapter else found)
 
 
 async def _with_adapters(http: Request, pool: Pool, id: str) -> list[dict[str, Any]]:
     adapters = await pool.adapter_names(id)
     base = _model(http, id, pool.batching(id))
-    return [base, *(_adapted(base, adapter) for adapter in adapters)]
+    return [base, *(_adapter_model(base, adapter) for adapter in adapters)]
 
 
-def _adapted(base: dict[str, Any], adapter: str) -> dict[str, Any]:
+def _adapter_model(base: dict[str, Any], adapter: str) -> dict[str, Any]:
     return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"]}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.handlers import json_response
-from mlx_server.pool.entry import View
+from mlx_server.pool.entry import ModelView
 from mlx_server.pool.pool import Pool
 
 router = APIRouter()
@@ -35,7 +35,7 @@ def _engine(found: Pool) -> dict[str, Any] | None:
     return {"doing": doing.what, "seconds": round(seconds, 1)}
 
 
-def _model(view: View) -> dict[str, Any]:
+def _model(view: ModelView) -> dict[str, Any]:
     return {
         "id": view.spec.id,
         "aliases": view.spec.aliases,

@@ -29,7 +29,7 @@ from mlx_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from mlx_server.system.logs import Asked, asked
+from mlx_server.system.logs import RequestLogContext, request_context
 
 METHODS = "GET, POST, DELETE, OPTIONS"
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
@@ -53,7 +53,7 @@ LENGTH = re.compile(r"[0-9]{1,4000}")
 RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
 
 
-class Gate:
+class SecurityMiddleware:
     """ASGI middleware to put around everything else of the app.
 
     What it refuses never reaches the app. It leaves `request_id` in the request's state, and
@@ -86,8 +86,8 @@ class Gate:
         stamp = {"x-request-id": _request_id(headers)}
         state = scope.setdefault("state", {})
         state.update(request_id=stamp["x-request-id"], response_headers=stamp)
-        asked.set(Asked(stamp["x-request-id"]))
-        reply = _Stamped(send, stamp)
+        request_context.set(RequestLogContext(stamp["x-request-id"]))
+        reply = _StampedSend(send, stamp)
         try:
             self._check_host(headers)
             stamp.update(self._check_origin(scope, headers))
@@ -95,7 +95,7 @@ class Gate:
                 await _preflight(headers)(scope, receive, reply)
                 return
             self._check_body(scope, headers)
-            await self._app(scope, _counted(receive, self._max_body_bytes), reply)
+            await self._app(scope, _limited(receive, self._max_body_bytes), reply)
         except ServerError as error:
             if reply.started:
                 raise
@@ -149,7 +149,7 @@ class Gate:
             _check_content_type(headers)
 
 
-class _Stamped:
+class _StampedSend:
     """`send`, with the gate's headers on every answer."""
 
     def __init__(self, send: Send, stamp: dict[str, str]) -> None:
@@ -170,7 +170,7 @@ class _Stamped:
         await self._send(message)
 
 
-def _counted(receive: Receive, limit: int) -> Receive:
+def _limited(receive: Receive, limit: int) -> Receive:
     """`receive`, until the body is over the limit: its length may not have been announced."""
     seen = 0
 

@@ -22,7 +22,7 @@ DONE = b"data: [DONE]\n\n"
 Chunks = AsyncGenerator[Mapping[str, Any]]
 
 
-class Source(Protocol):
+class AsyncClosable(Protocol):
     async def aclose(self) -> None: ...
 
 
@@ -41,7 +41,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: Chunks, headers: Mapping[str, str], *, source: Source) -> None:
+    def __init__(
+        self, chunks: Chunks, headers: Mapping[str, str], *, source: AsyncClosable
+    ) -> None:
         no_buffering = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         self.init_headers({**no_buffering, **headers})
         self.status_code = 200

@@ -33,7 +33,7 @@ STEP[list(OPENING)] = 1
 STEP[list(CLOSING)] = -1
 
 
-class _Refused(Exception):
+class _BadLiteral(Exception):
     """A literal that `json` would take and we do not; where it stands is looked up afterwards."""
 
     def __init__(self, literal: str, why: str) -> None:
@@ -138,7 +138,7 @@ def _load(text: str, body: bytes, masked: bytes) -> Any:
     except json.JSONDecodeError as error:
         what = error.msg.rstrip(": ").removesuffix(" at")
         raise _invalid(f"{what} at line {error.lineno}, column {error.colno}") from None
-    except _Refused as refused:
+    except _BadLiteral as refused:
         where = _place(body, _find_literal(masked, refused.literal.encode()))
         raise _invalid(f"{refused.why} {where}") from None
 
@@ -153,13 +153,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(literal: str) -> NoReturn:
-    raise _Refused(literal, f"{literal} is not JSON,")
+    raise _BadLiteral(literal, f"{literal} is not JSON,")
 
 
 def _float(literal: str) -> float:
     number = float(literal)
     if math.isinf(number):
-        raise _Refused(literal, f"the number {quoted(literal)} is too large for a double,")
+        raise _BadLiteral(literal, f"the number {quoted(literal)} is too large for a double,")
     return number
 
 
@@ -168,7 +168,7 @@ def _int(literal: str) -> int:
         len(literal) > limits.JSON_DIGITS.value
         and len(literal.removeprefix("-")) > limits.JSON_DIGITS.value
     ):
-        raise _Refused(literal, f"a whole number of more than {limits.JSON_DIGITS.value} digits")
+        raise _BadLiteral(literal, f"a whole number of more than {limits.JSON_DIGITS.value} digits")
     return int(literal)
 
 

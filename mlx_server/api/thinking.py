@@ -43,7 +43,7 @@ class ThinkingBody(WireModel):
         told = {name: value for name, value in ours.items() if value is not None}
         return {**told, **(self.chat_template_kwargs or {})}
 
-    def implied(self, effort: str | None) -> frozenset[str]:
+    def implied_sampling(self, effort: str | None) -> frozenset[str]:
         """Of those, what stands for nothing that the client wants beside its budget."""
         said = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
         wants_budget = any(self._switches().values()) and self.budget() is not None

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Tool
-from mlx_server.requests import Named, ToolChoice
+from mlx_server.requests import NamedTool, ToolChoice
 
 
 def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
     if choice == "required" and not tools:
         raise BadRequest("`tool_choice: required` needs `tools`.", param="tool_choice")
-    if isinstance(choice, Named):
+    if isinstance(choice, NamedTool):
         check_offered(choice.name, tools)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from mlx_server.checkpoints.token_text import byte_letters
+from mlx_server.checkpoints.token_text import bytes_to_unicode
 from mlx_server.errors import ModelUnusable
 
 KIMI_CLASS = "TikTokenTokenizer"
@@ -37,7 +37,7 @@ def byte_level_tokenizer(
     ranks: Mapping[bytes, int], pieces: str, special: Iterable[AddedToken]
 ) -> tokenizers.Tokenizer:
     """special: of the ids behind the last rank, one after the other."""
-    letters = {byte: letter for letter, byte in byte_letters().items()}
+    letters = {byte: letter for letter, byte in bytes_to_unicode().items()}
     names = {rank: "".join(map(letters.__getitem__, token)) for token, rank in ranks.items()}
     merges = [
         (names[a], names[b])

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, cast
 
 from mlx_server.checkpoints.architectures import CONTEXT, default_context, texts
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import ModelUnusable, told
+from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.requests import SamplingChoices
 from mlx_server.templates.chat_template import ChatTemplate
 
@@ -88,7 +88,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.exists():
         return {}
     try:
-        found = json.loads(_text(path))
+        found = json.loads(_file_text(path))
     except (ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path.name} is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
@@ -96,11 +96,11 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return found
 
 
-def _text(path: Path) -> str:
+def _file_text(path: Path) -> str:
     try:
         return _existing(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{path.name} can't be read: {told(error)}.") from None
+        raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
 
 
 def _existing(path: Path) -> Path:
@@ -122,7 +122,7 @@ def _token_names(tokenizer_config: dict[str, Any]) -> dict[str, str]:
 def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     """By name; most checkpoints have one, the default."""
     if (file := path / "chat_template.jinja").is_file():
-        return {DEFAULT: _text(file)}
+        return {DEFAULT: _file_text(file)}
     found = tokenizer_config.get("chat_template")
     named = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
     pairs = ((t.get("name"), t.get("template")) for t in named if isinstance(t, dict))
@@ -151,7 +151,7 @@ def _context_length(config: dict[str, Any]) -> int:
 
 
 def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
-    stretched = max(map(_stretched, (config.get("rope_scaling"), config.get("rope_parameters"))))
+    stretched = max(map(_yarn_factor, (config.get("rope_scaling"), config.get("rope_parameters"))))
     for name in CONTEXT:
         found = config.get(name)
         if _is_count(found) and found > 0:
@@ -160,7 +160,7 @@ def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
         yield stretched
 
 
-def _stretched(rope: Any) -> int:
+def _yarn_factor(rope: Any) -> int:
     """YaRN is turned on by hand, beside the length that the model was trained with."""
     if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return 0

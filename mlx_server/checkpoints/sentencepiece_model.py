@@ -21,15 +21,15 @@ def sentencepiece_tokenizer(
     file: Path, tokenizer_config: Mapping[str, Any]
 ) -> tokenizers.Tokenizer:
     """Raises ModelUnusable."""
-    proto = _read(file)
+    proto = _read_proto(file)
     made = tokenizers.Tokenizer(_model(proto, file))
     if steps := list(_normalizers(proto)):
         made.normalizer = normalizers.Sequence(steps)
     made.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *_strip(proto)]
     )
-    made.add_tokens([*_marks(proto), *_further(len(proto.pieces), tokenizer_config)])
-    begins, name = _beginning(proto, tokenizer_config)
+    made.add_tokens([*_control_tokens(proto), *_further(len(proto.pieces), tokenizer_config)])
+    begins, name = _bos_token(proto, tokenizer_config)
     if begins:
         made.post_processor = processors.TemplateProcessing(
             single=f"{name}:0 $A:0",
@@ -39,7 +39,7 @@ def sentencepiece_tokenizer(
     return made
 
 
-def _read(file: Path) -> Proto:
+def _read_proto(file: Path) -> Proto:
     proto: Proto = sentencepiece.ModelProto()
     try:
         proto.ParseFromString(file.read_bytes())
@@ -96,7 +96,7 @@ def _strip(proto: Proto) -> list[Any]:
     return [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
 
 
-def _marks(proto: Proto) -> list[AddedToken]:
+def _control_tokens(proto: Proto) -> list[AddedToken]:
     return [
         # what users defined is looked for in the text as the model sees it
         AddedToken(p.piece, special=p.type != p.USER_DEFINED, normalized=p.type == p.USER_DEFINED)
@@ -115,7 +115,7 @@ def _further(first: int, tokenizer_config: Mapping[str, Any]) -> Iterator[AddedT
         first += 1
 
 
-def _beginning(proto: Proto, tokenizer_config: Mapping[str, Any]) -> tuple[bool, str]:
+def _bos_token(proto: Proto, tokenizer_config: Mapping[str, Any]) -> tuple[bool, str]:
     """Whether texts begin with a token, and which."""
     named = proto.trainer_spec.bos_piece or "<s>"
     llama = str(tokenizer_config.get("tokenizer_class", "")).startswith("Llama")

@@ -13,7 +13,7 @@ def _looks_like_markup(token: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def byte_letters() -> dict[str, int]:
+def bytes_to_unicode() -> dict[str, int]:
     """GPT-2's spelling of bytes as printable characters."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -16,8 +16,8 @@ import tokenizers
 
 from mlx_server import limits
 from mlx_server.checkpoints.control_pattern import pattern_of
-from mlx_server.checkpoints.token_text import byte_letters, is_control
-from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, told
+from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
+from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, public_message
 from mlx_server.request_threads import check_wanted
 
 Ids: TypeAlias = "array[int]"
@@ -37,12 +37,12 @@ PROBE = "Hello, 123 wörld!\n"
 
 class Tokenizer:
     def __init__(self, path: Path) -> None:
-        with _its_fault(path.name):
+        with _file_error(path.name):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
             _check_growth(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        _keep_nothing(self._tokenizer)
+        _disable_cache(self._tokenizer)
         self._control_with: dict[str, re.Pattern[str] | None] = {}
         self.decode(self.encode(PROBE))
 
@@ -51,7 +51,7 @@ class Tokenizer:
         the owner wrote. Rendering keeps everybody else's text apart
         (prompts/control_token_guard.py)."""
         # in a batch of one, since `encode` keeps all other threads waiting
-        with _its_fault("tokenizer.json"):
+        with _file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -124,7 +124,7 @@ class Tokenizer:
 
         A normalizer makes them of other characters as well: those are then taken one by one.
         """
-        with _its_fault("tokenizer.json"):
+        with _file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         control = self.control_tokens
         made = [
@@ -149,7 +149,7 @@ class Tokenizer:
         if self.control_tokens.keys().isdisjoint(ids):
             return ids
         whole = self._tokenizer
-        with _its_fault("tokenizer.json"):
+        with _file_error("tokenizer.json"):
             text = whole.normalizer.normalize_str(character) if whole.normalizer else character
             split = whole.pre_tokenizer
             words = [word for word, _ in split.pre_tokenize_str(text)] if split else [text]
@@ -162,7 +162,7 @@ class Tokenizer:
         return frozenset(self.encode("\ufdd0"))
 
     def decode(self, ids: list[int]) -> str:
-        with _its_fault("tokenizer.json"):
+        with _file_error("tokenizer.json"):
             return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def raw(self, ids: list[int]) -> str:
@@ -197,7 +197,7 @@ class Tokenizer:
 
     def byte_level(self, token: int) -> bytes | None:
         """The bytes of a token that is written in a byte-level vocabulary's letters."""
-        letters = byte_letters()
+        letters = bytes_to_unicode()
         try:
             return bytes(letters[c] for c in self._tokenizer.id_to_token(token) or "")
         except KeyError:
@@ -255,7 +255,7 @@ class Tokenizer:
                 at = end
         return b"".join([*parts, text[at:].encode()])
 
-    def with_marks(self, text: str, mark: str) -> str:
+    def with_delimiters(self, text: str, mark: str) -> str:
         """With a mark behind each character with which it could be a part of a control token."""
         has_core = self._cores and _letters_are_among(text, self._cores)
         if self._wordy:
@@ -270,12 +270,12 @@ class Tokenizer:
     def _edges(self) -> tuple[str, ...]:
         """The signs that a control token begins or ends with."""
         found = {edge for token in self.control_tokens.values() for edge in (token[0], token[-1])}
-        return tuple(edge for edge in sorted(found) if _is_sign(edge))
+        return tuple(edge for edge in sorted(found) if _is_symbol(edge))
 
     @cached_property
     def _wordy(self) -> re.Pattern[str] | None:
         """The first characters of those that begin with none."""
-        tokens = [token for token in self.control_tokens.values() if not _is_sign(token[0])]
+        tokens = [token for token in self.control_tokens.values() if not _is_symbol(token[0])]
         spelled = pattern_of(tokens)
         return spelled and re.compile(f"{spelled.pattern}.", re.DOTALL)
 
@@ -322,18 +322,19 @@ def _too_long(tokens: int) -> ContextTooLong:
 
 
 @contextmanager
-def _its_fault(file: str) -> Iterator[None]:
+def _file_error(file: str) -> Iterator[None]:
     try:
         yield
     except (ServerError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # nothing narrower, and the library's panics are no Exception
         raise ModelUnusable(
-            f"{file} of this model can't be read or used: {told(error)}. Download the model again."
+            f"{file} of this model can't be read or used: {public_message(error)}. "
+            "Download the model again."
         ) from None
 
 
-def _keep_nothing(tokenizer: tokenizers.Tokenizer) -> None:
+def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:
     """By itself it keeps what it made of ten thousand words, which are clients' and of up to 256
     letters: megabytes that stay as long as the model, and it is no faster for them."""
     if resize := getattr(tokenizer.model, "_resize_cache", None):
@@ -356,7 +357,7 @@ def _growths(step: Any) -> Iterator[int]:
         yield from _growths(inner)
 
 
-def _is_sign(character: str) -> bool:
+def _is_symbol(character: str) -> bool:
     return not character.isalnum() and not character.isspace()
 
 

@@ -186,11 +186,11 @@ def doctor(
 
     from rich.console import Console
 
-    from mlx_server.cli.engine_check import try_out
+    from mlx_server.cli.engine_check import run_engine_check
     from mlx_server.cli.machine_checks import as_json, examine, report
 
     show = as_json if json else report
-    if not show(chain(examine(config), try_out()), Console()):
+    if not show(chain(examine(config), run_engine_check()), Console()):
         raise typer.Exit(1)
 
 

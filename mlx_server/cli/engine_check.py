@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 from mlx_server.cli.machine_checks import Check
 from mlx_server.engine.client import EngineClient
-from mlx_server.errors import ServerError, told
+from mlx_server.errors import ServerError, public_message
 from mlx_server.sources.demo import made_checkpoint
 
 REPORT = "please report it, with all that the doctor says"
 
 
-def try_out() -> Iterator[Check]:
+def run_engine_check() -> Iterator[Check]:
     """The model is the demo, where it has been made already: a doctor fetches nothing."""
-    return iter(asyncio.run(_tried()))
+    return iter(asyncio.run(_engine_checks()))
 
 
-async def _tried() -> list[Check]:
+async def _engine_checks() -> list[Check]:
     engine, began = EngineClient(), time.perf_counter()
     try:
         await engine.start()
         checks = [Check("ok", "engine", f"starts in {time.perf_counter() - began:.1f} s")]
         return [*checks, await _demo(engine)]
     except (ServerError, OSError) as error:
-        return [Check("fail", "engine", told(error), REPORT)]
+        return [Check("fail", "engine", public_message(error), REPORT)]
     finally:
         await engine.stop()
 

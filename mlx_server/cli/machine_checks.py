@@ -202,14 +202,14 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
     else:
         found = f"{file or 'no models.yaml, so the demo'}: serves {', '.join(settings.models)}"
         yield Check("ok", "settings", found)
-        yield from _changed(settings.server)
+        yield from _changed_settings(settings.server)
         yield _wired(settings.server, working_set)
         yield _budget(settings.server, working_set)
         yield _port(settings.server)
         yield from _adapters(settings)
 
 
-def _changed(server: ServerSettings) -> Iterator[Check]:
+def _changed_settings(server: ServerSettings) -> Iterator[Check]:
     """What its owner has set; pydantic shows stars for keys."""
     changed = server.model_dump(mode="json", exclude_defaults=True)
     if changed:

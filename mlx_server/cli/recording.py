@@ -45,14 +45,14 @@ def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
 
 
 def record(
-    spec: ModelSpec, requests: list[GenerateRequest], told: Callable[[Entry], None]
+    spec: ModelSpec, requests: list[GenerateRequest], on_entry: Callable[[Entry], None]
 ) -> list[Entry]:
     """One entry a request, in order; `told` hears of each as it comes."""
-    return asyncio.run(_recorded(spec, requests, told))
+    return asyncio.run(_recorded(spec, requests, on_entry))
 
 
 async def _recorded(
-    spec: ModelSpec, requests: list[GenerateRequest], told: Callable[[Entry], None]
+    spec: ModelSpec, requests: list[GenerateRequest], on_entry: Callable[[Entry], None]
 ) -> list[Entry]:
     pool = Pool([spec])
     await pool.start()
@@ -60,7 +60,7 @@ async def _recorded(
         entries = []
         for request in requests:
             entries.append(await _entry(pool, request))
-            told(entries[-1])
+            on_entry(entries[-1])
         return entries
     finally:
         await pool.stop()

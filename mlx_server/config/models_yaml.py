@@ -23,7 +23,7 @@ from mlx_server.config.settings import (
     absolute,
     located,
 )
-from mlx_server.config.yaml_lines import Loc, Problem, Unreadable, compose, short, where
+from mlx_server.config.yaml_lines import Loc, Unreadable, YamlProblem, compose, short, where
 from mlx_server.errors import SettingsError
 
 DEFAULT_FILE = Path("models.yaml")
@@ -45,22 +45,22 @@ Data = Mapping[str, object]
 DEMO = {"smollm2-135m": ModelSettings(source="demo:smollm2", preload=True)}
 
 
-def _read(path: Path) -> tuple[Data, list[Problem]]:
+def _read_file(path: Path) -> tuple[Data, list[YamlProblem]]:
     try:
         document, data = compose(path)
     except Unreadable as error:
         return {}, [error.problem]
     if not isinstance(data, dict):
         keys = "`server`, `store` and `models`"
-        return {}, [Problem(1, "", f"should be a mapping with the keys {keys}")]
+        return {}, [YamlProblem(1, "", f"should be a mapping with the keys {keys}")]
     found = _mistakes(data, path.parent)
-    told = [Problem(document.line(loc), where(loc), message) for loc, message in found]
+    told = [YamlProblem(document.line(loc), where(loc), message) for loc, message in found]
     return data, sorted(document.problems + told, key=lambda problem: problem.line)
 
 
-def check_file(path: Path) -> list[Problem]:
+def check_file(path: Path) -> list[YamlProblem]:
     """Everything that is wrong in this file, in the order of its lines."""
-    return _read(path)[1]
+    return _read_file(path)[1]
 
 
 _WORDS = {
@@ -80,11 +80,11 @@ def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
         _checked(data, folder)
     except ValidationError as error:
         for details in error.errors(include_url=False, include_context=False):
-            yield tuple(part for part in details["loc"] if part != "[key]"), _in_words(details)
+            yield tuple(part for part in details["loc"] if part != "[key]"), _message_of(details)
     yield from _clashes(data.get("models"))
 
 
-def _in_words(error: ErrorDetails) -> str:
+def _message_of(error: ErrorDetails) -> str:
     kind = error["type"]
     if kind == "extra_forbidden":
         return _unknown_key(error["loc"])
@@ -150,23 +150,23 @@ def load_settings(
     `ServerSettings`; None: not given.
     """
     file = find_file(path, environ)
-    data, problems = _read(file) if file else ({}, [])
+    data, problems = _read_file(file) if file else ({}, [])
     flags = {name: value for name, value in overrides.items() if value is not None}
     environment = _from_environment(environ)
     wrong = [f"{file.name}:{problem.line or 1}: {problem}" for problem in problems if file]
     for name, value in environment.items():
-        wrong += _wrong(ENVIRONMENT[name], {"server": {name: value}})
+        wrong += _problems_with(ENVIRONMENT[name], {"server": {name: value}})
     for name, value in flags.items():
-        wrong += _wrong(_flag(name), {"server": {name: value}})
+        wrong += _problems_with(_flag(name), {"server": {name: value}})
     for argument in models:
-        wrong += _wrong(repr(_shown(argument)), {"models": _ad_hoc(argument)})
+        wrong += _problems_with(repr(_without_folders(argument)), {"models": _ad_hoc(argument)})
     if wrong:
         raise SettingsError("\n".join(wrong))
 
     listed = _checked(data, file.parent if file else Path())
     keep = listed.models if _named_file(path, environ) or not models else {}
     server = {**dict(listed.server), **environment, **flags}
-    server["adapters_dir"] = listed.server.adapters_dir or _adapters_beside(file)
+    server["adapters_dir"] = listed.server.adapters_dir or _adapters_folder_of(file)
     store = {**dict(listed.store), "data_dir": _data_dir_of(listed.store, environ)}
     served = _served(keep, models) or DEMO
     everything = {
@@ -186,7 +186,7 @@ def _data_dir_of(store: StoreSettings, environ: Mapping[str, str]) -> Path:
     return named or Path(absolute(DATA_DIR, None))
 
 
-def _adapters_beside(file: Path | None) -> Path | None:
+def _adapters_folder_of(file: Path | None) -> Path | None:
     folder = Path(absolute(str((file or DEFAULT_FILE).parent / ADAPTERS_DIR), None))
     return folder if folder.is_dir() else None
 
@@ -195,7 +195,7 @@ def _checked(data: Data, folder: Path) -> Settings:
     return Settings.model_validate(data, context=folder)
 
 
-def _wrong(place: str, data: Data) -> list[str]:
+def _problems_with(place: str, data: Data) -> list[str]:
     return [f"{place}: {message}" for _, message in _mistakes(data, Path())]
 
 
@@ -226,7 +226,7 @@ def _ad_hoc(argument: str) -> Data:
     return {model_id: {"source": argument, "preload": True}}
 
 
-def _shown(argument: str) -> str:
+def _without_folders(argument: str) -> str:
     """Without the folders above it; they would be in the log."""
     is_path = os.path.isabs(os.path.expanduser(argument))
     return Path(argument).name if is_path else argument
@@ -240,7 +240,9 @@ def _served(
     for argument in arguments:
         ((model_id, model),) = _checked({"models": _ad_hoc(argument)}, Path()).models.items()
         if model_id in taken:
-            raise SettingsError(f"{_shown(argument)!r}: there is another model called {model_id!r}")
+            raise SettingsError(
+                f"{_without_folders(argument)!r}: there is another model called {model_id!r}"
+            )
         taken.add(model_id)
         served[model_id] = model
     return served

@@ -212,7 +212,7 @@ class AdapterSettings(_Frozen):
 
 
 class RepairSettings(_Frozen):
-    """See mlx_server.repair.allowed.Repair, which has the same fields."""
+    """See mlx_server.repair.allowed.RepairPolicy, which has the same fields."""
 
     names: bool = True
     json_: bool = Field(default=True, alias="json")  # pydantic has a `json` of its own

@@ -13,7 +13,7 @@ Loc = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class YamlProblem:
     line: int
     """0: the file as a whole."""
     where: str
@@ -27,7 +27,7 @@ class Problem:
 class Unreadable(Exception):
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
-        self.problem = Problem(line, "", message)
+        self.problem = YamlProblem(line, "", message)
 
 
 class _Loader(yaml.SafeLoader):
@@ -51,12 +51,12 @@ class _Loader(yaml.SafeLoader):
 
 
 @dataclass
-class Document:
+class YamlDocument:
     """YAML nodes as plain data, with the line of every key and item."""
 
     loader: _Loader
     lines: dict[Loc, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[YamlProblem] = field(default_factory=list)
 
     def plain(self, node: yaml.Node, loc: Loc = ()) -> object:
         self.lines.setdefault(loc, node.start_mark.line + 1)
@@ -71,10 +71,10 @@ class Document:
         for key, value in node.value:
             line, inner = key.start_mark.line + 1, (*loc, key.value)
             if key.tag != "tag:yaml.org,2002:str":
-                self.problems.append(Problem(line, where(loc), "a key is not text: quote it"))
+                self.problems.append(YamlProblem(line, where(loc), "a key is not text: quote it"))
             elif key.value in data:
                 message = f"duplicate key, first on line {self.lines[inner]}"
-                self.problems.append(Problem(line, where(inner), message))
+                self.problems.append(YamlProblem(line, where(inner), message))
             else:
                 self.lines[inner] = line
                 data[key.value] = self.plain(value, inner)
@@ -88,7 +88,7 @@ class Document:
             return self.loader.construct_object(node)
         except (ValueError, yaml.YAMLError):
             message = "can't be read: text that looks like a number or a date wants quotes"
-            self.problems.append(Problem(self.lines[loc], where(loc), message))
+            self.problems.append(YamlProblem(self.lines[loc], where(loc), message))
             return node.value
 
     def line(self, loc: Loc) -> int:
@@ -107,7 +107,7 @@ def short(name: str) -> str:
     return name if name.isprintable() and 0 < len(name) <= 60 else f"{name[:60]!r}"
 
 
-def _text(path: Path) -> str:
+def _file_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -120,9 +120,9 @@ def _text(path: Path) -> str:
         raise Unreadable(raw.count(b"\n", 0, error.start) + 1, "is not UTF-8") from error
 
 
-def compose(path: Path) -> tuple[Document, object]:
+def compose(path: Path) -> tuple[YamlDocument, object]:
     """The file as plain data, and where what is. Raises Unreadable."""
-    text = _text(path)
+    text = _file_text(path)
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -131,7 +131,7 @@ def compose(path: Path) -> tuple[Document, object]:
         raise Unreadable(line, "has a control character in it") from error
     except yaml.MarkedYAMLError as error:
         raise _in_yaml(error) from error
-    document = Document(loader)
+    document = YamlDocument(loader)
     return document, document.plain(node) if node else {}
 
 

@@ -7,24 +7,24 @@ LONG_SECONDS = 2.0
 USUAL = frozenset({IDLE, "generating"})
 
 
-class Doing:
+class EngineActivity:
     def __init__(self) -> None:
         self.what = "starting"
         self._since: float | None = None
-        self._told = False
+        self._reported = False
 
     def seconds(self, now: float) -> float:
         return 0.0 if self._since is None else now - self._since
 
-    def heard(self, what: str, now: float) -> str | None:
+    def report(self, what: str, now: float) -> str | None:
         """A line, when it has taken long or is over."""
         if self._since is None:
             self._since = now
         if what == self.what:
-            if self._told or what in USUAL or self.seconds(now) < LONG_SECONDS:
+            if self._reported or what in USUAL or self.seconds(now) < LONG_SECONDS:
                 return None
-            self._told = True
+            self._reported = True
             return f"the engine is {what}, for {self.seconds(now):.0f} s so far"
-        line = f"{self.what} took {self.seconds(now):.1f} s" if self._told else None
-        self.what, self._since, self._told = what, now, False
+        line = f"{self.what} took {self.seconds(now):.1f} s" if self._reported else None
+        self.what, self._since, self._reported = what, now, False
         return line

@@ -13,45 +13,45 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine import messages
-from mlx_server.engine.activity import Doing
+from mlx_server.engine.activity import EngineActivity
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.lifeline import Lifeline
-from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, stuck_in_step
+from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     AdapterFailed,
     AdapterLoaded,
     AdapterUnloaded,
     Admitted,
-    Beat,
-    Cancel,
+    CancelRows,
     Command,
     DeviceFailed,
     Generate,
-    GoOn,
-    Hold,
+    Heartbeat,
     LimitCache,
     LimitMemory,
-    Load,
     LoadAdapter,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Preempt,
+    LoadModel,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelUnloaded,
+    PauseRows,
+    PreemptRows,
     Prefilled,
     PrefillProgress,
+    PromptLogprobs,
     Ready,
     Report,
-    Resume,
+    ResumeRows,
     RowFailed,
     RowRefused,
     Schedule,
-    Scored,
-    Stepped,
+    StepOutput,
     Token,
-    Unload,
     UnloadAdapter,
-    Unloaded,
+    UnloadModel,
+    UnpauseRows,
 )
 from mlx_server.engine.process_status import vitals
 from mlx_server.errors import (
@@ -65,7 +65,7 @@ from mlx_server.errors import (
 
 log = logging.getLogger("mlx_server.engine")
 
-Item = Admitted | Prefilled | PrefillProgress | Scored | Token
+Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | Token
 OnLoading = Callable[[int, int], None]
 
 Replies = dict[tuple[str, str], list[asyncio.Future[Any]]]
@@ -85,16 +85,16 @@ ITEM_BYTES = 128
 """Of a token, or of one of its log probabilities, in memory."""
 
 
-class Answers:
+class RowStream:
     """What the engine says about one request's rows, until the request leaves."""
 
-    def __init__(self, go_on: Callable[["Answers"], None] = lambda answers: None) -> None:
+    def __init__(self, go_on: Callable[["RowStream"], None] = lambda answers: None) -> None:
         """go_on: called when a request that was held has taken all there was."""
         self.rows: list[int] = []
         self.unread = 0
         """Bytes, about."""
-        self.held = False
-        self._go_on = go_on
+        self.is_paused = False
+        self._unpause = go_on
         self._items: list[Item] = []
         self._error: ServerError | None = None
         self._news = asyncio.Event()
@@ -113,8 +113,8 @@ class Answers:
         await self._news.wait()
         items, self._items = self._items, []
         self.unread = 0
-        if self.held:
-            self._go_on(self)
+        if self.is_paused:
+            self._unpause(self)
         if not self._error:
             self._news.clear()
         elif not items:
@@ -126,7 +126,7 @@ def _bytes(item: Item) -> int:
     match item:
         case Token(logprobs=found):
             return ITEM_BYTES * (1 + (1 + len(found.top) if found else 0))
-        case Scored(logprobs=scored):
+        case PromptLogprobs(logprobs=scored):
             return ITEM_BYTES * sum(1 + len(found.top) for found in scored)
     return ITEM_BYTES
 
@@ -150,21 +150,21 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
-        self._loads: dict[str, tuple[asyncio.Future[Loaded], OnLoading]] = {}
-        self._rows: dict[int, Answers] = {}
+        self._loads: dict[str, tuple[asyncio.Future[ModelLoaded], OnLoading]] = {}
+        self._rows: dict[int, RowStream] = {}
         self._unloads: dict[str, asyncio.Future[None]] = {}
         self._adapter_loads: Replies = {}
         self._adapter_unloads: Replies = {}
         self._next_row = 0
-        self._words = 0
+        self._frames = 0
         self._serves = False
         self._liveness = Liveness()
-        self.doing = Doing()
+        self.doing = EngineActivity()
         self._watching: asyncio.Task[None] | None = None
         self._death: ServerError | None = None
         self.lost = asyncio.Event()
         """Set when the process has died or was given up."""
-        self.on_step: Callable[[Stepped], None] = lambda step: None
+        self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_prefill: Callable[[PrefillProgress], None] = lambda progress: None
         self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
 
@@ -197,7 +197,7 @@ class EngineClient:
             unless_it_starts.pop_all()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=ON_THE_WAY_BYTES)
         self._ready = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reading = asyncio.create_task(self._read_reports(reader))
         self._watching = asyncio.create_task(self._watch(self._process.pid))
         return await self._is_ready(self._ready)
 
@@ -206,7 +206,7 @@ class EngineClient:
             async with asyncio.timeout(START_SECONDS):
                 return await asyncio.shield(ready)
         except TimeoutError:
-            self._give_up(f"was not ready after {START_SECONDS:.0f} seconds")
+            self._abandon(f"was not ready after {START_SECONDS:.0f} seconds")
             return await ready  # which tells why it was given up
 
     async def stop(self, error: ServerError | None = None) -> None:
@@ -235,9 +235,9 @@ class EngineClient:
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
-    ) -> Loaded:
-        self._send(Load(model, path, list(stop_tokens), tokenizer))
-        loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+    ) -> ModelLoaded:
+        self._send(LoadModel(model, path, list(stop_tokens), tokenizer))
+        loaded: asyncio.Future[ModelLoaded] = asyncio.get_running_loop().create_future()
         # the caller may be gone when it fails
         loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._loads[model] = loaded, progress
@@ -247,7 +247,7 @@ class EngineClient:
     async def unload(self, model: str) -> None:
         """Returns when the memory is back."""
         if model not in self._unloads:
-            self._send(Unload(model))
+            self._send(UnloadModel(model))
             self._unloads[model] = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._unloads[model])
 
@@ -270,12 +270,12 @@ class EngineClient:
         self._send(LimitMemory(max_bytes))
 
     @asynccontextmanager
-    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
         """Runs the rows until the block is left; those not finished by then are cancelled.
 
         The rows' own numbers are overwritten: they are counted here, in order.
         """
-        answers = Answers(self._let_go_on)
+        answers = RowStream(self._unpause)
         for row in rows:
             self._number(row, answers)
         try:
@@ -284,15 +284,15 @@ class EngineClient:
             yield answers
         finally:
             self.cancel(answers.rows)
-            if answers.held:
-                self._let_go_on(answers)
+            if answers.is_paused:
+                self._unpause(answers)
 
-    def add(self, row: Generate, answers: Answers) -> None:
+    def add(self, row: Generate, answers: RowStream) -> None:
         """One more row, which ends with the others."""
         self._number(row, answers)
         self._send(row)
 
-    def _number(self, row: Generate, answers: Answers) -> None:
+    def _number(self, row: Generate, answers: RowStream) -> None:
         row.row = self._next_row
         self._next_row += 1
         self._rows[row.row] = answers
@@ -302,23 +302,23 @@ class EngineClient:
         """Frees the rows at the engine's next step; rows that have finished are passed over."""
         unfinished = [row for row in rows if self._rows.pop(row, None)]
         if unfinished and self.alive:
-            self._send(Cancel(unfinished))
+            self._send(CancelRows(unfinished))
 
     def preempt(self, rows: Sequence[int]) -> None:
         """They give their caches back, until `resume`. Rows that have finished are passed over."""
-        self._send(Preempt(list(rows)))
+        self._send(PreemptRows(list(rows)))
 
     def resume(self, rows: Sequence[int]) -> None:
-        self._send(Resume(list(rows)))
+        self._send(ResumeRows(list(rows)))
 
-    def _hold(self, answers: Answers) -> None:
-        answers.held = True
-        self._send(Hold(answers.rows))
+    def _pause(self, answers: RowStream) -> None:
+        answers.is_paused = True
+        self._send(PauseRows(answers.rows))
 
-    def _let_go_on(self, answers: Answers) -> None:
-        answers.held = False
+    def _unpause(self, answers: RowStream) -> None:
+        answers.is_paused = False
         if self.alive:
-            self._send(GoOn(answers.rows))
+            self._send(UnpauseRows(answers.rows))
 
     def _send(self, command: Command) -> None:
         if self._death:
@@ -328,15 +328,15 @@ class EngineClient:
         messages.decode_command(payload)  # what the engine can't read would end it
         self._writer.write(messages.frame(payload))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read_reports(self, reader: asyncio.StreamReader) -> None:
         try:
             while not self._death:
                 header = await reader.readexactly(messages.HEADER_BYTES)
                 frame = await reader.readexactly(messages.length(header))
-                self._words += 1
+                self._frames += 1
                 for report in messages.decode_reports(frame):
                     if not self._death:
-                        self._take(report)
+                        self._dispatch(report)
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._death:
                 log.error("the engine process %s is gone", self.pid)
@@ -347,47 +347,47 @@ class EngineClient:
     async def _watch(self, pid: int) -> None:
         """Gives the process up when it is dead; `_take` looks at what it says."""
         clock = asyncio.get_running_loop().time
-        heard, before = self._words, clock()
+        heard, before = self._frames, clock()
         while not self._death:
             await asyncio.sleep(LOOK_SECONDS)
             elapsed, before = clock() - before, clock()
-            if heard != self._words:
-                heard = self._words
-                self._liveness.heard()
+            if heard != self._frames:
+                heard = self._frames
+                self._liveness.record()
             elif (found := vitals(pid)) and (why := self._liveness.look(elapsed, found)):
-                self._give_up(why)
+                self._abandon(why)
 
-    def _give_up(self, what: str, told: str = "") -> None:
+    def _abandon(self, what: str, message: str = "") -> None:
         if not self._death:
             log.error("the engine process %s %s and is ended", self.pid, what)
-            told = told or f"The engine process {what}. Send the request again."
-            self._die(EngineDied(told))
+            message = message or f"The engine process {what}. Send the request again."
+            self._die(EngineDied(message))
         self.kill()
 
     def kill(self) -> None:
         if self._process and self._process.returncode is None:
             self._process.kill()
 
-    def _take(self, report: Report) -> None:
+    def _dispatch(self, report: Report) -> None:
         match report:
-            case Beat():
-                self._liveness.heard(report)
-                if line := self.doing.heard(report.doing, asyncio.get_running_loop().time()):
+            case Heartbeat():
+                self._liveness.record(report)
+                if line := self.doing.report(report.doing, asyncio.get_running_loop().time()):
                     log.info("%s", line)
-                if stuck_in_step(report):
-                    self._give_up("is stuck in a step")
-            case Stepped(tokens=tokens):
+                if is_stuck_in_step(report):
+                    self._abandon("is stuck in a step")
+            case StepOutput(tokens=tokens):
                 for token in tokens:
                     self._deliver(token.row, token, last=token.finish is not None)
                 self.on_step(report)
             case DeviceFailed(message=message, ends=ends):
                 self.on_device_failed(report)
                 if ends:
-                    self._give_up("lost the GPU", f"The engine process was ended: {message}.")
+                    self._abandon("lost the GPU", f"The engine process was ended: {message}.")
             case PrefillProgress(row):
                 self.on_prefill(report)
                 self._deliver(row, report, last=False)
-            case Admitted(row) | Prefilled(row) | Scored(row):
+            case Admitted(row) | Prefilled(row) | PromptLogprobs(row):
                 self._deliver(row, report, last=False)
             case RowFailed(row, message):
                 if answers := self._rows.pop(row, None):
@@ -395,14 +395,14 @@ class EngineClient:
             case RowRefused(row, message):
                 if answers := self._rows.pop(row, None):
                     answers.fail(InvalidGrammar(f"The answer can't be constrained so: {message}"))
-            case Loading(model, done, total):
+            case ModelLoading(model, done, total):
                 self._loads[model][1](done, total)
-            case Loaded(model):
+            case ModelLoaded(model):
                 self._loads.pop(model)[0].set_result(report)
-            case LoadFailed(model, message):
+            case ModelLoadFailed(model, message):
                 failure = ModelUnusable(f"Model {model!r} can't be loaded: {message}")
                 self._loads.pop(model)[0].set_exception(failure)
-            case Unloaded(model):
+            case ModelUnloaded(model):
                 if (unloaded := self._unloads.pop(model, None)) and not unloaded.done():
                     unloaded.set_result(None)
             case AdapterLoaded(model, adapter):
@@ -421,8 +421,8 @@ class EngineClient:
         answers = self._rows.pop(row, None) if last else self._rows.get(row)
         if answers:
             answers.put(item)
-            if answers.unread > limits.UNREAD_BYTES.value and not answers.held:
-                self._hold(answers)
+            if answers.unread > limits.UNREAD_BYTES.value and not answers.is_paused:
+                self._pause(answers)
 
     def _die(self, error: ServerError) -> None:
         self._death = self._death or error

@@ -14,7 +14,7 @@ DeviceErrorKind = Literal["out_of_memory", "timeout", "fault", "discarded", "los
 ENDS: frozenset[DeviceErrorKind] = frozenset({"lost"})
 """No command of this process is run any more."""
 
-SAID: dict[DeviceErrorKind, str] = {
+MESSAGES: dict[DeviceErrorKind, str] = {
     "out_of_memory": "its memory ran out",
     "timeout": "the system stopped the GPU's work because it took too long",
     "fault": "the GPU's work failed",

@@ -10,7 +10,7 @@ that does any of it is not still.
 from dataclasses import dataclass
 from typing import Literal
 
-from mlx_server.engine.messages import IMPORTING, Beat
+from mlx_server.engine.messages import IMPORTING, Heartbeat
 
 LOOK_SECONDS = 0.7
 """A little more than a beat takes: of a process that beats, nothing else is looked at."""
@@ -56,21 +56,21 @@ class Vitals:
     """Some thread of it could run and is not let, or waits for the disk."""
 
 
-def stuck_in_step(beat: Beat) -> bool:
+def is_stuck_in_step(heartbeat: Heartbeat) -> bool:
     """Whether a step has taken so long that no other end of it is to be expected."""
-    longest = beat.longest_seconds
+    longest = heartbeat.longest_seconds
     patience = max(STALLED_SECONDS, 5 * longest) if longest else FIRST_STEP_SECONDS
-    if beat.step_seconds <= patience:
+    if heartbeat.step_seconds <= patience:
         return False
-    starved = STILL_SHARE < beat.processor_seconds / beat.step_seconds < STARVED_SHARE
-    return not starved or beat.step_seconds > max(patience, FIRST_STEP_SECONDS)
+    starved = STILL_SHARE < heartbeat.processor_seconds / heartbeat.step_seconds < STARVED_SHARE
+    return not starved or heartbeat.step_seconds > max(patience, FIRST_STEP_SECONDS)
 
 
 class Liveness:
     """Looks at regular times; `heard` whenever the process has said something since the last."""
 
     def __init__(self) -> None:
-        self._beat: Beat | None = None
+        self._heartbeat: Heartbeat | None = None
         self.silent = 0.0
         self._still = 0.0
         self._before: Vitals | None = None
@@ -79,10 +79,10 @@ class Liveness:
 
     @property
     def doing(self) -> str:
-        return self._beat.doing if self._beat else "starting"
+        return self._heartbeat.doing if self._heartbeat else "starting"
 
-    def heard(self, beat: Beat | None = None) -> None:
-        self._beat = beat or self._beat or Beat(0.0, 0.0)
+    def record(self, heartbeat: Heartbeat | None = None) -> None:
+        self._heartbeat = heartbeat or self._heartbeat or Heartbeat(0.0, 0.0)
         self.silent = self._still = self._worked = 0.0
         self._before = None
 
@@ -105,12 +105,12 @@ class Liveness:
     def _verdict(self, now: Vitals) -> str | None:
         if now.state == "stopped":
             return "was stopped" if self._still >= SILENT_SECONDS else None
-        if self._beat is None:  # an interpreter that starts; the start has a limit of its own
+        if self._heartbeat is None:  # an interpreter that starts; the start has a limit of its own
             return None
         quiet = IMPORT_SECONDS if self.doing == IMPORTING else SILENT_SECONDS
         if self._still >= quiet:
             return "stopped answering"
-        patience = STALLED_SECONDS if self._beat.longest_seconds else FIRST_STEP_SECONDS
+        patience = STALLED_SECONDS if self._heartbeat.longest_seconds else FIRST_STEP_SECONDS
         looping = min(self.silent, self._worked) >= patience
         if looping or self.silent >= max(FIRST_STEP_SECONDS, quiet):
             return "is stuck"

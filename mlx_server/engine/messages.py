@@ -15,7 +15,7 @@ from mlx_server.requests import SamplingParams
 Stop = Literal["stop", "length"]
 
 
-class Load(msgspec.Struct, tag=True):
+class LoadModel(msgspec.Struct, tag=True):
     model: str
     path: str
     stop_tokens: list[int] = []
@@ -60,18 +60,18 @@ class Generate(msgspec.Struct, tag=True):
     """0: only to be scored."""
     stop_tokens: list[int]
     sampling: SamplingParams
-    script: list[int] | None = None
+    forced_tokens: list[int] | None = None
     """What a replay model is to say."""
     delay: float = 0.0
     """Seconds that a replay model takes for a token."""
-    score: bool = False
+    prompt_logprobs: bool = False
     """Report the log probabilities of the prompt's own tokens first."""
     adapter: str | None = None
     adapter_scale: float = 1.0
     grammar: str | None = None
     """In Lark, for llguidance: of the whole answer, reasoning and calls included."""
     thinking: Thinking | None = None
-    spare: int = 0
+    overflow_tokens: int = 0
     """The last of max_tokens, for what a grammar can't bring to its end before them. Whoever asked
     cancels the row where it goes on for any other reason."""
     client: str = ""
@@ -81,34 +81,34 @@ class Generate(msgspec.Struct, tag=True):
         """Lowers its limit; what is spared goes first."""
         beyond = max(0, self.max_tokens - tokens)
         self.max_tokens -= beyond
-        self.spare = max(0, self.spare - beyond)
+        self.overflow_tokens = max(0, self.overflow_tokens - beyond)
 
 
-class Cancel(msgspec.Struct, tag=True):
+class CancelRows(msgspec.Struct, tag=True):
     rows: list[int]
 
 
-class Hold(msgspec.Struct, tag=True):
+class PauseRows(msgspec.Struct, tag=True):
     """They keep what they have, and get no more until they go on."""
 
     rows: list[int]
 
 
-class GoOn(msgspec.Struct, tag=True):
+class UnpauseRows(msgspec.Struct, tag=True):
     rows: list[int]
 
 
-class Preempt(msgspec.Struct, tag=True):
+class PreemptRows(msgspec.Struct, tag=True):
     """They give their caches back, and get no more until `Resume`; then they go on as before."""
 
     rows: list[int]
 
 
-class Resume(msgspec.Struct, tag=True):
+class ResumeRows(msgspec.Struct, tag=True):
     rows: list[int]
 
 
-class Unload(msgspec.Struct, tag=True):
+class UnloadModel(msgspec.Struct, tag=True):
     """Rows that are left fail."""
 
     model: str
@@ -141,16 +141,16 @@ class LimitMemory(msgspec.Struct, tag=True):
 
 
 Command = (
-    Load
-    | Unload
+    LoadModel
+    | UnloadModel
     | LoadAdapter
     | UnloadAdapter
     | Generate
-    | Cancel
-    | Hold
-    | GoOn
-    | Preempt
-    | Resume
+    | CancelRows
+    | PauseRows
+    | UnpauseRows
+    | PreemptRows
+    | ResumeRows
     | LimitCache
     | LimitMemory
 )
@@ -169,7 +169,7 @@ IDLE = "idle"
 """What a beat may say that the process does, among other things."""
 
 
-class Beat(msgspec.Struct, tag=True):
+class Heartbeat(msgspec.Struct, tag=True):
     """Sent twice a second by a thread of its own, whatever MLX is doing."""
 
     step_seconds: float
@@ -182,14 +182,14 @@ class Beat(msgspec.Struct, tag=True):
     doing: str = IDLE
 
 
-class Loading(msgspec.Struct, tag=True):
+class ModelLoading(msgspec.Struct, tag=True):
     model: str
     done: int
     total: int
     """Bytes."""
 
 
-class Loaded(msgspec.Struct, tag=True):
+class ModelLoaded(msgspec.Struct, tag=True):
     model: str
     vocabulary: int
     """Width of the output head: the largest token id it can produce, plus one."""
@@ -198,7 +198,7 @@ class Loaded(msgspec.Struct, tag=True):
     """Why its rows are computed one at a time; empty where they share a batch."""
 
 
-class LoadFailed(msgspec.Struct, tag=True):
+class ModelLoadFailed(msgspec.Struct, tag=True):
     model: str
     message: str
 
@@ -256,17 +256,17 @@ class Token(msgspec.Struct, array_like=True):
     logprobs: Logprobs | None = None
 
 
-class Unloaded(msgspec.Struct, tag=True):
+class ModelUnloaded(msgspec.Struct, tag=True):
     model: str
 
 
-class Scored(msgspec.Struct, tag=True):
+class PromptLogprobs(msgspec.Struct, tag=True):
     row: int
     logprobs: list[Logprobs]
     """Of each prompt token but the first, which follows nothing."""
 
 
-class Stepped(msgspec.Struct, tag=True):
+class StepOutput(msgspec.Struct, tag=True):
     model: str
     tokens: list[Token]
     waiting: int
@@ -304,19 +304,19 @@ class RowRefused(msgspec.Struct, tag=True):
 
 Report = (
     Ready
-    | Beat
-    | Loading
-    | Loaded
-    | LoadFailed
-    | Unloaded
+    | Heartbeat
+    | ModelLoading
+    | ModelLoaded
+    | ModelLoadFailed
+    | ModelUnloaded
     | AdapterLoaded
     | AdapterFailed
     | AdapterUnloaded
     | Admitted
     | Prefilled
     | PrefillProgress
-    | Scored
-    | Stepped
+    | PromptLogprobs
+    | StepOutput
     | DeviceFailed
     | RowFailed
     | RowRefused

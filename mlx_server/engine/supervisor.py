@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from mlx_server.engine.activity import Doing
+from mlx_server.engine.activity import EngineActivity
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Ready
-from mlx_server.errors import EngineDied, ServerError, told
+from mlx_server.errors import EngineDied, ServerError, public_message
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -42,7 +42,7 @@ class Supervisor:
         return self._client.pid if self._client else None
 
     @property
-    def doing(self) -> Doing | None:
+    def doing(self) -> EngineActivity | None:
         """What the engine is at; None while there is no process."""
         return self._client.doing if self._client and self._client.pid else None
 
@@ -56,7 +56,7 @@ class Supervisor:
     async def start(self) -> Ready:
         self._client = self._spawn()
         ready = await self._client.start()
-        self._keeping = asyncio.create_task(self._keep())
+        self._keeping = asyncio.create_task(self._keep_running())
         return ready
 
     async def stop(self, error: ServerError | None = None) -> None:
@@ -70,7 +70,7 @@ class Supervisor:
         if self._client:
             self._client.kill()
 
-    async def _keep(self) -> None:
+    async def _keep_running(self) -> None:
         clock = asyncio.get_running_loop().time
         pause = FIRST_PAUSE
         while True:
@@ -90,7 +90,7 @@ class Supervisor:
         try:
             await self._client.start()
         except (ServerError, OSError) as error:
-            log.error("the engine could not be started again: %s", told(error))
+            log.error("the engine could not be started again: %s", public_message(error))
             self._client.lost.set()
             return
         log.info("the engine runs again as process %s", self._client.pid)

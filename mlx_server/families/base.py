@@ -7,47 +7,52 @@ import tokenizers
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.messages import Conversation, Tool
-from mlx_server.parsers.markup import Layout, MarkupParser
+from mlx_server.parsers.markup import MarkupLayout, MarkupParser
 from mlx_server.parsers.markup_grammar import markup_grammar
-from mlx_server.parsers.output_spec import Wanted
-from mlx_server.parsers.parse_context import Parser, Reading
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.prompts.history_rendering import WriteCalls, in_hermes_tags
 from mlx_server.prompts.message_normalization import CallId
-from mlx_server.prompts.template_prompt import Rendered, Wording, as_given, prompt_of
-from mlx_server.tool_parsers.blocks import unheld
+from mlx_server.prompts.template_prompt import (
+    RenderedPrompt,
+    RenderOptions,
+    as_given,
+    render_prompt,
+)
+from mlx_server.tool_parsers.blocks import unsupported_keywords
 
-__all__ = ["ModelFamily", "Own", "Rendered"]
+__all__ = ["FamilyOverrides", "ModelFamily", "RenderedPrompt"]
 
 
-Renderer = Callable[[Checkpoint, Conversation], Rendered]
+Renderer = Callable[[Checkpoint, Conversation], RenderedPrompt]
 
 
-TEXT = Layout(reasoning=())
+TEXT = MarkupLayout(reasoning=())
 
-Marks = tuple[tuple[str, ...], tuple[str, ...]]
+Delimiters = tuple[tuple[str, ...], tuple[str, ...]]
 """Those that open something, and those that close it."""
 
 
 @dataclass(frozen=True)
-class Own:
+class FamilyOverrides:
     """How answers are read and constrained that no layout of marks can tell of."""
 
-    parser: Callable[[Reading], Parser]
-    grammar: Callable[[Wanted], str | None] = lambda wanted: None
-    thinking_marks: Marks = ((), ())
-    end_of_reasoning: Callable[[Wanted], str] = lambda wanted: ""
+    parser: Callable[[ParseContext], Parser]
+    grammar: Callable[[OutputSpec], str | None] = lambda wanted: None
+    thinking_delimiters: Delimiters = ((), ())
+    end_of_reasoning: Callable[[OutputSpec], str] = lambda wanted: ""
     """What leads from it to what is wanted."""
 
 
 @dataclass(frozen=True)
 class ModelFamily:
     name: str
-    layout: Layout | Callable[[Sequence[Tool]], Layout] = TEXT
+    layout: MarkupLayout | Callable[[Sequence[Tool]], MarkupLayout] = TEXT
     """What answers are made of, for some families only with the tools in view."""
-    own: Own | None = None
+    overrides: FamilyOverrides | None = None
     model_types: tuple[str, ...] = ()
     """Left out where the template's marks tell, whatever the type."""
-    template_marks: tuple[str, ...] = ()
+    template_markers: tuple[str, ...] = ()
     """Texts that the chat template must contain, where the model type alone does not tell."""
     stop_tokens: tuple[str, ...] = ()
     """Beside those that the checkpoint names itself; by spelling, absent ones are passed over."""
@@ -59,7 +64,7 @@ class ModelFamily:
     """For the same, where bytes and special tokens are not enough."""
     renderer: Renderer | None = None
     """Makes the prompts of a family that no chat template can."""
-    bridge: str = ""
+    answer_prefix: str = ""
     """What leads a model on that stopped after its reasoning and has not answered."""
     roles: tuple[tuple[str, str], ...] = (("developer", "system"),)
     """Roles that the templates of this family know by another name."""
@@ -76,61 +81,63 @@ class ModelFamily:
         source = checkpoint.template_source
         if self.model_types and checkpoint.model_type not in self.model_types:
             return 0
-        if not all(mark in source for mark in self.template_marks):
+        if not all(mark in source for mark in self.template_markers):
             return 0
-        return bool(self.model_types) + 2 * bool(self.template_marks)
+        return bool(self.model_types) + 2 * bool(self.template_markers)
 
     def stops(self, checkpoint: Checkpoint) -> frozenset[int]:
         own = (checkpoint.tokenizer.id_of(token) for token in self.stop_tokens)
         return checkpoint.end_tokens | {token for token in own if token is not None}
 
-    def layout_with(self, tools: Sequence[Tool] = ()) -> Layout:
-        layout = self.layout if isinstance(self.layout, Layout) else self.layout(tools)
-        return replace(layout, behind_reasoning=self._behind_reasoning(layout))
+    def layout_with(self, tools: Sequence[Tool] = ()) -> MarkupLayout:
+        layout = self.layout if isinstance(self.layout, MarkupLayout) else self.layout(tools)
+        return replace(layout, after_reasoning=self._after_reasoning(layout))
 
-    def _behind_reasoning(self, layout: Layout) -> str:
+    def _after_reasoning(self, layout: MarkupLayout) -> str:
         """As the bridge shows that models of this family write it."""
         trims = layout.trims and layout.trims_text
-        return self.bridge[len(self.bridge.rstrip()) :] if trims else ""
+        return self.answer_prefix[len(self.answer_prefix.rstrip()) :] if trims else ""
 
-    def make_parser(self, reading: Reading) -> Parser:
-        if self.own:
-            return self.own.parser(reading)
-        return MarkupParser(self.layout_with(reading.tools), reading)
+    def make_parser(self, context: ParseContext) -> Parser:
+        if self.overrides:
+            return self.overrides.parser(context)
+        return MarkupParser(self.layout_with(context.tools), context)
 
-    def grammar(self, wanted: Wanted) -> str | None:
+    def grammar(self, spec: OutputSpec) -> str | None:
         """Of a whole answer, in Lark; None if it may be anything."""
-        if self.own:
-            return self.own.grammar(wanted)
-        return markup_grammar(self.layout_with(wanted.reading.tools), wanted)
+        if self.overrides:
+            return self.overrides.grammar(spec)
+        return markup_grammar(self.layout_with(spec.context.tools), spec)
 
-    def unheld(self, tool: Tool) -> tuple[str, ...]:
+    def unsupported_keywords(self, tool: Tool) -> tuple[str, ...]:
         """`keyword at #/path` for all that its calls are not held to, if it is not strict."""
-        return unheld(() if self.own else self.layout_with((tool,)).notations, tool)
+        return unsupported_keywords(
+            () if self.overrides else self.layout_with((tool,)).call_formats, tool
+        )
 
-    def thinking_marks(self) -> Marks:
+    def thinking_delimiters(self) -> Delimiters:
         """Reasoning stands between any of the first and any of the others."""
-        if self.own:
-            return self.own.thinking_marks
+        if self.overrides:
+            return self.overrides.thinking_delimiters
         layout = self.layout_with()
         return layout.opens_reasoning, layout.ends_of_reasoning
 
-    def call_marks(self, tools: Sequence[Tool]) -> tuple[str, ...]:
+    def call_delimiters(self, tools: Sequence[Tool]) -> tuple[str, ...]:
         """Those that open calls in the text of an answer."""
-        return () if self.own else self.layout_with(tools).calls
+        return () if self.overrides else self.layout_with(tools).calls
 
-    def silent_marks(self) -> tuple[str, ...]:
+    def invisible_delimiters(self) -> tuple[str, ...]:
         """Those that are no text, and that nothing is told of."""
-        opens, closes = self.thinking_marks()
-        return (*opens, *closes, *(() if self.own else self.layout_with().dropped))
+        opens, closes = self.thinking_delimiters()
+        return (*opens, *closes, *(() if self.overrides else self.layout_with().dropped))
 
-    def end_of_reasoning(self, wanted: Wanted) -> str:
+    def end_of_reasoning(self, spec: OutputSpec) -> str:
         """What leads from reasoning to what is wanted; empty where nothing ends it."""
-        return self.own.end_of_reasoning(wanted) if self.own else self.bridge
+        return self.overrides.end_of_reasoning(spec) if self.overrides else self.answer_prefix
 
     def thinks(self, checkpoint: Checkpoint) -> bool:
         """Whether the model may have been taught to: its vocabulary or its template knows how."""
-        opens, _ = self.thinking_marks()
+        opens, _ = self.thinking_delimiters()
         control = checkpoint.tokenizer.control_tokens.values()
         return any(
             mark.strip() in checkpoint.template_source or any(token in mark for token in control)
@@ -139,14 +146,14 @@ class ModelFamily:
 
     def render(
         self, checkpoint: Checkpoint, conversation: Conversation, most: int | None = None
-    ) -> Rendered:
+    ) -> RenderedPrompt:
         """most: tokens beyond which the prompt is refused before all of it is tokenised."""
         if self.renderer:
             if most is not None:
                 _check_contents(checkpoint, conversation, most)
             return self.renderer(checkpoint, conversation)
-        wording = Wording(dict(self.roles), self.call_id, self.write_calls)
-        return prompt_of(checkpoint, conversation, wording, most)
+        wording = RenderOptions(dict(self.roles), self.call_id, self.write_calls)
+        return render_prompt(checkpoint, conversation, wording, most)
 
 
 def _check_contents(checkpoint: Checkpoint, conversation: Conversation, most: int) -> None:

@@ -1,12 +1,12 @@
 """Cohere's Command R7B and A: every part of an answer stands between marks of its own."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
-from mlx_server.tool_parsers.json_calls import COLON, GAP, Form
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm
 from mlx_server.tool_parsers.marked_json import marked_json
 
 THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
-FORM = Form(
+FORM = JsonCallForm(
     name="tool_name",
     arguments="parameters",
     before=rf'("tool_call_id"{COLON}"[0-9]{{1,4}}",{GAP})?',
@@ -14,12 +14,12 @@ FORM = Form(
 ACTION = marked_json("<|START_ACTION|>", "<|END_ACTION|>", FORM)
 RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
-LAYOUT = Layout(reasoning=(THINKING,), notations=(ACTION,), dropped=RESPONSE)
+LAYOUT = MarkupLayout(reasoning=(THINKING,), call_formats=(ACTION,), dropped=RESPONSE)
 
 COMMAND = ModelFamily(
     name="command",
     layout=LAYOUT,
-    bridge="<|END_THINKING|><|START_RESPONSE|>",
+    answer_prefix="<|END_THINKING|><|START_RESPONSE|>",
     model_types=("cohere", "cohere2", "cohere2_moe", "cohere2_vision"),
     stop_tokens=("<|END_OF_TURN_TOKEN|>",),
     special_tokens=(

@@ -1,10 +1,10 @@
 """DeepSeek V2.5, V3, R1 and V3.1, V3.2-Exp, and what R1 was distilled into: calls in sections."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.deepseek import DEEPSEEK, WITHOUT_SECTION
 
-LAYOUT = Layout(notations=(DEEPSEEK, WITHOUT_SECTION), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=(DEEPSEEK, WITHOUT_SECTION), calls_end_reasoning=True)
 
 TURNS = (
     "<｜begin▁of▁sentence｜>",
@@ -18,8 +18,8 @@ TURNS = (
 DEEPSEEK_V3 = ModelFamily(
     name="deepseek_v3",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
-    template_marks=("<｜tool▁calls▁begin｜>",),
+    answer_prefix="\n</think>\n\n",
+    template_markers=("<｜tool▁calls▁begin｜>",),
     stop_tokens=("<｜end▁of▁sentence｜>",),
     special_tokens=(
         *TURNS,

@@ -2,15 +2,15 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.deepseek_v3 import TURNS
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.dsml import DSML, V3_2, V4, V4_1
 
-LAYOUT = Layout(notations=(V3_2, V4, V4_1), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=(V3_2, V4, V4_1), calls_end_reasoning=True)
 
 DEEPSEEK_V32 = ModelFamily(
     name="deepseek_v32",
     layout=LAYOUT,
-    bridge="</think>",
+    answer_prefix="</think>",
     model_types=("deepseek_v32", "deepseek_v4", "deepseek_v41"),
     stop_tokens=("<｜end▁of▁sentence｜>",),
     special_tokens=(*TURNS, DSML),

@@ -1,15 +1,15 @@
 """EXAONE 4: roles in `[|...|]`, `<think>`, calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.hermes import HERMES
 
-LAYOUT = Layout(notations=(HERMES,))
+LAYOUT = MarkupLayout(call_formats=(HERMES,))
 
 EXAONE4 = ModelFamily(
     name="exaone4",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("exaone4",),
     stop_tokens=("[|endofturn|]",),
     special_tokens=(

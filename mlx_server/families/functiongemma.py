@@ -1,16 +1,16 @@
 """FunctionGemma: a Gemma 3 to its config.json; its template has the marks of calls."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.gemma import FUNCTION_GEMMA as NOTATION
 
-LAYOUT = Layout(reasoning=(), notations=(NOTATION,), trims=False)
+LAYOUT = MarkupLayout(reasoning=(), call_formats=(NOTATION,), trims=False)
 
 FUNCTION_GEMMA = ModelFamily(
     name="functiongemma",
     layout=LAYOUT,
     model_types=("gemma3", "gemma3_text"),
-    template_marks=NOTATION.opens,
+    template_markers=NOTATION.opens,
     stop_tokens=("<end_of_turn>", "<start_function_response>", "<eos>"),
     special_tokens=(
         "<bos>",

@@ -1,21 +1,21 @@
 """Gemma 4: reasoning in a channel of its own, calls with bare keys and marked strings."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.gemma import GEMMA4 as NOTATION
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 
-LAYOUT = Layout(
+LAYOUT = MarkupLayout(
     reasoning=((f"{CHANNEL}thought\n", CHANNEL_END), (CHANNEL, CHANNEL_END)),
-    notations=(NOTATION,),
+    call_formats=(NOTATION,),
     trims_text=False,
 )
 
 GEMMA4 = ModelFamily(
     name="gemma4",
     layout=LAYOUT,
-    bridge=f"\n{CHANNEL_END}",
+    answer_prefix=f"\n{CHANNEL_END}",
     model_types=("gemma4", "gemma4_text", "gemma4_unified"),
     stop_tokens=("<turn|>", "<|tool_response>", "<eos>"),
     special_tokens=(

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers import glm4
 from mlx_server.tool_parsers.glm import GLM
 
 TURN = "<|assistant|>"
 """Stands before every answer, and a line break after it."""
 
-LAYOUT = Layout(notations=(GLM,), dropped=(TURN,), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=(GLM,), dropped=(TURN,), calls_end_reasoning=True)
 
 
-def _without_marks(tools: Sequence[Tool]) -> Layout:
-    return Layout(notations=glm4.notations(tools), dropped=(TURN,))
+def _without_delimiters(tools: Sequence[Tool]) -> MarkupLayout:
+    return MarkupLayout(call_formats=glm4.call_formats(tools), dropped=(TURN,))
 
 
 STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")
@@ -24,7 +24,7 @@ TURNS = (*STOPS, "[gMASK]", "<sop>", "<|system|>", TURN)
 GLM4_5 = ModelFamily(
     name="glm4_5",
     layout=LAYOUT,
-    bridge="</think>",
+    answer_prefix="</think>",
     model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe"),
     stop_tokens=STOPS,
     special_tokens=(
@@ -44,9 +44,9 @@ GLM4_5 = ModelFamily(
 
 GLM4 = ModelFamily(
     name="glm4",
-    layout=_without_marks,
+    layout=_without_delimiters,
     shapes=("<think>…</think>", "name ⏎ {…}"),
-    bridge="</think>",
+    answer_prefix="</think>",
     model_types=("chatglm", "glm", "glm4"),
     stop_tokens=STOPS,
     special_tokens=TURNS,

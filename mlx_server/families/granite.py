@@ -1,19 +1,19 @@
 """Granite 3 and 4: a JSON array behind `<|tool_call|>`, or calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.hermes import HERMES
 from mlx_server.tool_parsers.marked_json import marked_json
 
-LAYOUT = Layout(
-    notations=(marked_json("<|tool_call|>"), HERMES), dropped=("<response>", "</response>")
+LAYOUT = MarkupLayout(
+    call_formats=(marked_json("<|tool_call|>"), HERMES), dropped=("<response>", "</response>")
 )
 
 GRANITE = ModelFamily(
     name="granite",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     write_calls=as_json_array("<|tool_call|>"),
     model_types=("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"),
     stop_tokens=("<|end_of_text|>",),

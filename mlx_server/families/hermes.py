@@ -1,17 +1,17 @@
 """Fine-tunes of general models that write calls as Hermes does; their templates show it."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.hermes import HERMES as NOTATION
 
-LAYOUT = Layout(notations=(NOTATION,))
+LAYOUT = MarkupLayout(call_formats=(NOTATION,))
 
 HERMES = ModelFamily(
     name="hermes",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("llama", "mistral", "mixtral", "gemma", "gemma2", "phi3"),
-    template_marks=NOTATION.opens,
+    template_markers=NOTATION.opens,
     stop_tokens=("<|im_end|>",),
     special_tokens=("<|im_start|>", "<|im_end|>"),
 )

@@ -3,26 +3,28 @@
 import re
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, Layout
+from mlx_server.parsers.markup import THINK, MarkupLayout
 from mlx_server.tool_parsers.kimi_k2 import KIMI_K2 as NOTATION
 from mlx_server.tool_parsers.kimi_k2 import WITHOUT_SECTION
 
 ID = re.compile(r"functions\.[^\s:]+:\d+")
 
 
-def numbered(id: str, name: str, number: int) -> str:
+def numbered_call_id(id: str, name: str, number: int) -> str:
     """As the model numbers its calls through a conversation."""
     return id if ID.fullmatch(id) or not name else f"functions.{name}:{number}"
 
 
 # the template writes reasoning, text and calls with nothing between them
-LAYOUT = Layout(notations=(NOTATION, WITHOUT_SECTION), trims=False, calls_end_reasoning=True)
+LAYOUT = MarkupLayout(
+    call_formats=(NOTATION, WITHOUT_SECTION), trims=False, calls_end_reasoning=True
+)
 
 KIMI_K2 = ModelFamily(
     name="kimi_k2",
     layout=LAYOUT,
-    bridge=THINK[1],
-    call_id=numbered,
+    answer_prefix=THINK[1],
+    call_id=numbered_call_id,
     model_types=("kimi_k2", "kimi_k25", "kimi_linear"),
     stop_tokens=("<|im_end|>", "[EOS]"),
     special_tokens=(

@@ -1,13 +1,13 @@
 """Kimi K3: an answer is elements, `think`, then `response`, then `tools`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.kimi_k3 import CLOSE, OPEN, SEPARATOR, beginning, end
 from mlx_server.tool_parsers.kimi_k3 import KIMI_K3 as NOTATION
 
-LAYOUT = Layout(
+LAYOUT = MarkupLayout(
     reasoning=((beginning("think"), end("think")),),
-    notations=(NOTATION,),
+    call_formats=(NOTATION,),
     dropped=(beginning("response"), end("response"), end("message")),
     trims=False,
     calls_end_reasoning=True,
@@ -17,7 +17,7 @@ LAYOUT = Layout(
 KIMI_K3 = ModelFamily(
     name="kimi_k3",
     layout=LAYOUT,
-    bridge=end("think") + beginning("response"),
+    answer_prefix=end("think") + beginning("response"),
     model_types=("kimi_k3",),
     stop_tokens=("<|end_of_msg|>", "[EOS]"),
     special_tokens=("[BOS]", "[EOS]", OPEN, CLOSE, SEPARATOR, "<|end_of_msg|>"),

@@ -1,16 +1,16 @@
 """LFM2 and LFM2.5: ChatML, `<think>`, calls as Python (or JSON, if asked for) between marks."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_python_list
 from mlx_server.tool_parsers.pythonic import marked_python
 
-LAYOUT = Layout(notations=(marked_python("<|tool_call_start|>", "<|tool_call_end|>"),))
+LAYOUT = MarkupLayout(call_formats=(marked_python("<|tool_call_start|>", "<|tool_call_end|>"),))
 
 LFM2 = ModelFamily(
     name="lfm2",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     write_calls=as_python_list("<|tool_call_start|>", "<|tool_call_end|>"),
     model_types=("lfm2", "lfm2_moe", "lfm2-vl", "lfm2_vl"),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),

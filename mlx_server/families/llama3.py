@@ -1,16 +1,16 @@
 """Llama 3 to 3.3: headers, and calls in whichever of Meta's forms the prompt led to."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.llama import BARE, FUNCTION, TAGGED
 from mlx_server.tool_parsers.pythonic import PYTHONIC
 
-LAYOUT = Layout(notations=(BARE, PYTHONIC, TAGGED, FUNCTION), trims_text=False)
+LAYOUT = MarkupLayout(call_formats=(BARE, PYTHONIC, TAGGED, FUNCTION), trims_text=False)
 
 LLAMA3 = ModelFamily(
     name="llama3",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("llama", "mllama"),
     stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
     special_tokens=(

@@ -1,17 +1,17 @@
 """Llama 4: headers; calls as Python, between marks or bare, or as JSON."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.llama import BARE
 from mlx_server.tool_parsers.pythonic import PYTHONIC, marked_python
 
 MARKED = marked_python("<|python_start|>", "<|python_end|>")
-LAYOUT = Layout(notations=(BARE, PYTHONIC, MARKED), trims_text=False)
+LAYOUT = MarkupLayout(call_formats=(BARE, PYTHONIC, MARKED), trims_text=False)
 
 LLAMA4 = ModelFamily(
     name="llama4",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("llama4", "llama4_text"),
     stop_tokens=("<|eot|>", "<|eom|>", "<|end_of_text|>"),
     special_tokens=(

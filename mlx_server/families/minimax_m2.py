@@ -1,15 +1,15 @@
 """MiniMax-M2: turns between `]~b]` and `[e~[`, `<think>`, calls as `<invoke>`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.minimax_m2 import MINIMAX_M2 as CALLS
 
-LAYOUT = Layout(notations=(CALLS,), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=(CALLS,), calls_end_reasoning=True)
 
 MINIMAX_M2 = ModelFamily(
     name="minimax_m2",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("minimax", "minimax_m2"),
     stop_tokens=("[e~[",),
     special_tokens=(

@@ -4,26 +4,28 @@ import re
 from hashlib import sha256
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, Layout
+from mlx_server.parsers.markup import THINK, MarkupLayout
 from mlx_server.tool_parsers.mistral import MISTRAL as NOTATION
 from mlx_server.tool_parsers.mistral import new_id
 
 ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
-def nine_characters(id: str, name: str, number: int) -> str:
+def nine_character_id(id: str, name: str, number: int) -> str:
     """What the templates of many of these models insist on."""
     return id if ID.fullmatch(id) else sha256(id.encode()).hexdigest()[:9]
 
 
 # the first Magistral thinks between tags of plain text
-LAYOUT = Layout(reasoning=(("[THINK]", "[/THINK]"), THINK), notations=(NOTATION,), new_id=new_id)
+LAYOUT = MarkupLayout(
+    reasoning=(("[THINK]", "[/THINK]"), THINK), call_formats=(NOTATION,), new_id=new_id
+)
 
 MISTRAL = ModelFamily(
     name="mistral",
     layout=LAYOUT,
-    call_id=nine_characters,
-    bridge="[/THINK]",
+    call_id=nine_character_id,
+    answer_prefix="[/THINK]",
     model_types=("mistral", "mistral3", "mistral4", "ministral3", "mixtral", "pixtral"),
     stop_tokens=("</s>",),
     special_tokens=(

@@ -1,7 +1,7 @@
 """NVIDIA's Nemotrons: `<think>`, and JSON calls in `<TOOLCALL>`; Nemotron 3 as Qwen3-Coder."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.marked_json import marked_json
 from mlx_server.tool_parsers.qwen3_coder import QWEN3_CODER, WITHOUT_BLOCK
 
@@ -9,9 +9,9 @@ TOOLCALL = marked_json("<TOOLCALL>", "</TOOLCALL>")
 
 NEMOTRON = ModelFamily(
     name="nemotron",
-    layout=Layout(notations=(TOOLCALL,)),
-    bridge="\n</think>\n\n",
-    template_marks=TOOLCALL.opens,  # the types are Llama's and Nemotron-H's
+    layout=MarkupLayout(call_formats=(TOOLCALL,)),
+    answer_prefix="\n</think>\n\n",
+    template_markers=TOOLCALL.opens,  # the types are Llama's and Nemotron-H's
     stop_tokens=("<|eot_id|>", "<SPECIAL_12>"),
     special_tokens=(
         "<|begin_of_text|>",
@@ -25,14 +25,14 @@ NEMOTRON = ModelFamily(
     ),
 )
 
-LAYOUT_3 = Layout(notations=(QWEN3_CODER, WITHOUT_BLOCK), calls_end_reasoning=True)
+LAYOUT_3 = MarkupLayout(call_formats=(QWEN3_CODER, WITHOUT_BLOCK), calls_end_reasoning=True)
 
 NEMOTRON3 = ModelFamily(
     name="nemotron3",
     layout=LAYOUT_3,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("nemotron_h",),
-    template_marks=("<function=",),
+    template_markers=("<function=",),
     stop_tokens=("<|im_end|>",),
     special_tokens=("<|im_start|>", "<|im_end|>", "<think>", "</think>"),
 )

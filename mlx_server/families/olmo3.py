@@ -1,15 +1,17 @@
 """OLMo 3: ChatML, `<think>`, Python calls one a line between `<function_calls>` tags."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.pythonic import marked_python
 
-LAYOUT = Layout(notations=(marked_python("<function_calls>", "</function_calls>", by_line=True),))
+LAYOUT = MarkupLayout(
+    call_formats=(marked_python("<function_calls>", "</function_calls>", by_line=True),)
+)
 
 OLMO3 = ModelFamily(
     name="olmo3",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("olmo3", "olmo_hybrid"),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),

@@ -1,19 +1,19 @@
 """Phi 3 and 4: JSON between `<|tool_call|>` and `<|/tool_call|>`, or behind `functools`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.marked_json import marked_json
 
 TAGGED = marked_json("<|tool_call|>", "<|/tool_call|>")
 FUNCTOOLS = marked_json("functools[")  # with its bracket, or `import functools` would be one
 
-LAYOUT = Layout(notations=(TAGGED, FUNCTOOLS))
+LAYOUT = MarkupLayout(call_formats=(TAGGED, FUNCTOOLS))
 
 PHI4 = ModelFamily(
     name="phi4",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     write_calls=as_json_array("<|tool_call|>", "<|/tool_call|>"),
     model_types=("phi3", "phi3small", "phimoe", "phi4mm"),
     stop_tokens=("<|end|>", "<|im_end|>", "<|endoftext|>"),

@@ -4,27 +4,27 @@ The JSON stands between Hermes' marks, or the whole answer is a call, an object 
 """
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers import marked_json
-from mlx_server.tool_parsers.call_format import Notation
+from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.hermes import HERMES
-from mlx_server.tool_parsers.json_calls import Form
+from mlx_server.tool_parsers.json_calls import JsonCallForm
 
-FORM = Form(arguments="(arguments|parameters)")
+FORM = JsonCallForm(arguments="(arguments|parameters)")
 
-OBJECT = Notation(
+OBJECT = CallFormat(
     marked_json.objects,
     begins=("{",),
-    mends=("unmarked",),
+    repairs=("unmarked",),
     blocks=(marked_json.bare_block(FORM),),
 )
-ARRAY = Notation(
+ARRAY = CallFormat(
     marked_json.array,
     begins=("[",),
-    mends=("unmarked",),
+    repairs=("unmarked",),
     blocks=(marked_json.bare_array(FORM),),
 )
 
-LAYOUT = Layout(notations=(HERMES, OBJECT, ARRAY))
+LAYOUT = MarkupLayout(call_formats=(HERMES, OBJECT, ARRAY))
 
-PLAIN = ModelFamily(name="plain", layout=LAYOUT, bridge="\n</think>\n\n")
+PLAIN = ModelFamily(name="plain", layout=LAYOUT, answer_prefix="\n</think>\n\n")

@@ -1,15 +1,15 @@
 """Qwen2, Qwen2.5 and Qwen3: ChatML, `<think>`, calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.hermes import HERMES
 
-LAYOUT = Layout(notations=(HERMES,))
+LAYOUT = MarkupLayout(call_formats=(HERMES,))
 
 QWEN3 = ModelFamily(
     name="qwen3",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     special_tokens=(

@@ -8,5 +8,5 @@ QWEN3_5 = replace(
     QWEN3_CODER,
     name="qwen3_5",
     model_types=("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-    template_marks=(),
+    template_markers=(),
 )

@@ -2,18 +2,18 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.qwen3 import QWEN3
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.qwen3_coder import QWEN3_CODER as CALLS
 from mlx_server.tool_parsers.qwen3_coder import WITHOUT_BLOCK
 
-LAYOUT = Layout(notations=(CALLS, WITHOUT_BLOCK), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=(CALLS, WITHOUT_BLOCK), calls_end_reasoning=True)
 
 QWEN3_CODER = ModelFamily(
     name="qwen3_coder",
     layout=LAYOUT,
-    bridge=QWEN3.bridge,
+    answer_prefix=QWEN3.answer_prefix,
     model_types=("qwen3", "qwen3_moe", "qwen3_next"),
-    template_marks=("<function=",),
+    template_markers=("<function=",),
     stop_tokens=QWEN3.stop_tokens,
     special_tokens=QWEN3.special_tokens,
 )

@@ -1,23 +1,23 @@
 """Seed-OSS: everything in `seed:` marks; it reflects on its thinking budget in others."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.seed_oss import SEED_OSS as CALLS
 
 OPEN, CLOSE = "<seed:think>", "</seed:think>"
 BUDGET, BUDGET_END = "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"
 
 # a prompt without any budget ends inside of a reflection
-LAYOUT = Layout(
+LAYOUT = MarkupLayout(
     reasoning=((OPEN, CLOSE), (OPEN + BUDGET, CLOSE)),
-    notations=(CALLS,),
+    call_formats=(CALLS,),
     calls_end_reasoning=True,
 )
 
 SEED_OSS = ModelFamily(
     name="seed_oss",
     layout=LAYOUT,
-    bridge=CLOSE,
+    answer_prefix=CLOSE,
     model_types=("seed_oss",),
     stop_tokens=("<seed:eos>",),
     special_tokens=(

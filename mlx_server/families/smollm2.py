@@ -1,16 +1,16 @@
 """SmolLM2: ChatML; the largest writes calls as Hermes does. A Llama to its config.json."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.hermes import HERMES
 
-LAYOUT = Layout(reasoning=(), notations=(HERMES,), trims=False)
+LAYOUT = MarkupLayout(reasoning=(), call_formats=(HERMES,), trims=False)
 
 SMOLLM2 = ModelFamily(
     name="smollm2",
     layout=LAYOUT,
     model_types=("llama",),
-    template_marks=("<|im_start|>", "SmolLM"),
+    template_markers=("<|im_start|>", "SmolLM"),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
 )

@@ -1,15 +1,15 @@
 """SmolLM3: ChatML, `<think>`, calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.hermes import HERMES
 
-LAYOUT = Layout(notations=(HERMES,))
+LAYOUT = MarkupLayout(call_formats=(HERMES,))
 
 SMOLLM3 = ModelFamily(
     name="smollm3",
     layout=LAYOUT,
-    bridge="\n</think>\n\n",
+    answer_prefix="\n</think>\n\n",
     model_types=("smollm3",),
     stop_tokens=("<|im_end|>", "<|end_of_text|>"),
     special_tokens=(

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import Layout
-from mlx_server.tool_parsers.call_format import Notation
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.call_format import CallFormat
 
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")
 
@@ -42,25 +42,25 @@ def show(console: Console) -> None:
 
 
 def _row(family: ModelFamily) -> Row:
-    layout = Layout(reasoning=()) if family.own else family.layout_with()
-    reasoning = [_between(opening, closing) for opening, closing in layout.reasoning]
-    calls = [shape for notation in layout.notations for shape in _shapes(notation)]
+    layout = MarkupLayout(reasoning=()) if family.overrides else family.layout_with()
+    reasoning = [_delimited(opening, closing) for opening, closing in layout.reasoning]
+    calls = [shape for notation in layout.call_formats for shape in _shapes(notation)]
     told = [[shape] if shape else [] for shape in family.shapes]
     return (
         family.name,
         list(family.model_types),
-        list(family.template_marks),
+        list(family.template_markers),
         reasoning or told[0],
         calls or told[1],
     )
 
 
-def _shapes(notation: Notation) -> list[str]:
-    closing = notation.closes[0] if notation.closes else ""
-    return [_between(opening, closing) for opening in (*notation.opens, *notation.begins)]
+def _shapes(call_format: CallFormat) -> list[str]:
+    closing = call_format.closes[0] if call_format.closes else ""
+    return [_delimited(opening, closing) for opening in (*call_format.opens, *call_format.begins)]
 
 
-def _between(opening: str, closing: str) -> str:
+def _delimited(opening: str, closing: str) -> str:
     return f"{opening.strip()}…{closing.strip()}"
 
 

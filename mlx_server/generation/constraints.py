@@ -7,27 +7,27 @@ from typing import Any
 
 from mlx_server.engine.messages import Generate, Thinking
 from mlx_server.errors import BadRequest, InvalidGrammar
-from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.schema import check_tools
 from mlx_server.messages import Conversation
-from mlx_server.parsers.output_spec import Wanted
-from mlx_server.parsers.parse_context import Reading
-from mlx_server.pool.prepare import Prepared
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.reasoning_effort import SWITCHES
-from mlx_server.requests import GenerateRequest, Named, Prompt
+from mlx_server.requests import GenerateRequest, NamedTool, Prompt
 
 PROMPT_END = 64
 """Tokens of a prompt's end that a parser sees as text."""
 
 
-def reading_of(
-    prepared: Prepared, asked: Conversation, prompt: list[int], index: int = 0
-) -> Reading:
+def parse_context(
+    prepared: PreparedModel, conversation: Conversation, prompt: list[int], index: int = 0
+) -> ParseContext:
     tokenizer = prepared.checkpoint.tokenizer
-    return Reading(
+    return ParseContext(
         index=index,
-        tools=asked.tools,
+        tools=conversation.tools,
         prompt=tuple(prompt),
         ends_with=tokenizer.raw(prompt[-PROMPT_END:]),
         control=tokenizer.control_tokens,
@@ -40,20 +40,20 @@ NO_TOOL = ("tools",)
 
 
 def constrain(
-    prepared: Prepared, request: GenerateRequest, asked: Prompt, row: Generate
+    prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, row: Generate
 ) -> tuple[str, ...]:
     """Sets the row's grammar and budget; returns what of its tools the grammar leaves out. Raises
     InvalidGrammar."""
-    if not isinstance(asked, Conversation):  # text is completed by text
+    if not isinstance(prompt, Conversation):  # text is completed by text
         if request.format:
             lark = Lark(prepared.checkpoint.tokenizer.control_tokens)
-            row.grammar = lark.source(rule_of(request.format, lark))
+            row.grammar = lark.source(format_rule(request.format, lark))
         return ()
-    budget = budget_of(prepared, request, asked)
+    budget = budget_of(prepared, request, prompt)
     answer = request.max_response_tokens
-    if not asked.tools and request.format is None and budget is None and answer is None:
+    if not prompt.tools and request.format is None and budget is None and answer is None:
         return ()
-    wanted = _wanted(prepared, request, asked, row)
+    wanted = _output_spec(prepared, request, prompt, row)
     row.grammar, left_out = _grammar(prepared, request, wanted)
     if budget is not None or answer is not None:
         end = prepared.family.end_of_reasoning(wanted)
@@ -66,42 +66,44 @@ def constrain(
     return left_out
 
 
-def constrain_onward(
-    prepared: Prepared, request: GenerateRequest, asked: Conversation, row: Generate
+def constrain_continuation(
+    prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, row: Generate
 ) -> None:
     """Sets the grammar of what is still to come behind its prompt, if it had one before."""
     if row.grammar is not None:  # not Harmony's: no answer ends in its reasoning there
-        wanted = _wanted(prepared, request, asked, row)
+        wanted = _output_spec(prepared, request, conversation, row)
         row.grammar, _ = _grammar(prepared, request, wanted)
 
 
-def is_forced(request: GenerateRequest) -> bool:
+def is_format_required(request: GenerateRequest) -> bool:
     """Whether an answer that no grammar holds would not be what was asked for."""
     asked = (prompt for prompt in request.prompts if isinstance(prompt, Conversation))
     is_strict = any(tool.strict for conversation in asked for tool in conversation.tools)
     return request.format is not None or request.tool_choice != "auto" or is_strict
 
 
-def template_kwargs(prepared: Prepared, asked: Conversation) -> Mapping[str, Any]:
+def template_kwargs(prepared: PreparedModel, conversation: Conversation) -> Mapping[str, Any]:
     """The owner's settings of the template hold where the request has none of its own."""
-    return {**prepared.spec.template_kwargs, **asked.template_kwargs}
+    return {**prepared.spec.template_kwargs, **conversation.template_kwargs}
 
 
-def budget_of(prepared: Prepared, request: GenerateRequest, asked: Conversation) -> int | None:
+def budget_of(
+    prepared: PreparedModel, request: GenerateRequest, conversation: Conversation
+) -> int | None:
     if request.thinking_budget is not None:
         return request.thinking_budget
     # the owner's effort means nothing where the client works the template's switch itself
-    is_switched = not SWITCHES.keys().isdisjoint(asked.template_kwargs)
-    told = asked.template_kwargs if is_switched else template_kwargs(prepared, asked)
+    is_switched = not SWITCHES.keys().isdisjoint(conversation.template_kwargs)
+    told = conversation.template_kwargs if is_switched else template_kwargs(prepared, conversation)
     # whatever the template makes of it
     return 0 if told.get("reasoning_effort") == "none" else None
 
 
-def _wanted(
-    prepared: Prepared, request: GenerateRequest, asked: Conversation, row: Generate
-) -> Wanted:
-    return Wanted(
-        reading=reading_of(prepared, asked, row.prompt),
+def _output_spec(
+    prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, row: Generate
+) -> OutputSpec:
+    return OutputSpec(
+        context=parse_context(prepared, conversation, row.prompt),
         choice=request.tool_choice,
         format=request.format,
         thinks=prepared.family.thinks(prepared.checkpoint),
@@ -109,60 +111,64 @@ def _wanted(
 
 
 def _grammar(
-    prepared: Prepared, request: GenerateRequest, wanted: Wanted
+    prepared: PreparedModel, request: GenerateRequest, spec: OutputSpec
 ) -> tuple[str | None, tuple[str, ...]]:
     """And what it leaves out of the tools' schemas."""
-    if is_forced(request):
-        return _held(prepared, wanted)
+    if is_format_required(request):
+        return _required_grammar(prepared, spec)
     by_default = prepared.transcript is None
     if not (by_default if prepared.spec.constrain_calls is None else prepared.spec.constrain_calls):
         return None, ()
     try:
-        return _held(prepared, wanted)
+        return _required_grammar(prepared, spec)
     except InvalidGrammar:  # nobody asked for more than what the model does by itself
         return None, NO_TOOL
 
 
-def _held(prepared: Prepared, wanted: Wanted) -> tuple[str | None, tuple[str, ...]]:
-    check_tools(wanted.reading.tools)
-    grammar = prepared.family.grammar(wanted)
-    if grammar is None and wanted.must_call:
+def _required_grammar(
+    prepared: PreparedModel, spec: OutputSpec
+) -> tuple[str | None, tuple[str, ...]]:
+    check_tools(spec.context.tools)
+    grammar = prepared.family.grammar(spec)
+    if grammar is None and spec.must_call:
         raise BadRequest(
             f"`tool_choice` can't be kept: {prepared.id} is of the family {prepared.family.name}, "
             "which has no way to call a tool. Leave it out, or ask a model of another family.",
             param="tool_choice",
         )
-    return grammar, tuple(_left_out(prepared, wanted)) if grammar else ()
+    return grammar, tuple(_unenforced(prepared, spec)) if grammar else ()
 
 
-def _left_out(prepared: Prepared, wanted: Wanted) -> Iterator[str]:
-    for tool in wanted.reading.tools:
-        may_be_called = wanted.choice in ("auto", "required", Named(tool.name))
+def _unenforced(prepared: PreparedModel, spec: OutputSpec) -> Iterator[str]:
+    for tool in spec.context.tools:
+        may_be_called = spec.choice in ("auto", "required", NamedTool(tool.name))
         if may_be_called and not tool.strict:
-            for gap in prepared.family.unheld(tool):
+            for gap in prepared.family.unsupported_keywords(tool):
                 yield f"tools.{tool.name}: {gap}"
 
 
-def _thinking(prepared: Prepared, wanted: Wanted, end: str, budget: int | None) -> Thinking | None:
+def _thinking(
+    prepared: PreparedModel, spec: OutputSpec, end: str, budget: int | None
+) -> Thinking | None:
     """end: what leads from reasoning to the answer."""
     family, tokenizer = prepared.family, prepared.checkpoint.tokenizer
-    opens, closes = family.thinking_marks()
+    opens, closes = family.thinking_delimiters()
     if not closes:
         return None
-    before, behind = _parted(end, closes)
+    before, behind = _split_at_delimiter(end, closes)
     lead, rest = tokenizer.encode(before), tokenizer.encode(behind)
     if budget is not None and len(lead) >= budget:  # room for reasoning, or what leads out of it
         lead = []
     return Thinking(
         budget=None if budget is None else budget - len(lead),
-        inside=family.make_parser(wanted.reading).place == "reasoning",
+        inside=family.make_parser(spec.context).section == "reasoning",
         opens=[tokenizer.marked(mark) for mark in opens],
         closes=[tokenizer.marked(mark) for mark in closes],
         end=lead + rest,
     )
 
 
-def _parted(end: str, closes: tuple[str, ...]) -> tuple[str, str]:
+def _split_at_delimiter(end: str, closes: tuple[str, ...]) -> tuple[str, str]:
     """What stands before the first of these marks, which is reasoning still, and the rest."""
     at = min((end.find(mark) for mark in closes if mark in end), default=0)
     return end[:at], end[at:]

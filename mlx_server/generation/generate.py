@@ -4,26 +4,26 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from mlx_server.engine.client import Answers, EngineClient, Item
+from mlx_server.engine.client import EngineClient, Item, RowStream
 from mlx_server.engine.messages import Admitted
 from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.events import Event, Started
-from mlx_server.generation.constraints import is_forced
-from mlx_server.generation.plan import Plan, plan, shortened
-from mlx_server.generation.retries import Course
-from mlx_server.grammars.formats import placed
-from mlx_server.pool.adapters import Adapter
-from mlx_server.pool.entry import Model
+from mlx_server.generation.constraints import is_format_required
+from mlx_server.generation.plan import RequestPlan, plan, shortened
+from mlx_server.generation.retries import RetryingAnswer
+from mlx_server.grammars.formats import with_place
+from mlx_server.pool.adapters import LeasedAdapter
+from mlx_server.pool.entry import LoadedModel
 from mlx_server.pool.lease import Lease
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.prepare import Prepared
+from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 
 async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     """Raises what is wrong with the request before `Started`; closing it frees its rows."""
-    with pool.place(len(request.prompts) * request.n, request.client):
+    with pool.row_slot(len(request.prompts) * request.n, request.client):
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
         adapter = await _adapter(pool, prepared, its_adapter, request)
@@ -34,10 +34,10 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         async with pool.lease(prepared, demand, adapter) as lease, AsyncExitStack() as on:
             _check_ids(lease.model, request)
             engine = pool.engine
-            planned, feed, items = await _admitted(engine, lease, on, planned, request)
+            planned, feed, items = await _admit(engine, lease, on, planned, request)
             yield _started(prepared, planned, adapter)
             courses = {
-                row.row: Course(prepared, index, row, request, unchecked=planned.unchecked)
+                row.row: RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
                 for index, row in enumerate(planned.rows)
             }
             for course in courses.values():
@@ -60,13 +60,13 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
                 items = await feed.take()
 
 
-async def _admitted(
+async def _admit(
     engine: EngineClient,
     lease: Lease,
     on: AsyncExitStack,
-    planned: Plan,
+    planned: RequestPlan,
     request: GenerateRequest,
-) -> tuple[Plan, Answers, list[Item]]:
+) -> tuple[RequestPlan, RowStream, list[Item]]:
     """Waits until the engine has taken every row; the plan may come to ask for less."""
     while True:
         feed = await on.enter_async_context(engine.generate(planned.rows))
@@ -74,18 +74,18 @@ async def _admitted(
         try:
             return planned, feed, await _until_admitted(feed, len(planned.rows))
         except InvalidGrammar as error:
-            if is_forced(request):
+            if is_format_required(request):
                 error.param = request.format_param if request.format else "tools"
-                error.message = placed(error.message, request.format)
+                error.message = with_place(error.message, request.format)
                 raise
             await on.aclose()
             lease.left(lease.rows)
-        planned = planned.unconstrained()  # the model's own calls will do
+        planned = planned.without_constraints()  # the model's own calls will do
 
 
 async def _adapter(
-    pool: Pool, prepared: Prepared, of_model: str | None, request: GenerateRequest
-) -> Adapter | None:
+    pool: Pool, prepared: PreparedModel, of_model: str | None, request: GenerateRequest
+) -> LeasedAdapter | None:
     asked = request.adapter
     if of_model and asked and asked != of_model:
         raise BadRequest(
@@ -96,7 +96,9 @@ async def _adapter(
     return await pool.adapter(prepared, name) if name else None
 
 
-def _started(prepared: Prepared, planned: Plan, adapter: Adapter | None) -> Started:
+def _started(
+    prepared: PreparedModel, planned: RequestPlan, adapter: LeasedAdapter | None
+) -> Started:
     model = f"{prepared.id}:{adapter.spec.name}" if adapter else prepared.id
     fingerprint = adapter.spec.digest[:16] if adapter else None
     return Started(
@@ -110,7 +112,7 @@ def _started(prepared: Prepared, planned: Plan, adapter: Adapter | None) -> Star
     )
 
 
-async def _until_admitted(feed: Answers, rows: int) -> list[Item]:
+async def _until_admitted(feed: RowStream, rows: int) -> list[Item]:
     """Waits until the engine has taken every row; returns what else came by then."""
     items: list[Item] = []
     while sum(isinstance(item, Admitted) for item in items) < rows:
@@ -118,7 +120,7 @@ async def _until_admitted(feed: Answers, rows: int) -> list[Item]:
     return items
 
 
-def _check_ids(model: Model, request: GenerateRequest) -> None:
+def _check_ids(model: LoadedModel, request: GenerateRequest) -> None:
     """Only the loaded model tells how many there are."""
     prompts = [prompt for prompt in request.prompts if isinstance(prompt, tuple)]
     for param, ids in [("logit_bias", request.logit_bias), *(("prompt", ids) for ids in prompts)]:

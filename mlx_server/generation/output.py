@@ -13,7 +13,7 @@ from mlx_server.engine.messages import (
     Logprobs,
     Prefilled,
     PrefillProgress,
-    Scored,
+    PromptLogprobs,
     Thinking,
     Token,
 )
@@ -29,24 +29,24 @@ from mlx_server.events import (
     TokenLogprob,
     ToolCallFinished,
 )
-from mlx_server.generation.constraints import reading_of
+from mlx_server.generation.constraints import parse_context
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
-from mlx_server.parsers.parse_context import Parser, Place, Reading
+from mlx_server.parsers.parse_context import ParseContext, Parser, Section
 from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
-from mlx_server.pool.prepare import Prepared
-from mlx_server.requests import GenerateRequest, Named
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.requests import GenerateRequest, NamedTool
 
-LONGEST_MARK = 32
+LONGEST_DELIMITER = 32
 """Tokens."""
 
 
-class Answer:
+class OutputProcessor:
     """One of a request's; it may go on with another row than it began with."""
 
     def __init__(
-        self, prepared: Prepared, index: int, row: Generate, request: GenerateRequest
+        self, prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest
     ) -> None:
         self.finished = False
         self._prepared = prepared
@@ -55,26 +55,26 @@ class Answer:
         self._request = request
         self._next: Generate | None = None
         self._echo = request.echo
-        self._parallel = request.parallel_calls and not isinstance(request.tool_choice, Named)
-        self._limit = row.max_tokens - row.spare
+        self._parallel = request.parallel_calls and not isinstance(request.tool_choice, NamedTool)
+        self._limit = row.max_tokens - row.overflow_tokens
         """Where it is over, unless more is spared for what it is in the middle of."""
-        self._room = request.max_response_tokens
+        self._answer_tokens_left = request.max_response_tokens
         """Tokens that the answer itself may still have."""
         self._tokenizer = prepared.checkpoint.tokenizer
-        self._text = self._tokenizer.detokenizer()
+        self._detokenizer = self._tokenizer.detokenizer()
         self._parser = _parser(prepared, index, row, request)
         self._stops = StopStrings(request.stop)
         self._ids: list[int] = []
         self._tokens = self._reasoning = self._calls = 0
         self._cached: int | None = None
         self._progress = request.progress
-        self._said = self._led_on = False
+        self._has_output = self._is_forced = False
         self._logprobs: list[TokenLogprob] = []
-        _, self._closes = prepared.family.thinking_marks()
-        self._silent = _silent(prepared)
+        _, self._closes = prepared.family.thinking_delimiters()
+        self._invisible = _invisible(prepared)
 
     def begin(self) -> Iterator[Event]:
-        if self._echo and not self._row.score:
+        if self._echo and not self._row.prompt_logprobs:
             yield TextDelta(self._index, self._prompt_text())
 
     def feed(self, item: Item) -> Iterator[Event]:
@@ -88,7 +88,7 @@ class Answer:
             case PrefillProgress(_, computed) if self._progress:
                 prompt = len(self._row.prompt)
                 yield PromptProgress(self._index, prompt, self._cached or 0, computed)
-            case Scored(_, logprobs):
+            case PromptLogprobs(_, logprobs):
                 yield from self._scored(logprobs)
 
     def _scored(self, logprobs: list[Logprobs]) -> Iterator[Event]:
@@ -105,33 +105,33 @@ class Answer:
     def _token(self, token: Token) -> Iterator[Event]:
         self._tokens += 1
         if token.finish == "stop":  # the stop token itself is no part of the answer
-            yield from self._lead_on() if self._is_only_reasoning() else self._finish("stop")
+            yield from self._force_answer() if self._is_only_reasoning() else self._finish("stop")
             return
         self._ids.append(token.id)
-        place = self._parser.place
+        place = self._parser.section
         if token.logprobs and place != "reasoning":  # what begins as a call may turn out to be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
-        events = self._parser.feed(token.id, self._text.feed(token.id))
-        yield from self._passed(events)
-        self._reasoning += self._reasoned(place, events)
-        if place == "reasoning" != self._parser.place:
-            self._reasoning -= self._of_mark()
-        if self._parser.place != place and self._parser.place != "call":
+        events = self._parser.feed(token.id, self._detokenizer.feed(token.id))
+        yield from self._forward(events)
+        self._reasoning += self._is_reasoning(place, events)
+        if place == "reasoning" != self._parser.section:
+            self._reasoning -= self._delimiter_tokens()
+        if self._parser.section != place and self._parser.section != "call":
             self._logprobs = []  # of a mark
-        self._answered(place)
+        self._count_answer_token(place)
         if self._stops.matched:
             yield self._finished("stop")
         elif self._calls and not self._parallel:
             yield self._finished("tool_calls")
-        elif token.finish or self._room == 0 or self._is_cut():
+        elif token.finish or self._answer_tokens_left == 0 or self._is_cut():
             yield from self._finish(token.finish or "length")
 
     def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
         """Of the tokens that it stands in. Those before them are of what is no text; those behind
         may be of text that comes."""
-        spelled, said = self._spelled(), text.encode()
+        spelled, said = self._pending_bytes(), text.encode()
         at = spelled.find(said)
-        while at > 0 and not self._silent.fullmatch(spelled, 0, at):
+        while at > 0 and not self._invisible.fullmatch(spelled, 0, at):
             at = spelled.find(said, at + 1)
         taken, behind, place = [], [], 0
         for logprob in self._logprobs:
@@ -143,36 +143,38 @@ class Answer:
         self._logprobs = behind
         return tuple(taken)
 
-    def _spelled(self) -> bytes:
+    def _pending_bytes(self) -> bytes:
         return b"".join(logprob.bytes for logprob in self._logprobs)
 
-    def _reasoned(self, place: Place, events: Sequence[Event]) -> bool:
+    def _is_reasoning(self, section: Section, events: Sequence[Event]) -> bool:
         """Marks are none of it, but some are only known by what comes behind them."""
-        if self._parser.place != "reasoning":
+        if self._parser.section != "reasoning":
             return False
-        return place == "reasoning" or any(isinstance(e, ReasoningDelta) for e in events)
+        return section == "reasoning" or any(isinstance(e, ReasoningDelta) for e in events)
 
-    def _of_mark(self) -> int:
+    def _delimiter_tokens(self) -> int:
         """Tokens that were thought to be reasoning, until a mark was whole that they began."""
         spelled = ""
-        for before, token in enumerate(self._ids[: -LONGEST_MARK - 1 : -1]):
+        for before, token in enumerate(self._ids[: -LONGEST_DELIMITER - 1 : -1]):
             spelled = self._tokenizer.spelling(token) + spelled
             if any(mark in spelled for mark in self._closes):
                 return before - (spelled not in self._closes)
         return 0
 
-    def _answered(self, place: Place) -> None:
+    def _count_answer_token(self, section: Section) -> None:
         """Counts what follows the first that was said: before, it may be marks and white space.
         place: where the last token was thought to belong."""
-        if self._room is not None and self._said and place != "reasoning":
-            self._room -= 1
+        if self._answer_tokens_left is not None and self._has_output and section != "reasoning":
+            self._answer_tokens_left -= 1
 
     def _is_cut(self) -> bool:
         """More is spared for text alone."""
-        return self._tokens >= self._limit and not (self._said and self._parser.place == "text")
+        return self._tokens >= self._limit and not (
+            self._has_output and self._parser.section == "text"
+        )
 
     @property
-    def ran_out(self) -> bool:
+    def reasoning_ran_out(self) -> bool:
         """Whether its reasoning took all of its budget, and was ended before it was over."""
         thinking = self._row.thinking
         budget = thinking.budget if thinking else None
@@ -187,32 +189,33 @@ class Answer:
         """A model that stops there has forgotten to answer."""
         return (
             self._parser.awaits_answer
-            and bool(self._prepared.family.bridge)
-            and self._prepared.spec.lead_on
-            and not (self._said or self._led_on)
-            and self._left(self._bridge()) > 0
+            and bool(self._prepared.family.answer_prefix)
+            and self._prepared.spec.force_answer
+            and not (self._has_output or self._is_forced)
+            and self._tokens_left_after(self._answer_prefix()) > 0
         )
 
-    def _bridge(self) -> list[int]:
-        return self._tokenizer.encode(self._prepared.family.bridge)
+    def _answer_prefix(self) -> list[int]:
+        return self._tokenizer.encode(self._prepared.family.answer_prefix)
 
-    def _left(self, bridge: list[int]) -> int:
+    def _tokens_left_after(self, prefix: list[int]) -> int:
         """Tokens that may follow behind the bridge: it takes up room, but is not the answer's."""
-        context = len(self._row.prompt) + len(self._ids) + len(bridge)
+        context = len(self._row.prompt) + len(self._ids) + len(prefix)
         return min(self._row.max_tokens - self._tokens, self._prepared.context_length - context)
 
-    def _lead_on(self) -> Iterator[Event]:
-        self._led_on = True
-        bridge = self._bridge()
+    def _force_answer(self) -> Iterator[Event]:
+        self._is_forced = True
+        bridge = self._answer_prefix()
         for token in bridge:
-            yield from self._passed(self._parser.feed(token, self._text.feed(token)))
+            yield from self._forward(self._parser.feed(token, self._detokenizer.feed(token)))
         said, row = len(self._ids), self._row
         self._next = msgspec.structs.replace(
             row,
             prompt=[*row.prompt, *self._ids, *bridge],
-            max_tokens=self._left(bridge),
-            script=row.script and (row.script[said + 1 :] or row.script[-1:]),
-            score=False,
+            max_tokens=self._tokens_left_after(bridge),
+            forced_tokens=row.forced_tokens
+            and (row.forced_tokens[said + 1 :] or row.forced_tokens[-1:]),
+            prompt_logprobs=False,
             thinking=self._thinking_left(),
         )
 
@@ -224,27 +227,33 @@ class Answer:
         return msgspec.structs.replace(thinking, inside=False, budget=left)
 
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
-        place = self._parser.place
-        yield from self._passed(self._parser.finish(self._text.finish(), cut=reason == "length"))
+        place = self._parser.section
+        yield from self._forward(
+            self._parser.finish(self._detokenizer.finish(), cut=reason == "length")
+        )
         # of last tokens that had no text
-        if self._logprobs and place == "text" and not self._silent.fullmatch(self._spelled()):
-            yield from self._passed([TextDelta(self._index, "")])
+        if (
+            self._logprobs
+            and place == "text"
+            and not self._invisible.fullmatch(self._pending_bytes())
+        ):
+            yield from self._forward([TextDelta(self._index, "")])
         yield from self._stops.finish()
         if reason == "stop" and self._calls and not self._stops.matched:
             reason = "tool_calls"
-        if reason == "stop" and self._was_brought_to_its_end():
+        if reason == "stop" and self._was_forced_to_end():
             reason = "length"
         if reason == "stop" and len(self._ids) > self._limit:
             yield Repaired(self._index, "cut", "content")
         yield self._finished("stop" if self._stops.matched else reason)
 
-    def _was_brought_to_its_end(self) -> bool:
+    def _was_forced_to_end(self) -> bool:
         """Before there was an answer: where a grammar lets none end in its reasoning, the last
         tokens lead out of it."""
         held = self._row.grammar is not None
-        return held and not self._said and self._tokens >= self._limit
+        return held and not self._has_output and self._tokens >= self._limit
 
-    def _passed(self, events: Iterable[Event]) -> Iterator[Event]:
+    def _forward(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
             if self._calls and not self._parallel:
                 return
@@ -252,7 +261,9 @@ class Answer:
                 if not self._stops.matched:
                     yield event
                 continue
-            self._said = self._said or not isinstance(event, ReasoningDelta | BuiltInCall)
+            self._has_output = self._has_output or not isinstance(
+                event, ReasoningDelta | BuiltInCall
+            )
             if isinstance(event, TextDelta):
                 logprobs = self._logprobs_of(event.text)
                 yield from self._stops.feed(replace(event, logprobs=logprobs))
@@ -271,14 +282,14 @@ class Answer:
             completion_tokens=self._tokens,
             cached_tokens=self._cached or 0,
             reasoning_tokens=self._reasoning,
-            led_on=self._led_on,
+            answer_forced=self._is_forced,
             messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
         )
 
 
-def _silent(prepared: Prepared) -> re.Pattern[bytes]:
+def _invisible(prepared: PreparedModel) -> re.Pattern[bytes]:
     """Marks, or the control tokens that they are made with, and white space beside them."""
-    marks = prepared.family.silent_marks()
+    marks = prepared.family.invisible_delimiters()
     control = prepared.checkpoint.tokenizer.control_tokens.values()
     parts = (token for token in control if any(token in mark for mark in marks))
     spelled = sorted({*marks, *parts}, key=len, reverse=True)
@@ -286,11 +297,11 @@ def _silent(prepared: Prepared) -> re.Pattern[bytes]:
     return re.compile(b"(?:%s)*" % either)
 
 
-def _parser(prepared: Prepared, index: int, row: Generate, request: GenerateRequest) -> Parser:
+def _parser(prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest) -> Parser:
     asked = request.prompts[index // request.n]
     if not isinstance(asked, Conversation):  # text is completed by text
-        return TextParser(Reading(index))
-    reading = reading_of(prepared, asked, row.prompt, index)
+        return TextParser(ParseContext(index))
+    reading = parse_context(prepared, asked, row.prompt, index)
     if request.tool_choice == "none":  # what looks like a call is none
         reading = replace(reading, tools=())
     if request.format and row.grammar:

@@ -7,13 +7,13 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.families.base import Rendered
+from mlx_server.families.base import RenderedPrompt
 from mlx_server.generation.constraints import NO_TOOL, budget_of, constrain, template_kwargs
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
-from mlx_server.pool.adapters import Adapter
-from mlx_server.pool.lease import Demand
-from mlx_server.pool.prepare import Prepared
+from mlx_server.pool.adapters import LeasedAdapter
+from mlx_server.pool.lease import MemoryDemand
+from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import check_wanted
 from mlx_server.requests import (
@@ -23,17 +23,17 @@ from mlx_server.requests import (
     SamplingChoices,
     SamplingParams,
 )
-from mlx_server.sources.transcript import Entry
+from mlx_server.sources.transcript import TranscriptEntry
 
 CHARACTERS_PER_TOKEN = 16
 """More than any text has, on average: what has more of them can't fit."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     rows: list[Generate]
     prompt_tokens: int
-    demand: Demand
+    demand: MemoryDemand
     ignored: tuple[str, ...]
     unenforced: tuple[str, ...]
     """What was asked of the answers and no grammar holds."""
@@ -42,13 +42,15 @@ class Plan:
     messages: tuple[Mapping[str, Any], ...]
     """The prompts in the words of the family's own library, if asked for."""
 
-    def unconstrained(self) -> "Plan":
+    def without_constraints(self) -> "RequestPlan":
         for row in self.rows:
             row.grammar = None
         return replace(self, unenforced=NO_TOOL)
 
 
-def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None = None) -> Plan:
+def plan(
+    prepared: PreparedModel, request: GenerateRequest, adapter: LeasedAdapter | None = None
+) -> RequestPlan:
     """Runs in a thread: rendering and tokenising a long prompt takes a while."""
     _check_text(prepared, request)
     if request.format:
@@ -65,10 +67,10 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
     of_text = unenforced(request.format) if request.format else ()
     of_tools = dict.fromkeys(name for _, left_out in planned for name in left_out)
     ignored = (name for prompt, r in asked for name in _ignored(prepared, request, prompt, r))
-    return Plan(
+    return RequestPlan(
         rows=rows,
         prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
-        demand=Demand(
+        demand=MemoryDemand(
             prepared.kv,
             max(len(row.prompt) for row in rows),
             max(_longest(prepared, request, row) for row in rows),
@@ -81,7 +83,9 @@ def plan(prepared: Prepared, request: GenerateRequest, adapter: Adapter | None =
     )
 
 
-def shortened(planned: Plan, prepared: Prepared, request: GenerateRequest, most: int) -> Plan:
+def shortened(
+    planned: RequestPlan, prepared: PreparedModel, request: GenerateRequest, most: int
+) -> RequestPlan:
     """The plan with answers that fit, where the client set no limit of its own.
 
     most: tokens that the memory holds of each row. Where not even the prompts fit, nothing changes,
@@ -89,7 +93,7 @@ def shortened(planned: Plan, prepared: Prepared, request: GenerateRequest, most:
     """
     if request.max_tokens is not None or planned.demand.most_tokens <= most:
         return planned
-    answers = 2 if is_made_again(prepared, request) else 1
+    answers = 2 if may_retry(prepared, request) else 1
     most_of_each = []
     for row in planned.rows:
         beyond = max(0, _longest(prepared, request, row) - most)
@@ -101,7 +105,9 @@ def shortened(planned: Plan, prepared: Prepared, request: GenerateRequest, most:
     return replace(planned, demand=replace(planned.demand, most_tokens=most))
 
 
-def _messages(prepared: Prepared, prompts: Sequence[Rendered]) -> Iterator[Mapping[str, Any]]:
+def _messages(
+    prepared: PreparedModel, prompts: Sequence[RenderedPrompt]
+) -> Iterator[Mapping[str, Any]]:
     for rendered in prompts:
         if rendered.messages is None:
             raise BadRequest(
@@ -112,8 +118,8 @@ def _messages(prepared: Prepared, prompts: Sequence[Rendered]) -> Iterator[Mappi
         yield from rendered.messages()
 
 
-def made_again(
-    prepared: Prepared, request: GenerateRequest, conversation: Conversation, first: Generate
+def retry_row(
+    prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, first: Generate
 ) -> Generate | None:
     """The row of an answer that was not what was asked for; None where there is no room for it."""
     prompt = _tokens(prepared, conversation).tokens
@@ -121,32 +127,30 @@ def made_again(
     if room <= 0:
         return None
     (row,), _ = _rows(prepared, replace(request, n=1), conversation, prompt)
-    row.max_tokens, row.spare = first.max_tokens, first.spare
+    row.max_tokens, row.overflow_tokens = first.max_tokens, first.overflow_tokens
     row.end_within(room)
     row.adapter, row.adapter_scale = first.adapter, first.adapter_scale
     return row
 
 
-def _longest(prepared: Prepared, request: GenerateRequest, row: Generate) -> int:
+def _longest(prepared: PreparedModel, request: GenerateRequest, row: Generate) -> int:
     """Tokens that it may come to hold, with what may be put behind its own."""
     once = len(row.prompt) + row.max_tokens
     if not any(isinstance(prompt, Conversation) for prompt in request.prompts):
         return once
-    again = (
-        row.max_tokens + limits.CORRECTION_TOKENS.value if is_made_again(prepared, request) else 0
-    )
+    again = row.max_tokens + limits.CORRECTION_TOKENS.value if may_retry(prepared, request) else 0
     # what may lead an answer on is no more tokens than it has letters
-    return once + again + len(prepared.family.bridge)
+    return once + again + len(prepared.family.answer_prefix)
 
 
-def is_made_again(prepared: Prepared, request: GenerateRequest) -> bool:
+def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
     """Whether an answer may be, if it is not what was asked for."""
     repair = prepared.spec.repair
-    held_back = request.whole or repair.streaming == "accumulate"
+    held_back = request.buffered or repair.streaming == "accumulate"
     return bool(held_back and repair.retries and request.format and unenforced(request.format))
 
 
-def _check_text(prepared: Prepared, request: GenerateRequest) -> None:
+def _check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
     """All of it, before anything is built from it: in which field it stands makes no difference."""
     most = max(limits.PROMPT_CHARACTERS.value, CHARACTERS_PER_TOKEN * prepared.context_length)
     around = characters_of(replace(request, prompts=()))
@@ -165,7 +169,7 @@ def _param(prompt: Prompt) -> str:
     return "messages" if isinstance(prompt, Conversation) else "prompt"
 
 
-def _rendered(prepared: Prepared, prompt: Prompt) -> Rendered:
+def _rendered(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
     param = _param(prompt)
     # What is far too long is refused before a minute is spent on counting it.
     _check_length(prepared, _characters(prompt) // prepared.checkpoint.tokenizer.longest, param)
@@ -180,7 +184,7 @@ def _rendered(prepared: Prepared, prompt: Prompt) -> Rendered:
     return rendered
 
 
-def _check_length(prepared: Prepared, tokens: int, param: str) -> None:
+def _check_length(prepared: PreparedModel, tokens: int, param: str) -> None:
     if tokens >= prepared.context_length:
         raise ContextTooLong(
             f"The prompt has {tokens} tokens or more; the context of {prepared.id} holds "
@@ -198,24 +202,24 @@ def _characters(prompt: Prompt) -> int:
     return 0
 
 
-def _tokens(prepared: Prepared, prompt: Prompt) -> Rendered:
+def _tokens(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
     match prompt:
         case Conversation():
             return _chat(prepared, prompt)
         case str():
             tokenizer = prepared.checkpoint.tokenizer
-            return Rendered(tokenizer.encode_prompt(prompt, prepared.context_length))
+            return RenderedPrompt(tokenizer.encode_prompt(prompt, prepared.context_length))
         case ids:
-            return Rendered(list(ids))
+            return RenderedPrompt(list(ids))
 
 
-def _chat(prepared: Prepared, asked: Conversation) -> Rendered:
-    everything = replace(asked, template_kwargs=template_kwargs(prepared, asked))
+def _chat(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
+    everything = replace(conversation, template_kwargs=template_kwargs(prepared, conversation))
     return prepared.family.render(prepared.checkpoint, everything, prepared.context_length)
 
 
 def _ignored(
-    prepared: Prepared, request: GenerateRequest, asked: Prompt, rendered: Rendered
+    prepared: PreparedModel, request: GenerateRequest, asked: Prompt, rendered: RenderedPrompt
 ) -> Iterator[str]:
     """Of what the client set: the owner knows what a template reads."""
     if not isinstance(asked, Conversation):
@@ -232,7 +236,7 @@ def _ignored(
 
 
 def _rows(
-    prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int]
+    prepared: PreparedModel, request: GenerateRequest, asked: Prompt, prompt: list[int]
 ) -> tuple[list[Generate], tuple[str, ...]]:
     """And what their grammar leaves out of the tools' schemas."""
     left_out: dict[str, None] = {}
@@ -246,28 +250,28 @@ def _rows(
 
 
 def _row(
-    prepared: Prepared, request: GenerateRequest, asked: Prompt, prompt: list[int], choice: int
+    prepared: PreparedModel, request: GenerateRequest, asked: Prompt, prompt: list[int], choice: int
 ) -> Generate:
     room = prepared.context_length - len(prompt)
     limit = min(_limit(prepared, request), room)
-    spare = min(_spare(prepared, request), room - limit)
+    spare = min(_overflow_tokens(prepared, request), room - limit)
     row = Generate(
         row=0,
         model=prepared.id,
         prompt=prompt,
         max_tokens=limit + spare,
-        spare=spare,
+        overflow_tokens=spare,
         stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
         sampling=_sampling(prepared, request, choice),
-        score=request.echo and (request.logprobs is not None or request.max_tokens == 0),
+        prompt_logprobs=request.echo and (request.logprobs is not None or request.max_tokens == 0),
         client=request.client,
     )
     if prepared.transcript:
-        _replay(prepared, row, prepared.transcript.pick(asked))
+        _play_transcript(prepared, row, prepared.transcript.pick(asked))
     return row
 
 
-def _limit(prepared: Prepared, request: GenerateRequest) -> int:
+def _limit(prepared: PreparedModel, request: GenerateRequest) -> int:
     if request.max_tokens is not None:
         return request.max_tokens
     return (
@@ -275,7 +279,7 @@ def _limit(prepared: Prepared, request: GenerateRequest) -> int:
     )
 
 
-def _spare(prepared: Prepared, request: GenerateRequest) -> int:
+def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
     """Tokens for JSON that the owner's limit cuts short. A client's own limit holds."""
     if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
         return 0
@@ -285,7 +289,7 @@ def _spare(prepared: Prepared, request: GenerateRequest) -> int:
     )
 
 
-def _sampling(prepared: Prepared, request: GenerateRequest, choice: int) -> SamplingParams:
+def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) -> SamplingParams:
     """The request's choices, else the owner's, else the publisher's, else OpenAI's."""
     choices: SamplingChoices = {
         **prepared.checkpoint.sampling,
@@ -301,12 +305,12 @@ def _sampling(prepared: Prepared, request: GenerateRequest, choice: int) -> Samp
     )
 
 
-def _replay(prepared: Prepared, row: Generate, entry: Entry) -> None:
+def _play_transcript(prepared: PreparedModel, row: Generate, entry: TranscriptEntry) -> None:
     """The row plays a recorded answer instead of one of its own."""
     tokenizer = prepared.checkpoint.tokenizer
     row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
     row.delay = entry.delay_ms / 1000
     output = entry.tokens(tokenizer)
-    row.script = [*output, row.stop_tokens[0]]
+    row.forced_tokens = [*output, row.stop_tokens[0]]
     if entry.finish == "length" and output:
         row.end_within(len(output))

@@ -10,20 +10,26 @@ from mlx_server.engine.messages import Generate
 from mlx_server.events import (
     Event,
     Finished,
-    Mended,
     PromptProgress,
     ReasoningDelta,
     Repaired,
+    RepairKind,
     TextDelta,
     ToolCallFinished,
-    Unmet,
+    Violation,
 )
-from mlx_server.generation.constraints import constrain_onward
-from mlx_server.generation.output import Answer
-from mlx_server.generation.plan import made_again
+from mlx_server.generation.constraints import constrain_continuation
+from mlx_server.generation.output import OutputProcessor
+from mlx_server.generation.plan import retry_row
 from mlx_server.messages import Conversation, Phase
-from mlx_server.pool.prepare import Prepared
-from mlx_server.repair.answers import Asked, Outcome, Said, asked_again, outcome
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.repair.answers import (
+    CheckedAnswer,
+    RawAnswer,
+    Requirements,
+    check_answer,
+    retry_conversation,
+)
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
@@ -31,10 +37,10 @@ _checks = asyncio.Semaphore(limits.CHECK_PROCESSES.value)
 """Each may keep a process busy for seconds."""
 
 
-class Course:
+class RetryingAnswer:
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedModel,
         index: int,
         row: Generate,
         request: GenerateRequest,
@@ -44,20 +50,20 @@ class Course:
         """unchecked: no grammar holds the answer's text to all that was asked of it."""
         self.finished = False
         self._prepared, self._index, self._request = prepared, index, request
-        self._first = self._row = row
-        self._answer = Answer(prepared, index, row, request)
+        self._first_row = self._row = row
+        self._answer = OutputProcessor(prepared, index, row, request)
         self._unchecked = unchecked
         accumulates = prepared.spec.repair.streaming == "accumulate"
-        self._holds = unchecked and (request.whole or accumulates)
-        self._held: list[Event] = []
+        self._is_buffered = unchecked and (request.buffered or accumulates)
+        self._buffered: list[Event] = []
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._calls = 0
         self._phase: Phase | None = None
         """Of the last text."""
-        self._before: Finished | None = None
+        self._rejected: Finished | None = None
         """Of the attempts that were not taken."""
-        self._wrong: Mended | None = None
+        self._rejection: RepairKind | None = None
         """With the last of them."""
         self._attempts = 0
         self._next: Generate | None = None
@@ -79,18 +85,20 @@ class Course:
             elif isinstance(event, PromptProgress):
                 yield event
             else:
-                self._hear(event)
-                if not self._holds:
+                self._collect(event)
+                if not self._is_buffered:
                     yield event
         if onward := self._answer.next_row():
-            await self._lead_on(onward)
+            await self._continue(onward)
 
-    async def _lead_on(self, row: Generate) -> None:
-        assert isinstance(self._asked, Conversation)
-        await in_thread(constrain_onward, self._prepared, self._request, self._asked, row)
+    async def _continue(self, row: Generate) -> None:
+        assert isinstance(self._conversation, Conversation)
+        await in_thread(
+            constrain_continuation, self._prepared, self._request, self._conversation, row
+        )
         self._next = row
 
-    def _hear(self, event: Event) -> None:
+    def _collect(self, event: Event) -> None:
         match event:
             case TextDelta(_, text, _, phase):
                 self._texts.append(text)
@@ -99,75 +107,75 @@ class Course:
                 self._reasoning.append(text)
             case ToolCallFinished():
                 self._calls += 1
-        if self._holds:
-            self._held.append(event)
+        if self._is_buffered:
+            self._buffered.append(event)
 
     async def _end(self, finished: Finished) -> AsyncIterator[Event]:
         text = "".join(self._texts)
-        found = Outcome(text)
+        found = CheckedAnswer(text)
         if self._unchecked or not (text.strip() or self._calls):
-            found = await self._outcome(text, finished)
-        if found.errors and self._holds and await self._make_again(text, found):
-            self._before = self._counted(finished)
+            found = await self._check(text, finished)
+        if found.errors and self._is_buffered and await self._retry(text, found):
+            self._rejected = self._with_rejected_usage(finished)
             return
-        for event in self._told(text, found):
+        for event in self._final_events(text, found):
             yield event
         self.finished = True
-        yield self._counted(finished)
+        yield self._with_rejected_usage(finished)
 
-    async def _outcome(self, text: str, finished: Finished) -> Outcome:
-        if not isinstance(self._asked, Conversation):
-            return Outcome(text)
-        reasoning, ran_out = "".join(self._reasoning), self._answer.ran_out
-        marks = self._prepared.family.call_marks(self._asked.tools)
-        said = Said(text, reasoning, self._calls, finished.reason, ran_out, marks)
-        asked = Asked(self._request.format, self._request.tool_choice)
+    async def _check(self, text: str, finished: Finished) -> CheckedAnswer:
+        if not isinstance(self._conversation, Conversation):
+            return CheckedAnswer(text)
+        reasoning, ran_out = "".join(self._reasoning), self._answer.reasoning_ran_out
+        marks = self._prepared.family.call_delimiters(self._conversation.tools)
+        said = RawAnswer(text, reasoning, self._calls, finished.reason, ran_out, marks)
+        asked = Requirements(self._request.format, self._request.tool_choice)
         async with _checks:
-            return await asyncio.to_thread(outcome, said, asked, self._prepared.spec.repair)
+            return await asyncio.to_thread(check_answer, said, asked, self._prepared.spec.repair)
 
     @property
-    def _asked(self) -> object:
+    def _conversation(self) -> object:
         return self._request.prompts[self._index // self._request.n]
 
-    async def _make_again(self, text: str, found: Outcome) -> bool:
+    async def _retry(self, text: str, found: CheckedAnswer) -> bool:
         if self._attempts >= self._prepared.spec.repair.retries:
             return False
-        assert isinstance(self._asked, Conversation)
-        again = asked_again(self._asked, text, found.errors)
+        assert isinstance(self._conversation, Conversation)
+        again = retry_conversation(self._conversation, text, found.errors)
         self._next = await in_thread(
-            made_again,
+            retry_row,
             self._prepared,
             self._request,
             again,
-            self._first,
+            self._first_row,
             model=self._prepared.id,
         )
         if self._next is None:
             return False
         self._attempts += 1
-        self._wrong = "tools" if found.errors[0].startswith("tool_calls:") else "schema"
-        self._answer = Answer(self._prepared, self._index, self._next, self._request)
-        self._held, self._texts, self._reasoning, self._calls = [], [], [], 0
+        self._rejection = "tools" if found.errors[0].startswith("tool_calls:") else "schema"
+        self._answer = OutputProcessor(self._prepared, self._index, self._next, self._request)
+        self._buffered, self._texts, self._reasoning, self._calls = [], [], [], 0
         return True
 
-    def _told(self, text: str, found: Outcome) -> Iterator[Event]:
+    def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
         promoted = ("reasoning", "content") in found.repairs
         if found.text == text:
-            yield from self._held
-        elif self._holds or promoted:
-            yield from (event for event in self._held if not isinstance(event, TextDelta))
+            yield from self._buffered
+        elif self._is_buffered or promoted:
+            yield from (event for event in self._buffered if not isinstance(event, TextDelta))
             yield TextDelta(self._index, found.text, phase=self._phase)
-        if self._holds or promoted:
+        if self._is_buffered or promoted:
             for what, where in found.repairs:
                 yield Repaired(self._index, what, where)
-        if self._wrong and not found.errors:
-            where = "tool_calls" if self._wrong == "tools" else "content"
-            yield Repaired(self._index, self._wrong, where)
+        if self._rejection and not found.errors:
+            where = "tool_calls" if self._rejection == "tools" else "content"
+            yield Repaired(self._index, self._rejection, where)
         for error in found.errors:
-            yield Unmet(self._index, error)
+            yield Violation(self._index, error)
 
-    def _counted(self, finished: Finished) -> Finished:
-        if (before := self._before) is None:
+    def _with_rejected_usage(self, finished: Finished) -> Finished:
+        if (before := self._rejected) is None:
             return finished
         return replace(
             finished,

@@ -22,23 +22,23 @@ from mlx_server.events import (
     FinishReason,
     McpCallDelta,
     McpCallFinished,
-    McpCallMade,
+    McpCallReady,
     McpCallStarted,
     Started,
     ToolsListed,
 )
 from mlx_server.generation.generate import generate
-from mlx_server.generation.tool_turn import Call, Names, Offered, Turn
+from mlx_server.generation.tool_turn import ServerTool, ToolNames, ToolTurn, TurnCall
 from mlx_server.grammars import schema
 from mlx_server.mcp import Connectors, McpError, Toolset
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import Approval, GenerateRequest, McpTools, Named, ToolChoice
+from mlx_server.requests import Approval, GenerateRequest, McpTools, NamedTool, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ToolLoopLimits:
     rounds: int = limits.MCP_ROUNDS.value
     """With calls that were run."""
     seconds: float = limits.MCP_ROUND_SECONDS.value
@@ -47,7 +47,7 @@ class Limits:
     """That are run, approved ones included."""
 
 
-LIMITS = Limits()
+LIMITS = ToolLoopLimits()
 
 
 def respond(
@@ -55,7 +55,7 @@ def respond(
     tools: McpTools,
     connectors: Connectors,
     pool: Pool,
-    limits: Limits = LIMITS,
+    limits: ToolLoopLimits = LIMITS,
 ) -> AsyncGenerator[Event]:
     """`generate`, with the tools of MCP servers beside those of the conversation.
 
@@ -72,7 +72,7 @@ async def _respond(
     tools: McpTools,
     connectors: Connectors,
     pool: Pool,
-    limits: Limits,
+    limits: ToolLoopLimits,
 ) -> AsyncGenerator[Event]:
     _check(request, tools, limits)
     async with connectors.open(tools.servers) as toolset:
@@ -83,7 +83,7 @@ async def _respond(
                 yield event
 
 
-def _check(request: GenerateRequest, tools: McpTools, limits: Limits) -> None:
+def _check(request: GenerateRequest, tools: McpTools, limits: ToolLoopLimits) -> None:
     if len(tools.approvals) > limits.calls:
         raise BadRequest(
             f"`input` has {len(tools.approvals)} approvals that are not acted upon yet; at most "
@@ -111,7 +111,7 @@ class _Rounds:
         tools: McpTools,
         toolset: Toolset,
         pool: Pool,
-        limits: Limits,
+        limits: ToolLoopLimits,
     ) -> None:
         conversation = request.prompts[0]
         assert isinstance(conversation, Conversation)
@@ -120,13 +120,13 @@ class _Rounds:
         self._pool = pool
         self._limits = limits
         self._asked = tools
-        self._names = Names(conversation.tools)
+        self._names = ToolNames(conversation.tools)
         self._left_out: dict[str, list[str]] = {}
-        self._offered = self._offer()
+        self._server_tools = self._offer()
         self._conversation = replace(
             conversation,
             messages=tuple(map(self._named, conversation.messages)),
-            tools=(*conversation.tools, *(each.tool for each in self._offered.values())),
+            tools=(*conversation.tools, *(each.tool for each in self._server_tools.values())),
         )
         self._ends = time.monotonic() + limits.seconds
         self._calls = self._runs = self._rounds = 0
@@ -138,7 +138,7 @@ class _Rounds:
         before: list[Event] = [*self._listed()]
         before += [event async for event in self._approved()]
         while True:
-            turn = Turn(self._offered, self._calls, self._may_run())
+            turn = ToolTurn(self._server_tools, self._calls, self._may_run())
             async with aclosing(self._round(turn, choice)) as events:
                 async for event in events:
                     yield event
@@ -160,7 +160,7 @@ class _Rounds:
                 return
             choice = "none" if self._is_spent() or self._request.tool_choice == "none" else "auto"
 
-    async def _round(self, turn: Turn, choice: ToolChoice) -> AsyncGenerator[Event]:
+    async def _round(self, turn: ToolTurn, choice: ToolChoice) -> AsyncGenerator[Event]:
         try:
             async with aclosing(self._generated(turn, choice)) as events:
                 async for event in events:
@@ -173,7 +173,7 @@ class _Rounds:
                 async for event in events:
                     yield event
 
-    async def _generated(self, turn: Turn, choice: ToolChoice) -> AsyncGenerator[Event]:
+    async def _generated(self, turn: ToolTurn, choice: ToolChoice) -> AsyncGenerator[Event]:
         request = replace(
             self._request,
             prompts=(self._conversation,),
@@ -183,7 +183,7 @@ class _Rounds:
         async with aclosing(generate(request, self._pool)) as events:
             async for event in events:
                 if not isinstance(event, Started):
-                    for told in turn.tell(event):
+                    for told in turn.visible_events(event):
                         yield told
                     continue
                 self._started.append(event)
@@ -192,10 +192,10 @@ class _Rounds:
         if turn.finished:
             self._finished.append(turn.finished)
 
-    def _offer(self) -> dict[str, Offered]:
-        found: dict[str, Offered] = {}
+    def _offer(self) -> dict[str, ServerTool]:
+        found: dict[str, ServerTool] = {}
         for server in self._toolset.servers:
-            label = server.asked.label
+            label = server.requested.label
             for name, listed in server.listing.tools.items():
                 try:
                     schema.check(schema.object_of(listed.schema), strict=False)
@@ -205,12 +205,12 @@ class _Rounds:
                     continue
                 shown = self._names.of(label, name, self._is_unique(label, name))
                 tool = Tool(shown, listed.description, listed.schema)
-                found[shown] = Offered(label, name, tool, server.needs_approval(name))
+                found[shown] = ServerTool(label, name, tool, server.needs_approval(name))
         return found
 
     def _is_unique(self, label: str, name: str) -> bool:
         return not any(
-            server.asked.label != label and name in server.listing.tools
+            server.requested.label != label and name in server.listing.tools
             for server in self._toolset.servers
         )
 
@@ -230,11 +230,13 @@ class _Rounds:
         choice = self._asked.choice
         if choice is None:
             return self._request.tool_choice if self._may_run() else "none"
-        if choice.name is None and any(o.server == choice.server for o in self._offered.values()):
+        if choice.name is None and any(
+            o.server == choice.server for o in self._server_tools.values()
+        ):
             return "required"
-        for shown, offered in self._offered.items():
+        for shown, offered in self._server_tools.items():
             if (offered.server, offered.name) == (choice.server, choice.name):
-                return Named(shown)
+                return NamedTool(shown)
         raise BadRequest(
             f"`tool_choice` wants {choice.name or 'a tool'!r:.64} of the MCP server "
             f"{choice.server!r:.64}, which does not offer it.",
@@ -243,20 +245,22 @@ class _Rounds:
 
     def _listed(self) -> Iterator[Event]:
         for server in self._toolset.servers:
-            left_out = self._left_out.get(server.asked.label, [])
+            left_out = self._left_out.get(server.requested.label, [])
             told = [*([server.listing.error] if server.listing.error else []), *left_out]
-            if server.asked.listed and not told:
+            if server.requested.listed and not told:
                 continue
-            offered = {each.name for each in self._offered.values()}
+            offered = {each.name for each in self._server_tools.values()}
             tools = (tool for name, tool in server.listing.tools.items() if name in offered)
-            yield ToolsListed(0, server.asked.label, tuple(tools), " ".join(told) or None)
+            yield ToolsListed(0, server.requested.label, tuple(tools), " ".join(told) or None)
 
     async def _approved(self) -> AsyncIterator[Event]:
         """Runs what was approved, and has the conversation go on behind it."""
         if not self._asked.approvals:
             return
         calls = [self._decided(approval) for approval in self._asked.approvals]
-        self._conversation = _with_calls(self._conversation, [call.told() for call in calls])
+        self._conversation = _with_calls(
+            self._conversation, [call.as_tool_call() for call in calls]
+        )
         granted = []
         for call, approval in zip(calls, self._asked.approvals, strict=True):
             if not approval.approve:
@@ -268,20 +272,20 @@ class _Rounds:
                 0, call.number, call.id, approval.server, approval.name, approval.id
             )
             yield McpCallDelta(0, call.number, approval.arguments)
-            yield McpCallMade(0, call.number)
+            yield McpCallReady(0, call.number)
         async for event in self._run(granted):
             yield event
 
-    def _decided(self, approval: Approval) -> Call:
+    def _decided(self, approval: Approval) -> TurnCall:
         shown = self._names.known(approval.server, approval.name)
         tool = Tool(shown)
-        offered = Offered(approval.server, approval.name, tool, needs_approval=False)
-        call = Call(self._calls, f"call_{uuid.uuid4().hex}", shown, offered)
+        offered = ServerTool(approval.server, approval.name, tool, needs_approval=False)
+        call = TurnCall(self._calls, f"call_{uuid.uuid4().hex}", shown, offered)
         call.arguments.append(approval.arguments)
         self._calls += 1
         return call
 
-    async def _run(self, calls: Sequence[Call]) -> AsyncGenerator[Event]:
+    async def _run(self, calls: Sequence[TurnCall]) -> AsyncGenerator[Event]:
         """All of them at once; their results go to the model in the order of the calls."""
         self._runs += len(calls)
         running = {asyncio.create_task(self._result(call)): call for call in calls}
@@ -301,7 +305,7 @@ class _Rounds:
         for call in calls:
             self._add_result(call, results[call.number])
 
-    async def _result(self, call: Call) -> tuple[str | None, str | None]:
+    async def _result(self, call: TurnCall) -> tuple[str | None, str | None]:
         assert call.offered
         arguments = "".join(call.arguments)
         try:
@@ -309,7 +313,7 @@ class _Rounds:
         except McpError as error:
             return None, str(error)
 
-    def _add_result(self, call: Call, text: str) -> None:
+    def _add_result(self, call: TurnCall, text: str) -> None:
         result = Message("tool", text, name=call.name, tool_call_id=call.id)
         self._conversation = replace(
             self._conversation, messages=(*self._conversation.messages, result)
@@ -329,7 +333,7 @@ class _Rounds:
         used = sum(finished.completion_tokens for finished in self._finished)
         return None if most is None else max(0, most - used)
 
-    def _end(self, turn: Turn, reason: FinishReason | None) -> Finished:
+    def _end(self, turn: ToolTurn, reason: FinishReason | None) -> Finished:
         rounds = self._finished
         ended: FinishReason = "tool_calls" if turn.has_functions else "stop"
         return Finished(
@@ -339,7 +343,7 @@ class _Rounds:
             cached_tokens=sum(each.cached_tokens for each in rounds),
             reasoning_tokens=sum(each.reasoning_tokens for each in rounds),
             further_prompt_tokens=sum(each.prompt_tokens for each in self._started[1:]),
-            led_on=any(each.led_on for each in rounds),
+            answer_forced=any(each.answer_forced for each in rounds),
             messages=(*self._between(), *rounds[-1].messages),
         )
 

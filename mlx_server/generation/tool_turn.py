@@ -11,7 +11,7 @@ from mlx_server.events import (
     Event,
     Finished,
     McpCallDelta,
-    McpCallMade,
+    McpCallReady,
     McpCallStarted,
     PromptProgress,
     ReasoningDelta,
@@ -20,7 +20,7 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
-    Unmet,
+    Violation,
 )
 from mlx_server.messages import Message, Tool, ToolCall
 
@@ -29,7 +29,7 @@ CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class ServerTool:
     """A tool of a server, as the model sees it."""
 
     server: str
@@ -40,12 +40,12 @@ class Offered:
 
 
 @dataclass
-class Call:
+class TurnCall:
     number: int
     id: str
     name: str
     """As the model sees it."""
-    offered: Offered | None
+    offered: ServerTool | None
     """None: a function tool of the client's."""
     arguments: list[str] = field(default_factory=list)
     is_made: bool = False
@@ -57,24 +57,24 @@ class Call:
             self.offered and self.is_made and not (self.is_ignored or self.offered.needs_approval)
         )
 
-    def told(self) -> ToolCall:
+    def as_tool_call(self) -> ToolCall:
         return ToolCall(self.id, self.name, "".join(self.arguments))
 
 
 @dataclass
-class Turn:
+class ToolTurn:
     """What the model said in one round, and who of the events' readers hears of it."""
 
-    offered: dict[str, Offered]
+    offered: dict[str, ServerTool]
     first_call: int
     may_run: int
     """Of its calls; others are ignored."""
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, TurnCall] = field(default_factory=dict)
     finished: Finished | None = None
 
-    def tell(self, event: Event) -> Iterator[Event]:
+    def visible_events(self, event: Event) -> Iterator[Event]:
         match event:
             case TextDelta(text=text):
                 self.texts.append(text)
@@ -82,7 +82,7 @@ class Turn:
             case ReasoningDelta(text=text):
                 self.reasoning.append(text)
                 yield event
-            case BuiltInCall() | PromptProgress() | Unmet():
+            case BuiltInCall() | PromptProgress() | Violation():
                 yield event
             case ToolCallStarted(call=at):
                 call = self.calls[at] = self._begun(event)
@@ -100,14 +100,14 @@ class Turn:
             case Finished():
                 self.finished = event
 
-    def _begun(self, event: ToolCallStarted) -> Call:
+    def _begun(self, event: ToolCallStarted) -> TurnCall:
         offered = self.offered.get(event.name)
-        call = Call(self.first_call + event.call, event.id, event.name, offered)
+        call = TurnCall(self.first_call + event.call, event.id, event.name, offered)
         running = sum(other.offered is not None for other in self.calls.values())
         call.is_ignored = offered is not None and running >= self.may_run
         return call
 
-    def runs(self) -> list[Call]:
+    def runs(self) -> list[TurnCall]:
         return [call for call in self.calls.values() if call.is_run]
 
     def message(self) -> Message:
@@ -116,7 +116,7 @@ class Turn:
             "assistant",
             "".join(self.texts),
             reasoning="".join(self.reasoning) or None,
-            tool_calls=tuple(call.told() for call in self.runs()),
+            tool_calls=tuple(call.as_tool_call() for call in self.runs()),
         )
 
     @property
@@ -131,7 +131,7 @@ class Turn:
         return any(call.is_made and call.offered is None for call in self.calls.values())
 
 
-def _started(event: ToolCallStarted, call: Call) -> Iterator[Event]:
+def _started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:
     if call.offered is None:
         yield replace(event, call=call.number)
     elif not call.is_ignored and not call.offered.needs_approval:
@@ -139,14 +139,14 @@ def _started(event: ToolCallStarted, call: Call) -> Iterator[Event]:
         yield McpCallStarted(event.index, call.number, call.id, server, name)
 
 
-def _went_on(event: ToolCallDelta, call: Call) -> Iterator[Event]:
+def _went_on(event: ToolCallDelta, call: TurnCall) -> Iterator[Event]:
     if call.offered is None:
         yield replace(event, call=call.number)
     elif not call.is_ignored and not call.offered.needs_approval:
         yield McpCallDelta(event.index, call.number, event.arguments)
 
 
-def _made(event: ToolCallFinished, call: Call) -> Iterator[Event]:
+def _made(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
     if call.offered is None:
         yield replace(event, call=call.number)
     elif call.is_ignored:
@@ -161,10 +161,10 @@ def _made(event: ToolCallFinished, call: Call) -> Iterator[Event]:
             "".join(call.arguments),
         )
     else:
-        yield McpCallMade(event.index, call.number)
+        yield McpCallReady(event.index, call.number)
 
 
-class Names:
+class ToolNames:
     """What the model calls the tools of servers: as the server does, where that is one name."""
 
     def __init__(self, functions: Sequence[Tool]) -> None:

@@ -4,56 +4,56 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema, user_grammar
 from mlx_server.grammars.lark import Lark, quoted
-from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
+from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
 from mlx_server.schemas import patterns
 
 
-def rule_of(wanted: Format, lark: Lark) -> str:
+def format_rule(format: Format, lark: Lark) -> str:
     """The rule of a text that is this and nothing around it."""
-    match wanted:
+    match format:
         case JsonFormat(schema=found, strict=strict):
             return lark.json(found, lenient=not strict)
-        case Regex(pattern):
+        case RegexFormat(pattern):
             return lark.terminal(patterns.terminal_of(patterns.unanchored(pattern)))
-        case Choice(options):
+        case ChoiceFormat(options):
             return lark.terminal(" | ".join(map(quoted, dict.fromkeys(options))))
-        case Written(source):
-            return lark.rule(user_grammar.body_of(source))
+        case GrammarFormat(source):
+            return lark.rule(user_grammar.user_grammar_body(source))
 
 
-def is_verbatim(wanted: Format | None) -> bool:
+def is_verbatim(format: Format | None) -> bool:
     """Whether white space at its beginning may be a part of it."""
-    return wanted is not None and not isinstance(wanted, JsonFormat)
+    return format is not None and not isinstance(format, JsonFormat)
 
 
-def placed(message: str, wanted: Format | None) -> str:
+def with_place(message: str, format: Format | None) -> str:
     """What the compiler says of a format, with the place in its schema."""
-    at = schema.place_of(message, wanted.schema) if isinstance(wanted, JsonFormat) else ""
+    at = schema.place_of(message, format.schema) if isinstance(format, JsonFormat) else ""
     return f"{message} ({at})" if at else message
 
 
-def check(wanted: Format, param: str) -> None:
+def check(format: Format, param: str) -> None:
     """Raises InvalidGrammar for what can't be used, before anything is compiled."""
     try:
-        match wanted:
+        match format:
             case JsonFormat(schema=found, strict=strict):
                 schema.check(found, strict=strict)
-            case Regex(pattern):
+            case RegexFormat(pattern):
                 _check_pattern(pattern)
-            case Choice(options):
+            case ChoiceFormat(options):
                 _check_options(options)
-            case Written(source):
+            case GrammarFormat(source):
                 _check_text(source)
-                user_grammar.body_of(source)
+                user_grammar.user_grammar_body(source)
     except InvalidGrammar as error:
         error.param = param
         raise
 
 
-def unenforced(wanted: Format) -> tuple[str, ...]:
+def unenforced(format: Format) -> tuple[str, ...]:
     """`keyword at #/path` for all that the grammar leaves out (see schema.py)."""
-    if isinstance(wanted, JsonFormat) and not wanted.strict:
-        return schema.unenforced(wanted.schema)
+    if isinstance(format, JsonFormat) and not format.strict:
+        return schema.unenforced(format.schema)
     return ()
 
 
@@ -61,7 +61,7 @@ def _check_pattern(pattern: str) -> None:
     _check_text(pattern)
     if why := patterns.unsupported(pattern):
         raise InvalidGrammar(f"The pattern has {why}, which a grammar can't say. Leave it out.")
-    if why := patterns.excess(pattern):
+    if why := patterns.excessive_part(pattern):
         raise InvalidGrammar(f"The pattern {why}. Use a shorter one.")
 
 

@@ -33,7 +33,7 @@ def lark_of(source: str) -> str:
     rules = _rules(source)
     if "root" not in rules:
         raise _refused("it has no rule named root")
-    flat = _flat(rules)
+    flat = _regular_rules(rules)
     # Upper case is one lexeme to Lark, which is much faster than a rule for each character.
     names = {name: f"{'G' if name in flat else 'g'}{at}" for at, name in enumerate(rules)}
     lines = [f"{names[name]}: {_body(body, names)}" for name, body in rules.items()]
@@ -69,7 +69,7 @@ def _tokens(source: str) -> Iterator[Token]:
         at = found.end()
 
 
-def _flat(rules: dict[str, list[Token]]) -> set[str]:
+def _regular_rules(rules: dict[str, list[Token]]) -> set[str]:
     """The rules that refer to no rule that refers to itself: regular expressions, all told."""
     uses = {name: [text for kind, text in body if kind == "name"] for name, body in rules.items()}
     missing = {text for texts in uses.values() for text in texts} - set(rules)

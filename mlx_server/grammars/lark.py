@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlx_server.schemas.report import may_spell, plain
+from mlx_server.schemas.report import may_use_name, simplified
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Text that a grammar forces would be tokenised, and could become a control token."""
@@ -41,7 +41,7 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
         """JSON that follows a schema (see schema.py for those that can be used)."""
-        return self.rule(body_of_json(plain(schema, lenient=lenient)))
+        return self.rule(body_of_json(simplified(schema, lenient=lenient)))
 
     def text(self, literal: str) -> str:
         """Exactly this; control tokens that it spells are meant as such."""
@@ -57,13 +57,13 @@ class Lark:
         found = self._marks.search(literal)
         return found[0] if found else ""
 
-    def up_to(self, mark: str, text: str = "") -> str:
+    def up_to(self, delimiter: str, text: str = "") -> str:
         """Any text, and the first of these marks behind it. text: a terminal that it has to be."""
         text = text or self.anything()
-        control = self._marks.search(mark)
+        control = self._marks.search(delimiter)
         if not control:
-            return self._named("r", f"{text} {quoted(mark)}", attributes="[lazy]")
-        before, rest = mark[: control.start()], mark[control.start() :]
+            return self._named("r", f"{text} {quoted(delimiter)}", attributes="[lazy]")
+        before, rest = delimiter[: control.start()], delimiter[control.start() :]
         whole = self.terminal(f"{text} {quoted(before)}") if before else text
         return self.rule(f"{whole} {self.text(rest)}")
 
@@ -111,13 +111,13 @@ class Lark:
         return self._names[key].removesuffix(attributes)
 
 
-def body_of_json(told: dict[str, Any] | bool) -> str:
+def body_of_json(schema: dict[str, Any] | bool) -> str:
     """told: a schema as `plain` makes it."""
-    if told is False:
+    if schema is False:
         return "%json false"
-    members = told if isinstance(told, dict) else {}
+    members = schema if isinstance(schema, dict) else {}
     # with \\u, a name that `properties` lists could be spelled so, and escape its schema
-    escapes = {"json_allowed_escapes": ESCAPES if may_spell(told) else ESCAPES + "u"}
+    escapes = {"json_allowed_escapes": ESCAPES if may_use_name(schema) else ESCAPES + "u"}
     return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
 
 

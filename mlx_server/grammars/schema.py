@@ -8,10 +8,10 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.schemas.check import fence
+from mlx_server.schemas.check import check_limits
 from mlx_server.schemas.members import member, properties_of, required_of
 from mlx_server.schemas.patterns import as_rust
-from mlx_server.schemas.report import gaps
+from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import Schema, View, pointer
 
 __all__ = [
@@ -39,9 +39,9 @@ _SAYS_MORE = frozenset(
 def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
     """Raises InvalidGrammar if it can't be used, or, if strict, not all of it enforced."""
     try:
-        fence(schema)
+        check_limits(schema)
         if strict:
-            for gap in gaps(View(schema)):
+            for gap in unsupported_keywords(View(schema)):
                 raise gap.refusal()
     except InvalidGrammar as error:
         error.param = param
@@ -71,7 +71,7 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
 
 def unenforced(schema: Schema) -> tuple[str, ...]:
     """`keyword at #/path` for all that a grammar of it leaves out, if it is not strict."""
-    return tuple(str(gap) for gap in gaps(View(schema)))
+    return tuple(str(gap) for gap in unsupported_keywords(View(schema)))
 
 
 def place_of(message: str, schema: Schema) -> str:

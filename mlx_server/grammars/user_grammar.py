@@ -13,7 +13,7 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import gbnf, schema
 from mlx_server.grammars.lark import body_of_json
 from mlx_server.schemas import patterns
-from mlx_server.schemas.report import plain
+from mlx_server.schemas.report import simplified
 
 _TOKEN = re.compile(
     r"(?P<blank>[ \t]+|(?:#|//)[^\n]*)|(?P<line>(?:\r?\n)+)"
@@ -33,7 +33,7 @@ class _Token(NamedTuple):
     line: int
 
 
-def body_of(source: str) -> str:
+def user_grammar_body(source: str) -> str:
     """The body of a rule, whichever of the two notations the client wrote."""
     if len(source) > limits.GRAMMAR_CHARACTERS.value:
         raise InvalidGrammar(
@@ -43,7 +43,7 @@ def body_of(source: str) -> str:
     lark = gbnf.lark_of(source) if gbnf.is_gbnf(source) else source
     tokens = list(_tokens(lark))
     _refuse_excess(tokens)
-    return f"%lark {{\n{''.join(_checked(tokens))}\n}}"
+    return f"%lark {{\n{''.join(_checked_tokens(tokens))}\n}}"
 
 
 def _tokens(source: str) -> Iterator[_Token]:
@@ -95,17 +95,17 @@ def _refuse_excess(tokens: list[_Token]) -> None:
         )
 
 
-def _checked(tokens: list[_Token]) -> Iterator[str]:
+def _checked_tokens(tokens: list[_Token]) -> Iterator[str]:
     told = [token for token in tokens if token.kind not in ("blank", "line")]
     following = dict(zip(map(id, told), told[1:], strict=False))
     for token in tokens:
         after = following.get(id(token))
         if token.kind == "name" and token.text in _OPTIONS and after and after.text == "=":
             raise _refused(token.line, f"the option {token.text} can't be used here")
-        yield _written(token)
+        yield _token_text(token)
 
 
-def _written(token: _Token) -> str:
+def _token_text(token: _Token) -> str:
     kind, text, line = token
     match kind:
         case "special":
@@ -125,14 +125,14 @@ def _written(token: _Token) -> str:
         case "regex":
             if why := patterns.unsupported(text):
                 raise _refused(line, f"the pattern {text[:40]} has {why}, which can't be said here")
-            if why := patterns.excess(text):
+            if why := patterns.excessive_part(text):
                 raise _refused(line, f"the pattern {text[:40]} {why}")
     return text
 
 
 def _schema(found: Any) -> str:
     schema.check(found, strict=True)
-    return body_of_json(plain(found))
+    return body_of_json(simplified(found))
 
 
 def _refused(line: int, why: str) -> InvalidGrammar:

@@ -23,7 +23,7 @@ VARIANT = re.compile(
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseModelShapes:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By the path of the layer, (out, in) or (experts, out, in)."""
     complete: bool = False
@@ -32,14 +32,14 @@ class Base:
     """What an adapter may call it."""
 
 
-def read_base(folder: Path | None, source: str) -> Base:
+def read_base_shapes(folder: Path | None, source: str) -> BaseModelShapes:
     """source: as models.yaml names it. What the files don't tell is left out."""
     if folder is None:
-        return Base(names=frozenset(_names(source)))
+        return BaseModelShapes(names=frozenset(_names(source)))
     try:
         check_model(folder)
     except ModelUnusable:  # loading the model will say so
-        return Base(names=frozenset(_names(source, str(folder))))
+        return BaseModelShapes(names=frozenset(_names(source, str(folder))))
     headers = _headers(folder)
     bits = _Bits(folder / "config.json")
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
@@ -49,7 +49,7 @@ def read_base(folder: Path | None, source: str) -> Base:
         if name.endswith(".weight") and (shape := _shape(name, tensor, tensors, bits))
     }
     complete = bool(headers) and all(h.metadata.get("format") == "mlx" for h in headers)
-    return Base(shapes, complete, frozenset(_names(source, str(folder))))
+    return BaseModelShapes(shapes, complete, frozenset(_names(source, str(folder))))
 
 
 def _headers(folder: Path) -> list[Header]:

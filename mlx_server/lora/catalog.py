@@ -12,7 +12,7 @@ from threading import Lock
 from mlx_server import limits
 from mlx_server.checkpoints.folder_check import is_inside
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest
-from mlx_server.lora.base_model import Base, plain_name
+from mlx_server.lora.base_model import BaseModelShapes, plain_name
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
 from mlx_server.lora.reader import (
     PICKLES,
@@ -24,14 +24,14 @@ from mlx_server.lora.reader import (
 
 log = logging.getLogger("mlx_server.lora")
 
-__all__ = ["AdapterSpec", "Catalog", "Place", "read_adapter", "scan", "stamp_of"]
+__all__ = ["AdapterCatalog", "AdapterLocation", "AdapterSpec", "read_adapter", "scan", "stamp_of"]
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,127}", re.ASCII)
 """No colon, which parts a model from its adapter in `model:adapter`; nothing that is a path."""
 
 
 @dataclass(frozen=True)
-class Place:
+class AdapterLocation:
     """Where an adapter is, and what the owner says of it."""
 
     path: Path
@@ -51,44 +51,49 @@ class AddedAdapters:
     """
 
     def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
+        self.locations: dict[str, AdapterLocation] = {}
         self.lock = Lock()
 
 
-class Catalog:
+class AdapterCatalog:
     """The adapters of one served model. Files that changed are read anew when asked for."""
 
     def __init__(
-        self, base: Base, listed: Mapping[str, Place] | None = None, folder: Path | None = None
+        self,
+        base: BaseModelShapes,
+        listed: Mapping[str, AdapterLocation] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._base = base
         self._listed = dict(listed or {})
         self._folder = folder
-        self._known: dict[tuple[str, Place], tuple[Stamp, AdapterSpec | AdapterInvalid]] = {}
-        self._named: dict[str, Place] = {}
+        self._known: dict[
+            tuple[str, AdapterLocation], tuple[Stamp, AdapterSpec | AdapterInvalid]
+        ] = {}
+        self._named: dict[str, AdapterLocation] = {}
         """Of folders that requests have named by their paths."""
         self.added = AddedAdapters()
 
-    def places(self) -> dict[str, Place]:
+    def locations(self) -> dict[str, AdapterLocation]:
         """By name; one that is listed wins over a folder of its name."""
-        found = {name: Place(path) for name, path in scan(self._folder).items()}
-        others = {**self._named, **self.added.places}
+        found = {name: AdapterLocation(path) for name, path in scan(self._folder).items()}
+        others = {**self._named, **self.added.locations}
         return dict(sorted({**others, **found, **self._listed}.items()))
 
-    def _place_of(self, name: str) -> Place | None:
+    def _place_of(self, name: str) -> AdapterLocation | None:
         """As in `places`, without a look at every other folder: there may be very many."""
-        others = {**self._named, **self.added.places}
+        others = {**self._named, **self.added.locations}
         return self._owners_place(name) or others.get(name)
 
-    def _owners_place(self, name: str) -> Place | None:
+    def _owners_place(self, name: str) -> AdapterLocation | None:
         if listed := self._listed.get(name):
             return listed
         if self._folder and name in _names(self._folder):
             path = self._folder / name
-            return Place(path) if _looks_like_adapter(path) else None
+            return AdapterLocation(path) if _looks_like_adapter(path) else None
         return None
 
-    def place(self, name: str) -> Place:
+    def location(self, name: str) -> AdapterLocation:
         """Raises AdapterNotFound."""
         place = self._place_of(name)
         if place is None:
@@ -101,44 +106,44 @@ class Catalog:
 
     def find(self, name: str) -> AdapterSpec:
         """Raises AdapterNotFound or AdapterInvalid."""
-        return self.read(name, self.place(name))
+        return self.read(name, self.location(name))
 
-    def read(self, name: str, place: Place) -> AdapterSpec:
+    def read(self, name: str, location: AdapterLocation) -> AdapterSpec:
         """What is there, whatever the name has come to mean meanwhile. Raises AdapterInvalid."""
-        found = self._read(name, place)
+        found = self._cached_spec(name, location)
         if isinstance(found, AdapterInvalid):  # a new one each time: raising adds a traceback
             raise AdapterInvalid(found.message)
         return found
 
     def all(self) -> dict[str, AdapterSpec | AdapterInvalid]:
         """By name, those that can be served and what is wrong with the others."""
-        return {name: self._read(name, place) for name, place in self.places().items()}
+        return {name: self._cached_spec(name, place) for name, place in self.locations().items()}
 
-    def add(self, name: str, place: Place) -> AdapterSpec:
+    def add(self, name: str, location: AdapterLocation) -> AdapterSpec:
         """For a client. Raises AdapterInvalid or BadRequest, and then nothing is added."""
         self._check_free(name)
-        stamp, found = stamp_of(place.path), self._read_anew(name, place)
+        stamp, found = stamp_of(location.path), self._read_spec(name, location)
         if isinstance(found, AdapterInvalid):
             raise found
         with self.added.lock:
             self._check_free(name)
-            self.added.places[name] = place
-            there = {*self._named, *self.added.places, *self._listed, *_names(self._folder)}
+            self.added.locations[name] = location
+            there = {*self._named, *self.added.locations, *self._listed, *_names(self._folder)}
             self._known = {key: known for key, known in self._known.items() if key[0] in there}
-            self._known[name, place] = stamp, found
+            self._known[name, location] = stamp, found
         return found
 
     def remove(self, name: str) -> None:
         """Of one that a client added. Raises AdapterNotFound."""
         with self.added.lock:
-            place = self.added.places.pop(name, None)
+            place = self.added.locations.pop(name, None)
         if place is None:
             raise AdapterNotFound(
                 f"{name[:100]!r} was not loaded by a client, so no client can unload it.",
                 param="lora_name",
             )
 
-    def find_folder(self, folder: Path) -> tuple[AdapterSpec, Place]:
+    def find_folder(self, folder: Path) -> tuple[AdapterSpec, AdapterLocation]:
         """The adapter in a folder, which gets a name if it has none. Raises AdapterInvalid."""
         name, place = self._named_folder(folder)
         spec = self.read(name, place)
@@ -150,22 +155,22 @@ class Catalog:
 
     def check_there(self, name: str) -> None:
         """Of one that a client added. Raises AdapterNotFound."""
-        if name not in self.added.places:
+        if name not in self.added.locations:
             raise AdapterNotFound(f"The adapter {name[:100]!r} was unloaded.", param="adapter")
 
-    def _named_folder(self, folder: Path) -> tuple[str, Place]:
+    def _named_folder(self, folder: Path) -> tuple[str, AdapterLocation]:
         same = self._place_of(folder.name)
         own = {folder.name: same} if same else {}
-        for name, place in {**own, **self._named, **self.added.places, **self._listed}.items():
+        for name, place in {**own, **self._named, **self.added.locations, **self._listed}.items():
             if place.path.resolve() == folder and place == self._place_of(name):
                 return name, place
         # a name that is taken goes on meaning what its owner gave it to
         longer = f"{folder.name}-{sha256(bytes(folder)).hexdigest()[:8]}"
-        return longer if same else folder.name, Place(folder)
+        return longer if same else folder.name, AdapterLocation(folder)
 
     def _check_free(self, name: str) -> None:
         """Raises BadRequest. A client may put another adapter in the place of its own."""
-        added, most = self.added.places, limits.ADDED_ADAPTERS.value
+        added, most = self.added.locations, limits.ADDED_ADAPTERS.value
         if name in added:
             return
         # not `places`, to which another thread may have added it since
@@ -178,19 +183,19 @@ class Catalog:
                 param="lora_name",
             )
 
-    def _read(self, name: str, place: Place) -> AdapterSpec | AdapterInvalid:
-        key, stamp = (name, place), stamp_of(place.path)
+    def _cached_spec(self, name: str, location: AdapterLocation) -> AdapterSpec | AdapterInvalid:
+        key, stamp = (name, location), stamp_of(location.path)
         if (known := self._known.get(key)) is None or known[0] != stamp:
-            known = self._known[key] = stamp, self._read_anew(name, place)
+            known = self._known[key] = stamp, self._read_spec(name, location)
         return known[1]
 
-    def _read_anew(self, name: str, place: Place) -> AdapterSpec | AdapterInvalid:
+    def _read_spec(self, name: str, location: AdapterLocation) -> AdapterSpec | AdapterInvalid:
         try:
             check_name(name)
-            check_link(place.path, self._folder)
+            check_link(location.path, self._folder)
             base = self._base
-            spec = read_adapter(place.path, base_shapes=base.shapes, complete=base.complete)
-            if not place.allow_other_base:
+            spec = read_adapter(location.path, base_shapes=base.shapes, complete=base.complete)
+            if not location.allow_other_base:
                 _check_base(spec, base)
         except AdapterInvalid as error:
             return error
@@ -245,7 +250,7 @@ def check_link(path: Path, folder: Path | None) -> None:
         )
 
 
-def _check_base(spec: AdapterSpec, base: Base) -> None:
+def _check_base(spec: AdapterSpec, base: BaseModelShapes) -> None:
     if spec.base and base.names and plain_name(spec.base) not in base.names:
         raise invalid(
             spec.path,

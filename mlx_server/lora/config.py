@@ -47,7 +47,7 @@ def read_config(folder: Path, text: bytes) -> AdapterConfig:
     except (ValueError, RecursionError):
         raise invalid(folder, f"is damaged: {CONFIG} is not JSON. Copy it again") from None
     if not isinstance(config, dict):
-        raise _wrong(folder, "should be a JSON object")
+        raise _config_error(folder, "should be a JSON object")
     peft = "peft_type" in config
     base = config.get("base_model_name_or_path" if peft else "model")
     return AdapterConfig(
@@ -70,7 +70,7 @@ def _one_rank(config: Mapping[str, Any], peft: bool) -> int | None:
     return None if config.get("rank_pattern") else config["r"]
 
 
-def _wrong(folder: Path, what: str) -> AdapterInvalid:
+def _config_error(folder: Path, what: str) -> AdapterInvalid:
     return invalid(folder, f"is refused: {CONFIG} {what}")
 
 
@@ -83,39 +83,45 @@ def _mlx_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
             "and serve that as a model",
         )
     if kind not in ("lora", "dora"):
-        raise _wrong(folder, f"has the fine_tune_type {_shown(kind)}; lora and dora can be served")
+        raise _config_error(
+            folder, f"has the fine_tune_type {_shown(kind)}; lora and dora can be served"
+        )
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
-        raise _wrong(folder, "has no `lora_parameters`: was it saved by mlx-lm?")
+        raise _config_error(folder, "has no `lora_parameters`: was it saved by mlx-lm?")
     if "scale" not in parameters and "alpha" in parameters:
-        raise _wrong(folder, "has `alpha` in lora_parameters where mlx-lm's `scale` should be")
+        raise _config_error(
+            folder, "has `alpha` in lora_parameters where mlx-lm's `scale` should be"
+        )
     if type(config.get("num_layers")) is not int:
-        raise _wrong(folder, "should have a whole number as `num_layers`")
+        raise _config_error(folder, "should have a whole number as `num_layers`")
     _rank_in(folder, parameters, "rank")
     _number(folder, parameters, "scale")
     keys = parameters.get("keys")
     if keys is not None and not _are_texts(keys):
-        raise _wrong(folder, "should have a list of names as `keys`")
+        raise _config_error(folder, "should have a list of names as `keys`")
     return "dora" if kind == "dora" else "lora"
 
 
 def _peft_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
     if config["peft_type"] != "LORA":
-        raise _wrong(folder, f"has the peft_type {_shown(config['peft_type'])}; LORA can be served")
+        raise _config_error(
+            folder, f"has the peft_type {_shown(config['peft_type'])}; LORA can be served"
+        )
     for name in PEFT_EXTRAS:
         if config.get(name):
-            raise _wrong(folder, f"uses `{name}`, which can't be served. Train without it")
+            raise _config_error(folder, f"uses `{name}`, which can't be served. Train without it")
     if config.get("bias", "none") != "none":
-        raise _wrong(folder, "trains biases. Train with `bias` none")
+        raise _config_error(folder, "trains biases. Train with `bias` none")
     _rank_in(folder, config, "r")
     _number(folder, config, "lora_alpha")
     targets = config.get("target_modules")
     if targets is not None and not isinstance(targets, str) and not _are_texts(targets):
-        raise _wrong(folder, "should have names as `target_modules`")
+        raise _config_error(folder, "should have names as `target_modules`")
     for name in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(name) or {}
         if not isinstance(pattern, dict):
-            raise _wrong(folder, f"should have an object as `{name}`")
+            raise _config_error(folder, f"should have an object as `{name}`")
         for key in pattern:
             _rank_in(folder, pattern, key) if name[0] == "r" else _number(folder, pattern, key)
     return "dora" if config.get("use_dora") else "lora"
@@ -128,7 +134,9 @@ def _are_texts(values: object) -> bool:
 def _number(folder: Path, config: Mapping[str, Any], name: str) -> None:
     value: Any = config.get(name)
     if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:  # nor a NaN
-        raise _wrong(folder, f"should have a number as `{name[:100]}`, and has {_shown(value)}")
+        raise _config_error(
+            folder, f"should have a number as `{name[:100]}`, and has {_shown(value)}"
+        )
 
 
 def _rank_in(folder: Path, config: Mapping[str, Any], name: str) -> None:
@@ -137,7 +145,7 @@ def _rank_in(folder: Path, config: Mapping[str, Any], name: str) -> None:
         what = (
             f"should have a rank from 1 to {limits.ADAPTER_RANK.value} as `{name[:100]}`, and has "
         )
-        raise _wrong(folder, what + _shown(value))
+        raise _config_error(folder, what + _shown(value))
 
 
 def _shown(value: object) -> str:

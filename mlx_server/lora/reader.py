@@ -85,7 +85,7 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _LoraNames:
     """The two factors of one layer, by their names in the file."""
 
     layer: str
@@ -106,7 +106,7 @@ def read_adapter(
     config_file = _file(folder, CONFIG)
     if config_file is None:
         raise invalid(folder, f"has no {CONFIG}. Copy the one that was saved beside the weights")
-    text = _text(folder, config_file)
+    text = _config_text(folder, config_file)
     config = read_config(folder, text)
     weights = _weights_file(folder, PEFT_WEIGHTS if config.format == "peft" else MLX_WEIGHTS)
     try:
@@ -146,7 +146,7 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
-def _text(folder: Path, file: Path) -> bytes:
+def _config_text(folder: Path, file: Path) -> bytes:
     """Of the config."""
     try:
         with file.open("rb") as opened:
@@ -188,7 +188,7 @@ def _weights_file(folder: Path, name: str) -> Path:
     raise invalid(folder, f"has no {name}. Copy it there")
 
 
-def _pairs(folder: Path, config: AdapterConfig, header: Header) -> list[_Pair]:
+def _pairs(folder: Path, config: AdapterConfig, header: Header) -> list[_LoraNames]:
     layers: dict[str, dict[str, tuple[str, Tensor]]] = {}
     for name, tensor in header.tensors.items():
         found = TENSORS[config.format].fullmatch(name)
@@ -215,14 +215,16 @@ def _check_tensor(folder: Path, name: str, tensor: Tensor) -> None:
         raise invalid(folder, f"is refused: its tensor {name[:200]!r} is empty")
 
 
-def _pair(folder: Path, layer: str, parts: Mapping[str, tuple[str, Tensor]], kind: Kind) -> _Pair:
+def _pair(
+    folder: Path, layer: str, parts: Mapping[str, tuple[str, Tensor]], kind: Kind
+) -> _LoraNames:
     for part in ("lora_a", "lora_b") + (("m",) if kind == "dora" else ()):
         if part not in parts:
             what = "magnitude of DoRA" if part == "m" else f"{part}, one half of the LoRA"
             raise invalid(folder, f"is refused: it has no {what} for the layer {layer[:200]!r}")
     if kind == "lora" and "m" in parts:
         raise invalid(folder, f"is refused: {parts['m'][0]!r} is of DoRA, and {CONFIG} says LoRA")
-    pair = _Pair(layer, parts["lora_a"], parts["lora_b"], parts.get("m"))
+    pair = _LoraNames(layer, parts["lora_a"], parts["lora_b"], parts.get("m"))
     a, b = pair.a[1].shape, pair.b[1].shape
     if len(a) not in (2, 3) or len(a) != len(b) or (len(a) == 3 and a[0] != b[0]):
         raise invalid(
@@ -231,7 +233,7 @@ def _pair(folder: Path, layer: str, parts: Mapping[str, tuple[str, Tensor]], kin
     return pair
 
 
-def _rank(folder: Path, config: AdapterConfig, pair: _Pair) -> int:
+def _rank(folder: Path, config: AdapterConfig, pair: _LoraNames) -> int:
     """That of both tensors, and that of the config."""
     a, b = _inner(config.format, pair)
     if a != b or a > limits.ADAPTER_RANK.value:
@@ -247,17 +249,17 @@ def _rank(folder: Path, config: AdapterConfig, pair: _Pair) -> int:
     return a
 
 
-def _is_transposed(format: Format, pair: _Pair) -> bool:
+def _is_transposed(format: Format, pair: _LoraNames) -> bool:
     """(rank, in) and (out, rank): all of PEFT's, and the experts of mlx-lm's."""
     return format == "peft" or len(pair.a[1].shape) == 3
 
 
-def _inner(format: Format, pair: _Pair) -> tuple[int, int]:
+def _inner(format: Format, pair: _LoraNames) -> tuple[int, int]:
     a, b = pair.a[1].shape, pair.b[1].shape
     return (a[-2], b[-1]) if _is_transposed(format, pair) else (a[-1], b[-2])
 
 
-def _outer(format: Format, pair: _Pair) -> tuple[int, ...]:
+def _outer(format: Format, pair: _LoraNames) -> tuple[int, ...]:
     """The shape of the layer that they are made for, (out, in) or (experts, out, in)."""
     a, b = pair.a[1].shape, pair.b[1].shape
     if _is_transposed(format, pair):
@@ -268,7 +270,7 @@ def _outer(format: Format, pair: _Pair) -> tuple[int, ...]:
 def _check_shapes(
     folder: Path,
     format: Format,
-    pairs: Sequence[_Pair],
+    pairs: Sequence[_LoraNames],
     base_shapes: Mapping[str, tuple[int, ...]],
     complete: bool,
 ) -> None:
@@ -299,7 +301,7 @@ def _number_of(layer: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _fits(pair: _Pair, outer: tuple[int, ...], shape: tuple[int, ...], complete: bool) -> bool:
+def _fits(pair: _LoraNames, outer: tuple[int, ...], shape: tuple[int, ...], complete: bool) -> bool:
     # Embeddings lie the other way round, and so do some linears until mlx-lm turns them.
     either_way = not complete or re.search("emb|wte", pair.layer.rpartition(".")[2])
     turned = (*outer[:-2], outer[-1], outer[-2])

@@ -6,11 +6,11 @@ from collections import deque
 from mlx_server.errors import Overloaded
 
 
-class Places:
+class CountingSemaphore:
     def __init__(self, most: int, wait_seconds: float, what: str) -> None:
         self._free = most
         self._wait_seconds = wait_seconds
-        self._what = what
+        self._resource = what
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, count: int) -> None:
@@ -29,7 +29,7 @@ class Places:
             self._serve()
             if isinstance(error, TimeoutError):
                 raise Overloaded(
-                    f"Other requests use all {self._what}. Try again in a moment."
+                    f"Other requests use all {self._resource}. Try again in a moment."
                 ) from None
             raise
 

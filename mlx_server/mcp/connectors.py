@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp.capacity import Places
-from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.capacity import CountingSemaphore
+from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.requests import McpServer
 
 if TYPE_CHECKING:
-    from mlx_server.mcp.server import Server
+    from mlx_server.mcp.server import McpConnection
     from mlx_server.mcp.session import Session
     from mlx_server.mcp.streams import Connect
 
@@ -48,9 +48,9 @@ class Connectors:
         configured: Mapping[str, Connector] | None = None,
         *,
         allow_private_urls: bool = False,
-        limits: Limits | None = None,
+        limits: McpLimits | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or McpLimits()
         self._configured = configured or {}
         self._allow_private_urls = allow_private_urls
         self._places = asyncio.Semaphore(self.limits.responses)
@@ -59,18 +59,22 @@ class Connectors:
             self.limits.processes,
             self.limits.sessions,
         )
-        self._processes = Places(processes, wait, f"{processes} processes for MCP servers")
-        self._http_sessions = Places(sessions, wait, f"{sessions} connections to MCP servers")
+        self._processes = CountingSemaphore(
+            processes, wait, f"{processes} processes for MCP servers"
+        )
+        self._http_sessions = CountingSemaphore(
+            sessions, wait, f"{sessions} connections to MCP servers"
+        )
         self._sessions: set[Session] = set()
 
     @asynccontextmanager
-    async def open(self, asked: Sequence[McpServer]) -> AsyncIterator[Toolset]:
+    async def open(self, requested: Sequence[McpServer]) -> AsyncIterator[Toolset]:
         """Raises BadRequest for what can't be a server; one that fails has no tools."""
-        self._check(asked)
+        self._check(requested)
         await asyncio.to_thread(_import_sdk)
         from mlx_server.mcp.listing import bound
 
-        servers = [self._server(each) for each in asked]
+        servers = [self._server(each) for each in requested]
         if self._places.locked():
             raise Overloaded("Too many responses use MCP servers. Try again in a moment.")
         async with self._places, self._room_for(servers):
@@ -83,9 +87,9 @@ class Connectors:
                     server.stop()
 
     @asynccontextmanager
-    async def _room_for(self, servers: Sequence["Server"]) -> AsyncIterator[None]:
+    async def _room_for(self, servers: Sequence["McpConnection"]) -> AsyncIterator[None]:
         """Each server has its place until nothing is left of it, which takes longer than we do."""
-        places = [self._places_for(server.asked) for server in servers]
+        places = [self._places_for(server.requested) for server in servers]
         processes = places.count(self._processes)
         await self._processes.take(processes)
         try:
@@ -97,10 +101,10 @@ class Connectors:
             yield
         finally:
             for server, place in zip(servers, places, strict=True):
-                server.when_gone(partial(place.free, 1))
+                server.on_closed(partial(place.free, 1))
 
-    def _places_for(self, asked: McpServer) -> Places:
-        connector = self._configured.get(asked.connector or "")
+    def _places_for(self, server: McpServer) -> CountingSemaphore:
+        connector = self._configured.get(server.connector or "")
         is_process = connector is not None and connector.url is None
         return self._processes if is_process else self._http_sessions
 
@@ -111,28 +115,28 @@ class Connectors:
                 session.stop()
             await asyncio.wait([session.task for session in self._sessions])
 
-    def _server(self, asked: McpServer) -> "Server":
-        from mlx_server.mcp.server import Server
+    def _server(self, asked: McpServer) -> "McpConnection":
+        from mlx_server.mcp.server import McpConnection
 
-        return Server(asked, self._connection(asked), self.limits, self._keep)
+        return McpConnection(asked, self._connection(asked), self.limits, self._keep)
 
     def _keep(self, session: "Session") -> None:
         self._sessions.add(session)
         session.task.add_done_callback(lambda _: self._sessions.discard(session))
 
-    def _check(self, asked: Sequence[McpServer]) -> None:
-        if len(asked) > self.limits.servers:
+    def _check(self, servers: Sequence[McpServer]) -> None:
+        if len(servers) > self.limits.servers:
             raise BadRequest(
-                f"There are {len(asked)} MCP servers, more than {self.limits.servers}.",
-                param=asked[-1].param,
+                f"There are {len(servers)} MCP servers, more than {self.limits.servers}.",
+                param=servers[-1].param,
             )
         labels = set[str]()
         connectors: dict[str, str] = {}
-        for server in asked:
+        for server in servers:
             if server.connector is not None:
                 other = connectors.setdefault(server.connector, server.label)
                 if other != server.label:
-                    raise _wrong(
+                    raise _request_error(
                         server,
                         f"names the connector {server.connector[:64]!r}, as {other[:64]!r} does; "
                         "name each connector once",
@@ -143,29 +147,29 @@ class Connectors:
                 )
             labels.add(server.label)
 
-    def _connection(self, asked: McpServer) -> "Connect":
-        from mlx_server.mcp.http import http
-        from mlx_server.mcp.stdio import stdio
+    def _connection(self, server: McpServer) -> "Connect":
+        from mlx_server.mcp.http import http_transport
+        from mlx_server.mcp.stdio import stdio_transport
 
-        headers = dict(_headers(asked))
-        if (asked.url is None) == (asked.connector is None):
-            raise _wrong(asked, "needs a URL or a connector, and not both")
-        if asked.url is not None:
-            url = _checked_url(asked, asked.url)
+        headers = dict(_headers(server))
+        if (server.url is None) == (server.connector is None):
+            raise _request_error(server, "needs a URL or a connector, and not both")
+        if server.url is not None:
+            url = _checked_url(server, server.url)
             private = self._allow_private_urls
-            return partial(http, url, headers, self.limits, allow_private=private)
-        connector = self._configured.get(asked.connector or "")
+            return partial(http_transport, url, headers, self.limits, allow_private=private)
+        connector = self._configured.get(server.connector or "")
         if connector is None:
             known = ", ".join(self._configured) or "none"
-            raise _wrong(asked, f"names an unknown connector; models.yaml has: {known}")
+            raise _request_error(server, f"names an unknown connector; models.yaml has: {known}")
         if connector.url is None:
             if headers:
-                raise _wrong(asked, "takes no headers, since it is not reached by HTTP")
-            return partial(stdio, connector.command, connector.env, self.limits)
+                raise _request_error(server, "takes no headers, since it is not reached by HTTP")
+            return partial(stdio_transport, connector.command, connector.env, self.limits)
         owners = {name.lower(): value for name, value in connector.headers.items()}
         private = connector.allow_private or self._allow_private_urls
         return partial(
-            http, connector.url, {**headers, **owners}, self.limits, allow_private=private
+            http_transport, connector.url, {**headers, **owners}, self.limits, allow_private=private
         )
 
 
@@ -175,24 +179,24 @@ def _import_sdk() -> None:
         import_module(f"mlx_server.mcp.{transport}")
 
 
-def _headers(asked: McpServer) -> Iterable[tuple[str, str]]:
-    if len(asked.headers) > limits.MCP_HEADERS.value:
-        raise _wrong(asked, f"has more than {limits.MCP_HEADERS.value} headers")
-    if asked.authorization is not None:
-        yield "authorization", f"Bearer {_header_value(asked, asked.authorization)}"
-    for name, value in asked.headers.items():
+def _headers(server: McpServer) -> Iterable[tuple[str, str]]:
+    if len(server.headers) > limits.MCP_HEADERS.value:
+        raise _request_error(server, f"has more than {limits.MCP_HEADERS.value} headers")
+    if server.authorization is not None:
+        yield "authorization", f"Bearer {_header_value(server, server.authorization)}"
+    for name, value in server.headers.items():
         if not HEADER_NAME.fullmatch(name) or OURS.fullmatch(name):
-            raise _wrong(asked, f"can't have the header {name[:64]!r}")
-        yield name.lower(), _header_value(asked, value)
+            raise _request_error(server, f"can't have the header {name[:64]!r}")
+        yield name.lower(), _header_value(server, value)
 
 
-def _header_value(asked: McpServer, value: str) -> str:
+def _header_value(server: McpServer, value: str) -> str:
     if not HEADER_VALUE.fullmatch(value):
-        raise _wrong(asked, "has a header that is too long or not printable ASCII")
+        raise _request_error(server, "has a header that is too long or not printable ASCII")
     return value
 
 
-def _checked_url(asked: McpServer, url: str) -> str:
+def _checked_url(server: McpServer, url: str) -> str:
     """Where it leads is checked when it is connected to."""
     try:
         parts = urlsplit(url)
@@ -205,11 +209,13 @@ def _checked_url(asked: McpServer, url: str) -> str:
         or not url.isprintable()
         or " " in url
     ):
-        raise _wrong(asked, "needs an http or https URL")
+        raise _request_error(server, "needs an http or https URL")
     if parts.username is not None:
-        raise _wrong(asked, "has a URL with a user name in it; use `authorization` or `headers`")
+        raise _request_error(
+            server, "has a URL with a user name in it; use `authorization` or `headers`"
+        )
     return url
 
 
-def _wrong(asked: McpServer, what: str) -> BadRequest:
-    return BadRequest(f"The MCP server {asked.label[:64]!r} {what}.", param=asked.param)
+def _request_error(server: McpServer, what: str) -> BadRequest:
+    return BadRequest(f"The MCP server {server.label[:64]!r} {what}.", param=server.param)

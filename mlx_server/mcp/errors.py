@@ -5,7 +5,7 @@ class McpError(Exception):
     """It concerns one server, and is no error of the request."""
 
 
-class Gone(McpError):
+class ConnectionLost(McpError):
     """The connection is of no more use."""
 
 

@@ -39,24 +39,24 @@ def main() -> None:
     lifeline, mark, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     first, pulse = os.getpid(), os.pipe()
     if not (second := os.fork()):
-        _become_silent()
+        _silence_stdio()
         os.close(pulse[1])
-        _stand_by(lifeline, pulse[0], first, mark)
+        _run_second_guard(lifeline, pulse[0], first, mark)
         os._exit(0)
     try:
         server = _started(command, mark)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
-        _leave(lifeline, second)
-    _become_silent()
+        _report_and_exit(lifeline, second)
+    _silence_stdio()
     threading.Thread(target=_end_with, args=(lifeline, server.pid), daemon=True).start()
     while os.wait()[0] not in (server.pid, second):  # others are orphans that became ours
         pass
     sweep(first, mark, spared={first, second})
-    _leave(lifeline, second)
+    _report_and_exit(lifeline, second)
 
 
-def _leave(lifeline: int, second: int) -> NoReturn:
+def _report_and_exit(lifeline: int, second: int) -> NoReturn:
     """A byte says that nothing is left; guards that were killed can't send it."""
     with suppress(ProcessLookupError):
         os.kill(second, signal.SIGKILL)
@@ -84,7 +84,7 @@ def _prctl() -> Callable[[int, int], Any]:
     return lambda option, value: function(option, value, 0, 0, 0)
 
 
-def _become_silent() -> None:
+def _silence_stdio() -> None:
     """Else the other side would not see the server close its stdin or stdout."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
@@ -99,7 +99,7 @@ def _end_with(lifeline: int, group: int) -> None:
             os.killpg(group, step)
 
 
-def _stand_by(lifeline: int, pulse: int, first: int, mark: str) -> None:
+def _run_second_guard(lifeline: int, pulse: int, first: int, mark: str) -> None:
     """The second guard, which the first one ends when it is done."""
     select.select([lifeline, pulse], [], [])
     select.select([pulse], [], [], SECOND_SECONDS)

@@ -7,19 +7,19 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from mlx_server.mcp.addresses import resolved
-from mlx_server.mcp.errors import Gone
-from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.errors import ConnectionLost
+from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.streams import Meter, Streams
 
 PORTS = {"http": 80, "https": 443}
 
 
 @asynccontextmanager
-async def http(
-    url: str, headers: Mapping[str, str], limits: Limits, *, allow_private: bool
+async def http_transport(
+    url: str, headers: Mapping[str, str], limits: McpLimits, *, allow_private: bool
 ) -> AsyncIterator[Streams]:
     client = httpx2.AsyncClient(
-        transport=Checked(limits, allow_private=allow_private),
+        transport=CheckedTransport(limits, allow_private=allow_private),
         headers={"accept-encoding": "identity", **headers},
         timeout=httpx2.Timeout(limits.open_seconds, read=None),  # calls have limits of their own
         trust_env=False,  # a proxy would connect where we could not check
@@ -33,10 +33,10 @@ async def http(
         yield streams
 
 
-class Checked(httpx2.AsyncBaseTransport):
+class CheckedTransport(httpx2.AsyncBaseTransport):
     """Connects to addresses that were checked, redirects included, and counts what comes."""
 
-    def __init__(self, limits: Limits, *, allow_private: bool) -> None:
+    def __init__(self, limits: McpLimits, *, allow_private: bool) -> None:
         self._inner = httpx2.AsyncHTTPTransport(trust_env=False)
         self._limits = limits
         self._all = Meter(limits.session_bytes)
@@ -48,12 +48,12 @@ class Checked(httpx2.AsyncBaseTransport):
         response = await self._first_that_answers(request, addresses)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()  # a few bytes of it may be any number of them
-            raise Gone("It sent compressed data, which was not asked for.")
+            raise ConnectionLost("It sent compressed data, which was not asked for.")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         return httpx2.Response(
             response.status_code,
             headers=response.headers,
-            stream=_Counted(response.stream, self._all, *self._alone(response)),
+            stream=_CountedStream(response.stream, self._all, *self._alone(response)),
             extensions=response.extensions,
         )
 
@@ -87,7 +87,7 @@ def _to(request: httpx2.Request, address: str) -> httpx2.Request:
     )
 
 
-class _Counted(httpx2.AsyncByteStream):
+class _CountedStream(httpx2.AsyncByteStream):
     def __init__(self, inner: httpx2.AsyncByteStream, *meters: Meter) -> None:
         self._inner = inner
         self._meters = meters

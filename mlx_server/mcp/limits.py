@@ -6,7 +6,7 @@ from mlx_server import limits
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class McpLimits:
     open_seconds: float = limits.MCP_OPEN_SECONDS.value
     call_seconds: float = limits.MCP_CALL_SECONDS.value
     wait_seconds: float = limits.MCP_WAIT_SECONDS.value

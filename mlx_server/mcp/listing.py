@@ -9,7 +9,7 @@ from mcp import types
 
 from mlx_server import limits
 from mlx_server.events import ListedTool
-from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.limits import McpLimits
 from mlx_server.requests import McpServer
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -32,7 +32,7 @@ class Listing:
 class Lister:
     """Takes a server's tools page by page, until there is enough of them."""
 
-    def __init__(self, server: McpServer, limits: Limits) -> None:
+    def __init__(self, server: McpServer, limits: McpLimits) -> None:
         self.listing = Listing()
         self.full = False
         self._server = server
@@ -78,7 +78,7 @@ class Lister:
         return None
 
 
-def bound(listings: Iterable[Listing], limits: Limits) -> None:
+def bound(listings: Iterable[Listing], limits: McpLimits) -> None:
     """Leaves out what all servers of a request list beyond the limits."""
     tools, size = 0, 0
     for listing in listings:

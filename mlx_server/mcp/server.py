@@ -11,8 +11,8 @@ from mcp import MCPError, types
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from mlx_server import limits
-from mlx_server.mcp.errors import Gone, McpError, cause
-from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.errors import ConnectionLost, McpError, cause
+from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.listing import Lister, Listing
 from mlx_server.mcp.results import text_of
 from mlx_server.mcp.session import Session
@@ -26,11 +26,13 @@ T = TypeVar("T")
 Opened = Callable[[Session], None]
 
 
-class Server:
+class McpConnection:
     """`opened` is told of every session, which it may have to wait for longer than we live."""
 
-    def __init__(self, asked: McpServer, connect: Connect, limits: Limits, opened: Opened) -> None:
-        self.asked = asked
+    def __init__(
+        self, requested: McpServer, connect: Connect, limits: McpLimits, opened: Opened
+    ) -> None:
+        self.requested = requested
         self.listing = Listing()
         self._connect = connect
         self._limits = limits
@@ -43,7 +45,7 @@ class Server:
     def needs_approval(self, tool: str) -> bool:
         listed = self.listing.tools[tool]
         hint = {"read_only": bool((listed.annotations or {}).get("readOnlyHint"))}
-        asked = self.asked
+        asked = self.requested
         return asked.always_approve.holds(tool, **hint) or not asked.never_approve.holds(
             tool, **hint
         )
@@ -62,7 +64,7 @@ class Server:
             self._session.stop()
         self._session = None
 
-    def when_gone(self, then: Callable[[], None]) -> None:
+    def on_closed(self, then: Callable[[], None]) -> None:
         """Once nothing is left of it: no process, and no connection."""
         if self._last is None or self._last.done():
             then()
@@ -89,7 +91,7 @@ class Server:
 
     async def _list(self, session: Session) -> Listing:
         client = await session.client()
-        lister = Lister(self.asked, self._limits)
+        lister = Lister(self.requested, self._limits)
         cursor, cursors = None, set[str | None]()
         while cursor not in cursors and not lister.full:
             cursors.add(cursor)
@@ -106,36 +108,36 @@ class Server:
             async with asyncio.timeout(seconds):
                 return await ask(session)
         except TimeoutError:
-            wrong: McpError = Gone(f"The server did not answer within {seconds:g} s.")
+            wrong: McpError = ConnectionLost(f"The server did not answer within {seconds:g} s.")
         except Exception as error:
-            wrong = self._told(cause(error))
-        if isinstance(wrong, Gone):
+            wrong = self._public_error(cause(error))
+        if isinstance(wrong, ConnectionLost):
             if self._session is session:
                 self._session = None
             failure = await session.failure()
-            wrong = self._told(failure) if failure else wrong
+            wrong = self._public_error(failure) if failure else wrong
         raise wrong from None
 
     def _open_session(self) -> Session:
         if self._session is None:
             if self._openings == limits.MCP_OPENINGS.value:
-                raise Gone("The server is gone; it was started twice.")
+                raise ConnectionLost("The server is gone; it was started twice.")
             self._openings += 1
             self._session = Session(self._connect, self._last)
             self._last = self._session.task
             self._opened(self._session)
         return self._session
 
-    def _told(self, error: BaseException) -> McpError:
+    def _public_error(self, error: BaseException) -> McpError:
         match error:
             case McpError():
                 return error
             case MCPError() if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
-                return Gone("The server closed the connection.")
+                return ConnectionLost("The server closed the connection.")
             case MCPError():
                 return McpError(cut(error.message, self._limits.error_characters))
             case httpx2.HTTPError() | OSError():
-                return Gone(
+                return ConnectionLost(
                     cut(f"The server can't be reached: {error}", self._limits.error_characters)
                 )
             case _:

@@ -10,7 +10,7 @@ import logging
 import anyio
 from mcp import Client
 
-from mlx_server.mcp.errors import Gone, cause
+from mlx_server.mcp.errors import ConnectionLost, cause
 from mlx_server.mcp.streams import Connect
 
 CLOSE_SECONDS = 2.0
@@ -47,7 +47,9 @@ class Session:
     def stop(self) -> None:
         self._closing.set()
         if not self._opened.done():
-            self._fail(Gone("The connection was closed."))  # whatever it takes to end the server
+            self._fail(
+                ConnectionLost("The connection was closed.")
+            )  # whatever it takes to end the server
             self._scope.cancel()
 
     async def _hold(self) -> None:
@@ -64,7 +66,7 @@ class Session:
             self._failure = cause(error)
             self._fail(self._failure)
         finally:
-            self._fail(Gone("The connection was closed."))
+            self._fail(ConnectionLost("The connection was closed."))
 
     def _fail(self, error: BaseException) -> None:
         if self._opened.done():

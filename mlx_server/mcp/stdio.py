@@ -19,11 +19,11 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
-from mlx_server.errors import told
+from mlx_server.errors import public_message
 from mlx_server.limits import MCP_UNREAD_MESSAGES
 from mlx_server.mcp import guard
-from mlx_server.mcp.errors import Gone, McpError
-from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.errors import ConnectionLost, McpError
+from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.streams import Meter, Streams
 
 GONE_SECONDS = 5.0
@@ -36,8 +36,8 @@ Read = SessionMessage | Exception
 
 
 @asynccontextmanager
-async def stdio(
-    command: Sequence[str], environment: Mapping[str, str], limits: Limits
+async def stdio_transport(
+    command: Sequence[str], environment: Mapping[str, str], limits: McpLimits
 ) -> AsyncIterator[Streams]:
     mark = uuid.uuid4().hex
     process, lifeline = await _started(command, environment, mark)
@@ -47,8 +47,8 @@ async def stdio(
     write, out_of = anyio.create_memory_object_stream[SessionMessage](MCP_UNREAD_MESSAGES.value)
     try:
         async with into, read, write, out_of, anyio.create_task_group() as group:
-            group.start_soon(_read, process.stdout, into, limits)
-            group.start_soon(_write, process.stdin, out_of, into)
+            group.start_soon(_read_messages, process.stdout, into, limits)
+            group.start_soon(_write_messages, process.stdin, out_of, into)
             group.start_soon(_guarded, process, lifeline, mark)
             yield read, write
             group.cancel_scope.cancel()
@@ -56,10 +56,10 @@ async def stdio(
         process.stdin.close()
         lifeline.shutdown(SHUT_WR)
         with lifeline, anyio.CancelScope(shield=True):
-            await _gone(process, process.stdout, lifeline, mark)
+            await _wait_until_gone(process, process.stdout, lifeline, mark)
 
 
-async def _gone(
+async def _wait_until_gone(
     process: asyncio.subprocess.Process, stdout: asyncio.StreamReader, lifeline: socket, mark: str
 ) -> None:
     with anyio.move_on_after(GONE_SECONDS) as scope:
@@ -102,14 +102,14 @@ async def _started(
             )
     except (OSError, ValueError) as error:
         ours.close()
-        raise McpError(f"It can't be started: {told(error)}.") from None
+        raise McpError(f"It can't be started: {public_message(error)}.") from None
     finally:
         theirs.close()
     return process, ours
 
 
-async def _read(
-    stdout: asyncio.StreamReader, into: MemoryObjectSendStream[Read], limits: Limits
+async def _read_messages(
+    stdout: asyncio.StreamReader, into: MemoryObjectSendStream[Read], limits: McpLimits
 ) -> None:
     meter = Meter(limits.session_bytes)
     async with into:
@@ -129,13 +129,13 @@ async def _lines(stdout: asyncio.StreamReader, meter: Meter, longest: int) -> As
         begun.append(first)
         size += len(first)
         if size > longest:
-            raise Gone(f"It sent a message of more than {longest} bytes.")
+            raise ConnectionLost(f"It sent a message of more than {longest} bytes.")
         for other in others:
             yield b"".join(begun)
             begun, size = [other], len(other)
 
 
-async def _write(
+async def _write_messages(
     stdin: asyncio.StreamWriter,
     out_of: MemoryObjectReceiveStream[SessionMessage],
     into: MemoryObjectSendStream[Read],

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 from mcp.client._transport import TransportStreams as Streams
 
-from mlx_server.mcp.errors import Gone
+from mlx_server.mcp.errors import ConnectionLost
 
 Connect = Callable[[], AbstractAsyncContextManager[Streams]]
 
@@ -20,4 +20,4 @@ class Meter:
     def count(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise Gone(f"It sent more than {self._limit} bytes.")
+            raise ConnectionLost(f"It sent more than {self._limit} bytes.")

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mlx_server.mcp.errors import McpError
-from mlx_server.mcp.limits import Limits
+from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.texts import cut
 
 if TYPE_CHECKING:
-    from mlx_server.mcp.server import Server
+    from mlx_server.mcp.server import McpConnection
 
 
 class Toolset:
-    def __init__(self, servers: "Sequence[Server]", limits: Limits) -> None:
+    def __init__(self, servers: "Sequence[McpConnection]", limits: McpLimits) -> None:
         self.servers = servers
-        self._by_label = {server.asked.label: server for server in servers}
-        self._places = asyncio.Semaphore(limits.parallel_calls)
+        self._by_label = {server.requested.label: server for server in servers}
+        self._call_slots = asyncio.Semaphore(limits.parallel_calls)
         self._bytes_left = limits.all_result_bytes
 
     def has(self, server: str, tool: str) -> bool:
@@ -27,7 +27,7 @@ class Toolset:
         """The result as text. Raises McpError."""
         if not self.has(server, tool):
             raise McpError("There is no such tool.")
-        async with self._places:
+        async with self._call_slots:
             text = await self._by_label[server].call(tool, arguments)
         text = cut(text, max(0, self._bytes_left))
         self._bytes_left -= len(text.encode("utf-8", "replace"))

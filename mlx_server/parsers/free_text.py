@@ -9,22 +9,22 @@ from mlx_server.tool_parsers.blocks import one_of
 
 
 @dataclass(frozen=True)
-class Prose:
+class FreeTextRule:
     lark: Lark
     text: str
     """A terminal: what may be written in one go."""
     free: Sequence[int] = ()
     """Control tokens that mean nothing here."""
-    passed: Sequence[str] = ()
+    ignored_delimiters: Sequence[str] = ()
     """Marks that mean nothing here, though the control token in them could."""
     first: str = field(default="", kw_only=True)
     """A terminal: what may come before the first of those, if it is less than `text`."""
 
-    def beginning_as(self, first: str) -> "Prose":
+    def starting_with(self, first: str) -> "FreeTextRule":
         return replace(self, first=first)
 
-    def up_to(self, mark: str) -> str:
-        return self._ended(lambda text: self.lark.up_to(mark, text))
+    def up_to(self, delimiter: str) -> str:
+        return self._ended(lambda text: self.lark.up_to(delimiter, text))
 
     def rest(self) -> str:
         """To the end of the answer."""
@@ -44,7 +44,7 @@ class Prose:
     def _steps(self, text: str) -> list[str]:
         """Ways to come to the next control token, and behind it."""
         free = [f"{text} <[{_ranges(self.free)}]>"] if self.free else []
-        return free + [self.lark.up_to(mark, text) for mark in self.passed]
+        return free + [self.lark.up_to(mark, text) for mark in self.ignored_delimiters]
 
 
 def _ranges(ids: Iterable[int]) -> str:

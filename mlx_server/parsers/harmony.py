@@ -27,16 +27,16 @@ from openai_harmony import (
 from openai_harmony import Message as HarmonyMessage
 
 from mlx_server import limits
-from mlx_server.events import BuiltInCall, Event, Mended, ReasoningDelta, Repaired, TextDelta
+from mlx_server.events import BuiltInCall, Event, ReasoningDelta, Repaired, RepairKind, TextDelta
 from mlx_server.messages import Phase, Tool
-from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, Header, taken_apart
-from mlx_server.parsers.parse_context import Place, Reading
-from mlx_server.repair.json_text import around, json_text, parsed
+from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, HarmonyHeader, parse_header
+from mlx_server.parsers.parse_context import ParseContext, Section
+from mlx_server.repair.json_text import json_text, parsed, text_around_json
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import call_object
-from mlx_server.tool_parsers.source import Into, Source, Steps, written
+from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 from mlx_server.tool_parsers.syntaxes import JSON
 
 log = logging.getLogger("mlx_server.parsers")
@@ -56,7 +56,7 @@ PYTHON, BROWSER = "python", "browser"
 BUILT_IN = re.compile(r"(python|browser|container)(\..*)?", re.DOTALL)
 """Recipients that the model knows from its training."""
 
-FIELDS: dict[Place, str] = {"text": "content", "reasoning": "reasoning_content"}
+FIELDS: dict[Section, str] = {"text": "content", "reasoning": "reasoning_content"}
 """Of the answer, as `Repaired` names them."""
 
 
@@ -77,7 +77,7 @@ def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
     ]
 
 
-def told(message: HarmonyMessage) -> dict[str, Any]:
+def message_json(message: HarmonyMessage) -> dict[str, Any]:
     """As JSON, which has no enumerations."""
     found: dict[str, Any] = json.loads(message.to_json())
     return found
@@ -90,32 +90,32 @@ def control_ids(encoding: HarmonyEncoding) -> dict[str, int]:
 
 
 class HarmonyParser:
-    def __init__(self, encoding: HarmonyEncoding, reading: Reading) -> None:
-        self.place: Place = "call"
+    def __init__(self, encoding: HarmonyEncoding, context: ParseContext) -> None:
+        self.section: Section = "call"
         """Headers too: nobody counts or sees them."""
         self.awaits_answer = False
         self._encoding = encoding
         self._ids = control_ids(encoding)
         self._names = {id: name for name, id in self._ids.items()}
-        self._index = reading.index
+        self._index = context.index
         self._events: list[Event] = []
         self._repairs: set[Repaired] = set()
         self._phase: Phase = "final_answer"
-        tools = callable_tools(reading.tools)
+        tools = callable_tools(context.tools)
         self._python = any(is_built_in(tool) and tool.name == PYTHON for tool in tools)
-        make_calls = partial(Calls, reading.index, tools, allowed=reading.repair)
+        make_calls = partial(ToolCallEmitter, context.index, tools, allowed=context.repair)
         self._calls = make_calls(emit=self._emit)
         self._trial = make_calls(emit=lambda event: None)
         """Tells whether a text is a call, and nobody of it."""
-        self._may_call = bool(tools) and not reading.formatted
-        self._has_thought = False
-        self._is_meant = False
+        self._may_call = bool(tools) and not context.formatted
+        self._has_reasoned = False
+        self._is_intended = False
         """Whether the text that comes is for the user, whatever it looks like."""
         self._header: list[int] = []
         self._role: Role | None = Role.ASSISTANT
         """Of the next message, where no header will say it."""
-        self._message: Message | None = None
-        self._messages: list[Message] = []
+        self._message: HarmonyMessageReader | None = None
+        self._messages: list[HarmonyMessageReader] = []
 
     def feed(self, token: int, text: str) -> list[Event]:
         if token >= FIRST_CONTROL:
@@ -126,16 +126,16 @@ class HarmonyParser:
             self._header.append(token)
             if len(self._header) > limits.HARMONY_HEADER_TOKENS.value:
                 self._begin_broken()
-        return self._taken()
+        return self._take_events()
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         self._end(cut=cut)
-        return self._taken()
+        return self._take_events()
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        return [message.told() for message in self._messages]
+        return [message.as_json() for message in self._messages]
 
-    def _taken(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -154,8 +154,8 @@ class HarmonyParser:
                 self._begin()
             case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
                 self._end()
-            case _ if self._message and self.place in FIELDS:
-                self._mended("unmarked", FIELDS[self.place])
+            case _ if self._message and self.section in FIELDS:
+                self._add_repair("unmarked", FIELDS[self.section])
 
     def _begin(self) -> None:
         parser = StreamableParser(self._encoding, self._role)
@@ -170,27 +170,27 @@ class HarmonyParser:
         if recipient and "<|" in recipient:  # two headers ran into each other
             self._begin_broken()
         else:
-            self._open(parser, Header(parser.current_channel, recipient))
+            self._open(parser, HarmonyHeader(parser.current_channel, recipient))
 
     def _begin_broken(self) -> None:
         """A message whose header makes no sense to OpenAI's parser: a plain one in its place."""
-        self._open_plain(self._taken_apart())
+        self._open_plain(self._parse_header())
 
-    def _open_plain(self, header: Header) -> None:
+    def _open_plain(self, header: HarmonyHeader) -> None:
         parser = StreamableParser(self._encoding, Role.ASSISTANT)
         parser.process(self._ids[MESSAGE])
         self._open(parser, header)
 
-    def _open(self, parser: StreamableParser, header: Header) -> None:
+    def _open(self, parser: StreamableParser, header: HarmonyHeader) -> None:
         self._header, self._role = [], Role.ASSISTANT
-        self.place, sink = self._sink(header)
-        self.awaits_answer = self.place == "reasoning"
-        self._message = Message(parser, sink, header)
+        self.section, sink = self._sink(header)
+        self.awaits_answer = self.section == "reasoning"
+        self._message = HarmonyMessageReader(parser, sink, header)
         self._messages.append(self._message)
 
     def _end(self, *, cut: bool = False) -> None:
         if self._header:
-            header = self._taken_apart()
+            header = self._parse_header()
             # the last word of a header that was cut off may be half of anything
             if header.rest and not (cut and len(header.rest.split()) < 2):
                 self._open_plain(replace(header, recipient=None, broken=True))
@@ -198,40 +198,40 @@ class HarmonyParser:
         if message := self._message:
             self._message = None
             message.end(cut=cut)
-            self.place = "call"
+            self.section = "call"
 
-    def _taken_apart(self) -> Header:
+    def _parse_header(self) -> HarmonyHeader:
         sections: list[tuple[str, list[int]]] = [(START, [])]
         for token in self._header:
             if token in self._names:
                 sections.append((self._names[token], []))
             else:
                 sections[-1][1].append(token)
-        return taken_apart((mark, self._encoding.decode(tokens)) for mark, tokens in sections)
+        return parse_header((mark, self._encoding.decode(tokens)) for mark, tokens in sections)
 
-    def _sink(self, header: Header) -> "tuple[Place, Sink]":
+    def _sink(self, header: HarmonyHeader) -> "tuple[Section, Sink]":
         """Where the content of a message goes. Recipients that are no tools mean nothing."""
         name = header.recipient or ""
         self._phase = header.phase
         if self._calls.knows(name):
             # those that the model was trained with belong to its reasoning
             self._calls.misplaced = () if BUILT_IN.fullmatch(name) else header.misplaced()
-            return "call", ReadSink(lambda source: self._read(source, name))
+            return "call", ReadSink(lambda source: self._read_call(source, name))
         if BUILT_IN.fullmatch(name):
             # meant for a part of OpenAI's own machinery, and no more for the user than reasoning
             log.info("the model called a tool that was not offered")
             return "reasoning", BuiltInSink(self._index, name, self._emit)
         if header.channel == "analysis" and not name.startswith(FUNCTIONS):
             if header.broken:
-                self._mended("unmarked", "reasoning_content")
-            return "reasoning", Sink(self._reason)
+                self._add_repair("unmarked", "reasoning_content")
+            return "reasoning", Sink(self._emit_reasoning)
         if header.broken:
-            self._mended("unmarked", "content")
+            self._add_repair("unmarked", "content")
         # who has thought, and then says it to the user, means it as it stands
-        self._is_meant = header.channel == "final" and self._has_thought
+        self._is_intended = header.channel == "final" and self._has_reasoned
         return "text", ReadSink(self._read_text)
 
-    def _read(self, source: Source, name: str) -> Steps[None]:
+    def _read_call(self, source: Source, name: str) -> Steps[None]:
         read = code if self._python and name == PYTHON else json_arguments
         source.keep()
         try:
@@ -253,32 +253,34 @@ class HarmonyParser:
             if found := json_text(text):
                 arguments = parsed(found[0])
                 if isinstance(arguments, dict):
-                    self._calls.repaired([(name, arguments)], found[1] or ("json",))
-                    self._reason(around(text))  # thinking: nothing else has a place there
+                    self._calls.add_repaired([(name, arguments)], found[1] or ("json",))
+                    self._emit_reasoning(
+                        text_around_json(text)
+                    )  # thinking: nothing else has a place there
                     return
-        self._say(text)
+        self._emit_text(text)
 
     def _read_text(self, source: Source) -> Steps[None]:
         """It may begin with thinking as other families mark it, and be a call without a header."""
         before = yield from source.space()
         if mark := (yield from source.accept(THINK, THINK_END)):
             if mark == THINK:
-                self._mended("reasoning", "content")
-                self.place = "reasoning"
-                yield from source.up_to(THINK_END, into=self._reason)
-                self.place = "text"
+                self._add_repair("reasoning", "content")
+                self.section = "reasoning"
+                yield from source.up_to(THINK_END, into=self._emit_reasoning)
+                self.section = "text"
             else:
-                self._mended("unmarked", "content")
+                self._add_repair("unmarked", "content")
             yield from source.space()
             before = ""
         source.keep(before)
-        may_call = self._may_call and not self._is_meant
+        may_call = self._may_call and not self._is_intended
         if may_call and (yield from self._is_call(source)):
             self._calls.misplaced = ("unmarked",)
-            yield from call_object(written(source.kept().partition("{")[2]), self._calls)
+            yield from call_object(complete_source(source.kept().partition("{")[2]), self._calls)
         else:
-            self._say(source.kept())
-            yield from source.up_to(into=self._say)
+            self._emit_text(source.kept())
+            yield from source.up_to(into=self._emit_text)
 
     def _is_call(self, source: Source) -> Steps[bool]:
         """Whether all that is left is one. Reads only as far as it may be."""
@@ -291,16 +293,16 @@ class HarmonyParser:
         yield from source.space()
         return (yield from source.at_end()) and not source.cut
 
-    def _say(self, piece: str) -> None:
+    def _emit_text(self, piece: str) -> None:
         if piece:
             self._emit(TextDelta(self._index, piece, phase=self._phase))
 
-    def _reason(self, piece: str) -> None:
+    def _emit_reasoning(self, piece: str) -> None:
         if piece:
-            self._has_thought = True
+            self._has_reasoned = True
             self._emit(ReasoningDelta(self._index, piece))
 
-    def _mended(self, what: Mended, where: str) -> None:
+    def _add_repair(self, what: RepairKind, where: str) -> None:
         repair = Repaired(self._index, what, where)
         if repair not in self._repairs:
             self._repairs.add(repair)
@@ -344,10 +346,10 @@ class BuiltInSink(Sink):
         self._emit(BuiltInCall(self._index, self._tool, text, is_whole=not cut))
 
 
-class Message:
+class HarmonyMessageReader:
     """The content of one message, from tokens to text."""
 
-    def __init__(self, parser: StreamableParser, sink: Sink, header: Header) -> None:
+    def __init__(self, parser: StreamableParser, sink: Sink, header: HarmonyHeader) -> None:
         self._parser = parser
         self._sink = sink
         self._header = header
@@ -361,13 +363,13 @@ class Message:
         )
         """But for its content."""
         if header.rest:
-            self._pass(header.rest)
+            self._forward(header.rest)
 
     def feed(self, token: int) -> None:
         self._parser.process(token)
         if piece := self._parser.last_content_delta:
             self._length += len(piece)
-            self._pass(piece)
+            self._forward(piece)
 
     def end(self, *, cut: bool) -> None:
         self._parser.process_eos()
@@ -376,23 +378,23 @@ class Message:
         assert isinstance(content, TextContent)
         # bytes of a character that never became whole come only now
         if rest := str(content.text)[self._length :]:
-            self._pass(rest)
+            self._forward(rest)
         self._sink.end(cut=cut)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As far as it has come, with what OpenAI's parser could not read in its header."""
         message = self._read.model_copy()
         message.channel = message.channel or self._header.channel
         message.recipient = message.recipient or self._header.recipient
         message.content = [TextContent(text="".join(self._pieces))]
-        return told(message)
+        return message_json(message)
 
-    def _pass(self, piece: str) -> None:
+    def _forward(self, piece: str) -> None:
         self._pieces.append(piece)
         self._sink.into(piece)
 
 
-def json_arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
+def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
     yield from source.space()
     if (yield from source.accept("{")):
         call = calls.start(name)
@@ -408,7 +410,7 @@ def json_arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
         calls.start(name).finish()
 
 
-def code(source: Source, calls: Calls, name: str) -> Steps[None]:
+def code(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
     """The program as it stands."""
     call = calls.start(name)
     yield from source.up_to(into=lambda piece: call.text("code", piece))

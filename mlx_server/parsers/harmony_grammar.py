@@ -7,7 +7,7 @@ stop token ends it, wherever the grammar is complete.
 from collections.abc import Iterator
 
 from mlx_server.errors import BadRequest
-from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
@@ -18,9 +18,9 @@ from mlx_server.parsers.harmony import (
     is_built_in,
 )
 from mlx_server.parsers.harmony_header import header_name
-from mlx_server.parsers.output_spec import Wanted
-from mlx_server.repair.names import tool_named
-from mlx_server.requests import Named
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.repair.names import match_tool_name
+from mlx_server.requests import NamedTool
 
 NEXT = "<|end|><|start|>assistant"
 REASONING = "<|channel|>analysis<|message|>"
@@ -31,26 +31,26 @@ OWN_CHANNELS = ("analysis", "commentary")
 """Of what the model was trained with."""
 
 
-def grammar(wanted: Wanted) -> str | None:
+def grammar(spec: OutputSpec) -> str | None:
     """None if anything will do."""
-    if not (wanted.format or wanted.reading.tools):
+    if not (spec.format or spec.context.tools):
         return None
-    return _Grammar(wanted).source()
+    return _Grammar(spec).source()
 
 
-def end_of_reasoning(wanted: Wanted) -> str:
+def end_of_reasoning(spec: OutputSpec) -> str:
     """What leads from reasoning to an answer, or to a call where there has to be one."""
-    return "<|end|>" if wanted.must_call else NEXT + FINAL
+    return "<|end|>" if spec.must_call else NEXT + FINAL
 
 
 class _Grammar:
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
-        self._lark = Lark(wanted.reading.control)
+    def __init__(self, spec: OutputSpec) -> None:
+        self._spec = spec
+        self._lark = Lark(spec.context.control)
 
     def source(self) -> str:
         lark, calls = self._lark, list(self._calls())
-        if self._wanted.must_call:
+        if self._spec.must_call:
             if not calls:
                 raise BadRequest("There is no tool that Harmony can call.", param="tool_choice")
             return lark.source(f"({self._message('analysis')})* ({' | '.join(calls)})")
@@ -63,18 +63,18 @@ class _Grammar:
         return self._lark.rule(f"{header} {self._lark.anything()} {self._lark.text(NEXT)}")
 
     def _final(self) -> str:
-        lark, wanted = self._lark, self._wanted.format
+        lark, wanted = self._lark, self._spec.format
         if not wanted:
             return lark.rule(f"{lark.text(FINAL)} {lark.anything()}")
         header = f"{lark.text('<|channel|>final')} {self._json_type()}? {lark.text('<|message|>')}"
-        return lark.rule(f"{header} {rule_of(wanted, lark)}")
+        return lark.rule(f"{header} {format_rule(wanted, lark)}")
 
     def _calls(self) -> Iterator[str]:
-        tools = self._wanted.reading.tools
-        match self._wanted.choice:
+        tools = self._spec.context.tools
+        match self._spec.choice:
             case "none":
                 return
-            case Named(name):
+            case NamedTool(name):
                 chosen = [tool for tool in tools if tool.name == name]
             case _:
                 chosen = list(tools)
@@ -83,7 +83,9 @@ class _Grammar:
             if is_built_in(tool):
                 for own in callable_tools([tool]):
                     yield self._call(own.name, own, OWN_CHANNELS)
-            elif tool_named(recipient := FUNCTIONS + header_name(tool.name), names) == tool.name:
+            elif (
+                match_tool_name(recipient := FUNCTIONS + header_name(tool.name), names) == tool.name
+            ):
                 yield self._call(recipient, tool, FUNCTION_CHANNELS)
 
     def _call(self, recipient: str, tool: Tool, channels: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlx_server.events import Mended
+from mlx_server.events import RepairKind
 from mlx_server.messages import Phase
 
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
@@ -22,16 +22,16 @@ HEADER_WORDS = {
 
 
 @dataclass(frozen=True)
-class Header:
+class HarmonyHeader:
     channel: str | None = None
     recipient: str | None = None
     rest: str = ""
     """What is no part of a header, yet stands there."""
     broken: bool = False
 
-    def misplaced(self) -> tuple[Mended, ...]:
+    def misplaced(self) -> tuple[RepairKind, ...]:
         """What is odd about a function's call behind it."""
-        in_reasoning: tuple[Mended, ...] = ("reasoning",) if self.channel == "analysis" else ()
+        in_reasoning: tuple[RepairKind, ...] = ("reasoning",) if self.channel == "analysis" else ()
         return (*in_reasoning, "unmarked") if self.broken else in_reasoning
 
     @property
@@ -46,7 +46,7 @@ def header_name(name: str) -> str:
     return re.sub(r"[\s<|>]+", "_", name)
 
 
-def taken_apart(sections: Iterable[tuple[str, str]]) -> Header:
+def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
     """Of marks, each with the text behind it."""
     channel = recipient = None
     marks, rest = [], []
@@ -60,4 +60,4 @@ def taken_apart(sections: Iterable[tuple[str, str]]) -> Header:
         rest.append(text[found.end() :])
     # OpenAI's parser knows no content type without a recipient; the model does
     whole = marks == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
-    return Header(channel, recipient, "".join(rest), broken=not whole)
+    return HarmonyHeader(channel, recipient, "".join(rest), broken=not whole)

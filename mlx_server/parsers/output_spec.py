@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from mlx_server.parsers.parse_context import Reading
-from mlx_server.requests import Format, Named, ToolChoice
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.requests import Format, NamedTool, ToolChoice
 
 
 @dataclass(frozen=True)
-class Wanted:
-    reading: Reading
+class OutputSpec:
+    context: ParseContext
     choice: ToolChoice = "auto"
     format: Format | None = None
     """Of the answer's text; calls are free of it."""
@@ -17,4 +17,4 @@ class Wanted:
 
     @property
     def must_call(self) -> bool:
-        return self.choice == "required" or isinstance(self.choice, Named)
+        return self.choice == "required" or isinstance(self.choice, NamedTool)

@@ -6,13 +6,13 @@ from typing import Any, Literal, Protocol
 
 from mlx_server.events import Event
 from mlx_server.messages import Tool
-from mlx_server.repair.allowed import EVERYTHING, Repair
+from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 
-Place = Literal["text", "reasoning", "call"]
+Section = Literal["text", "reasoning", "call"]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParseContext:
     index: int = 0
     """Of the answer, in the events."""
     tools: tuple[Tool, ...] = ()
@@ -23,7 +23,7 @@ class Reading:
     """The end of the prompt as text, control tokens included: some leave the model in a block."""
     control: Mapping[int, str] = field(default_factory=dict)
     """The control tokens of the vocabulary, and how they are spelled."""
-    repair: Repair = EVERYTHING
+    repair: RepairPolicy = ALL_REPAIRS
     formatted: bool = False
     """Whether a grammar holds the text, to its end: what looks like a mark in it is none."""
     verbatim: bool = False
@@ -34,7 +34,7 @@ class Parser(Protocol):
     """Output tokens to events, for one answer. The same tokens give the same events."""
 
     @property
-    def place(self) -> Place:
+    def section(self) -> Section:
         """Where the next token will belong, as far as is known."""
 
     @property

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlx_server.events import Event, TextDelta
-from mlx_server.parsers.parse_context import Place, Reading
+from mlx_server.parsers.parse_context import ParseContext, Section
 
 
 class TextParser:
-    place: Place = "text"
+    section: Section = "text"
     awaits_answer = False
 
-    def __init__(self, reading: Reading) -> None:
-        self._index = reading.index
+    def __init__(self, context: ParseContext) -> None:
+        self._index = context.index
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
         return ()

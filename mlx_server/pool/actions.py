@@ -8,7 +8,7 @@ State = Literal["unloaded", "loading", "ready", "unloading"]
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """What the owner and the files say of a model before it is loaded."""
 
     weights: int
@@ -17,12 +17,12 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadAction:
     model: str
 
 
 @dataclass(frozen=True)
-class Unload:
+class UnloadAction:
     model: str
 
 
@@ -37,14 +37,14 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Preempt:
+class PreemptAction:
     """Its rows give their memory back, and wait for `Resume`."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True)
-class Resume:
+class ResumeAction:
     ticket: Ticket
 
 
@@ -61,11 +61,11 @@ class WaitedTooLong:
 
 
 @dataclass(frozen=True)
-class LoadFailed:
+class FailedToLoad:
     model: str
 
 
-Reason = NeverFits | WaitedTooLong | LoadFailed
+Reason = NeverFits | WaitedTooLong | FailedToLoad
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Refuse:
     reason: Reason
 
 
-Action = Load | Unload | ShrinkCache | Grant | Preempt | Resume | Refuse
+Action = LoadAction | UnloadAction | ShrinkCache | Grant | PreemptAction | ResumeAction | Refuse
 Actions = tuple[Action, ...]
 
 
 @dataclass(frozen=True)
-class View:
+class PolicyView:
     """A model as its owner sees it."""
 
     state: State

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, Unavailable
-from mlx_server.lora.catalog import AdapterSpec, Catalog, stamp_of
+from mlx_server.lora.catalog import AdapterCatalog, AdapterSpec, stamp_of
 
 log = logging.getLogger("mlx_server.pool")
 
 
 @dataclass(frozen=True)
-class Adapter:
+class LeasedAdapter:
     """One that a request may use."""
 
     spec: AdapterSpec
@@ -31,12 +31,12 @@ class Adapter:
 
 
 @dataclass
-class _Held:
-    adapter: Adapter
+class _LoadedAdapter:
+    adapter: LeasedAdapter
     loading: asyncio.Task[int]
     """Bytes, once it is there."""
     nbytes: int
-    users: dict[asyncio.Future[None], Adapter] = field(default_factory=dict)
+    users: dict[asyncio.Future[None], LeasedAdapter] = field(default_factory=dict)
     """Each lease, done when it ends, and the adapter as its request named it: two names may have
     the same weights."""
     last_used: float = 0.0
@@ -60,14 +60,14 @@ class _Held:
         return [lease for lease, adapter in self.users.items() if adapter.spec.name == name]
 
 
-def find(catalog: Catalog, asked: str, allowed: Sequence[Path]) -> Adapter:
+def find(catalog: AdapterCatalog, asked: str, allowed: Sequence[Path]) -> LeasedAdapter:
     """By name, or a folder inside of an allowed one. Raises AdapterNotFound or AdapterInvalid."""
     if "/" in asked:
         spec, place = catalog.find_folder(allowed_folder(asked, allowed))
     else:  # the name is looked up once: it may be removed at any time
-        place = catalog.place(asked)
+        place = catalog.location(asked)
         spec = catalog.read(asked, place)
-    return Adapter(spec, place.pinned, place.by_client)
+    return LeasedAdapter(spec, place.pinned, place.by_client)
 
 
 def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
@@ -82,37 +82,37 @@ def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
     return folder
 
 
-class Adapters:
+class AdapterPool:
     def __init__(self, engine: Callable[[], EngineClient], changed: Callable[[], None]) -> None:
         """changed: called whenever what is idle or staying has."""
         self._engine = engine
         self._changed = changed
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._adapters: dict[tuple[str, str], _LoadedAdapter] = {}
         """By model and digest."""
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def idle_bytes(self) -> int:
         """Of those that give way."""
-        return sum(held.nbytes for held in self._held.values() if held.gives_way)
+        return sum(held.nbytes for held in self._adapters.values() if held.gives_way)
 
     def staying_bytes(self, model: str) -> int:
         """Of those that do not give way, beside what their leases have reserved."""
-        return sum(held.staying for (id, _), held in self._held.items() if id == model)
+        return sum(held.staying for (id, _), held in self._adapters.items() if id == model)
 
     def of(self, model: str) -> list[tuple[str, int, int]]:
         """Name, leases and bytes of those that are loaded."""
-        found = [held for (id, _), held in self._held.items() if id == model]
+        found = [held for (id, _), held in self._adapters.items() if id == model]
         return [(held.adapter.spec.name, held.leases, held.nbytes) for held in found]
 
     @asynccontextmanager
-    async def lease(self, model: str, adapter: Adapter) -> AsyncIterator[None]:
+    async def lease(self, model: str, adapter: LeasedAdapter) -> AsyncIterator[None]:
         """In the engine until the block is left. The model has to be leased around it."""
         key = model, adapter.spec.digest
-        held = self._held.get(key)
+        held = self._adapters.get(key)
         if held is None:
             loading = asyncio.create_task(self._load(model, adapter.spec))
-            held = self._held[key] = _Held(adapter, loading, adapter.spec.nbytes)
+            held = self._adapters[key] = _LoadedAdapter(adapter, loading, adapter.spec.nbytes)
             loading.add_done_callback(partial(self._loaded, key, held))
         lease: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         held.users[lease] = adapter
@@ -126,20 +126,22 @@ class Adapters:
             _end(lease)
             self._changed()
 
-    def _loaded(self, key: tuple[str, str], held: _Held, loading: asyncio.Task[int]) -> None:
+    def _loaded(
+        self, key: tuple[str, str], held: _LoadedAdapter, loading: asyncio.Task[int]
+    ) -> None:
         """Whether or not somebody still waits for it."""
         if not loading.cancelled() and not loading.exception():
             held.nbytes = loading.result()
-        elif self._held.get(key) is held:
-            del self._held[key]  # the next one to ask tries again
+        elif self._adapters.get(key) is held:
+            del self._adapters[key]  # the next one to ask tries again
         self._changed()
 
     def shrink(self, to_bytes: int) -> None:
         """Drops idle ones until no more than so much is left of them."""
-        for key in sorted(self._held, key=lambda key: self._held[key].last_used):
+        for key in sorted(self._adapters, key=lambda key: self._adapters[key].last_used):
             if self.idle_bytes <= to_bytes:
                 return
-            if self._held[key].gives_way:
+            if self._adapters[key].gives_way:
                 self._drop(*key)
 
     async def drop(self, model: str, name: str) -> None:
@@ -154,14 +156,14 @@ class Adapters:
             elif not held.used_as(name):
                 held.adapter = next(iter(held.users.values()))
 
-    def _of(self, model: str) -> dict[str, _Held]:
-        return {digest: held for (id, digest), held in self._held.items() if id == model}
+    def _of(self, model: str) -> dict[str, _LoadedAdapter]:
+        return {digest: held for (id, digest), held in self._adapters.items() if id == model}
 
     def forget(self, model: str | None = None) -> None:
         """They have left the engine with their model; None: with the engine itself."""
-        for id, digest in list(self._held):
+        for id, digest in list(self._adapters):
             if model in (None, id):
-                for lease in self._held.pop((id, digest)).users:
+                for lease in self._adapters.pop((id, digest)).users:
                     _end(lease)
 
     async def _load(self, model: str, spec: AdapterSpec) -> int:
@@ -175,7 +177,7 @@ class Adapters:
         return loaded.nbytes
 
     def _drop(self, model: str, digest: str) -> None:
-        held = self._held.pop((model, digest))
+        held = self._adapters.pop((model, digest))
         log.info("%s drops adapter %s (%s)", model, held.adapter.spec.name, digest[:8])
         leaving = asyncio.create_task(self._unload(model, digest))
         self._leaving.add(leaving)

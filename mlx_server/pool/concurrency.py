@@ -12,7 +12,7 @@ gets three quarters of all places, and those who come later always find some (dy
 as switches share their buffers)."""
 
 
-class Places:
+class RowSlots:
     def __init__(self, most: int) -> None:
         """most: answers that a client gets which is alone."""
         self.most = most

@@ -5,25 +5,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlx_server.errors import ServerError
-from mlx_server.lora.catalog import Catalog
-from mlx_server.pool.prepare import ModelSpec, Prepared
+from mlx_server.lora.catalog import AdapterCatalog
+from mlx_server.pool.prepare import ModelSpec, PreparedModel
 
 OnProgress = Callable[[str, str, int, int], None]
 """(model, what is being done, how much is done, of how much)."""
 
 
 @dataclass(frozen=True)
-class Model:
+class LoadedModel:
     """A loaded model, as much of it as the server process needs."""
 
-    prepared: Prepared
+    prepared: PreparedModel
     vocabulary: int
     """Width of the output head: every token id below it can be generated or biased."""
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoadProgress:
     what: str
     done: int
     total: int
@@ -38,7 +38,7 @@ class PrefillView:
 
 
 @dataclass(frozen=True)
-class View:
+class ModelView:
     """A model as its owner sees it."""
 
     spec: ModelSpec
@@ -49,7 +49,7 @@ class View:
     nbytes: int
     last_used: float | None
     """Unix time."""
-    progress: Progress | None
+    progress: LoadProgress | None
     error: str | None
     adapters: list[tuple[str, int, int]]
     """Those in memory: name, leases and bytes."""
@@ -60,17 +60,17 @@ class View:
 
 
 @dataclass
-class Entry:
+class PoolEntry:
     """What the pool keeps of one model."""
 
     spec: ModelSpec
-    preparing: asyncio.Task[Prepared] | None = None
-    prepared: Prepared | None = None
-    model: Model | None = None
+    preparing: asyncio.Task[PreparedModel] | None = None
+    prepared: PreparedModel | None = None
+    model: LoadedModel | None = None
     failure: ServerError | None = None
     """Of the last attempt."""
-    progress: Progress | None = None
+    progress: LoadProgress | None = None
     batching: bool | None = None
     """Known from its first load on."""
-    on_disk: Catalog | None = None
+    on_disk: AdapterCatalog | None = None
     """Its adapters, while its own files have not been looked at."""

@@ -11,7 +11,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Generate, PrefillProgress, Token
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.pool.actions import Ticket
-from mlx_server.pool.entry import Entry, Model, PrefillView
+from mlx_server.pool.entry import LoadedModel, PoolEntry, PrefillView
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -24,7 +24,7 @@ here, or computed before a row that is preempted has stopped."""
 
 
 @dataclass(frozen=True)
-class Demand:
+class MemoryDemand:
     """What a request asks of the memory."""
 
     kv: KvCost
@@ -49,8 +49,8 @@ class Demand:
 class Waiter:
     """Somebody who asked for a lease. One that was cancelled takes no notice any more."""
 
-    entry: Entry
-    demand: Demand
+    entry: PoolEntry
+    demand: MemoryDemand
     granted: asyncio.Future[None]
 
     def grant(self) -> None:
@@ -65,7 +65,9 @@ class Waiter:
 class Lease:
     """Of one request. It counts the tokens of its rows, and reserves memory ahead of them."""
 
-    def __init__(self, model: Model, demand: Demand, ticket: Ticket, leases: "Leases") -> None:
+    def __init__(
+        self, model: LoadedModel, demand: MemoryDemand, ticket: Ticket, leases: "Leases"
+    ) -> None:
         self.model = model
         self.ticket = ticket
         self.preempted = False
@@ -97,7 +99,7 @@ class Lease:
     def prefilled(self, progress: PrefillProgress) -> None:
         self._computed[progress.row] = progress.computed
 
-    def generated(self, token: Token) -> None:
+    def count_token(self, token: Token) -> None:
         self._computed.pop(token.row, None)
         self._tokens[token.row] += 1
         if token.finish:
@@ -137,7 +139,7 @@ class Leases:
         self.of_row: dict[int, Lease] = {}
         self._by_ticket: dict[Ticket, Lease] = {}
 
-    def add(self, model: Model, demand: Demand, ticket: Ticket) -> None:
+    def add(self, model: LoadedModel, demand: MemoryDemand, ticket: Ticket) -> None:
         self._by_ticket[ticket] = Lease(model, demand, ticket, self)
 
     def __getitem__(self, ticket: Ticket) -> Lease:
@@ -169,7 +171,7 @@ class Leases:
         leases = [each for each in self._by_ticket.values() if each.model.prepared.id == model]
         return tuple(view for lease in leases for view in lease.prefilling)
 
-    def generated(self, tokens: Iterable[Token]) -> None:
+    def count_tokens(self, tokens: Iterable[Token]) -> None:
         for token in tokens:
             if lease := self.of_row.get(token.row):
-                lease.generated(token)
+                lease.count_token(token)

@@ -15,7 +15,7 @@ SHARE_OF_RAM = 0.75
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     nbytes: int
     recommended: int
     """The working set that Metal recommends; without Metal, a share of the RAM."""
@@ -52,12 +52,12 @@ class Budget:
         )
 
 
-def budget_of(chosen: int | None, recommended: int | None) -> Budget:
+def budget_of(chosen: int | None, recommended: int | None) -> MemoryBudget:
     """chosen: by the owner. recommended: by Metal, where there is Metal."""
     there = recommended or int(SHARE_OF_RAM * psutil.virtual_memory().total)
     default = there - int(WORKING_SHARE * there) - WORKING_BYTES
     # what is too small to be a machine still gets something
-    return Budget(chosen or max(default, there // 2), there, bool(recommended), bool(chosen))
+    return MemoryBudget(chosen or max(default, there // 2), there, bool(recommended), bool(chosen))
 
 
 def size(nbytes: int) -> str:

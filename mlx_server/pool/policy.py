@@ -10,47 +10,47 @@ from dataclasses import dataclass, field
 from mlx_server.pool.actions import (
     Action,
     Actions,
-    Facts,
+    FailedToLoad,
     Grant,
-    Load,
-    LoadFailed,
+    LoadAction,
+    ModelFacts,
     NeverFits,
-    Preempt,
+    PolicyView,
+    PreemptAction,
     Reason,
     Refuse,
-    Resume,
+    ResumeAction,
     ShrinkCache,
     State,
     Ticket,
-    Unload,
-    View,
+    UnloadAction,
     WaitedTooLong,
 )
 from mlx_server.pool.fair_order import FairOrder
-from mlx_server.pool.reservations import Reservation, Reserved, alone
+from mlx_server.pool.reservations import Reservation, ReservedMemory, bytes_alone
 
 
 @dataclass
-class _Model:
+class _PolicyModel:
     id: str
-    facts: Facts
+    facts: ModelFacts
     weights: int
-    beside: int = 0
+    extra_bytes: int = 0
     state: State = "unloaded"
     leases: int = 0
     last_used: float | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.weights + self.beside
+        return self.weights + self.extra_bytes
 
     @property
-    def here(self) -> bool:
+    def is_present(self) -> bool:
         return self.state in ("loading", "ready")
 
     @property
-    def stays(self) -> bool:
-        return self.here and self.facts.pinned
+    def must_stay(self) -> bool:
+        return self.is_present and self.facts.pinned
 
     @property
     def evictable(self) -> bool:
@@ -58,10 +58,10 @@ class _Model:
 
 
 @dataclass
-class _Line:
+class _WaitQueue:
     """Those that were looked at and go on waiting, in their order."""
 
-    asks: list[Reservation] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
     promised: int = 0
     """Their part of the memory that is free or becoming free."""
@@ -76,14 +76,16 @@ class Policy:
     nothing may be reported any more of what was asked of that engine.
     """
 
-    def __init__(self, models: Mapping[str, Facts], *, budget: int, wait_seconds: float) -> None:
+    def __init__(
+        self, models: Mapping[str, ModelFacts], *, budget: int, wait_seconds: float
+    ) -> None:
         self.budget = budget
         self.wait_seconds = wait_seconds
         self.lowered = 0
         """Bytes by which the budget was lowered."""
         self.cache = 0
         """Bytes in the prompt cache, once it has shrunk as told."""
-        self._models = {id: _Model(id, facts, facts.weights) for id, facts in models.items()}
+        self._models = {id: _PolicyModel(id, facts, facts.weights) for id, facts in models.items()}
         self._waiting: list[Reservation] = []
         self._granted: dict[Ticket, Reservation] = {}
         self._order = FairOrder()
@@ -100,7 +102,7 @@ class Policy:
         *,
         most_kv_bytes: int = 0,
         rows: int = 1,
-        beside: int = 0,
+        extra_bytes: int = 0,
         client: str = "",
     ) -> Actions:
         """Asks for a lease on the model, from `Grant` to `release`, with the caches of `rows`, of
@@ -111,7 +113,7 @@ class Policy:
         most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
         turn = self._order.next(client, rows), came
         self._waiting.append(
-            Reservation(ticket, model, rows, kv_bytes, most, beside, now, turn, came)
+            Reservation(ticket, model, rows, kv_bytes, most, extra_bytes, now, turn, came)
         )
         self._waiting.sort(key=lambda each: each.turn)
         return self._settle(now)
@@ -138,27 +140,27 @@ class Policy:
         return self._settle(now)
 
     def loaded(self, model: str, nbytes: int, now: float) -> Actions:
-        self._become(model, "loading", "ready")
+        self._change_state(model, "loading", "ready")
         self._models[model].weights = nbytes
         self._models[model].last_used = now
         return self._settle(now)
 
-    def beside(self, model: str, nbytes: int, now: float) -> Actions:
+    def set_extra_bytes(self, model: str, nbytes: int, now: float) -> Actions:
         """What stays in memory with a model that is there, and goes with it."""
-        self._models[model].beside = nbytes
+        self._models[model].extra_bytes = nbytes
         return self._settle(now)
 
     def load_failed(self, model: str, now: float) -> Actions:
         """Refuses all who wait for the model; who asks later tries again."""
-        self._become(model, "loading", "unloaded")
+        self._change_state(model, "loading", "unloaded")
         for ask in [ask for ask in self._waiting if ask.model == model]:
-            self._refuse(ask, LoadFailed(model))
+            self._refuse(ask, FailedToLoad(model))
         return self._settle(now)
 
     def unloaded(self, model: str, now: float) -> Actions:
         """The memory is really back."""
-        self._become(model, "unloading", "unloaded")
-        self._models[model].beside = 0
+        self._change_state(model, "unloading", "unloaded")
+        self._models[model].extra_bytes = 0
         return self._settle(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
@@ -172,7 +174,7 @@ class Policy:
         self._granted.clear()
         self.cache = 0
         for model in self._models.values():
-            model.state, model.leases, model.beside = "unloaded", 0, 0
+            model.state, model.leases, model.extra_bytes = "unloaded", 0, 0
         return self._settle(now)
 
     def preload(self, model: str, now: float) -> Actions:
@@ -208,9 +210,9 @@ class Policy:
     def state(self, model: str) -> State:
         return self._models[model].state
 
-    def views(self) -> dict[str, View]:
+    def views(self) -> dict[str, PolicyView]:
         models = self._models.items()
-        return {id: View(m.state, m.leases, m.nbytes, m.last_used) for id, m in models}
+        return {id: PolicyView(m.state, m.leases, m.nbytes, m.last_used) for id, m in models}
 
     def room(self, model: str) -> int:
         """Bytes that rows of the model can have, were there no others."""
@@ -237,8 +239,8 @@ class Policy:
         return sum(m.nbytes for m in self._models.values() if m.state != "unloaded")
 
     @property
-    def _reserved(self) -> Reserved:
-        return Reserved(self._granted.values())
+    def _reserved(self) -> ReservedMemory:
+        return ReservedMemory(self._granted.values())
 
     @property
     def _preempted(self) -> list[Reservation]:
@@ -271,7 +273,7 @@ class Policy:
             running = [each for each in self._granted.values() if not each.preempted]
             last = max(running, key=lambda each: each.turn)
             last.preempted = True
-            self._actions.append(Preempt(last.ticket))
+            self._actions.append(PreemptAction(last.ticket))
 
     def _serve(self, now: float) -> int:
         """Resumes, grants, loads and evicts in order; returns the room that nobody waits for.
@@ -286,82 +288,88 @@ class Policy:
         whatever the others need; loading and unloading end by themselves, what is idle is evicted,
         and what would not fit even then is refused.
         """
-        line = _Line()
+        line = _WaitQueue()
         for ask in [*self._preempted, *self._waiting]:
-            if not ask.preempted and (misfit := self._misfit(ask)):
+            if not ask.preempted and (misfit := self._refusal_reason(ask)):
                 self._refuse(ask, misfit)
-            elif self._may_go(ask, line):
+            elif self._may_grant(ask, line):
                 self._resume(ask) if ask.preempted else self._grant(ask, now)
             else:
                 self._wait_in(line, ask)
         return 0 if line.stuck else min(self._free, self._free_soon - line.promised)
 
-    def _misfit(self, ask: Reservation) -> NeverFits | None:
-        model = self._models[ask.model]
-        needed, available = model.nbytes + alone(ask), self._available(model)
+    def _refusal_reason(self, reservation: Reservation) -> NeverFits | None:
+        model = self._models[reservation.model]
+        needed, available = model.nbytes + bytes_alone(reservation), self._available(model)
         return NeverFits(needed, available) if needed > available else None
 
-    def _available(self, model: _Model) -> int:
+    def _available(self, model: _PolicyModel) -> int:
         """What the model and its rows can have, next to the models that stay."""
         return self.budget - sum(
-            m.nbytes for m in self._models.values() if m.stays and m is not model
+            m.nbytes for m in self._models.values() if m.must_stay and m is not model
         )
 
-    def _may_go(self, ask: Reservation, line: _Line) -> bool:
+    def _may_grant(self, reservation: Reservation, queue: _WaitQueue) -> bool:
         return (
-            self._models[ask.model].state == "ready"
-            and ask.model not in line.models
-            and self._has_room(ask, line)
-            and all(self._may_pass(ask, earlier, line) for earlier in line.asks)
+            self._models[reservation.model].state == "ready"
+            and reservation.model not in queue.models
+            and self._has_room(reservation, queue)
+            and all(self._may_pass(reservation, earlier, queue) for earlier in queue.reservations)
         )
 
-    def _has_room(self, ask: Reservation, line: _Line) -> bool:
+    def _has_room(self, reservation: Reservation, queue: _WaitQueue) -> bool:
         """Next to what is granted, and to what those before it will need."""
         reserved = self._reserved
-        more = reserved.more(ask)
-        if ask.preempted and not more:
+        more = reserved.more(reservation)
+        if reservation.preempted and not more:
             return True  # it goes on in the room that is kept for one
-        with_line = self._with_line(line).more(ask)
-        return more <= self._free and max(more, with_line) <= self._free_soon - line.promised
+        with_line = self._reserved_with_queue(queue).more(reservation)
+        return more <= self._free and max(more, with_line) <= self._free_soon - queue.promised
 
-    def _with_line(self, line: _Line) -> Reserved:
+    def _reserved_with_queue(self, line: _WaitQueue) -> ReservedMemory:
         taken = self._reserved
-        for earlier in line.asks:
+        for earlier in line.reservations:
             taken.take(earlier)
         return taken
 
-    def _may_pass(self, ask: Reservation, earlier: Reservation, line: _Line) -> bool:
+    def _may_pass(self, reservation: Reservation, earlier: Reservation, queue: _WaitQueue) -> bool:
         if earlier.preempted:
             return False
-        passing = [ask.at_its_end, *(each.at_its_end for each in self._passed(earlier))]
-        beside = {m.id for m in self._models.values() if m.stays} | {p.model for p in passing}
-        beside |= {id for id in line.models if self._models[id].facts.pinned}
-        taken, weights = Reserved(passing), sum(self._models[id].nbytes for id in beside)
+        passing = [reservation.at_its_end, *(each.at_its_end for each in self._passed(earlier))]
+        beside = {m.id for m in self._models.values() if m.must_stay} | {p.model for p in passing}
+        beside |= {id for id in queue.models if self._models[id].facts.pinned}
+        taken, weights = ReservedMemory(passing), sum(self._models[id].nbytes for id in beside)
         needs = self._needs(earlier, taken, earlier.model in beside)
         return weights + taken.nbytes + needs <= self.budget
 
     def _passed(self, earlier: Reservation) -> list[Reservation]:
         """Those that were granted past it."""
         granted = ((each, each.granted or 0) for each in self._granted.values())
-        return [each for each, at in granted if at > earlier.came and each.turn > earlier.turn]
+        return [
+            each for each, at in granted if at > earlier.waiting_since and each.turn > earlier.turn
+        ]
 
-    def _wait_in(self, line: _Line, ask: Reservation) -> None:
+    def _wait_in(self, queue: _WaitQueue, reservation: Reservation) -> None:
         """Its model is loaded, or others are evicted for it, as soon as that is enough."""
-        model = self._models[ask.model]
-        taken = self._with_line(line)
-        needs = self._needs(ask, taken, model.here or ask.model in line.models)
-        keep = {*line.models, ask.model}
-        line.stuck = line.stuck or not self._make_room(line.promised + needs, keep)
-        if not line.stuck:
-            line.promised += needs
+        model = self._models[reservation.model]
+        taken = self._reserved_with_queue(queue)
+        needs = self._needs(
+            reservation, taken, model.is_present or reservation.model in queue.models
+        )
+        keep = {*queue.models, reservation.model}
+        queue.stuck = queue.stuck or not self._make_room(queue.promised + needs, keep)
+        if not queue.stuck:
+            queue.promised += needs
             if model.state == "unloaded" and model.nbytes <= self._free:
-                line.promised -= model.nbytes
+                queue.promised -= model.nbytes
                 self._load(model)
-        line.asks.append(ask)
-        line.models.add(ask.model)
+        queue.reservations.append(reservation)
+        queue.models.add(reservation.model)
 
-    def _needs(self, ask: Reservation, taken: Reserved, model_counted: bool) -> int:
-        return taken.more(ask) + (0 if model_counted else self._models[ask.model].nbytes)
+    def _needs(self, reservation: Reservation, taken: ReservedMemory, model_counted: bool) -> int:
+        return taken.more(reservation) + (
+            0 if model_counted else self._models[reservation.model].nbytes
+        )
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
         """Whether there will be room without a lease having to end; if not, nothing is evicted."""
@@ -372,13 +380,13 @@ class Policy:
         self._evict(missing, idle)
         return True
 
-    def _evictable(self) -> list[_Model]:
+    def _evictable(self) -> list[_PolicyModel]:
         """Least recently used first."""
         idle = (model for model in self._models.values() if model.evictable)
         return sorted(idle, key=lambda model: model.last_used or 0.0)
 
-    def _evict(self, missing: int, idle: list[_Model]) -> None:
-        victims: list[_Model] = []
+    def _evict(self, missing: int, idle: list[_PolicyModel]) -> None:
+        victims: list[_PolicyModel] = []
         for model in idle:
             if missing > 0:
                 victims.append(model)
@@ -389,38 +397,38 @@ class Policy:
             else:
                 self._unload(model)
 
-    def _grant(self, ask: Reservation, now: float) -> None:
-        self._shrink_cache(self._reserved.more_now(ask))
-        self._waiting.remove(ask)
-        self._granted[ask.ticket] = ask
-        ask.granted = self._tick_of_clock()
-        self._order.granted(ask.turn[0])
-        model = self._models[ask.model]
+    def _grant(self, reservation: Reservation, now: float) -> None:
+        self._shrink_cache(self._reserved.more_now(reservation))
+        self._waiting.remove(reservation)
+        self._granted[reservation.ticket] = reservation
+        reservation.granted = self._tick_of_clock()
+        self._order.granted(reservation.turn[0])
+        model = self._models[reservation.model]
         model.leases += 1
         model.last_used = now
-        self._actions.append(Grant(ask.ticket))
+        self._actions.append(Grant(reservation.ticket))
 
-    def _resume(self, ask: Reservation) -> None:
-        self._shrink_cache(self._reserved.more_now(ask))
-        ask.preempted = False
-        self._actions.append(Resume(ask.ticket))
+    def _resume(self, reservation: Reservation) -> None:
+        self._shrink_cache(self._reserved.more_now(reservation))
+        reservation.preempted = False
+        self._actions.append(ResumeAction(reservation.ticket))
 
     def _tick_of_clock(self) -> int:
         self._clock += 1
         return self._clock
 
-    def _refuse(self, ask: Reservation, reason: Reason) -> None:
-        self._waiting.remove(ask)
-        self._actions.append(Refuse(ask.ticket, reason))
+    def _refuse(self, reservation: Reservation, reason: Reason) -> None:
+        self._waiting.remove(reservation)
+        self._actions.append(Refuse(reservation.ticket, reason))
 
-    def _load(self, model: _Model) -> None:
+    def _load(self, model: _PolicyModel) -> None:
         self._shrink_cache(model.nbytes)
         model.state = "loading"
-        self._actions.append(Load(model.id))
+        self._actions.append(LoadAction(model.id))
 
-    def _unload(self, model: _Model) -> None:
+    def _unload(self, model: _PolicyModel) -> None:
         model.state = "unloading"
-        self._actions.append(Unload(model.id))
+        self._actions.append(UnloadAction(model.id))
 
     def _shrink_cache(self, room: int) -> None:
         over = self.used + room - self.budget
@@ -433,26 +441,26 @@ class Policy:
             ask for ask in self._waiting if (at := self._late_at(ask)) is not None and at <= now
         ]
         for ask in late:
-            self._refuse(ask, WaitedTooLong(now - ask.since))
+            self._refuse(ask, WaitedTooLong(now - ask.requested_at))
         return bool(late)
 
-    def _late_at(self, ask: Reservation) -> float | None:
+    def _late_at(self, reservation: Reservation) -> float | None:
         """Never while its model is loading, which takes as long as it takes."""
-        loading = self._models[ask.model].state == "loading"
-        return None if loading else ask.since + self.wait_seconds
+        loading = self._models[reservation.model].state == "loading"
+        return None if loading else reservation.requested_at + self.wait_seconds
 
     def _unload_stale(self, now: float) -> None:
         for model in self._models.values():
             if (at := self._stale_at(model)) is not None and at <= now:
                 self._unload(model)
 
-    def _stale_at(self, model: _Model) -> float | None:
+    def _stale_at(self, model: _PolicyModel) -> float | None:
         wanted = any(ask.model == model.id for ask in self._waiting)
         if not model.evictable or wanted or model.facts.ttl is None or model.last_used is None:
             return None
         return model.last_used + model.facts.ttl
 
-    def _become(self, model: str, before: State, after: State) -> None:
+    def _change_state(self, model: str, before: State, after: State) -> None:
         assert self._models[model].state == before, (model, self._models[model].state)
         self._models[model].state = after
 

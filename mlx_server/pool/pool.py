@@ -18,7 +18,13 @@ from typing import Any, TypeVar
 from mlx_server import limits
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.device_errors import Streak
-from mlx_server.engine.messages import DEFAULT_SCHEDULE, DeviceFailed, Loaded, Schedule, Stepped
+from mlx_server.engine.messages import (
+    DEFAULT_SCHEDULE,
+    DeviceFailed,
+    ModelLoaded,
+    Schedule,
+    StepOutput,
+)
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
     AdapterNotFound,
@@ -31,18 +37,18 @@ from mlx_server.errors import (
     ShuttingDown,
     Unavailable,
 )
-from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
+from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
 from mlx_server.pool import actions
-from mlx_server.pool.actions import Facts
-from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
-from mlx_server.pool.concurrency import Places
-from mlx_server.pool.entry import Entry, Model, OnProgress, Progress, View
-from mlx_server.pool.lease import Demand, Lease, Leases, Waiter
+from mlx_server.pool.actions import ModelFacts
+from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder, find
+from mlx_server.pool.concurrency import RowSlots
+from mlx_server.pool.entry import LoadedModel, LoadProgress, ModelView, OnProgress, PoolEntry
+from mlx_server.pool.lease import Lease, Leases, MemoryDemand, Waiter
 from mlx_server.pool.memory_budget import budget_of, size
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (
     ModelSpec,
-    Prepared,
+    PreparedModel,
     catalog_on_disk,
     check_files,
     is_current,
@@ -61,7 +67,7 @@ STOP_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Limits:
+class PoolLimits:
     concurrency: int = 16
     """Rows of one model that are decoded together."""
     queue: int = limits.QUEUE.value
@@ -81,15 +87,15 @@ class Pool:
     def __init__(
         self,
         specs: Iterable[ModelSpec],
-        settings: Limits | None = None,
+        settings: PoolLimits | None = None,
         on_progress: OnProgress = lambda *progress: None,
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
         """adapter_dirs: folders of which a request may name a folder as its adapter."""
-        self._entries = {spec.id: Entry(spec) for spec in specs}
+        self._entries = {spec.id: PoolEntry(spec) for spec in specs}
         self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
-        self._limits = settings or Limits()
-        self.places = Places(self._limits.concurrency + self._limits.queue)
+        self._limits = settings or PoolLimits()
+        self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
         self._on_progress = on_progress
         self._adapter_dirs = adapter_dirs
         self._upcast = False
@@ -104,12 +110,12 @@ class Pool:
         """Of the prompt cache."""
         self._cache_room: int | None = None
         """That this engine was told it has for the prompt cache."""
-        self.adapters = Adapters(lambda: self.engine, self._count_adapters)
+        self.adapters = AdapterPool(lambda: self.engine, self._count_adapters)
         self._closed: ServerError | None = None
         self._threads: set[asyncio.Future[Any]] = set()
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Is told of `rows` when they change."""
-        self.on_step: Callable[[Stepped], None] = lambda step: None
+        self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that was loaded."""
         self._out_of_memory = Streak()
@@ -125,7 +131,7 @@ class Pool:
         return [entry.spec for entry in self._entries.values()]
 
     @property
-    def loaded(self) -> list[Model]:
+    def loaded(self) -> list[LoadedModel]:
         return [entry.model for entry in self._entries.values() if entry.model]
 
     def batching(self, id: str) -> bool | None:
@@ -159,7 +165,7 @@ class Pool:
         """By id or alias."""
         return self._entry(name).spec
 
-    def views(self) -> list[View]:
+    def views(self) -> list[ModelView]:
         now = time.time() - _now()
         views = self._policy.views()
         return [self._view(entry, views[id], now) for id, entry in self._entries.items()]
@@ -177,19 +183,19 @@ class Pool:
     @property
     def rows(self) -> int:
         """Answers being generated or waiting for it."""
-        return self.places.taken
+        return self.row_slots.taken
 
     @contextmanager
-    def place(self, rows: int, client: str = "") -> Iterator[None]:
+    def row_slot(self, rows: int, client: str = "") -> Iterator[None]:
         """Room for so many answers, or an error at once."""
         try:
-            with self.places.take(rows, client):
+            with self.row_slots.take(rows, client):
                 self.on_rows(self.rows)
                 yield
         finally:
             self.on_rows(self.rows)
 
-    async def prepared(self, name: str) -> Prepared:
+    async def prepared(self, name: str) -> PreparedModel:
         """The model's files, fetched and read once however many ask.
 
         A folder that was replaced is read anew before the model is loaded the next time; what is
@@ -207,7 +213,9 @@ class Pool:
             entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(entry.preparing)
 
-    async def _forget_if_replaced(self, entry: Entry, known: asyncio.Task[Prepared]) -> None:
+    async def _forget_if_replaced(
+        self, entry: PoolEntry, known: asyncio.Task[PreparedModel]
+    ) -> None:
         is_read = known.done() and not known.cancelled()
         if not is_read or self._policy.state(entry.spec.id) != "unloaded":
             return
@@ -222,7 +230,7 @@ class Pool:
         is_both = adapter and name not in self._names and model in self._names
         return (model, adapter) if is_both else (name, None)
 
-    async def adapter(self, prepared: Prepared, asked: str) -> Adapter:
+    async def adapter(self, prepared: PreparedModel, asked: str) -> LeasedAdapter:
         """Its files, looked at anew if they have changed."""
         catalog = _catalog_of(prepared)
         return await self._in_thread(partial(find, catalog, asked, self._adapter_dirs))
@@ -243,7 +251,7 @@ class Pool:
 
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
         catalog = _catalog_of(await self.prepared(id))
-        place = Place(allowed_folder(path, self._adapter_dirs), by_client=True)
+        place = AdapterLocation(allowed_folder(path, self._adapter_dirs), by_client=True)
         return await self._in_thread(partial(catalog.add, name, place))
 
     async def remove_adapter(self, id: str, name: str) -> None:
@@ -253,7 +261,7 @@ class Pool:
 
     @asynccontextmanager
     async def lease(
-        self, prepared: Prepared, demand: Demand, adapter: Adapter | None = None
+        self, prepared: PreparedModel, demand: MemoryDemand, adapter: LeasedAdapter | None = None
     ) -> AsyncIterator[Lease]:
         """The model, loaded, and its adapter, with memory for the rows, until the block is left."""
         self._check_open()
@@ -271,7 +279,7 @@ class Pool:
                     _now(),
                     most_kv_bytes=demand.nbytes(demand.most_tokens),
                     rows=demand.rows,
-                    beside=adapter.spec.nbytes if adapter else 0,
+                    extra_bytes=adapter.spec.nbytes if adapter else 0,
                     client=demand.client,
                 )
             )
@@ -292,7 +300,9 @@ class Pool:
             self._do(self._policy.release(ticket, _now()))
             self._leases.remove(ticket)
 
-    def most_tokens(self, prepared: Prepared, rows: int, adapter: Adapter | None = None) -> int:
+    def most_tokens(
+        self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
+    ) -> int:
         """How many tokens each of so many rows can hold at its end, without any other row."""
         room = self._policy.room(prepared.id) - (adapter.spec.nbytes if adapter else 0)
         return prepared.kv.tokens_in(room // rows, prepared.context_length)
@@ -312,7 +322,7 @@ class Pool:
         if self._closed:
             raise copy(self._closed)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> PoolEntry:
         if name not in self._names:
             listed = ", ".join(self._entries) or "none"
             raise ModelNotFound(
@@ -324,7 +334,7 @@ class Pool:
 
     def _policy_for(self) -> Policy:
         return Policy(
-            {e.spec.id: Facts(0, e.spec.pinned, e.spec.ttl) for e in self._entries.values()},
+            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._entries.values()},
             budget=self.budget.nbytes,
             wait_seconds=self._limits.wait_seconds,
         )
@@ -357,10 +367,10 @@ class Pool:
         with suppress(EngineDied):
             self.engine.limit_memory(self._policy.budget)
 
-    def _stepped(self, step: Stepped) -> None:
+    def _stepped(self, step: StepOutput) -> None:
         if any(token.finish for token in step.tokens):
             self._out_of_memory.answered()
-        self._leases.generated(step.tokens)
+        self._leases.count_tokens(step.tokens)
         self._cache_bytes = step.cache_bytes
         if step.cache_bytes > (self._cache_room or 0):
             self._cache_room = None  # a row's memory was handed over: the limit is due again
@@ -370,7 +380,7 @@ class Pool:
     def _count_adapters(self) -> None:
         for model in self.loaded:
             id = model.prepared.id
-            self._do(self._policy.beside(id, self.adapters.staying_bytes(id), _now()))
+            self._do(self._policy.set_extra_bytes(id, self.adapters.staying_bytes(id), _now()))
         self._count_idle()
 
     def _count_idle(self) -> None:
@@ -400,12 +410,12 @@ class Pool:
             if entry.spec.preload:
                 self._begin(self._preload_one(entry))
 
-    async def _preload_one(self, entry: Entry) -> None:
+    async def _preload_one(self, entry: PoolEntry) -> None:
         with suppress(ServerError):  # it has been logged
             await self.prepared(entry.spec.id)
             self._do(self._policy.preload(entry.spec.id, _now()))
 
-    async def _prepare(self, entry: Entry) -> Prepared:
+    async def _prepare(self, entry: PoolEntry) -> PreparedModel:
         report = self._reporter(entry)
         entry.failure = None
         try:
@@ -431,7 +441,7 @@ class Pool:
         self._policy.estimate(entry.spec.id, prepared.weights)
         return prepared
 
-    def _failed(self, entry: Entry, error: Exception) -> ServerError:
+    def _failed(self, entry: PoolEntry, error: Exception) -> ServerError:
         """Notes it down; returns what is told of it."""
         if isinstance(error, ServerError):
             log.error("%s: %s", entry.spec.id, error.message)
@@ -449,18 +459,18 @@ class Pool:
             return
         for action in wanted:
             match action:
-                case actions.Load(model):
+                case actions.LoadAction(model):
                     self._begin(self._load(self._entries[model]))
-                case actions.Unload(model):
+                case actions.UnloadAction(model):
                     self._begin(self._unload(self._entries[model]))
                 case actions.ShrinkCache(to_bytes):
                     self._shrink(to_bytes)
                 case actions.Grant(ticket):
                     self._grant(ticket)
-                case actions.Preempt(ticket):
+                case actions.PreemptAction(ticket):
                     self._limit_cache()  # which keeps what the rows give back, if there is room
                     self._leases.preempt(ticket)
-                case actions.Resume(ticket):
+                case actions.ResumeAction(ticket):
                     self._limit_cache()
                     self._leases.resume(ticket)
                 case actions.Refuse(ticket, reason):
@@ -495,7 +505,7 @@ class Pool:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load(self, entry: PoolEntry) -> None:
         prepared = entry.prepared
         assert prepared is not None
         report = self._reporter(entry)
@@ -521,12 +531,12 @@ class Pool:
         if loaded.why_alone:
             log.warning("%s answers one request at a time: %s", prepared.id, loaded.why_alone)
         entry.batching = not loaded.why_alone
-        entry.model = Model(prepared, loaded.vocabulary, loaded.nbytes)
+        entry.model = LoadedModel(prepared, loaded.vocabulary, loaded.nbytes)
         entry.progress = None
         self._do(self._policy.loaded(prepared.id, loaded.nbytes, _now()))
         self.on_ready(prepared.id)
 
-    async def _loaded(self, prepared: Prepared, report: Report) -> Loaded:
+    async def _loaded(self, prepared: PreparedModel, report: Report) -> ModelLoaded:
         """Its weights are of the same files as all else that is known of it."""
         await self._in_thread(partial(check_files, prepared))
         loaded = await self.engine.load(
@@ -543,7 +553,7 @@ class Pool:
             raise
         return loaded
 
-    async def _unload(self, entry: Entry) -> None:
+    async def _unload(self, entry: PoolEntry) -> None:
         entry.model = None
         self.adapters.forget(entry.spec.id)
         with suppress(Unavailable):
@@ -551,18 +561,18 @@ class Pool:
             log.info("%s was unloaded", entry.spec.id)
             self._do(self._policy.unloaded(entry.spec.id, _now()))
 
-    def _refusal(self, entry: Entry, reason: actions.Reason) -> ServerError:
+    def _refusal(self, entry: PoolEntry, reason: actions.Reason) -> ServerError:
         match reason:
             case actions.NeverFits(needed, available):
                 return self._too_large(entry, needed, available)
             case actions.WaitedTooLong(seconds):
                 return Overloaded(f"No memory became free in {seconds:.0f} seconds.")
-            case actions.LoadFailed(model):
+            case actions.FailedToLoad(model):
                 failure = self._entries[model].failure
                 assert failure is not None
                 return copy(failure)
 
-    def _too_large(self, entry: Entry, needed: int, available: int) -> NotEnoughMemory:
+    def _too_large(self, entry: PoolEntry, needed: int, available: int) -> NotEnoughMemory:
         model, pinned = self._policy.views()[entry.spec.id].nbytes, self._policy.budget - available
         alone = model > available
         what = f"The model needs {size(model)}"
@@ -586,17 +596,17 @@ class Pool:
     def _tick(self) -> None:
         self._do(self._policy.tick(_now()))
 
-    def _reporter(self, entry: Entry) -> Report:
+    def _reporter(self, entry: PoolEntry) -> Report:
         def report(what: str, done: int, total: int) -> None:
             self._check_open()  # which ends a download with the server
-            entry.progress = Progress(what, done, total)
+            entry.progress = LoadProgress(what, done, total)
             self._on_progress(entry.spec.id, what, done, total)
 
         return report
 
-    def _view(self, entry: Entry, view: actions.View, offset: float) -> View:
+    def _view(self, entry: PoolEntry, view: actions.PolicyView, offset: float) -> ModelView:
         prepared = entry.prepared
-        return View(
+        return ModelView(
             spec=entry.spec,
             family=prepared.family.name if prepared else None,
             state="preparing" if entry.preparing and not prepared else view.state,
@@ -611,7 +621,7 @@ class Pool:
         )
 
 
-def _catalog_of(prepared: Prepared) -> Catalog:
+def _catalog_of(prepared: PreparedModel) -> AdapterCatalog:
     if prepared.adapters is None:
         raise AdapterNotFound(
             f"{prepared.id} plays recorded answers, and can have no adapter.", param="adapter"

@@ -13,9 +13,9 @@ from mlx_server.checkpoints.memory_estimate import KvCost, kv_bytes_per_token, w
 from mlx_server.errors import AdapterInvalid, ModelReplaced, ModelUnusable, SettingsError
 from mlx_server.families import family_named, family_of
 from mlx_server.families.base import ModelFamily
-from mlx_server.lora.base_model import read_base
-from mlx_server.lora.catalog import Catalog, Place
-from mlx_server.repair.allowed import EVERYTHING, Repair
+from mlx_server.lora.base_model import read_base_shapes
+from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation
+from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.checkpoint_files import check_architecture
@@ -57,12 +57,12 @@ class ModelSpec:
     choices: SamplingChoices = field(default_factory=SamplingChoices)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """For names of the chat template that a request does not set."""
-    lead_on: bool = True
+    force_answer: bool = True
     """Whether an answer that stops after nothing but reasoning is led on to its text."""
     constrain_calls: bool | None = None
     """Whether calls that a model begins by itself follow their tool's schema. None: those of
     replay models say what was recorded, all others do."""
-    repair: Repair = EVERYTHING
+    repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False
     ttl: float | None = None
@@ -73,7 +73,7 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedModel:
     spec: ModelSpec
     path: Path
     checkpoint: Checkpoint
@@ -84,7 +84,7 @@ class Prepared:
     kv: KvCost
     transcript: Transcript | None = None
     """Of a replay model: what it plays."""
-    adapters: Catalog | None = None
+    adapters: AdapterCatalog | None = None
     """None where there are no layers to adapt."""
     stamp: Stamp = ()
     """Of the files, from before they were read."""
@@ -100,7 +100,7 @@ class Prepared:
 
 def prepare(
     spec: ModelSpec, progress: Progress, *, upcast: bool, budget: int | None = None
-) -> Prepared:
+) -> PreparedModel:
     """Fetches what is missing, so it may block for long. upcast: see `weights_bytes`.
 
     budget: weights that take more bytes are not fetched.
@@ -112,7 +112,7 @@ def prepare(
     tokenizer = tokenizer_json(path)
     checkpoint = read_checkpoint(path, spec.chat_template, tokenizer)
     check_architecture(checkpoint.config, spec.id)
-    prepared = Prepared(
+    prepared = PreparedModel(
         spec=spec,
         path=path,
         checkpoint=checkpoint,
@@ -127,7 +127,7 @@ def prepare(
     return prepared
 
 
-def check_files(prepared: Prepared) -> None:
+def check_files(prepared: PreparedModel) -> None:
     """They are still those that were read. Raises ModelReplaced."""
     if prepared.stamp != _stamp(prepared.spec, prepared.path):
         raise ModelReplaced(
@@ -136,7 +136,7 @@ def check_files(prepared: Prepared) -> None:
         )
 
 
-def is_current(prepared: Prepared) -> bool:
+def is_current(prepared: PreparedModel) -> bool:
     """Whether its source still gives these files. It may block for a moment."""
     spec = prepared.spec
     path = prepared.path if spec.source.startswith(REPLAY) else on_disk(spec.source)
@@ -151,35 +151,37 @@ def _stamp(spec: ModelSpec, path: Path) -> Stamp:
     return (*stamp_of_files([Path(spec.source.removeprefix(REPLAY))]), *chain(*own))
 
 
-def _catalog(spec: ModelSpec, path: Path, progress: Progress) -> Catalog:
+def _catalog(spec: ModelSpec, path: Path, progress: Progress) -> AdapterCatalog:
     listed = {name: _place(source, progress) for name, source in spec.adapters.items()}
-    return Catalog(read_base(path, spec.source), listed, spec.adapters_dir)
+    return AdapterCatalog(read_base_shapes(path, spec.source), listed, spec.adapters_dir)
 
 
-def catalog_on_disk(spec: ModelSpec) -> Catalog | None:
+def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
     """Of what is here already; None for a replay model."""
     if spec.source.startswith(REPLAY):
         return None
     found = {name: adapter_on_disk(source.path) for name, source in spec.adapters.items()}
     listed = {
-        name: Place(path, spec.adapters[name].pinned, spec.adapters[name].allow_other_base)
+        name: AdapterLocation(
+            path, spec.adapters[name].pinned, spec.adapters[name].allow_other_base
+        )
         for name, path in found.items()
         if path
     }
-    base = read_base(on_disk(spec.source, spec.revision), spec.source)
-    return Catalog(base, listed, spec.adapters_dir)
+    base = read_base_shapes(on_disk(spec.source, spec.revision), spec.source)
+    return AdapterCatalog(base, listed, spec.adapters_dir)
 
 
-def _place(source: AdapterSource, progress: Progress) -> Place:
+def _place(source: AdapterSource, progress: Progress) -> AdapterLocation:
     try:
         folder = resolve_adapter(source.path, progress)
     except AdapterInvalid as error:  # the model can do without it
         log.error("%s", error.message)
         folder = Path(source.path)
-    return Place(folder, source.pinned, source.allow_other_base)
+    return AdapterLocation(folder, source.pinned, source.allow_other_base)
 
 
-def _replay(spec: ModelSpec) -> Prepared:
+def _replay(spec: ModelSpec) -> PreparedModel:
     if spec.family is None:
         raise SettingsError(f"{spec.id}: a replay model needs a `family:` in models.yaml.")
     family = family_named(spec.family)
@@ -193,7 +195,7 @@ def _replay(spec: ModelSpec) -> Prepared:
             "as `eos_token` in its tokenizer_config.json."
         )
     transcript = Path(spec.source.removeprefix(REPLAY))
-    return Prepared(
+    return PreparedModel(
         spec=spec,
         path=path,
         checkpoint=checkpoint,

@@ -12,10 +12,10 @@ log = logging.getLogger("mlx_server.pool")
 
 
 def progress_display() -> OnProgress:
-    return Bars() if sys.stderr.isatty() else Lines()
+    return BarProgress() if sys.stderr.isatty() else LogLineProgress()
 
 
-class Lines:
+class LogLineProgress:
     """A log line at the start, at each quarter and at the end."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Lines:
             log.info("%s: %s %d %%", model, what, quarter * 25)
 
 
-class Bars:
+class BarProgress:
     def __init__(self) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),

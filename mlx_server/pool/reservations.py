@@ -18,12 +18,12 @@ class Reservation:
     """Of its longest row, now or soon."""
     most_kv_bytes: int
     """Of its longest row, at its end."""
-    beside: int
+    extra_bytes: int
     """Whatever else it needs, such as an adapter; it stays while its rows are preempted."""
-    since: float
+    requested_at: float
     turn: tuple[int, int]
     """Reservations are served in this order."""
-    came: int
+    waiting_since: int
     """When it began to wait, as a number of the policy's clock."""
     granted: int | None = None
     preempted: bool = False
@@ -35,7 +35,7 @@ class Reservation:
         return grown
 
 
-class Reserved:
+class ReservedMemory:
     """Memory for several, next to their models.
 
     A batch keeps every row as long as its longest. Rows grow, and when there is no more room all
@@ -45,7 +45,7 @@ class Reserved:
     def __init__(self, granted: Iterable[Reservation] = ()) -> None:
         self._batches: dict[str, tuple[int, int]] = {}
         """Of each model, rows and the bytes of the longest."""
-        self._beside = 0
+        self._extra_bytes = 0
         self._largest = 0
         """Of any of them, at its end and alone."""
         for each in granted:
@@ -56,52 +56,55 @@ class Reserved:
     @property
     def now(self) -> int:
         """Bytes that are in use, or soon will be."""
-        return self._beside + self._in_batches
+        return self._extra_bytes + self._in_batches
 
     @property
     def nbytes(self) -> int:
         """And those that are kept for one to come to its end."""
-        return self._beside + max(self._in_batches, self._largest)
+        return self._extra_bytes + max(self._in_batches, self._largest)
 
     @property
     def can_be_less(self) -> bool:
         """Whether preempting somebody lowers it."""
         return self._in_batches > self._largest
 
-    def take(self, asked: Reservation) -> None:
+    def take(self, reservation: Reservation) -> None:
         """One that waits; if it was preempted, it is among the granted already."""
-        if not asked.preempted:
-            self._hold(asked)
-        self._run(asked)
+        if not reservation.preempted:
+            self._hold(reservation)
+        self._run(reservation)
 
-    def more(self, asked: Reservation) -> int:
+    def more(self, reservation: Reservation) -> int:
         """What it would add to `nbytes`."""
-        return self._with(asked).nbytes - self.nbytes
+        return self._with(reservation).nbytes - self.nbytes
 
-    def more_now(self, asked: Reservation) -> int:
-        return self._with(asked).now - self.now
+    def more_now(self, reservation: Reservation) -> int:
+        return self._with(reservation).now - self.now
 
-    def _with(self, asked: Reservation) -> "Reserved":
+    def _with(self, reservation: Reservation) -> "ReservedMemory":
         both = copy(self)
         both._batches = dict(self._batches)
-        both.take(asked)
+        both.take(reservation)
         return both
 
-    def _hold(self, each: Reservation) -> None:
-        self._beside += each.beside
-        self._largest = max(self._largest, each.rows * each.most_kv_bytes)
+    def _hold(self, reservation: Reservation) -> None:
+        self._extra_bytes += reservation.extra_bytes
+        self._largest = max(self._largest, reservation.rows * reservation.most_kv_bytes)
 
-    def _run(self, each: Reservation) -> None:
-        rows, longest = self._batches.get(each.model, (0, 0))
-        self._batches[each.model] = rows + each.rows, max(longest, each.kv_bytes)
+    def _run(self, reservation: Reservation) -> None:
+        rows, longest = self._batches.get(reservation.model, (0, 0))
+        self._batches[reservation.model] = (
+            rows + reservation.rows,
+            max(longest, reservation.kv_bytes),
+        )
 
     @property
     def _in_batches(self) -> int:
         return sum(rows * longest for rows, longest in self._batches.values())
 
 
-def alone(asked: Reservation) -> int:
+def bytes_alone(reservation: Reservation) -> int:
     """What it takes if no other row is there."""
-    reserved = Reserved()
-    reserved.take(asked)
+    reserved = ReservedMemory()
+    reserved.take(reservation)
     return reserved.nbytes

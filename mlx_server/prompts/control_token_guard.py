@@ -24,7 +24,7 @@ WINDOW = 1 << 16
 """Characters that are searched at once."""
 
 
-class Seal:
+class ControlTokenGuard:
     """Marks what a client wrote, and cuts the prompt where a control token is spelled with it.
 
     A template may join, trim, replace or change the case of what it is given, so no text is known
@@ -40,24 +40,24 @@ class Seal:
 
     def __init__(self, checkpoint: Checkpoint, conversation: Conversation) -> None:
         self._tokenizer = checkpoint.tokenizer
-        self._mark = unused(self.CANDIDATES, texts_of(conversation))
+        self._mark = unused_character(self.CANDIDATES, texts_of(conversation))
         self._forms = (self._mark, *escapes(self._mark))
         either = "|".join(map(re.escape, self._forms))
         self._marks = re.compile(f"(?:{either})+")
         self._spelled = self._tokenizer.control_with(f"(?:{either})*")
 
-    def closed(self, value: Any, depth: int = limits.JSON_DEPTH.value) -> Any:
+    def escaped(self, value: Any, depth: int = limits.JSON_DEPTH.value) -> Any:
         if not depth:  # the arguments of an earlier call: JSON inside of JSON
             raise BadRequest(
                 f"The messages nest deeper than {limits.JSON_DEPTH.value}.", param="messages"
             )
         match value:
             case str():
-                return self._tokenizer.with_marks(value, self._mark)
+                return self._tokenizer.with_delimiters(value, self._mark)
             case list() | tuple():
-                return [self.closed(item, depth - 1) for item in value]
+                return [self.escaped(item, depth - 1) for item in value]
             case dict():
-                return {self.closed(k): self.closed(v, depth - 1) for k, v in value.items()}
+                return {self.escaped(k): self.escaped(v, depth - 1) for k, v in value.items()}
         return value
 
     def tokens(self, rendered: str, most: int | None = None) -> list[int]:
@@ -103,7 +103,7 @@ class Seal:
         return text
 
 
-def unused(candidates: Iterable[str], texts: Iterable[str]) -> str:
+def unused_character(candidates: Iterable[str], texts: Iterable[str]) -> str:
     """A character that none of the texts has, written out or escaped."""
     texts = list(texts)
     escaped = [text.lower() for text in texts if "\\" in text]

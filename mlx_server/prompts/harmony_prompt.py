@@ -34,12 +34,12 @@ from mlx_server.parsers.harmony import (
     FUNCTIONS,
     PYTHON,
     is_built_in,
-    told,
+    message_json,
 )
 from mlx_server.parsers.harmony_header import header_name
 from mlx_server.prompts.harmony_schema import readable
 from mlx_server.prompts.harmony_vocabulary import check, encoding, splitter
-from mlx_server.prompts.template_prompt import Rendered
+from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
 
 EFFORTS = {
@@ -53,7 +53,7 @@ EFFORTS = {
 }
 KWARGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
-SAYS = ("system", "developer")
+EFFORT_NAMES = ("system", "developer")
 
 LONGEST_WORD = 256
 """Characters between two places where tokens must end. openai-harmony takes time by the square."""
@@ -68,7 +68,7 @@ LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")
 """Only where a run begins, or each character would be looked at hundreds of times."""
 
 
-def render(checkpoint: Checkpoint, conversation: Conversation) -> Rendered:
+def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt:
     check(checkpoint.tokenizer)
     asked = conversation.template_kwargs
     try:
@@ -84,12 +84,12 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> Rendered:
             f"Harmony can't be written of these messages: {error}", param="messages"
         ) from None
     ignored = tuple(f"chat_template_kwargs.{name}" for name in asked if name not in KWARGS)
-    return Rendered(tokens, ignored, lambda: [told(message) for message in messages])
+    return RenderedPrompt(tokens, ignored, lambda: [message_json(message) for message in messages])
 
 
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
     said = conversation.messages
-    first = next((i for i, m in enumerate(said) if m.role not in SAYS), len(said))
+    first = next((i for i, m in enumerate(said) if m.role not in EFFORT_NAMES), len(said))
     yield _message(Author(role=Role.SYSTEM), [_system(conversation)])
     instructions = "\n\n".join(m.content for m in said[:first] if m.content)
     if developer := list(_developer(instructions, conversation)):
@@ -99,14 +99,14 @@ def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
 
 def _developer(instructions: str, conversation: Conversation) -> Iterator[Content]:
     texts = [_instructions(instructions), _response_format(conversation.response_format)]
-    functions = [_declared(tool) for tool in conversation.tools if not is_built_in(tool)]
+    functions = [_tool_description(tool) for tool in conversation.tools if not is_built_in(tool)]
     if not functions:
-        yield from _text("\n\n".join(filter(None, texts)))
+        yield from _text_contents("\n\n".join(filter(None, texts)))
         return
     before, behind = texts
-    yield from _text(before and f"{before}\n\n")
+    yield from _text_contents(before and f"{before}\n\n")
     yield DeveloperContent.new().with_function_tools(functions)
-    yield from _text(behind and f"\n\n{behind}")
+    yield from _text_contents(behind and f"\n\n{behind}")
 
 
 def _system(conversation: Conversation) -> SystemContent:
@@ -134,18 +134,18 @@ def _kwarg(asked: Mapping[str, Any], name: str, otherwise: str) -> str:
     if not isinstance(found, str):
         where = f"chat_template_kwargs.{name}"
         raise BadRequest(f"`{where}` should be a string.", param=where)
-    return _endless_refused(found, f"chat_template_kwargs.{name}")
+    return _refuse_endless(found, f"chat_template_kwargs.{name}")
 
 
 def _instructions(text: str) -> str:
     return text and f"# Instructions\n\n{text}"
 
 
-def _declared(tool: Tool) -> ToolDescription:
+def _tool_description(tool: Tool) -> ToolDescription:
     parameters = readable(tool.parameters)
     for text in _strings([tool.name, tool.description, parameters]):
-        _endless_refused(text, "tools")
-    return ToolDescription.new(_name(tool.name), tool.description or "", parameters)
+        _refuse_endless(text, "tools")
+    return ToolDescription.new(_checked_name(tool.name), tool.description or "", parameters)
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -181,10 +181,12 @@ def _turns(said: Sequence[Message], tools: Sequence[Tool]) -> Iterator[HarmonyMe
                 name = called.get(message.tool_call_id or "") or message.name or "tool"
                 yield _result(name, built_in, message.content)
             case "user":
-                author = Author(role=Role.USER, name=message.name and _name(message.name))
-                yield _message(author, _text(message.content))
+                author = Author(role=Role.USER, name=message.name and _checked_name(message.name))
+                yield _message(author, _text_contents(message.content))
             case _:
-                yield _message(Author(role=Role.DEVELOPER), _text(_instructions(message.content)))
+                yield _message(
+                    Author(role=Role.DEVELOPER), _text_contents(_instructions(message.content))
+                )
 
 
 def _closes(message: Message) -> bool:
@@ -204,27 +206,29 @@ def _answer(
 ) -> Iterator[HarmonyMessage]:
     author = Author(role=Role.ASSISTANT)
     if message.reasoning and with_reasoning:
-        yield _message(author, _text(message.reasoning), "analysis")
+        yield _message(author, _text_contents(message.reasoning), "analysis")
     if message.content:
-        yield _message(author, _text(message.content), _channel(message))
+        yield _message(author, _text_contents(message.content), _channel(message))
     for call in message.tool_calls:
-        recipient, channel = _addressed(call.name, built_in)
-        made = _message(author, _text(_arguments(call, recipient)), channel, recipient)
+        recipient, channel = _recipient_of(call.name, built_in)
+        made = _message(author, _text_contents(_arguments(call, recipient)), channel, recipient)
         own = channel == "analysis"
         yield made.with_content_type("code" if own else "<|constrain|>json")
 
 
 def _result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
-    author, channel = _addressed(name, built_in)
-    return _message(Author(role=Role.TOOL, name=author), _text(content), channel, "assistant")
+    author, channel = _recipient_of(name, built_in)
+    return _message(
+        Author(role=Role.TOOL, name=author), _text_contents(content), channel, "assistant"
+    )
 
 
-def _addressed(name: str, built_in: set[str]) -> tuple[str, str]:
+def _recipient_of(name: str, built_in: set[str]) -> tuple[str, str]:
     """A tool by its name in headers, and the channel on which it is spoken to."""
     namespace, _, _ = name.partition(".")
     if namespace in built_in:
-        return _name(name), "analysis"
-    return FUNCTIONS + _name(name), "commentary"
+        return _checked_name(name), "analysis"
+    return FUNCTIONS + _checked_name(name), "commentary"
 
 
 def _arguments(call: ToolCall, recipient: str) -> str:
@@ -248,15 +252,15 @@ def _message(
     )
 
 
-def _name(name: str) -> str:
-    return header_name(_endless_refused(name, "messages"))
+def _checked_name(name: str) -> str:
+    return header_name(_refuse_endless(name, "messages"))
 
 
-def _text(text: str) -> list[Content]:
-    return [TextContent(text=piece) for piece in _pieces(text)]
+def _text_contents(text: str) -> list[Content]:
+    return [TextContent(text=piece) for piece in _text_pieces(text)]
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _text_pieces(text: str) -> Iterator[str]:
     """Cut only where a word is absurdly long."""
     begin = 0
     for at, size in _long_words(text):
@@ -287,7 +291,7 @@ def _part(text: str, at: int) -> str:
     return text[at : end if space < 0 else space]
 
 
-def _endless_refused(text: str, param: str) -> str:
+def _refuse_endless(text: str, param: str) -> str:
     """For text that can't be cut without another meaning."""
     longest = max((size for _, size in _long_words(text)), default=0)
     if longest > LONGEST_NAME:

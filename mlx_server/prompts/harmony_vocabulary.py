@@ -20,7 +20,7 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from mlx_server.checkpoints.byte_level import byte_level_tokenizer, split_into
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import ModelUnusable, told
+from mlx_server.errors import ModelUnusable, public_message
 
 log = logging.getLogger("mlx_server.families")
 
@@ -105,10 +105,10 @@ def shipped() -> bytes:
 
 def derived(tokenizer: Tokenizer) -> bytes:
     """The file that a checkpoint's own tokenizer amounts to."""
-    return written(tokenizer.byte_level(id) or b"" for id in range(TOKENS))
+    return tiktoken_lines(tokenizer.byte_level(id) or b"" for id in range(TOKENS))
 
 
-def written(tokens: Iterable[bytes]) -> bytes:
+def tiktoken_lines(tokens: Iterable[bytes]) -> bytes:
     return b"".join(b"%s %d\n" % (b64encode(token), rank) for rank, token in enumerate(tokens))
 
 
@@ -136,18 +136,18 @@ def _logged(what: str) -> Iterator[None]:
 
 def _loaded(vocabulary: bytes) -> HarmonyEncoding:
     try:
-        with TemporaryDirectory() as folder, _looking_in(folder):
+        with TemporaryDirectory() as folder, _encodings_folder(folder):
             (Path(folder) / FILE).write_bytes(vocabulary)
             return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except OSError as error:
         raise ModelUnusable(
-            f"gpt-oss's vocabulary could not be unpacked: {told(error)}. Make room in the "
-            "folder for temporary files, or set TMPDIR to another one."
+            f"gpt-oss's vocabulary could not be unpacked: {public_message(error)}. Make room in "
+            "the folder for temporary files, or set TMPDIR to another one."
         ) from None
 
 
 @contextmanager
-def _looking_in(folder: str) -> Iterator[None]:
+def _encodings_folder(folder: str) -> Iterator[None]:
     before = os.environ.get(FOLDER_VARIABLE)
     os.environ[FOLDER_VARIABLE] = folder
     try:

@@ -24,7 +24,7 @@ call is known) and how many calls came before."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """A template reads one of them."""
 
-THINK_MARKS = (
+THINK_DELIMITERS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
@@ -34,7 +34,7 @@ THINK_MARKS = (
 
 
 @dataclass(frozen=True)
-class Manners:
+class TemplateCapabilities:
     """What a chat template makes of a conversation."""
 
     system: Literal["anywhere", "first", "question", "never"] = "anywhere"
@@ -43,31 +43,33 @@ class Manners:
     """Refuses two turns of the same side in a row."""
     user_first: bool = False
     calls: Literal["many", "single", "never"] = "many"
-    beside: Literal["together", "split", "never"] = "together"
+    text_with_calls: Literal["together", "split", "never"] = "together"
     """Text beside calls in the same turn."""
     results: Literal["anywhere", "answers", "matched", "never"] = "anywhere"
     """answers: only after calls; matched: only by the id of one of these."""
     arguments: Literal["any", "object", "text"] = "any"
     """object: loses or refuses what is none; text: the JSON as it was written."""
-    silence: str | None = ""
+    empty_content: str | None = ""
     """The content of a turn that has only calls."""
     reasoning: Literal["key", "part", "never"] = "never"
     """part: of the content; never: not seen, which some switch may change."""
 
 
-SILENCE = " "
+EMPTY_TURN = " "
 """The turn of a side that said nothing; some templates refuse an empty one."""
 
-STRICTEST = Manners(system="never", alternates=True, calls="never", results="never")
+MINIMAL = TemplateCapabilities(system="never", alternates=True, calls="never", results="never")
 """What any template takes that knows users and assistants."""
 
 
-def plainer_and_plainer(manners: Manners) -> Iterator[Manners]:
+def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilities]:
     """For templates that refuse a conversation for reasons of their own."""
-    yield manners
-    results: Literal["anywhere", "never"] = "anywhere" if manners.results == "anywhere" else "never"
-    yield replace(manners, calls="never", results=results)
-    yield STRICTEST
+    yield capabilities
+    results: Literal["anywhere", "never"] = (
+        "anywhere" if capabilities.results == "anywhere" else "never"
+    )
+    yield replace(capabilities, calls="never", results=results)
+    yield MINIMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +86,39 @@ class Turn:
         return not (any(self.parts) or self.reasoning or self.calls)
 
 
-def turns_of(
+def to_turns(
     messages: Iterable[Message],
     roles: Mapping[str, str],
     call_id: CallId,
-    marks: Sequence[tuple[str, str]] = (),
+    delimiters: Sequence[tuple[str, str]] = (),
 ) -> list[Turn]:
     """Before any shaping: roles, ids and names are the family's, reasoning is out of the text."""
-    turns = (lifted(_turn(message, roles), marks) for message in messages)
-    return list(linked(turns, call_id))
+    turns = (extract_reasoning(_turn(message, roles), delimiters) for message in messages)
+    return list(link_calls(turns, call_id))
 
 
-def think_marks(template: str, manners: Manners) -> list[tuple[str, str]]:
+def think_delimiters(template: str, capabilities: TemplateCapabilities) -> list[tuple[str, str]]:
     """Those between which a client may send back what the family takes for reasoning."""
-    thinks = manners.reasoning != "never"
-    return [(begin, end) for begin, end in THINK_MARKS if thinks or end in template]
+    thinks = capabilities.reasoning != "never"
+    return [(begin, end) for begin, end in THINK_DELIMITERS if thinks or end in template]
 
 
-def shaped(turns: Sequence[Turn], manners: Manners) -> list[Turn]:
+def fit_to_template(turns: Sequence[Turn], capabilities: TemplateCapabilities) -> list[Turn]:
     steps: list[tuple[bool, Callable[[Sequence[Turn]], Iterable[Turn]]]] = [
-        (manners.arguments == "object", odd_calls_written),
-        (manners.calls == "never", calls_written),
+        (capabilities.arguments == "object", odd_calls_to_text),
+        (capabilities.calls == "never", calls_to_text),
         (
-            manners.results != "anywhere",
-            partial(orphans_told, matched=manners.results == "matched"),
+            capabilities.results != "anywhere",
+            partial(orphan_results_to_text, matched=capabilities.results == "matched"),
         ),
-        (manners.results == "never", results_told),
-        (manners.system != "anywhere", system_first),
-        (manners.system == "question", system_asked),
-        (manners.system == "never", system_told),
-        (manners.calls == "single", one_by_one),
-        (manners.user_first, users_first),
-        (manners.alternates, alternating),
-        (manners.beside == "split", text_apart),
+        (capabilities.results == "never", results_to_text),
+        (capabilities.system != "anywhere", system_first),
+        (capabilities.system == "question", system_into_question),
+        (capabilities.system == "never", system_to_user),
+        (capabilities.calls == "single", split_calls),
+        (capabilities.user_first, start_with_user),
+        (capabilities.alternates, alternate_roles),
+        (capabilities.text_with_calls == "split", split_text_from_calls),
     ]
     for needed, step in steps:
         turns = list(step(turns)) if needed else turns
@@ -134,13 +136,13 @@ def _turn(message: Message, roles: Mapping[str, str]) -> Turn:
     )
 
 
-def lifted(turn: Turn, marks: Iterable[tuple[str, str]]) -> Turn:
+def extract_reasoning(turn: Turn, delimiters: Iterable[tuple[str, str]]) -> Turn:
     """Reasoning that a client sends back as text, where a template would look for it itself: it
     could not see the marks of a text that is sealed."""
     if turn.role != "assistant" or turn.reasoning or not turn.parts:
         return turn
     text = str(turn.parts[0]).lstrip()
-    for begin, end in marks:
+    for begin, end in delimiters:
         at = text.find(end, len(begin)) if text.startswith(begin) else -1
         if at >= 0:
             answer = text[at + len(end) :].lstrip("\n")
@@ -149,7 +151,7 @@ def lifted(turn: Turn, marks: Iterable[tuple[str, str]]) -> Turn:
     return turn
 
 
-def linked(turns: Iterable[Turn], call_id: CallId) -> Iterator[Turn]:
+def link_calls(turns: Iterable[Turn], call_id: CallId) -> Iterator[Turn]:
     """Calls get the family's ids; results the id and the name of the call that they answer."""
     known: dict[str, ToolCall] = {}
     number = 0
@@ -169,20 +171,20 @@ def linked(turns: Iterable[Turn], call_id: CallId) -> Iterator[Turn]:
             yield replace(turn, call_id=id, name=name)
 
 
-def orphans_told(turns: Iterable[Turn], *, matched: bool = False) -> Iterator[Turn]:
+def orphan_results_to_text(turns: Iterable[Turn], *, matched: bool = False) -> Iterator[Turn]:
     """Results of no call before them, where the template has no place for these."""
     ids: set[str] = set()
     for turn in turns:
         if turn.role != "tool":
             ids = {call.id for call in turn.calls}
-        yield turn if turn.call_id in ids or (ids and not matched) else _told(turn)
+        yield turn if turn.call_id in ids or (ids and not matched) else _result_to_text(turn)
 
 
-def results_told(turns: Sequence[Turn]) -> Iterator[Turn]:
-    return map(_told, turns)
+def results_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
+    return map(_result_to_text, turns)
 
 
-def _told(turn: Turn) -> Turn:
+def _result_to_text(turn: Turn) -> Turn:
     if turn.role != "tool":
         return turn
     text = "".join(map(str, turn.parts))
@@ -193,31 +195,31 @@ def system_first(turns: Sequence[Turn]) -> Iterator[Turn]:
     """What the system says first is one turn; what it says later, a user says at that place."""
     begin = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     if begin:
-        yield _joined(turns[:begin])
+        yield _merged(turns[:begin])
     for turn in turns[begin:]:
         yield replace(turn, role="user") if turn.role == "system" else turn
 
 
-def system_asked(turns: Sequence[Turn]) -> Iterable[Turn]:
+def system_into_question(turns: Sequence[Turn]) -> Iterable[Turn]:
     """The system's turn with the last user's, as the template itself has it outside of calls."""
     asked = [i for i, turn in enumerate(turns) if turn.role == "user"]
     if not asked or turns[0].role != "system":
-        return system_told(turns)
+        return system_to_user(turns)
     last = asked[-1]
-    question = _joined([replace(turns[0], role="user"), turns[last]])
+    question = _merged([replace(turns[0], role="user"), turns[last]])
     return [*turns[1:last], question, *turns[last + 1 :]]
 
 
-def system_told(turns: Sequence[Turn]) -> Sequence[Turn]:
+def system_to_user(turns: Sequence[Turn]) -> Sequence[Turn]:
     if not turns or turns[0].role != "system":
         return turns
     first = replace(turns[0], role="user")
     if len(turns) > 1 and turns[1].role == "user":
-        return [_joined([first, turns[1]]), *turns[2:]]
+        return [_merged([first, turns[1]]), *turns[2:]]
     return [first, *turns[1:]]
 
 
-def one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
+def split_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
     """Each call with its result behind it, in a turn of its own."""
     taken: set[int] = set()
     for i, turn in enumerate(turns):
@@ -226,7 +228,7 @@ def one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
                 yield turn
             continue
         answers: dict[str, list[int]] = {}
-        for j in range(i + 1, next(_not_results(turns, i + 1))):
+        for j in range(i + 1, next(_end_of_results(turns, i + 1))):
             answers.setdefault(turns[j].call_id, []).append(j)
         for n, call in enumerate(turn.calls):
             yield replace(turn, calls=(call,)) if n == 0 else Turn(turn.role, calls=(call,))
@@ -235,29 +237,29 @@ def one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
                 yield turns[j]
 
 
-def _not_results(turns: Sequence[Turn], begin: int) -> Iterator[int]:
+def _end_of_results(turns: Sequence[Turn], begin: int) -> Iterator[int]:
     yield from (i for i in range(begin, len(turns)) if turns[i].role != "tool")
     yield len(turns)
 
 
-def calls_written(turns: Sequence[Turn]) -> Iterator[Turn]:
-    return map(_written, turns)
+def calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
+    return map(_turn_calls_to_text, turns)
 
 
-def odd_calls_written(turns: Sequence[Turn]) -> Iterator[Turn]:
+def odd_calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
     """Those whose arguments are no object, where the template can't tell them."""
     for turn in turns:
-        is_odd = any(not isinstance(value_of(call.arguments), dict) for call in turn.calls)
-        yield _written(turn) if is_odd else turn
+        is_odd = any(not isinstance(arguments_object(call.arguments), dict) for call in turn.calls)
+        yield _turn_calls_to_text(turn) if is_odd else turn
 
 
-def _written(turn: Turn) -> Turn:
+def _turn_calls_to_text(turn: Turn) -> Turn:
     written: tuple[Part, ...] = (turn.calls,) if turn.calls else ()
     gap: tuple[Part, ...] = ("\n",) if written and any(turn.parts) else ()
     return replace(turn, parts=turn.parts + gap + written, calls=())
 
 
-def value_of(arguments: str) -> Any:
+def arguments_object(arguments: str) -> Any:
     """Templates want the arguments of earlier calls as an object; what is none stays text, and so
     does what would be far larger as one."""
     if sum(map(arguments.count, ",[{")) > limits.ARGUMENT_ITEMS.value:
@@ -271,14 +273,14 @@ def value_of(arguments: str) -> Any:
     return found
 
 
-def users_first(turns: Sequence[Turn]) -> list[Turn]:
+def start_with_user(turns: Sequence[Turn]) -> list[Turn]:
     lead = [turn for turn in turns[:1] if turn.role == "system"]
     rest = turns[len(lead) :]
-    silent = [] if rest and rest[0].role == "user" else [Turn("user", (SILENCE,))]
+    silent = [] if rest and rest[0].role == "user" else [Turn("user", (EMPTY_TURN,))]
     return [*lead, *silent, *rest]
 
 
-def text_apart(turns: Sequence[Turn]) -> Iterator[Turn]:
+def split_text_from_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
     """Reasoning stays with the calls: some templates leave it out anywhere else."""
     for turn in turns:
         if turn.calls and any(turn.parts):
@@ -288,7 +290,7 @@ def text_apart(turns: Sequence[Turn]) -> Iterator[Turn]:
             yield turn
 
 
-def alternating(turns: Sequence[Turn]) -> list[Turn]:
+def alternate_roles(turns: Sequence[Turn]) -> list[Turn]:
     """Users and assistants by turns, a user first; calls and their results are not counted."""
     system = [turn for turn in turns[:1] if turn.role == "system"]
     runs: list[list[Turn]] = []
@@ -302,17 +304,17 @@ def alternating(turns: Sequence[Turn]) -> list[Turn]:
             spoke = "user" if turn.calls else spoke
         elif not turn.is_empty:
             if turn.role == spoke:
-                runs.append([Turn(_other(spoke), (SILENCE,))])
+                runs.append([Turn(_other_role(spoke), (EMPTY_TURN,))])
             runs.append([turn])
             spoke = turn.role
-    return [*system, *map(_joined, runs or [[Turn("user", (SILENCE,))]])]
+    return [*system, *map(_merged, runs or [[Turn("user", (EMPTY_TURN,))]])]
 
 
-def _other(role: str) -> str:
+def _other_role(role: str) -> str:
     return "user" if role == "assistant" else "assistant"
 
 
-def _joined(turns: Sequence[Turn]) -> Turn:
+def _merged(turns: Sequence[Turn]) -> Turn:
     parts: list[Part] = []
     for turn in turns:
         parts += ("\n\n", *turn.parts) if parts and any(turn.parts) else turn.parts

@@ -40,13 +40,13 @@ def switches(asked: Mapping[str, Any], takes: Callable[[str], bool]) -> dict[str
     }
 
 
-def word_for(asked: Mapping[str, Any], template: str) -> str:
+def effort_word(asked: Mapping[str, Any], template: str) -> str:
     effort = asked.get("reasoning_effort")
     has_words = WORDS["none"] in template
     return WORDS.get(effort, "") if has_words and isinstance(effort, str) else ""
 
 
-def with_word(messages: tuple[Message, ...], word: str) -> tuple[Message, ...]:
+def with_effort_word(messages: tuple[Message, ...], word: str) -> tuple[Message, ...]:
     if messages and messages[0].role in ("system", "developer"):
         first, rest = messages[0], messages[1:]
         return (replace(first, content=f"{first.content} {word}".lstrip()), *rest)

@@ -10,11 +10,11 @@ from itertools import product
 from typing import Any, Literal
 
 from mlx_server.errors import BadRequest
-from mlx_server.prompts.message_normalization import REASONING_KEYS, Manners
-from mlx_server.templates.chat_template import ChatTemplate, TooMuch
+from mlx_server.prompts.message_normalization import REASONING_KEYS, TemplateCapabilities
+from mlx_server.templates.chat_template import ChatTemplate, TemplateLimitExceeded
 
-Said = dict[str, Any]
-Try = Callable[..., str]
+TemplateMessage = dict[str, Any]
+RenderAttempt = Callable[..., str]
 """Messages to the prompt that the template makes of them; nothing where it refuses them."""
 
 TOOL = {
@@ -34,90 +34,96 @@ SYSTEM, LATER, USER, ANSWER, RESULT, THOUGHT = "sysq", "latq", "userq", "answq",
 VALUES = ("valq1", "valq2")
 
 
-def manners_of(template: ChatTemplate, tokens: dict[str, str]) -> Manners:
-    return _found(template, tuple(sorted(tokens.items())))
+def template_capabilities(template: ChatTemplate, tokens: dict[str, str]) -> TemplateCapabilities:
+    return _detected(template, tuple(sorted(tokens.items())))
 
 
 @lru_cache(maxsize=64)
-def _found(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Manners:
-    def tried(*messages: Said) -> str:
+def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> TemplateCapabilities:
+    def tried(*messages: TemplateMessage) -> str:
         variables = {**dict(tokens), "messages": list(messages), "add_generation_prompt": True}
         try:
             return template.render({**variables, "tools": [TOOL]})
-        except TooMuch:
+        except TemplateLimitExceeded:
             raise
         except BadRequest:
             return ""
 
-    if USER not in tried(_said("user", USER)):  # it wants something else, and can't be asked
-        return Manners()
-    arguments, silence = _shape_of_calls(tried) or ("never", "")
+    if USER not in tried(_message("user", USER)):  # it wants something else, and can't be asked
+        return TemplateCapabilities()
+    arguments, silence = _call_arguments_shape(tried) or ("never", "")
     has_calls = arguments != "never"
 
-    def calling(values: int = 1, content: str | None = silence, **more: Any) -> Said:
+    def calling(values: int = 1, content: str | None = silence, **more: Any) -> TemplateMessage:
         made = [_call(i, arguments, value) for i, value in enumerate(VALUES[:values])]
         return {"role": "assistant", "content": content, "tool_calls": made, **more}
 
-    first = calling() if has_calls else _said("assistant", ANSWER)
-    return Manners(
+    first = calling() if has_calls else _message("assistant", ANSWER)
+    return TemplateCapabilities(
         system=_system(tried, first),
-        alternates=not tried(_said("user", USER), _said("user", LATER)),
+        alternates=not tried(_message("user", USER), _message("user", LATER)),
         calls=_calls(tried, calling) if has_calls else "never",
-        beside=_beside(tried, calling) if has_calls else "together",
+        text_with_calls=_text_with_calls(tried, calling) if has_calls else "together",
         results=_results(tried, first),
-        user_first=has_calls and VALUES[0] not in tried(first, _result(), _said("user", USER)),
+        user_first=has_calls and VALUES[0] not in tried(first, _result(), _message("user", USER)),
         arguments=_arguments(tried, arguments, silence),
-        silence=silence,
+        empty_content=silence,
         reasoning=_reasoning(tried, calling),
     )
 
 
-def _said(role: str, content: str | None, **more: Any) -> Said:
+def _message(role: str, content: str | None, **more: Any) -> TemplateMessage:
     return {"role": role, "content": content, **more}
 
 
-def _call(number: int, arguments: str, value: str) -> Said:
+def _call(number: int, arguments: str, value: str) -> TemplateMessage:
     written: Any = {"keyq": value} if arguments == "object" else f'{{"keyq": "{value}"}}'
     function = {"name": "toolq", "arguments": written}
     return {"id": f"callzq00{number}", "type": "function", "function": function}
 
 
-def _result(number: int = 0) -> Said:
+def _result(number: int = 0) -> TemplateMessage:
     id = f"callzq00{number}"
-    return _said("tool", f"{RESULT}{number}", tool_call_id=id, name="toolq")
+    return _message("tool", f"{RESULT}{number}", tool_call_id=id, name="toolq")
 
 
-def _shape_of_calls(tried: Try) -> tuple[Literal["object", "text"], str | None] | None:
+def _call_arguments_shape(
+    tried: RenderAttempt,
+) -> tuple[Literal["object", "text"], str | None] | None:
     shapes: Iterator[tuple[Literal["object", "text"], str | None]] = product(
         ("object", "text"), ("", None)
     )
     for arguments, silence in shapes:
         call = _call(0, arguments, VALUES[0])
-        asks = _said("assistant", silence, tool_calls=[call])
+        asks = _message("assistant", silence, tool_calls=[call])
         for rest in ((_result(),), ()):
-            prompt = tried(_said("user", USER), asks, *rest)
+            prompt = tried(_message("user", USER), asks, *rest)
             # as Python writes a dict, and as JSON inside of JSON, no model was trained on it
             if VALUES[0] in prompt and "{'keyq'" not in prompt and '{\\"keyq' not in prompt:
                 return arguments, silence
     return None
 
 
-def _arguments(tried: Try, shape: str, silence: str | None) -> Literal["any", "object", "text"]:
+def _arguments(
+    tried: RenderAttempt, shape: str, silence: str | None
+) -> Literal["any", "object", "text"]:
     if shape == "text":
         return "text"
     odd = ({"name": "toolq", "arguments": value} for value in (VALUES[0], [VALUES[0]]))
     calls = ([{"id": "callzq000", "type": "function", "function": function}] for function in odd)
     prompts = (
-        tried(_said("user", USER), _said("assistant", silence, tool_calls=call), _result())
+        tried(_message("user", USER), _message("assistant", silence, tool_calls=call), _result())
         for call in calls
     )
     takes_any = shape == "never" or all(VALUES[0] in prompt for prompt in prompts)
     return "any" if takes_any else "object"
 
 
-def _system(tried: Try, call: Said) -> Literal["anywhere", "first", "question", "never"]:
-    system, user, end = _said("system", SYSTEM), _said("user", USER), _said("user", "endq")
-    later = [user, _said("assistant", ANSWER), _said("system", LATER), end]
+def _system(
+    tried: RenderAttempt, call: TemplateMessage
+) -> Literal["anywhere", "first", "question", "never"]:
+    system, user, end = _message("system", SYSTEM), _message("user", USER), _message("user", "endq")
+    later = [user, _message("assistant", ANSWER), _message("system", LATER), end]
     words = (USER, ANSWER, LATER, "endq")
     if _in_order(tried(system, *later), SYSTEM, *words) and _in_order(tried(*later), *words):
         return "anywhere"
@@ -132,21 +138,27 @@ def _in_order(prompt: str, *words: str) -> bool:
     return places[0] >= 0 and places == sorted(places)
 
 
-def _calls(tried: Try, calling: Callable[..., Said]) -> Literal["many", "single"]:
-    prompt = tried(_said("user", USER), calling(2), _result(0), _result(1))
+def _calls(
+    tried: RenderAttempt, calling: Callable[..., TemplateMessage]
+) -> Literal["many", "single"]:
+    prompt = tried(_message("user", USER), calling(2), _result(0), _result(1))
     return "many" if all(value in prompt for value in VALUES) else "single"
 
 
-def _beside(tried: Try, calling: Callable[..., Said]) -> Literal["together", "split", "never"]:
-    user, end = _said("user", USER), _said("assistant", LATER)
+def _text_with_calls(
+    tried: RenderAttempt, calling: Callable[..., TemplateMessage]
+) -> Literal["together", "split", "never"]:
+    user, end = _message("user", USER), _message("assistant", LATER)
     if _in_order(tried(user, calling(content=ANSWER), _result(), end), ANSWER, VALUES[0]):
         return "together"
-    apart = tried(user, _said("assistant", ANSWER), calling(), _result(), end)
+    apart = tried(user, _message("assistant", ANSWER), calling(), _result(), end)
     return "split" if _in_order(apart, ANSWER, VALUES[0]) else "never"
 
 
-def _results(tried: Try, call: Said) -> Literal["anywhere", "answers", "matched", "never"]:
-    user = _said("user", USER)
+def _results(
+    tried: RenderAttempt, call: TemplateMessage
+) -> Literal["anywhere", "answers", "matched", "never"]:
+    user = _message("user", USER)
     if RESULT not in tried(user, call, _result()):
         return "never"
     if RESULT not in tried(user, call, _result(7)):
@@ -154,11 +166,13 @@ def _results(tried: Try, call: Said) -> Literal["anywhere", "answers", "matched"
     return "anywhere" if RESULT in tried(user, _result(), user) else "answers"
 
 
-def _reasoning(tried: Try, calling: Callable[..., Said]) -> Literal["key", "part", "never"]:
+def _reasoning(
+    tried: RenderAttempt, calling: Callable[..., TemplateMessage]
+) -> Literal["key", "part", "never"]:
     parts = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": ANSWER}]
-    prompt = tried(_said("user", USER), {**calling(), "content": parts}, _result())
+    prompt = tried(_message("user", USER), {**calling(), "content": parts}, _result())
     written_out = any(f"{quote}{THOUGHT}" in prompt for quote in ("'", '"'))
     keyed = calling(**dict.fromkeys(REASONING_KEYS, THOUGHT))
-    if THOUGHT in tried(_said("user", USER), keyed, _result()):
+    if THOUGHT in tried(_message("user", USER), keyed, _result()):
         return "key"
     return "part" if THOUGHT in prompt and not written_out else "never"

@@ -10,21 +10,21 @@ from typing import Any
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Tool, ToolCall
-from mlx_server.prompts.control_token_guard import Seal
-from mlx_server.prompts.history_rendering import Close, WriteCalls
+from mlx_server.prompts.control_token_guard import ControlTokenGuard
+from mlx_server.prompts.history_rendering import Escape, WriteCalls
 from mlx_server.prompts.message_normalization import (
     REASONING_KEYS,
     CallId,
-    Manners,
+    TemplateCapabilities,
     Turn,
-    plainer_and_plainer,
-    shaped,
-    think_marks,
-    turns_of,
-    value_of,
+    arguments_object,
+    fallbacks,
+    fit_to_template,
+    think_delimiters,
+    to_turns,
 )
-from mlx_server.prompts.reasoning_effort import switches, with_word, word_for
-from mlx_server.prompts.template_capabilities import manners_of
+from mlx_server.prompts.reasoning_effort import effort_word, switches, with_effort_word
+from mlx_server.prompts.template_capabilities import template_capabilities
 from mlx_server.request_threads import check_wanted
 from mlx_server.templates.chat_template import ChatTemplate, RefusedByTemplate
 
@@ -36,7 +36,7 @@ TOOLS_OF_SYSTEM = re.compile(r"message(?:\.tools\b|\[['\"]tools['\"]\])")
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedPrompt:
     tokens: list[int]
     ignored: tuple[str, ...] = ()
     """What the conversation set that this template has no place for, by parameter name."""
@@ -49,7 +49,7 @@ def as_given(id: str, name: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Wording:
+class RenderOptions:
     """What a family's templates leave to whoever calls them."""
 
     roles: dict[str, str]
@@ -57,12 +57,12 @@ class Wording:
     write_calls: WriteCalls
 
 
-def prompt_of(
+def render_prompt(
     checkpoint: Checkpoint,
     conversation: Conversation,
-    wording: Wording,
+    options: RenderOptions,
     most: int | None = None,
-) -> Rendered:
+) -> RenderedPrompt:
     template = (conversation.tools and checkpoint.tool_template) or checkpoint.template
     if not template:
         raise BadRequest(
@@ -70,17 +70,17 @@ def prompt_of(
             "for it in models.yaml.",
             param="messages",
         )
-    seal = Seal(checkpoint, conversation)
-    text, ignored = _rendered(checkpoint, template, conversation, wording, seal)
-    return Rendered(seal.tokens(text, most), ignored)
+    seal = ControlTokenGuard(checkpoint, conversation)
+    text, ignored = _rendered(checkpoint, template, conversation, options, seal)
+    return RenderedPrompt(seal.tokens(text, most), ignored)
 
 
 def _rendered(
     checkpoint: Checkpoint,
     template: ChatTemplate,
     conversation: Conversation,
-    wording: Wording,
-    seal: Seal,
+    options: RenderOptions,
+    guard: ControlTokenGuard,
 ) -> tuple[str, tuple[str, ...]]:
     """The prompt as marked text, and what is ignored."""
     asked = conversation.template_kwargs
@@ -89,33 +89,36 @@ def _rendered(
         return template.takes(name) and name not in checkpoint.tokens
 
     switched = switches(asked, takes)
-    word = "" if switched else word_for(asked, template.source)
+    word = "" if switched else effort_word(asked, template.source)
     taken = [name for name in asked if takes(name)]
-    offer = Offer(template, conversation.tools, seal.closed)
-    messages = with_word(conversation.messages, word) if word else conversation.messages
-    manners = manners_of(template, checkpoint.tokens)
-    marks = think_marks(template.source, manners)
-    turns = turns_of(messages, wording.roles, wording.call_id, marks)
+    offer = TemplateTools(template, conversation.tools, guard.escaped)
+    messages = with_effort_word(conversation.messages, word) if word else conversation.messages
+    manners = template_capabilities(template, checkpoint.tokens)
+    marks = think_delimiters(template.source, manners)
+    turns = to_turns(messages, options.roles, options.call_id, marks)
     keys = [key for key in REASONING_KEYS if key in template.source]
 
-    def variables(m: Manners) -> Json:
-        written = [message_json(turn, m, wording, seal.closed, keys) for turn in shaped(turns, m)]
+    def variables(m: TemplateCapabilities) -> Json:
+        written = [
+            message_json(turn, m, options, guard.escaped, keys)
+            for turn in fit_to_template(turns, m)
+        ]
         return {
             **checkpoint.tokens,
             **switched,
-            **{name: seal.closed(asked[name]) for name in taken},
+            **{name: guard.escaped(asked[name]) for name in taken},
             **offer.variables(written),
             "add_generation_prompt": True,
         }
 
-    prompt = first_taken(template, (partial(variables, m) for m in plainer_and_plainer(manners)))
+    prompt = first_accepted(template, (partial(variables, m) for m in fallbacks(manners)))
     heeded = {*taken, *({"reasoning_effort"} if switched or word else ())}
     ignored = [f"chat_template_kwargs.{name}" for name in asked if name not in heeded]
     ignored += ["tools"] if offer.is_ignored else []
-    return prompt, (*ignored, *unheard(conversation, manners))
+    return prompt, (*ignored, *dropped_text(conversation, manners))
 
 
-def first_taken(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) -> str:
+def first_accepted(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) -> str:
     """The last of these is the plainest; the first refusal is the one to report."""
     refusal: BadRequest | None = None
     for variables in variants:
@@ -128,19 +131,19 @@ def first_taken(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) 
     raise refusal
 
 
-def unheard(conversation: Conversation, manners: Manners) -> list[str]:
+def dropped_text(conversation: Conversation, capabilities: TemplateCapabilities) -> list[str]:
     """The text beside calls, where a template leaves it out and has no other place for it."""
-    messages = enumerate(conversation.messages) if manners.beside == "never" else ()
+    messages = enumerate(conversation.messages) if capabilities.text_with_calls == "never" else ()
     return [f"messages[{i}].content" for i, m in messages if m.tool_calls and m.content]
 
 
 @dataclass(frozen=True)
-class Offer:
+class TemplateTools:
     """Where a template looks for the tools."""
 
     template: ChatTemplate
     tools: Sequence[Tool]
-    closed: Close
+    closed: Escape
 
     @property
     def _names(self) -> list[str]:
@@ -173,41 +176,47 @@ def _in_the_systems(messages: list[Json], tools: list[Json]) -> list[Json]:
 
 
 def message_json(
-    turn: Turn, manners: Manners, wording: Wording, closed: Close, reasoning_keys: Sequence[str]
+    turn: Turn,
+    capabilities: TemplateCapabilities,
+    options: RenderOptions,
+    escaped: Escape,
+    reasoning_keys: Sequence[str],
 ) -> Json:
     """As Hugging Face's templates read it."""
-    reasoning = closed(turn.reasoning)
+    reasoning = escaped(turn.reasoning)
     optional = {
-        "name": closed(turn.name),
-        "tool_calls": [call_json(call, manners, closed) for call in turn.calls],
-        "tool_call_id": closed(turn.call_id),
-        **(dict.fromkeys(reasoning_keys, reasoning) if manners.reasoning != "part" else {}),
+        "name": escaped(turn.name),
+        "tool_calls": [call_json(call, capabilities, escaped) for call in turn.calls],
+        "tool_call_id": escaped(turn.call_id),
+        **(dict.fromkeys(reasoning_keys, reasoning) if capabilities.reasoning != "part" else {}),
     }
     content: Any = "".join(
-        closed(part) if isinstance(part, str) else wording.write_calls(part, closed)
+        escaped(part) if isinstance(part, str) else options.write_calls(part, escaped)
         for part in turn.parts
     )
-    if reasoning and manners.reasoning == "part":
+    if reasoning and capabilities.reasoning == "part":
         text = [{"type": "text", "text": content}] if content else []
         content = [{"type": "thinking", "thinking": reasoning}, *text]
     elif turn.calls and not content:
-        content = manners.silence
+        content = capabilities.empty_content
     present = {key: value for key, value in optional.items() if value}
     return {"role": turn.role, "content": content, **present}
 
 
-def call_json(call: ToolCall, manners: Manners, closed: Close) -> Json:
-    arguments = call.arguments if manners.arguments == "text" else value_of(call.arguments)
-    function = {"name": closed(call.name), "arguments": closed(arguments)}
-    return {"id": closed(call.id), "type": "function", "function": function}
+def call_json(call: ToolCall, capabilities: TemplateCapabilities, escaped: Escape) -> Json:
+    arguments = (
+        call.arguments if capabilities.arguments == "text" else arguments_object(call.arguments)
+    )
+    function = {"name": escaped(call.name), "arguments": escaped(arguments)}
+    return {"id": escaped(call.id), "type": "function", "function": function}
 
 
-def tool_json(tool: Tool, closed: Close) -> Json:
+def tool_json(tool: Tool, escaped: Escape) -> Json:
     # templates look for these without asking whether they are there
     absent = {key: value for key, value in NO_PARAMETERS.items() if key not in tool.parameters}
     function = {
-        "name": closed(tool.name),
-        "description": closed(tool.description or ""),
-        "parameters": closed({**tool.parameters, **absent}),
+        "name": escaped(tool.name),
+        "description": escaped(tool.description or ""),
+        "parameters": escaped({**tool.parameters, **absent}),
     }
     return {"type": "function", "function": function}

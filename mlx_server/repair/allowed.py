@@ -7,7 +7,7 @@ Streaming = Literal["live", "accumulate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RepairPolicy:
     names: bool = True
     """Of tools, where only one can be meant."""
     json: bool = True
@@ -26,4 +26,4 @@ class Repair:
     mended."""
 
 
-EVERYTHING = Repair()
+ALL_REPAIRS = RepairPolicy()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.repair.exact import Written, exactly
+from mlx_server.repair.exact import ExactFloat, loads_exactly
 from mlx_server.schemas.types import listed, resolved, type_of, types_of
 from mlx_server.schemas.view import View
 
@@ -64,7 +64,7 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
             return value
         case float() if "integer" in types and value.is_integer() and abs(value) < INEXACT:
             return int(value)
-        case Written() if "string" in types:
+        case ExactFloat() if "string" in types:
             return value.text
         case bool() | int() if "string" in types:
             return json.dumps(value)
@@ -78,7 +78,7 @@ def _inside(value: Any, wanted: Schema, view: View, depth: int) -> Any:
                 k: _coerced(v, _property(wanted, k, view), view, depth) for k, v in value.items()
             }
         case list():
-            items = _one([part.get("items") for part in _parts(wanted, view)])
+            items = _any_of([part.get("items") for part in _parts(wanted, view)])
             return [_coerced(item, items, view, depth) for item in value]
     return value
 
@@ -89,7 +89,7 @@ def _parsed(text: str) -> Any:
     if word in literals:
         return literals[word]
     try:
-        found = exactly(word, lambda name: name)
+        found = loads_exactly(word, lambda name: name)
     except (ValueError, RecursionError):
         return text
     return text if isinstance(found, float) and not math.isfinite(found) else found
@@ -103,10 +103,10 @@ def _property(schema: Schema, key: str, view: View) -> Schema:
         if isinstance(properties, Mapping) and key in properties:
             own.append(properties[key])
         others.append(part.get("additionalProperties"))
-    return _one(own or others)
+    return _any_of(own or others)
 
 
-def _one(found: list[Any]) -> Schema:
+def _any_of(found: list[Any]) -> Schema:
     """What may be any of these."""
     schemas = [schema for schema in found if isinstance(schema, Mapping)]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

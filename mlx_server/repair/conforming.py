@@ -18,11 +18,13 @@ from referencing import Registry
 from mlx_server import limits
 
 
-class Unchecked(Exception):
+class CheckFailed(Exception):
     """Nothing could be found out in time, or the schema makes no sense."""
 
 
-def conforms(value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS.value) -> list[str]:
+def schema_errors(
+    value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS.value
+) -> list[str]:
     """What does not, each as "path: what". Blocks until it is known; raises Unchecked."""
     asked = json.dumps([value, schema]).encode()
     try:
@@ -30,14 +32,14 @@ def conforms(value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS.valu
             [sys.executable, "-I", __file__], input=asked, capture_output=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        raise Unchecked("it takes too long") from None
+        raise CheckFailed("it takes too long") from None
     if run.returncode:
-        raise Unchecked("the schema can't be followed")
+        raise CheckFailed("the schema can't be followed")
     found: list[str] = json.loads(run.stdout)
     return found
 
 
-def mistakes(value: Any, schema: Any) -> list[str]:
+def schema_errors_now(value: Any, schema: Any) -> list[str]:
     """As `conforms`, here and now, however long it takes. Whatever it raises, raises."""
     validator = validator_for(schema, default=Draft202012Validator)
     # a registry of one's own has no way to fetch anything
@@ -67,7 +69,7 @@ def _main() -> None:
         size = size if hard == resource.RLIM_INFINITY else min(size, hard)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     value, schema = json.load(sys.stdin)
-    json.dump(mistakes(value, schema), sys.stdout)
+    json.dump(schema_errors_now(value, schema), sys.stdout)
 
 
 if __name__ == "__main__":

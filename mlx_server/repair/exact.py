@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 
-class Written(float):
+class ExactFloat(float):
     """A number that keeps its text, which may say more: 3.10 is also a version."""
 
     text: str
@@ -16,11 +16,11 @@ class Written(float):
         return number
 
 
-def exactly(text: str, constant: Callable[[str], Any] | None = None) -> Any:
+def loads_exactly(text: str, constant: Callable[[str], Any] | None = None) -> Any:
     """As `json.loads`; a key given twice is a ValueError, as nobody knows which value was meant.
     constant: what becomes of NaN and the infinite."""
     return json.loads(
-        text, parse_float=Written, parse_constant=constant, object_pairs_hook=_each_key_once
+        text, parse_float=ExactFloat, parse_constant=constant, object_pairs_hook=_each_key_once
     )
 
 

@@ -5,15 +5,15 @@ import re
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.events import Mended
-from mlx_server.repair.exact import exactly
+from mlx_server.events import RepairKind
+from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 
-MARKS = re.compile(r"```\w*|</?think>")
+THINK_DELIMITERS = re.compile(r"```\w*|</?think>")
 
 
-def json_text(text: str) -> tuple[str, tuple[Mended, ...]] | None:
+def json_text(text: str) -> tuple[str, tuple[RepairKind, ...]] | None:
     """The JSON, and what was mended to have it; None where any of it would have to be guessed.
 
     Objects and arrays are found among prose or in fences if there is one of them and no bracket
@@ -23,7 +23,7 @@ def json_text(text: str) -> tuple[str, tuple[Mended, ...]] | None:
         return text, ()
     begin, end = _brackets(text)
     inside = text[begin:end]
-    around: tuple[Mended, ...] = ("fences",) if inside != text.strip() else ()
+    around: tuple[RepairKind, ...] = ("fences",) if inside != text.strip() else ()
     if _is_json(inside):
         return inside, around
     try:
@@ -32,10 +32,10 @@ def json_text(text: str) -> tuple[str, tuple[Mended, ...]] | None:
         return None
 
 
-def around(text: str) -> str:
+def text_around_json(text: str) -> str:
     """What `json_text` leaves out, but for fences and marks of thinking."""
     begin, end = _brackets(text)
-    return MARKS.sub("", text[:begin] + text[end:]).strip()
+    return THINK_DELIMITERS.sub("", text[:begin] + text[end:]).strip()
 
 
 def _brackets(text: str) -> tuple[int, int]:
@@ -47,7 +47,7 @@ def _brackets(text: str) -> tuple[int, int]:
 def parsed(text: str) -> Any:
     """ValueError if it is no JSON, or an object in it has a key twice."""
     try:
-        return exactly(text, _refused)
+        return loads_exactly(text, _refused)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

@@ -8,7 +8,7 @@ from typing import Any
 import json_repair
 
 from mlx_server import limits
-from mlx_server.repair.exact import exactly
+from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.malformed import Malformed
 
 # The escape stands by itself so that no quote behind a backslash begins a string: each of many
@@ -48,7 +48,7 @@ def loads(text: str, *, missing: int = 0) -> Any:
     if not brackets or opened > missing or text.rstrip()[-1:] not in ("}", "]"):
         raise Malformed("no whole JSON")
     try:
-        return exactly(text)
+        return loads_exactly(text)
     except (ValueError, RecursionError):
         return _repaired(text)
 
@@ -65,7 +65,7 @@ def _repaired(text: str) -> Any:
     without_comments = STRINGS_AND_COMMENTS.sub(lambda m: " " if m[1] else m[0], text)
     if _words(said) != _words(without_comments):
         raise Malformed("something would be lost")
-    if not _are_written(_strings(found), ESCAPE.sub(_read, text)):
+    if not _occur_in_order(_strings(found), ESCAPE.sub(_unescape, text)):
         raise Malformed("a text would be another")
     return found
 
@@ -73,10 +73,10 @@ def _repaired(text: str) -> Any:
 def _spelled_out(escape: re.Match[str]) -> str:
     """What json-repair leaves as it is."""
     high, _, _, sign = escape.groups()
-    return _read(escape) if high or sign == "/" else escape[0]
+    return _unescape(escape) if high or sign == "/" else escape[0]
 
 
-def _read(escape: re.Match[str]) -> str:
+def _unescape(escape: re.Match[str]) -> str:
     high, low, unit, sign = escape.groups()
     if high:
         return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + (int(low, 16) - 0xDC00))
@@ -85,12 +85,12 @@ def _read(escape: re.Match[str]) -> str:
 
 def _words(text: str) -> list[float | str]:
     """Whatever is not the punctuation of JSON, or of what is taken for it."""
-    found = NUMBERS_AND_WORDS.findall(ESCAPE.sub(_read, text))
+    found = NUMBERS_AND_WORDS.findall(ESCAPE.sub(_unescape, text))
     words = (float(number.replace("_", "")) if number else word for number, word in found)
-    return ["null" if word in ("None", "none") else _folded(word) for word in words]
+    return ["null" if word in ("None", "none") else _folded_word(word) for word in words]
 
 
-def _folded(word: float | str) -> float | str:
+def _folded_word(word: float | str) -> float | str:
     return word.casefold() if isinstance(word, str) else word
 
 
@@ -107,12 +107,12 @@ def _strings(value: Any) -> Iterator[str]:
                 yield from _strings(item)
 
 
-def _are_written(strings: Iterator[str], text: str) -> bool:
+def _occur_in_order(strings: Iterator[str], text: str) -> bool:
     """Whether they stand there in this order, between quotes or as bare words."""
     at = 0
     for string in strings:
         at = text.find(string, at)
-        while at >= 0 and not _stands(string, text, at):
+        while at >= 0 and not _end_of_occurrence(string, text, at):
             at = text.find(string, at + 1)
         if at < 0:
             return False
@@ -120,7 +120,7 @@ def _are_written(strings: Iterator[str], text: str) -> bool:
     return True
 
 
-def _stands(string: str, text: str, at: int) -> bool:
+def _end_of_occurrence(string: str, text: str, at: int) -> bool:
     around = {text[max(0, at - 1) : at], text[at + len(string) : at + len(string) + 1]}
     if around <= QUOTES:
         return True

@@ -8,7 +8,7 @@ LEAKED = re.compile(r"<\|.*|<｜.*|\[[A-Z_]+\].*", re.DOTALL)
 """Control tokens that ran into the name, and what follows them."""
 
 
-def tool_named(written: str, names: Iterable[str]) -> str | None:
+def match_tool_name(written: str, names: Iterable[str]) -> str | None:
     """The name among `names`; None where there is none, or more than one could be meant."""
     known = list(names)
     if written in known:

@@ -61,7 +61,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def confine(memory: int) -> None:
+def enter_sandbox(memory: int) -> None:
     """For good: what is imported or opened later is refused."""
     for number in (signal.SIGHUP, signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)

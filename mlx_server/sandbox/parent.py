@@ -33,7 +33,7 @@ class Stopped(Exception):
     """The request passed a limit, which the text of this names."""
 
 
-class _Lost(Exception):
+class _ChildLost(Exception):
     """The child ended by itself or has to be ended."""
 
 
@@ -103,7 +103,7 @@ class WarmProcess:
         except MemoryError:
             self.end()
             raise Stopped(self._too_much()) from None
-        except (OSError, _Lost):
+        except (OSError, _ChildLost):
             raise Stopped(self._why_it_ended(seconds)) from None
         except BaseException:
             self.end()
@@ -119,7 +119,7 @@ class WarmProcess:
 
     def _received(self, size: int, deadline: float) -> bytearray:
         if size > self._program.largest:
-            raise _Lost
+            raise _ChildLost
         found, at = bytearray(size), 0
         self._socket.settimeout(LOOK_SECONDS)
         while at < size:
@@ -129,7 +129,7 @@ class WarmProcess:
                 self._look(deadline)
                 continue
             if not read:
-                raise _Lost
+                raise _ChildLost
             at += read
         return found
 

@@ -11,30 +11,30 @@ from mlx_server.schemas.view import Part, Schema, View
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
-class Apart:
+class DisjointOptions:
     def __init__(self, view: View) -> None:
         self._view = view
         self._looks = 0
         self._known: dict[int, _Facts] = {}
 
-    def each(self, options: list[Part]) -> bool:
+    def all_disjoint(self, options: list[Part]) -> bool:
         return all(
-            self._apart(one, other, limits.SCHEMA_APART_DEPTH.value)
+            self._disjoint(one, other, limits.SCHEMA_APART_DEPTH.value)
             for at, one in enumerate(options)
             for other in options[at + 1 :]
         )
 
-    def _apart(self, one: Part, other: Part, depth: int) -> bool:
+    def _disjoint(self, one: Part, other: Part, depth: int) -> bool:
         self._looks += 1
         if depth == 0 or self._looks > limits.SCHEMA_COMPARISONS.value:
             return False
         if one.schema is False or other.schema is False:
             return True
         return (
-            self._facts(one.schema).apart(self._facts(other.schema))
+            self._facts(one.schema).disjoint(self._facts(other.schema))
             or self._split(one, other, depth)
             or self._split(other, one, depth)
-            or self._members_apart(one, other, depth)
+            or self._members_disjoint(one, other, depth)
         )
 
     def _split(self, one: Part, other: Part, depth: int) -> bool:
@@ -42,23 +42,23 @@ class Apart:
         if isinstance(one.schema, bool):
             return False
         target = self._view.target(one)
-        if target and self._apart(target, other, depth - 1):
+        if target and self._disjoint(target, other, depth - 1):
             return True
-        if any(self._apart(part, other, depth - 1) for part in _listed(one, "allOf")):
+        if any(self._disjoint(part, other, depth - 1) for part in _listed(one, "allOf")):
             return True
         return any(
             (parts := _listed(one, key))
-            and all(self._apart(part, other, depth - 1) for part in parts)
+            and all(self._disjoint(part, other, depth - 1) for part in parts)
             for key in ("anyOf", "oneOf")
         )
 
-    def _members_apart(self, one: Part, other: Part, depth: int) -> bool:
+    def _members_disjoint(self, one: Part, other: Part, depth: int) -> bool:
         """Both objects, and a member that one of them requires can't be as both say."""
         if not self._facts(one.schema).types & self._facts(other.schema).types <= {"object"}:
             return False
         required = _required(one.schema) | _required(other.schema)
         return any(
-            self._apart(_member(one, key), _member(other, key), depth - 1) for key in required
+            self._disjoint(_member(one, key), _member(other, key), depth - 1) for key in required
         )
 
     def _facts(self, schema: Schema) -> "_Facts":
@@ -73,7 +73,7 @@ class _Facts(NamedTuple):
     types: frozenset[str]
     values: frozenset[str] | None
 
-    def apart(self, other: "_Facts") -> bool:
+    def disjoint(self, other: "_Facts") -> bool:
         if self.types.isdisjoint(other.types):
             return True
         return (

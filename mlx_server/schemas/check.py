@@ -26,7 +26,7 @@ from mlx_server.schemas.view import (
     children,
     pointer,
     refused,
-    shown,
+    shorten,
 )
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
@@ -41,15 +41,15 @@ _BOUNDS = (
 """Least, most, and the types of which they speak."""
 
 
-def fence(schema: Any) -> None:
+def check_limits(schema: Any) -> None:
     """Raises InvalidGrammar for what is no JSON schema, or one that would cost too much."""
     if not isinstance(schema, (Mapping, bool)):
-        raise refused((), f"must be an object or a boolean, not {shown(schema)}")
+        raise refused((), f"must be an object or a boolean, not {shorten(schema)}")
     if schema is False:
         raise refused((), "is false, which no value follows")
     if schema is True:
         return
-    _measure(schema)
+    _check_size(schema)
     view = View(schema)
     parts = list(view.all())
     for part in parts:
@@ -62,7 +62,7 @@ def fence(schema: Any) -> None:
     _check_sums(view, parts)
 
 
-def _measure(schema: Any) -> None:
+def _check_size(schema: Any) -> None:
     """Without recursion: a schema may be nested as deep as its text allows."""
     waiting: list[tuple[Any, Path]] = [(schema, ())]
     nodes = 0
@@ -106,7 +106,7 @@ def _check_shapes(part: Part) -> None:
         return
     for key, value in schema.items():
         if must := next((must for fits, must in _shapes(key) if not fits(value)), None):
-            raise refused((*path, key), f"must be {must}, not {shown(value)}")
+            raise refused((*path, key), f"must be {must}, not {shorten(value)}")
 
 
 def _shapes(key: str) -> Iterator[tuple[Callable[[Any], bool], str]]:
@@ -213,18 +213,19 @@ def _check_counts(part: Part) -> None:
         if key == "enum" and len(value) > limits.SCHEMA_VALUES.value:
             raise refused(at, f"has {len(value)} values, more than {limits.SCHEMA_VALUES.value}")
         if key in _TIMES and value > limits.SCHEMA_COUNT.value:
-            raise refused(at, f"is {shown(value)}, more than {limits.SCHEMA_COUNT.value}")
+            raise refused(at, f"is {shorten(value)}, more than {limits.SCHEMA_COUNT.value}")
         if key == "maxLength" and value > limits.SCHEMA_TEXT_LENGTH.value:
-            raise refused(at, f"is {shown(value)}, more than {limits.SCHEMA_TEXT_LENGTH.value}")
+            raise refused(at, f"is {shorten(value)}, more than {limits.SCHEMA_TEXT_LENGTH.value}")
         if key == "multipleOf" and _digits(schema) > limits.SCHEMA_MULTIPLES.value:
             raise refused(
-                at, f"is {shown(value)}, whose digits are more than {limits.SCHEMA_MULTIPLES.value}"
+                at,
+                f"is {shorten(value)}, whose digits are more than {limits.SCHEMA_MULTIPLES.value}",
             )
-        if key in ("const", "enum") and (text := _unwritable(value)):
-            raise refused(at, f"has a control character in {shown(text)}, which can't be written")
+        if key in ("const", "enum") and (text := _needs_escape(value)):
+            raise refused(at, f"has a control character in {shorten(text)}, which can't be written")
         for pattern in [value] if key == "pattern" else value if key == "patternProperties" else ():
-            if why := patterns.excess(pattern):
-                raise refused(at, f"{shown(pattern)} {why}")
+            if why := patterns.excessive_part(pattern):
+                raise refused(at, f"{shorten(pattern)} {why}")
 
 
 def _check_bounds(part: Part) -> None:
@@ -238,11 +239,11 @@ def _check_bounds(part: Part) -> None:
             if _is_number(schema.get(low)) and _is_number(schema.get(high)):
                 inclusive = (low, high) == (least[0], most[0])
                 if schema[low] > schema[high] or (schema[low] == schema[high] and not inclusive):
-                    beside = f"is {shown(schema[low])} beside {high} {shown(schema[high])}"
+                    beside = f"is {shorten(schema[low])} beside {high} {shorten(schema[high])}"
                     raise refused((*path, low), f"{beside}: no value follows both")
 
 
-def _unwritable(value: Any) -> str | None:
+def _needs_escape(value: Any) -> str | None:
     """A text that JSON writes with \\u only (see lark.py)."""
     waiting = [value]
     while waiting:

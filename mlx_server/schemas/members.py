@@ -11,8 +11,8 @@ from mlx_server.schemas.view import (
     Path,
     Schema,
     View,
-    parts_of,
     reference,
+    subschemas_of,
 )
 
 _NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", *DEFINITIONS)
@@ -43,7 +43,7 @@ def members(view: View, key: str) -> list[Part]:
     return [found for part in parts if (found := _member(part, key))]
 
 
-def is_barred(view: View, key: str) -> bool:
+def is_forbidden(view: View, key: str) -> bool:
     return any(part.schema is False for part in members(view, key))
 
 
@@ -55,14 +55,14 @@ def member(schema: Schema, key: str) -> Mapping[str, Any]:
     """
     view = View(schema)
     found = [part for part in members(view, key) if part.schema is not True]
-    carried = _Carried(view)
+    carried = _CopiedDefinitions(view)
     own = [carried.copy(_followed(part, view)) for part in found]
     root = own[0] if len(own) == 1 else {"allOf": own} if own else {}
     definitions = carried.definitions()
     return {**root, "$defs": definitions} if definitions else root
 
 
-class _Carried:
+class _CopiedDefinitions:
     """What references lead to, copied under names of their own."""
 
     def __init__(self, view: View) -> None:
@@ -74,7 +74,7 @@ class _Carried:
         if isinstance(part.schema, bool):
             return {} if part.schema else {"not": {}}
         copied: dict[str, Any] = json.loads(json.dumps(part.schema))
-        for path, inner in list(parts_of(copied)):
+        for path, inner in list(subschemas_of(copied)):
             if isinstance(inner, dict):
                 target = self._view.target(Part((*part.path, *path), inner))
                 for name in _NAMES:

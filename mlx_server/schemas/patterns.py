@@ -34,7 +34,7 @@ def unsupported(pattern: str) -> str | None:
     """What no grammar can say of it, or nobody at all."""
     before, depth = "|", 0
     for piece in _PIECE.finditer(pattern):
-        if why := _unsaid(piece) or _misplaced(piece, before):
+        if why := _unsupported_piece(piece) or _misplaced(piece, before):
             return why
         before = piece["open"] or piece[0]
         depth += bool(piece["open"]) - bool(piece["close"])
@@ -43,7 +43,7 @@ def unsupported(pattern: str) -> str | None:
     return "a group that is never closed" if depth else None
 
 
-def _unsaid(piece: re.Match[str]) -> str | None:
+def _unsupported_piece(piece: re.Match[str]) -> str | None:
     opened, escape = piece["open"] or "", piece["escape"] or ""
     if looking := _LOOKING.get(opened):
         return f"{looking} {opened}...)"
@@ -55,10 +55,10 @@ def _unsaid(piece: re.Match[str]) -> str | None:
         return f"a word boundary ({escape})"
     if _ESCAPE.fullmatch(escape) and escape not in _KNOWN:
         return f"an unknown escape ({escape})"
-    return _unsaid_of_class(piece["class"]) if piece["class"] else None
+    return _unsupported_class(piece["class"]) if piece["class"] else None
 
 
-def _unsaid_of_class(written: str) -> str | None:
+def _unsupported_class(written: str) -> str | None:
     if written in ("[]", "[^]"):
         return f"a class of nothing ({written})"
     for found in _RANGE.finditer(written[1:-1].removeprefix("^")):
@@ -95,7 +95,7 @@ def _misplaced(piece: re.Match[str], before: str) -> str | None:
     return None
 
 
-def excess(pattern: str) -> str | None:
+def excessive_part(pattern: str) -> str | None:
     """What is too much of it, if anything."""
     if len(pattern) > limits.PATTERN_CHARACTERS.value:
         return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS.value}"
@@ -136,7 +136,7 @@ def _times(piece: re.Match[str]) -> int:
 
 def unanchored(pattern: str) -> str:
     """A pattern that has to match all says so without ^ and $ around each alternative."""
-    return "|".join(_bare(option) for option in _alternatives(pattern))
+    return "|".join(_without_anchors(option) for option in _alternatives(pattern))
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _alternatives(pattern: str) -> Iterator[str]:
     yield pattern[begun:]
 
 
-def _bare(option: str) -> str:
+def _without_anchors(option: str) -> str:
     pieces = [piece[0] for piece in _PIECE.finditer(option)]
     while pieces and pieces[0] in ("^", r"\A"):
         pieces.pop(0)

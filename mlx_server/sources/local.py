@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.checkpoints.memory_estimate import weights_bytes
-from mlx_server.errors import ServerError, told
+from mlx_server.errors import ServerError, public_message
 from mlx_server.families import family_of
 from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.sources.source import resolve
@@ -101,5 +101,5 @@ def _described(candidate: Candidate, upcast: bool) -> LocalModel:
     except ServerError as error:
         problem = error.message
     except OSError as error:
-        problem = told(error)
+        problem = public_message(error)
     return LocalModel(candidate.id, candidate.source, family, nbytes, problem)

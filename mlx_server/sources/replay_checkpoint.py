@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_server.checkpoints.folder_check import check_model
-from mlx_server.errors import ModelUnusable, told
+from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
 
 MODEL_TYPE = "replay"
@@ -48,8 +48,8 @@ def replay_checkpoint(folder: Path, family: ModelFamily, tokenizer: Path | None)
             _write(checkpoint, files)
     except OSError as error:
         raise ModelUnusable(
-            f"Can't make the replay model in the cache: {told(error)}. Make it writable, or set "
-            "MLX_SERVER_CACHE to another folder."
+            f"Can't make the replay model in the cache: {public_message(error)}. Make it writable, "
+            "or set MLX_SERVER_CACHE to another folder."
         ) from None
     return checkpoint
 
@@ -93,7 +93,7 @@ def _borrowed(folder: Path) -> Files:
     files = {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})}
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         if (folder / name).is_file():
-            files[name] = _text(folder / name)
+            files[name] = _file_text(folder / name)
     return {**files, "tokenizer.json": made.to_str(), "config.json": _config(made)}
 
 
@@ -107,18 +107,18 @@ def _config(tokenizer: Tokenizer) -> str:
     )
 
 
-def _text(path: Path) -> str:
+def _file_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{path.name} can't be read: {told(error)}.") from None
+        raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
 
 
 def _from_folder(folder: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises nothing narrower
-        raise ModelUnusable(f"tokenizer.json can't be read: {told(error)}.") from None
+        raise ModelUnusable(f"tokenizer.json can't be read: {public_message(error)}.") from None
 
 
 def _byte_level(special: Sequence[str]) -> Tokenizer:

@@ -11,7 +11,7 @@ from mlx_server.sources.cache import Progress
 from mlx_server.sources.checkpoint_files import missing
 from mlx_server.sources.hub import (
     HUB_ID,
-    Wanted,
+    HubModel,
     cached,
     cached_adapter,
     fetch_adapter,
@@ -37,12 +37,12 @@ def resolve(
     if colon and kind == "demo":
         return _demo(name, progress)
     if colon and kind == "hf":
-        return fetch_model(Wanted(name, revision, budget), progress)
+        return fetch_model(HubModel(name, revision, budget), progress)
     folder = Path(os.path.expanduser(source))
     if source and os.path.exists(folder):
         return _local(folder)
     if HUB_ID.fullmatch(source) and not source.startswith((".", "~")):
-        return fetch_model(Wanted(source, revision, budget), progress)
+        return fetch_model(HubModel(source, revision, budget), progress)
     if not source or re.match(r"[a-z]\w*:", source):
         raise SettingsError(f"{source!r} is not a known kind of model source. Use {KINDS}.")
     raise ModelUnusable(f"There is no folder {folder.name!r} where it should be. Use {KINDS}.")
@@ -53,9 +53,9 @@ def check(source: str, revision: str | None = None) -> None:
     kind, colon, name = source.partition(":")
     is_hub_id = HUB_ID.fullmatch(source) and not os.path.exists(os.path.expanduser(source))
     if colon and kind == "hf" and HUB_ID.fullmatch(name):
-        hub.check(Wanted(name, revision))
+        hub.check(HubModel(name, revision))
     elif is_hub_id and not source.startswith((".", "~")):
-        hub.check(Wanted(source, revision))
+        hub.check(HubModel(source, revision))
     elif source != DEMO:
         resolve(source, lambda *progress: None)
 

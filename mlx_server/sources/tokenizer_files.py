@@ -13,7 +13,7 @@ import tokenizers
 from mlx_server.checkpoints.byte_level import kimi_tokenizer
 from mlx_server.checkpoints.checkpoint import read_json
 from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
-from mlx_server.errors import ModelUnusable, told
+from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import cache_dir
 
 FORMAT = 1
@@ -57,6 +57,6 @@ def _keep(tokenizer: tokenizers.Tokenizer, made: Path) -> None:
         os.replace(file.name, made)
     except OSError as error:
         raise ModelUnusable(
-            f"The tokenizer that was made of this model can't be kept: {told(error)}. Give the "
-            "cache some writable disk, or set MLX_SERVER_CACHE to another folder."
+            f"The tokenizer that was made of this model can't be kept: {public_message(error)}. "
+            "Give the cache some writable disk, or set MLX_SERVER_CACHE to another folder."
         ) from None

@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import BadRequest, ModelUnusable, told
+from mlx_server.errors import BadRequest, ModelUnusable, public_message
 from mlx_server.messages import Conversation
 from mlx_server.requests import Prompt
 
@@ -25,7 +25,7 @@ REGEX = "regex:"
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: str | None = None
     output_token_ids: tuple[int, ...] | None = None
     match: str | None = None
@@ -67,12 +67,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Transcript:
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[TranscriptEntry]) -> None:
         self._matching = [entry for entry in entries if entry.match is not None]
         in_order = [entry for entry in entries if entry.match is None]
-        self._in_order: Iterator[Entry] = itertools.cycle(in_order)
+        self._in_order: Iterator[TranscriptEntry] = itertools.cycle(in_order)
 
-    def pick(self, prompt: Prompt) -> Entry:
+    def pick(self, prompt: Prompt) -> TranscriptEntry:
         """The entry that answers this prompt; entries without a match are used up in turn."""
         text = _last_user_text(prompt)
         found = next((entry for entry in self._matching if entry.answers(text)), None)
@@ -92,7 +92,9 @@ def read_transcript(path: Path, vocabulary: int) -> Transcript:
             raise ModelUnusable(f"The transcript {path.name} is over {MAX_BYTES >> 20} MiB.")
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"The transcript {path.name} can't be read: {told(error)}.") from None
+        raise ModelUnusable(
+            f"The transcript {path.name} can't be read: {public_message(error)}."
+        ) from None
     try:
         entries = [
             _entry(number, raw, vocabulary) for number, raw in enumerate(_parsed(path, text), 1)
@@ -104,9 +106,9 @@ def read_transcript(path: Path, vocabulary: int) -> Transcript:
     return Transcript(entries)
 
 
-def _entry(number: int, raw: Any, vocabulary: int) -> Entry:
+def _entry(number: int, raw: Any, vocabulary: int) -> TranscriptEntry:
     try:
-        entry = msgspec.convert(raw, Entry)
+        entry = msgspec.convert(raw, TranscriptEntry)
         unknown = [id for id in entry.output_token_ids or () if not 0 <= id < vocabulary]
         if unknown:
             raise ValueError(f"`output_token_ids` has {unknown[0]}, of {vocabulary} there are")

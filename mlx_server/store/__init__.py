@@ -3,10 +3,10 @@
 from mlx_server.store.items import too_much
 from mlx_server.store.records import (
     RUNNING,
-    Conversation,
-    Item,
+    ConversationRecord,
+    ItemRecord,
     Page,
-    Response,
+    ResponseRecord,
     Retention,
     Stats,
 )
@@ -14,10 +14,10 @@ from mlx_server.store.store import Store
 
 __all__ = [
     "RUNNING",
-    "Conversation",
-    "Item",
+    "ConversationRecord",
+    "ItemRecord",
     "Page",
-    "Response",
+    "ResponseRecord",
     "Retention",
     "Stats",
     "Store",

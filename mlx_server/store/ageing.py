@@ -17,7 +17,7 @@ DOUBT_SECONDS = DAY / 4
 NEVER = -math.inf
 
 
-class Ageing:
+class AgeClock:
     def __init__(
         self, clock: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
     ) -> None:
@@ -31,24 +31,24 @@ class Ageing:
         A clock that goes back makes nothing older, and is believed at once.
         """
         now, steady = self._clock(), self._steady()
-        seen = _seen(db)
+        seen = _last_time(db)
         if seen is None or now - seen < LEAP_SECONDS:
             self._doubted_since = None
         elif self._doubted_since is None:
             self._doubted_since = steady
         if self._doubted_since is not None and steady - self._doubted_since < DOUBT_SECONDS:
             return NEVER
-        _see(db, now)
+        _store_time(db, now)
         return now
 
 
-def _seen(db: Connection) -> float | None:
+def _last_time(db: Connection) -> float | None:
     """Without a pruning before, the time of what was stored first: that can't be from later on."""
     row = db.execute("SELECT at FROM seen").fetchone()
     row = row or db.execute("SELECT used_at FROM records ORDER BY seq LIMIT 1").fetchone()
     return float(row[0]) if row else None
 
 
-def _see(db: Connection, now: float) -> None:
+def _store_time(db: Connection, now: float) -> None:
     db.execute("DELETE FROM seen")
     db.execute("INSERT INTO seen VALUES (?)", (now,))

@@ -7,13 +7,17 @@ from mlx_server.errors import NotFound
 from mlx_server.store import usage
 from mlx_server.store.database import Database, reads, sized, writes
 from mlx_server.store.items import Measure, Order, all_of, append, check_count, drop, find, page
-from mlx_server.store.records import Conversation, Item, Page
+from mlx_server.store.records import ConversationRecord, ItemRecord, Page
 
 
 class Conversations(Database):
     @writes
     def create_conversation(
-        self, db: Connection, conversation: Conversation, owner: str, items: Sequence[Item] = ()
+        self,
+        db: Connection,
+        conversation: ConversationRecord,
+        owner: str,
+        items: Sequence[ItemRecord] = (),
     ) -> None:
         made = conversation.created_at
         row = (owner, conversation.id, made, made, sized(conversation.body))
@@ -27,10 +31,10 @@ class Conversations(Database):
         usage.check(db, owner, self.retention)
 
     @reads
-    def conversation(self, db: Connection, id: str, owner: str) -> Conversation:
+    def conversation(self, db: Connection, id: str, owner: str) -> ConversationRecord:
         seq = find(db, "conversation", id, owner)
         row = db.execute("SELECT created_at, body FROM records WHERE seq = ?", (seq,)).fetchone()
-        return Conversation(id, *row)
+        return ConversationRecord(id, *row)
 
     @writes
     def update_conversation(
@@ -48,7 +52,7 @@ class Conversations(Database):
 
     @writes
     def add_items(
-        self, db: Connection, id: str, owner: str, items: Sequence[Item], now: float
+        self, db: Connection, id: str, owner: str, items: Sequence[ItemRecord], now: float
     ) -> None:
         seq = find(db, "conversation", id, owner)
         append(db, seq, items, output=False)
@@ -59,7 +63,7 @@ class Conversations(Database):
     @reads
     def whole_conversation(
         self, db: Connection, id: str, owner: str, most_bytes: int
-    ) -> Sequence[Item]:
+    ) -> Sequence[ItemRecord]:
         """All of its items, in order."""
         seq = find(db, "conversation", id, owner)
         Measure("conversation", most_bytes).add(db, seq)
@@ -78,14 +82,14 @@ class Conversations(Database):
         return page(db, find(db, "conversation", id, owner), after, limit, order)
 
     @reads
-    def conversation_item(self, db: Connection, id: str, owner: str, item: str) -> Item:
+    def conversation_item(self, db: Connection, id: str, owner: str, item: str) -> ItemRecord:
         seq = find(db, "conversation", id, owner)
         found = db.execute(
             "SELECT id, body FROM items WHERE id = ? AND record = ?", (item, seq)
         ).fetchone()
         if found is None:
             raise NotFound(f"Item with id '{item}' not found in conversation '{id}'.")
-        return Item(*found)
+        return ItemRecord(*found)
 
     @writes
     def delete_item(self, db: Connection, id: str, owner: str, item: str) -> None:

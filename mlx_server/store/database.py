@@ -14,9 +14,9 @@ from sqlite3 import Connection
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mlx_server import limits
-from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge, told
-from mlx_server.store.file import Guest
-from mlx_server.store.records import Conversation, Item, Response, Retention
+from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge, public_message
+from mlx_server.store.file import SharedFile
+from mlx_server.store.records import ConversationRecord, ItemRecord, ResponseRecord, Retention
 
 log = logging.getLogger("mlx_server.store")
 
@@ -61,7 +61,7 @@ DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class Database:
     """After trouble the file is opened anew by the next call; nobody need restart the server."""
 
-    def __init__(self, file: Guest, retention: Retention) -> None:
+    def __init__(self, file: SharedFile, retention: Retention) -> None:
         self.retention = retention
         self._file = file
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -118,7 +118,7 @@ class Database:
         except (UnicodeEncodeError, OverflowError) as error:
             raise BadRequest(f"An id or a number can't be stored: {error}.") from error
         except (sqlite3.Error, OSError, StoreUnavailable) as error:
-            self._suffer(error)
+            self._handle_failure(error)
             raise StoreUnavailable(self._trouble) from error
 
     def _connected(self) -> Connection:
@@ -137,7 +137,7 @@ class Database:
         assert self._opened is not None
         return not os.path.samestat(found, self._opened)
 
-    def _suffer(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
         remedy = REMEDIES.get(code, "can't be used: see the server's log.")
         if isinstance(error, OSError) and error.errno in REMEDIES_BY_ERRNO:
@@ -145,7 +145,7 @@ class Database:
         self._trouble = f"The store of responses {remedy}"
         if isinstance(error, StoreUnavailable):
             self._trouble = error.message
-        log.warning("%s: %s", self._file.path.name, told(error))
+        log.warning("%s: %s", self._file.path.name, public_message(error))
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if code not in PASSING:
             self._disconnect()
@@ -157,7 +157,7 @@ class Database:
             self._file.set_aside()
             self._retry_at = 0.0
         except OSError as error:
-            log.warning("%s can't be set aside: %s", self._file.path.name, told(error))
+            log.warning("%s can't be set aside: %s", self._file.path.name, public_message(error))
 
     def _disconnect(self) -> None:
         if self._db is not None:
@@ -203,11 +203,11 @@ def _size(given: Iterable[object]) -> int:
         match value:
             case bytes():
                 size += len(value)
-            case Item(body=body):
+            case ItemRecord(body=body):
                 size += len(body)
-            case Response(body=body, output=output):
+            case ResponseRecord(body=body, output=output):
                 size += len(body) + _size(output)
-            case Conversation(body=body):
+            case ConversationRecord(body=body):
                 size += len(body)
             case list() | tuple():
                 size += _size(value)

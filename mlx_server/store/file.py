@@ -82,7 +82,7 @@ INTERRUPTED = {
 }
 
 
-class Guest:
+class SharedFile:
     """Opens a file that a server may be using: touches nothing that is that server's to mend."""
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class Guest:
         pass
 
 
-class Keeper(Guest):
+class OwnedFile(SharedFile):
     """Opens the file for the one server that it belongs to, until `close` or death."""
 
     def __init__(self, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, TooLarge
 from mlx_server.store.database import sized
-from mlx_server.store.records import Item, Page
+from mlx_server.store.records import ItemRecord, Page
 
 Kind = Literal["response", "conversation"]
 Order = Literal["asc", "desc"]
@@ -39,7 +39,7 @@ def drop(db: Connection, kind: Kind, id: str, owner: str) -> None:
     db.execute("DELETE FROM records WHERE seq = ?", (find(db, kind, id, owner),))
 
 
-def append(db: Connection, record: int, items: Iterable[Item], *, output: bool) -> None:
+def append(db: Connection, record: int, items: Iterable[ItemRecord], *, output: bool) -> None:
     for item in items:
         row = (record, output, item.id, sized(item.body))
         try:
@@ -48,16 +48,16 @@ def append(db: Connection, record: int, items: Iterable[Item], *, output: bool) 
             raise BadRequest(f"There is an item with id '{item.id}' already.") from error
 
 
-def all_of(db: Connection, record: int) -> list[Item]:
+def all_of(db: Connection, record: int) -> list[ItemRecord]:
     rows = db.execute("SELECT id, body FROM items WHERE record = ? ORDER BY output, seq", (record,))
-    return [Item(*row) for row in rows]
+    return [ItemRecord(*row) for row in rows]
 
 
-def output_of(db: Connection, record: int) -> Sequence[Item]:
+def output_of(db: Connection, record: int) -> Sequence[ItemRecord]:
     rows = db.execute(
         "SELECT id, body FROM items WHERE record = ? AND output = 1 ORDER BY seq", (record,)
     )
-    return tuple(Item(*row) for row in rows)
+    return tuple(ItemRecord(*row) for row in rows)
 
 
 def page(db: Connection, record: int, after: str | None, limit: int, order: Order) -> Page:
@@ -74,8 +74,8 @@ def fitting_count(sizes: Sequence[int]) -> int:
     return max(1, sum(end <= limits.PAGE_BYTES.value for end in ends))
 
 
-def item_at(db: Connection, seq: int) -> Item:
-    return Item(*db.execute("SELECT id, body FROM items WHERE seq = ?", (seq,)).fetchone())
+def item_at(db: Connection, seq: int) -> ItemRecord:
+    return ItemRecord(*db.execute("SELECT id, body FROM items WHERE seq = ?", (seq,)).fetchone())
 
 
 def size_at(db: Connection, seq: int) -> int:

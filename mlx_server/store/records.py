@@ -12,26 +12,26 @@ KEPT = frozenset({"completed", "incomplete"})
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ItemRecord:
     id: str
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ResponseRecord:
     """`body` is a JSON object with the response's own `status`, and without its `output`."""
 
     id: str
     created_at: float
     status: str
     body: bytes
-    output: Sequence[Item] = ()
+    output: Sequence[ItemRecord] = ()
     previous: str | None = None
     conversation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationRecord:
     id: str
     created_at: float
     body: bytes
@@ -39,7 +39,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    items: Sequence[Item]
+    items: Sequence[ItemRecord]
     has_more: bool
 
 

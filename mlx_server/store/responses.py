@@ -25,7 +25,7 @@ from mlx_server.store.items import (
     size_at,
     too_much,
 )
-from mlx_server.store.records import KEPT, Item, Page, Response
+from mlx_server.store.records import KEPT, ItemRecord, Page, ResponseRecord
 
 CHAIN = """
     WITH RECURSIVE chain (seq, id, previous, depth) AS (
@@ -45,9 +45,9 @@ class Responses(Database):
     def begin(
         self,
         db: Connection,
-        response: Response,
+        response: ResponseRecord,
         owner: str,
-        input: Sequence[Item] = (),
+        input: Sequence[ItemRecord] = (),
         events: Sequence[bytes] = (),
     ) -> None:
         """A response that has ended already is stored by this alone."""
@@ -75,7 +75,7 @@ class Responses(Database):
 
     @writes
     def put(
-        self, db: Connection, response: Response, owner: str, events: Sequence[bytes] = ()
+        self, db: Connection, response: ResponseRecord, owner: str, events: Sequence[bytes] = ()
     ) -> bool:
         """Its status, body, output and events, in place of what it had. `previous` and
         `conversation` stay as begun.
@@ -97,14 +97,16 @@ class Responses(Database):
         return bool(updated)
 
     @reads
-    def get(self, db: Connection, id: str, owner: str) -> Response:
+    def get(self, db: Connection, id: str, owner: str) -> ResponseRecord:
         seq = find(db, "response", id, owner)
         row = db.execute(
             "SELECT created_at, status, body, previous, conversation FROM records WHERE seq = ?",
             (seq,),
         ).fetchone()
         created_at, status, body, previous, conversation = row
-        return Response(id, created_at, status, body, output_of(db, seq), previous, conversation)
+        return ResponseRecord(
+            id, created_at, status, body, output_of(db, seq), previous, conversation
+        )
 
     @writes
     def delete(self, db: Connection, id: str, owner: str) -> None:
@@ -150,7 +152,7 @@ class Responses(Database):
         id: str,
         owner: str,
         most_bytes: int = limits.STORED_PIECE_BYTES.value,
-    ) -> list[Item]:
+    ) -> list[ItemRecord]:
         """Input and output of every response from the first to this one, in order."""
         who = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES.value)}
         links = db.execute(CHAIN, who).fetchall()
@@ -182,7 +184,7 @@ class Responses(Database):
         id: str,
         owner: str,
         most_bytes: int = limits.STORED_PIECE_BYTES.value,
-    ) -> Item:
+    ) -> ItemRecord:
         """For a reference by id: the newest of the owner's, of any response or conversation."""
         seq = db.execute(
             "SELECT max(items.seq) FROM items JOIN records ON records.seq = record"
@@ -200,15 +202,20 @@ class Responses(Database):
             check_count(db, find(db, "conversation", id, owner), more=1)
 
     def _fill(
-        self, db: Connection, seq: int, response: Response, owner: str, events: Sequence[bytes]
+        self,
+        db: Connection,
+        seq: int,
+        response: ResponseRecord,
+        owner: str,
+        events: Sequence[bytes],
     ) -> None:
         append(db, seq, response.output, output=True)
         rows = ((seq, number, sized(body)) for number, body in enumerate(events))
         db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
         if response.status in KEPT:
-            self._tell_conversation(db, seq, owner, response.created_at)
+            self._touch_conversation(db, seq, owner, response.created_at)
 
-    def _tell_conversation(self, db: Connection, seq: int, owner: str, used_at: float) -> None:
+    def _touch_conversation(self, db: Connection, seq: int, owner: str, used_at: float) -> None:
         """Items that came from the conversation are in it already, by their ids."""
         told = db.execute(
             "UPDATE records SET used_at = max(used_at, ?) WHERE kind = 'conversation'"

@@ -9,10 +9,10 @@ from typing import Self
 
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import usage
-from mlx_server.store.ageing import Ageing
+from mlx_server.store.ageing import AgeClock
 from mlx_server.store.conversations import Conversations
 from mlx_server.store.database import reads, writes
-from mlx_server.store.file import Guest, Keeper
+from mlx_server.store.file import OwnedFile, SharedFile
 from mlx_server.store.items import Kind
 from mlx_server.store.records import Retention, Stats
 from mlx_server.store.responses import Responses
@@ -31,10 +31,10 @@ class Store(Responses, Conversations):
     """
 
     def __init__(
-        self, file: Guest, retention: Retention, clock: Callable[[], float] = time.time
+        self, file: SharedFile, retention: Retention, clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(file, retention)
-        self._ageing = Ageing(clock)
+        self._ageing = AgeClock(clock)
 
     @classmethod
     async def open(
@@ -44,7 +44,7 @@ class Store(Responses, Conversations):
 
         What a server before left running is failed.
         """
-        store = cls(Keeper(path), retention or Retention(), clock)
+        store = cls(OwnedFile(path), retention or Retention(), clock)
         with suppress(StoreUnavailable):
             await store.stats()
         return store
@@ -52,7 +52,7 @@ class Store(Responses, Conversations):
     @classmethod
     async def visit(cls, path: Path, retention: Retention | None = None) -> Self:
         """To look and prune from outside, also while a server has it open."""
-        return cls(Guest(path), retention or Retention())
+        return cls(SharedFile(path), retention or Retention())
 
     async def prune(self) -> int:
         """Removes what is too old or too much, the longest unused first; returns how many."""

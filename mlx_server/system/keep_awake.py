@@ -20,7 +20,7 @@ def keep_awake_command(platform: str = sys.platform) -> tuple[str, ...]:
     return ("/usr/bin/caffeinate", "-i", "-w", str(os.getpid()))
 
 
-class Wakefulness:
+class AwakeState:
     """Whether the machine has to stay awake, by how many rows are under way."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Wakefulness:
 class KeepAwake:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
-        self._state = Wakefulness()
+        self._state = AwakeState()
         self._process: subprocess.Popen[bytes] | None = None
         self._timer: asyncio.TimerHandle | None = None
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_server.errors import FOLDERS, told
+from mlx_server.errors import FOLDERS, public_message
 
 COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERROR": "\033[31m"}
 FORMAT_VARIABLE = "MLX_SERVER_LOG_FORMAT"
@@ -36,7 +36,7 @@ CALLERS = 12
 
 
 @dataclass
-class Asked:
+class RequestLogContext:
     """A request, as far as logs know it; over a WebSocket each of its responses is one."""
 
     id: str
@@ -44,15 +44,15 @@ class Asked:
     completion_tokens: int = 0
 
 
-asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
+request_context: ContextVar[RequestLogContext | None] = ContextVar("asked", default=None)
 
 
 def configure(level: str, style: str) -> None:
     """Of our own process, or the engine's."""
     os.environ[FORMAT_VARIABLE] = style
-    lines: logging.Formatter = Coloured() if sys.stderr.isatty() else Plain()
+    lines: logging.Formatter = ColouredFormatter() if sys.stderr.isatty() else PlainFormatter()
     output = logging.StreamHandler(sys.stderr)
-    output.setFormatter(Json() if style == "json" else lines)
+    output.setFormatter(JsonFormatter() if style == "json" else lines)
     # at a lower level libraries tell what goes over the wire
     logging.basicConfig(level=logging.WARNING, handlers=[output], force=True)
     logging.getLogger("mlx_server").setLevel(level.upper())
@@ -72,9 +72,9 @@ def _unraisable(error: BaseException | None) -> None:
     logging.getLogger("mlx_server").error("an error that nobody could be told", exc_info=error)
 
 
-class Plain(logging.Formatter):
+class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        now = asked.get()
+        now = request_context.get()
         parts = (
             f"{self.formatTime(record)} {record.levelname:<7} {record.name}:",
             message_of(record),
@@ -84,16 +84,16 @@ class Plain(logging.Formatter):
         return "\n".join([line, *_traceback_of(record)])
 
 
-class Coloured(Plain):
+class ColouredFormatter(PlainFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         level = f"{record.levelname:<7}"
         return line.replace(level, f"{COLOURS.get(record.levelname, '')}{level}\033[0m", 1)
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        now, lines = asked.get(), list(_traceback_of(record))
+        now, lines = request_context.get(), list(_traceback_of(record))
         told_of: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03}Z",
@@ -141,4 +141,4 @@ def _ending(error: BaseException) -> str:
         return f"{name}: {error.strerror}"
     if isinstance(error, ImportError) and error.name and MODULE.fullmatch(error.name):
         return f"{name}: {error.name}"
-    return told(error) if str(error).startswith("[") else name
+    return public_message(error) if str(error).startswith("[") else name

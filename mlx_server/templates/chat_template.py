@@ -14,7 +14,7 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"}
 ANOTHER = "Set another one with `chat_template:` in models.yaml."
 
 
-class TooMuch(BadRequest):
+class TemplateLimitExceeded(BadRequest):
     """The same in other words would take as long again."""
 
 
@@ -47,7 +47,7 @@ class ChatTemplate:
         try:
             return PROCESSES.render_made(self.source, make)
         except Stopped as error:
-            raise TooMuch(
+            raise TemplateLimitExceeded(
                 f"The model's chat template {error} for these messages, so it was stopped. "
                 "Shorten them, or let the server's owner look at the template.",
                 param="messages",

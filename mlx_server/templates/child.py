@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
-from mlx_server.sandbox.child import Served, confine, serve, time_limit
+from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
 
 WINDOW = 1 << 16
 """Characters that are encoded at once: a template may write its whole prompt as one part."""
@@ -33,50 +33,52 @@ BIG_NUMBER = 1
 """The code under which msgpack carries a whole number of more than 64 bits."""
 
 
-class Compile(msgspec.Struct, array_like=True, tag=True):
+class CompileTemplate(msgspec.Struct, array_like=True, tag=True):
     digest: bytes
     source: str
     seconds: float
     """Of processor time; four times as much of the clock."""
 
 
-class Render(msgspec.Struct, array_like=True, tag=True):
+class RenderTemplate(msgspec.Struct, array_like=True, tag=True):
     digest: bytes
     variables: dict[str, Any]
     seconds: float
     max_characters: int
 
 
-class Compiled(msgspec.Struct, array_like=True, tag=True):
+class CompiledReply(msgspec.Struct, array_like=True, tag=True):
     reads: list[str]
     """The variables that the template looks up."""
 
 
-class Rendered(msgspec.Struct, array_like=True, tag=True):
+class RenderedReply(msgspec.Struct, array_like=True, tag=True):
     """The text, in UTF-8, is the payload of this reply."""
 
 
-class Refused(msgspec.Struct, array_like=True, tag=True):
+class RefusedReply(msgspec.Struct, array_like=True, tag=True):
     message: str
 
 
-class Unknown(msgspec.Struct, array_like=True, tag=True):
+class UnknownReply(msgspec.Struct, array_like=True, tag=True):
     """The template has to be compiled first."""
 
 
-class OutOfMemory(msgspec.Struct, array_like=True, tag=True):
+class OutOfMemoryReply(msgspec.Struct, array_like=True, tag=True):
     """The child ends after this reply."""
 
 
-class TooLong(msgspec.Struct, array_like=True, tag=True):
+class TooLongReply(msgspec.Struct, array_like=True, tag=True):
     """The text has more characters than it may have."""
 
 
-Request = Compile | Render
-Reply = Compiled | Rendered | Refused | Unknown | OutOfMemory | TooLong
+Request = CompileTemplate | RenderTemplate
+Reply = (
+    CompiledReply | RenderedReply | RefusedReply | UnknownReply | OutOfMemoryReply | TooLongReply
+)
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationTag(jinja2.ext.Extension):
     """`{% generation %}` marks what a model is trained on; in a prompt it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja declares it
@@ -91,7 +93,7 @@ def environment() -> jinja2.Environment:
     found = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", Generation],
+        extensions=["jinja2.ext.loopcontrols", GenerationTag],
         # nothing is computed when a template is compiled
         optimized=False,
         finalize=_as_it_is,
@@ -138,34 +140,34 @@ class Templates:
         """The reply and its payload."""
         try:
             with time_limit(request.seconds):
-                if isinstance(request, Compile):
+                if isinstance(request, CompileTemplate):
                     return self._compile(request), b""
                 found = self._render(request)
         except MemoryError:
-            return OutOfMemory(), b""
+            return OutOfMemoryReply(), b""
         except Exception as error:  # a template is a program: it can fail in any way
-            return Refused(str(error)[: limits.TEMPLATE_ERROR_CHARACTERS.value]), b""
-        return (Rendered(), found) if isinstance(found, bytearray) else (found, b"")
+            return RefusedReply(str(error)[: limits.TEMPLATE_ERROR_CHARACTERS.value]), b""
+        return (RenderedReply(), found) if isinstance(found, bytearray) else (found, b"")
 
-    def _compile(self, asked: Compile) -> Compiled:
-        template = self._environment.from_string(asked.source)
+    def _compile(self, request: CompileTemplate) -> CompiledReply:
+        template = self._environment.from_string(request.source)
         reader = jinja2.meta.TrackingCodeGenerator(self._environment)
         reader.optimizer = None  # as in `find_undeclared_variables`, which computes constants
-        reader.visit(self._environment.parse(asked.source))
-        self._compiled[asked.digest] = template
+        reader.visit(self._environment.parse(request.source))
+        self._compiled[request.digest] = template
         if len(self._compiled) > limits.COMPILED_TEMPLATES.value:
             self._compiled.popitem(last=False)
-        return Compiled(sorted(reader.undeclared_identifiers))
+        return CompiledReply(sorted(reader.undeclared_identifiers))
 
-    def _render(self, asked: Render) -> bytearray | Unknown | TooLong:
-        if asked.digest not in self._compiled:
-            return Unknown()
-        self._compiled.move_to_end(asked.digest)
-        text, left = bytearray(), asked.max_characters
-        for part in self._compiled[asked.digest].generate(asked.variables):
+    def _render(self, request: RenderTemplate) -> bytearray | UnknownReply | TooLongReply:
+        if request.digest not in self._compiled:
+            return UnknownReply()
+        self._compiled.move_to_end(request.digest)
+        text, left = bytearray(), request.max_characters
+        for part in self._compiled[request.digest].generate(request.variables):
             left -= len(part)
             if left < 0:
-                return TooLong()
+                return TooLongReply()
             for begin in range(0, len(part), WINDOW):
                 text += part[begin : begin + WINDOW].encode()
         return text
@@ -177,7 +179,7 @@ def serve_templates(channel: socket.socket) -> None:
 
     def answer(frame: bytearray) -> Served:
         reply, text = templates.reply_to(decoder.decode(frame))
-        return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemory))
+        return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemoryReply))
 
     serve(channel, answer)
 
@@ -197,15 +199,15 @@ def _warm_up() -> None:
         "{{ '%s' | format(1) }}{{ 'a' | urlencode }}{{ [1, 2] | groupby(0) }}",
     ):
         templates = Templates()
-        templates.reply_to(Compile(b"", source, 0))
-        templates.reply_to(Render(b"", {}, 0, 1 << 16))
+        templates.reply_to(CompileTemplate(b"", source, 0))
+        templates.reply_to(RenderTemplate(b"", {}, 0, 1 << 16))
     gc.collect()
     gc.freeze()
 
 
 def main() -> None:
     _warm_up()
-    confine(int(sys.argv[1]))
+    enter_sandbox(int(sys.argv[1]))
     serve_templates(socket.socket(fileno=0))
 
 

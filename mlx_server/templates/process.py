@@ -11,16 +11,16 @@ from mlx_server.errors import TemplatesUnavailable
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
 from mlx_server.templates import child
 from mlx_server.templates.child import (
-    Compile,
-    Compiled,
-    OutOfMemory,
-    Refused,
-    Render,
-    Rendered,
+    CompiledReply,
+    CompileTemplate,
+    OutOfMemoryReply,
+    RefusedReply,
+    RenderedReply,
+    RenderTemplate,
     Reply,
     Request,
-    TooLong,
-    Unknown,
+    TooLongReply,
+    UnknownReply,
 )
 
 PROGRAM = Program(
@@ -59,10 +59,10 @@ class TemplateProcesses(WarmProcesses):
         take more memory than what they are made from."""
         with self.one() as own:
             reply, text = _rendered(own, source, make)
-            if isinstance(reply, Unknown):
+            if isinstance(reply, UnknownReply):
                 _compiled(own, source)
                 reply, text = _rendered(own, source, make)
-        assert isinstance(_checked(reply), Rendered)
+        assert isinstance(_checked(reply), RenderedReply)
         return text
 
 
@@ -76,7 +76,7 @@ def _ask_packed(own: WarmProcess, packed: bytearray, seconds: float) -> tuple[Re
     answer, text = own.ask(packed, seconds)
     try:
         reply = _replies.decode(answer)
-        if isinstance(reply, OutOfMemory):
+        if isinstance(reply, OutOfMemoryReply):
             own.end()
         return reply, text.decode()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -85,9 +85,9 @@ def _ask_packed(own: WarmProcess, packed: bytearray, seconds: float) -> tuple[Re
 
 
 def _compiled(own: WarmProcess, source: str) -> list[str]:
-    reply, _ = ask(own, Compile(digest_of(source), source, limits.TEMPLATE_SECONDS.value))
+    reply, _ = ask(own, CompileTemplate(digest_of(source), source, limits.TEMPLATE_SECONDS.value))
     reply = _checked(reply)
-    assert isinstance(reply, Compiled)
+    assert isinstance(reply, CompiledReply)
     return reply.reads
 
 
@@ -95,7 +95,7 @@ def _rendered(
     own: WarmProcess, source: str, make: Callable[[], Mapping[str, Any]]
 ) -> tuple[Reply, str]:
     seconds, most = limits.TEMPLATE_SECONDS.value, limits.TEMPLATE_CHARACTERS.value
-    packed = _packed(Render(digest_of(source), dict(make()), seconds, most))
+    packed = _packed(RenderTemplate(digest_of(source), dict(make()), seconds, most))
     return _ask_packed(own, packed, seconds)
 
 
@@ -105,24 +105,24 @@ def digest_of(source: str) -> bytes:
 
 def _checked(reply: Reply) -> Reply:
     match reply:
-        case Refused(message):
+        case RefusedReply(message):
             raise TemplateRefused(message)
-        case OutOfMemory():
+        case OutOfMemoryReply():
             raise Stopped(f"needs more than {limits.TEMPLATE_MEMORY.value >> 20} MiB of memory")
-        case TooLong():
+        case TooLongReply():
             most = limits.TEMPLATE_CHARACTERS.value
             raise Stopped(f"makes a prompt of more than {most} characters")
     return reply
 
 
-def _packed(asked: Request) -> bytearray:
+def _packed(request: Request) -> bytearray:
     packed = bytearray()
     try:
-        _requests.encode_into(asked, packed)
+        _requests.encode_into(request, packed)
     except OverflowError:
-        assert isinstance(asked, Render)
-        asked.variables = _with_big_numbers(asked.variables)
-        _requests.encode_into(asked, packed)
+        assert isinstance(request, RenderTemplate)
+        request.variables = _with_big_numbers(request.variables)
+        _requests.encode_into(request, packed)
     return packed
 
 

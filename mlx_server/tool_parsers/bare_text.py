@@ -14,8 +14,8 @@ from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.schemas.types import named
 from mlx_server.tool_parsers.format_text import FORMATS
-from mlx_server.tool_parsers.pattern_text import searched
-from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, Value
+from mlx_server.tool_parsers.pattern_text import search_pattern
+from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, ValueSchema
 
 Ends = Callable[[str], str]
 """What follows a value, as a rule with it: `Lark.up_to` for text, and itself for JSON."""
@@ -42,65 +42,71 @@ PLAIN = {
 WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
-def bare_value(value: Value, lark: Lark, mark: str, *but: str) -> str:
+def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
     """A value and the mark behind it. but: other marks that can't stand in text."""
     if "string" in value.types:
-        text = _text(value, lark, (mark, *but), (value.types | value.read_as) - {"string"})
-        return lark.rule(" | ".join([lark.up_to(mark, text), *_structures(value, lark, mark)]))
+        text = _text_terminal(
+            value, lark, (delimiter, *but), (value.types | value.read_as) - {"string"}
+        )
+        return lark.rule(
+            " | ".join([lark.up_to(delimiter, text), *_structures(value, lark, delimiter)])
+        )
     words = [word for option in value.options() for word in _words(option)]
-    return lark.rule(f"({' | '.join([value.as_json(lark), *words])}) {lark.text(mark)}")
+    return lark.rule(f"({' | '.join([value.as_json(lark), *words])}) {lark.text(delimiter)}")
 
 
-def marked_text(value: Value, lark: Lark, mark: str, *but: str) -> str:
+def marked_text(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
     """As `bare_value`, where something else tells that it is text, whatever it looks like."""
-    return lark.up_to(mark, _text(value, lark, (mark, *but), frozenset()))
+    return lark.up_to(delimiter, _text_terminal(value, lark, (delimiter, *but), frozenset()))
 
 
-def _structures(value: Value, lark: Lark, mark: str) -> Iterator[str]:
+def _structures(value: ValueSchema, lark: Lark, delimiter: str) -> Iterator[str]:
     """Objects and arrays: no text begins as they do."""
     if types := value.types & {"object", "array"}:
-        yield f"{value.as_json(lark, *types)} {lark.text(mark)}"
+        yield f"{value.as_json(lark, *types)} {lark.text(delimiter)}"
 
 
-def _text(value: Value, lark: Lark, marks: tuple[str, ...], others: frozenset[str]) -> str:
+def _text_terminal(
+    value: ValueSchema, lark: Lark, delimiters: tuple[str, ...], others: frozenset[str]
+) -> str:
     """One terminal, since only the first of several that fit would be taken."""
     looks = [lark.terminal(f"/{LOOKS[type]}/") for type in sorted(others)]
-    free = lark.anything(*marks)
+    free = lark.anything(*delimiters)
     found = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
     for option in value.options():
         found += _scalars(option, lark, others)
     return lark.terminal(" | ".join(found))
 
 
-def text_of(value: Value, lark: Lark) -> str:
+def text_of(value: ValueSchema, lark: Lark) -> str:
     """A terminal for text, without regard to marks."""
-    return _Texts(lark).of(value, limits.TEXT_SCHEMA_DEPTH.value)
+    return _TextPatterns(lark).of(value, limits.TEXT_SCHEMA_DEPTH.value)
 
 
 @dataclass(frozen=True)
-class _Texts:
+class _TextPatterns:
     lark: Lark
     _known: dict[int, str] = field(default_factory=dict)
     """By schema: several may refer to the same."""
 
-    def of(self, value: Value, depth: int) -> str:
+    def of(self, value: ValueSchema, depth: int) -> str:
         if not depth:
             return NEVER
         schema = id(value.schema)
         if schema not in self._known:
             self._known[schema] = NEVER  # whatever leads back to itself
-            said = ["/(?s:.*)/", *_said(value), *self._said_elsewhere(value, depth - 1)]
+            said = ["/(?s:.*)/", *_own_patterns(value), *self._patterns_elsewhere(value, depth - 1)]
             self._known[schema] = self.lark.terminal(" & ".join(said))
         return self._known[schema]
 
-    def _said_elsewhere(self, value: Value, depth: int) -> Iterator[str]:
+    def _patterns_elsewhere(self, value: ValueSchema, depth: int) -> Iterator[str]:
         for part in value.also:
             yield self.of(part, depth)
         for options in value.choices:
             yield self.lark.terminal(" | ".join(self.of(option, depth) for option in options))
 
 
-def _said(value: Value) -> Iterator[str]:
+def _own_patterns(value: ValueSchema) -> Iterator[str]:
     """Of text, by the schema itself."""
     schema = value.schema
     if "string" not in named(schema):
@@ -111,13 +117,13 @@ def _said(value: Value) -> Iterator[str]:
     least, most = value.counts("minLength", "maxLength")
     if (least, most) != (0, None):
         yield f"/(?s:.{{{least},{'' if most is None else most}}})/"
-    if "pattern" in schema and (expression := searched(schema["pattern"])):
+    if "pattern" in schema and (expression := search_pattern(schema["pattern"])):
         yield f"/{expression}/"
     if expression := FORMATS.get(schema.get("format", "")):
         yield f"/{expression}/"
 
 
-def _scalars(value: Value, lark: Lark, types: frozenset[str]) -> Iterator[str]:
+def _scalars(value: ValueSchema, lark: Lark, types: frozenset[str]) -> Iterator[str]:
     if value.listed is not None:
         if value.says_only("type", "enum", "const", *KEYWORDS["string"]):
             for listed in value.listed:
@@ -129,7 +135,7 @@ def _scalars(value: Value, lark: Lark, types: frozenset[str]) -> Iterator[str]:
                 yield lark.terminal(f"/{PLAIN[type]}/")
 
 
-def _words(value: Value) -> Iterator[str]:
+def _words(value: ValueSchema) -> Iterator[str]:
     for type in sorted(value.types & WORDS.keys()):
         if value.is_any(type):
             yield from map(quoted, WORDS[type])

@@ -5,62 +5,67 @@ from collections.abc import Callable, Iterable, Sequence
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.schema import object_of, unenforced
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.call_format import Block, Notation, Unmarked
-from mlx_server.tool_parsers.parameters import Unwritable
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
+from mlx_server.tool_parsers.parameters import UncallableTool
 
 
-def block_of(block: Block, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
+def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
     """Behind its opening mark. several: more than one call, where it can hold them."""
-    refuse_lacking(block, tools)
+    refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     begin = [lark.text(block.before)] if block.before else []
     calls = f"({call}) {_more(block, lark, call) if several else ''}"
     return lark.rule(_spaced(block, lark, ["", *begin, calls, *_after(block, lark)]))
 
 
-def unmarked_block(
-    block: Unmarked, lark: Lark, tools: Sequence[Tool], *, several: bool, space: str = ""
+def unmarked_block_rule(
+    block: UnmarkedBlockGrammar,
+    lark: Lark,
+    tools: Sequence[Tool],
+    *,
+    several: bool,
+    space: str = "",
 ) -> str:
     """All of it. space: what may be before it, as a regular expression."""
 
     def first(tool: Tool) -> str:
         return f"{lark.terminal(f'/{space}{block.head(tool)}/')} {block.rest(lark, tool)}"
 
-    refuse_lacking(block, tools)
+    refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     firsts = one_of(writable(first, tools))
     calls = f"({firsts}) {_more(block, lark, call) if several else ''}"
     return lark.rule(_spaced(block, lark, [calls, *_after(block, lark)]))
 
 
-def empty_block(block: Block, lark: Lark) -> str:
+def empty_block(block: BlockGrammar, lark: Lark) -> str:
     begin = [lark.text(block.before)] if block.before else []
     return lark.rule(_spaced(block, lark, ["", *begin, *_after(block, lark)]))
 
 
-def refuse_lacking(block: Block, tools: Sequence[Tool]) -> None:
+def refuse_unsupported(block: BlockGrammar, tools: Sequence[Tool]) -> None:
     """Raises InvalidGrammar for a strict tool that calls would not be held to."""
-    for gap in (gap for tool in tools if tool.strict for gap in block.lacks(tool)):
+    for gap in (gap for tool in tools if tool.strict for gap in block.unsupported(tool)):
         refusal = gap.refusal()
         refusal.param = "tools"
         raise refusal
 
 
-def unheld(notations: Sequence[Notation], tool: Tool) -> tuple[str, ...]:
+def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tuple[str, ...]:
     """`keyword at #/path` for all that its calls are not held to, however they are written."""
-    blocks = (block for notation in notations for block in notation.blocks)
-    lacking = (str(gap) for block in blocks for gap in block.lacks(tool))
+    blocks = (block for notation in call_formats for block in notation.blocks)
+    lacking = (str(gap) for block in blocks for gap in block.unsupported(tool))
     return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *lacking]))
 
 
 def writable(write: Callable[[Tool], str], tools: Sequence[Tool]) -> list[str]:
     """What is written for those tools for which it can be."""
     written: list[str] = []
-    refused: Unwritable | None = None
+    refused: UncallableTool | None = None
     for tool in tools:
         try:
             written.append(write(tool))
-        except Unwritable as error:
+        except UncallableTool as error:
             refused = error
     if refused and not written:
         raise refused
@@ -71,21 +76,21 @@ def one_of(symbols: Iterable[str]) -> str:
     return " | ".join(dict.fromkeys(symbols))
 
 
-def _more(block: Block, lark: Lark, call: str) -> str:
+def _more(block: BlockGrammar, lark: Lark, call: str) -> str:
     if block.between is None:
         return ""
     between = [lark.text(block.between)] if block.between else []
     return f"({_spaced(block, lark, ['', *between, f'({call})'])})*"
 
 
-def _after(block: Block, lark: Lark) -> list[str]:
+def _after(block: BlockGrammar, lark: Lark) -> list[str]:
     texts = (block.after,) if isinstance(block.after, str) else block.after
     return [lark.text(text) for text in texts if text]
 
 
-def _spaced(block: Block, lark: Lark, parts: Sequence[str]) -> str:
+def _spaced(block: BlockGrammar, lark: Lark, parts: Sequence[str]) -> str:
     return f" {_space(block, lark)} ".join(parts)
 
 
-def _space(block: Block, lark: Lark) -> str:
+def _space(block: BlockGrammar, lark: Lark) -> str:
     return lark.terminal(f"/{block.space}/") if block.space else ""

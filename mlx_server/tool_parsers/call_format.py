@@ -5,23 +5,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.events import Event, Mended, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import Event, RepairKind, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.grammars.lark import SPACE, Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.schemas.report import Gap
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.schemas.report import UnsupportedKeyword
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
 
-Read = Callable[[Source, Calls], Steps[None]]
+BlockReader = Callable[[Source, ToolCallEmitter], Steps[None]]
 """Reads what follows the opening mark, the closing one included; raises Malformed."""
 
-Repair = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
+BlockRepair = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
 """Names and arguments in broken text from between the marks; raises Malformed."""
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockGrammar:
     """What is written behind the opening mark, for a grammar: `before`, a call, as many times
     `between` and a call, `after`. Texts are as the model writes them, marks included.
     """
@@ -33,7 +33,7 @@ class Block:
     """Two calls; None: a block has one."""
     after: str | tuple[str, ...] = ""
     """The closing mark, above all."""
-    lacks: Callable[[Tool], Sequence[Gap]] = lambda _: ()
+    unsupported: Callable[[Tool], Sequence[UnsupportedKeyword]] = lambda _: ()
     """What of a tool's schema its calls are not held to, beyond what JSON is not held to."""
     may_be_empty: bool = False
     """Whether models write one without a call, to call nothing."""
@@ -46,7 +46,7 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unmarked(Block):
+class UnmarkedBlockGrammar(BlockGrammar):
     """A block of a notation without marks (see `Notation.begins`). Nothing can be both the
     beginning of a call and text, so it has to be told how far text goes that is none yet.
     """
@@ -59,23 +59,23 @@ class Unmarked(Block):
 
 
 @dataclass(frozen=True)
-class Notation:
-    read: Read
+class CallFormat:
+    read: BlockReader
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     """Other marks that stand between those."""
     begins: tuple[str, ...] = ()
     """Where there is no mark: what the text of an answer then begins with, and is read."""
-    repair: Repair | None = None
+    repair: BlockRepair | None = None
     """For a block that was closed and could not be read."""
-    mends: tuple[Mended, ...] = ()
+    repairs: tuple[RepairKind, ...] = ()
     """What is told of calls that are written so: the model was taught another way."""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[BlockGrammar, ...] = ()
     """The ways to write it that models were trained for; none, if no grammar can express it."""
 
 
-def parsed(notation: Notation, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def parse_calls(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The calls in a text from after the opening mark; ValueError if it holds none."""
     events: list[Event] = []
     source = Source()
@@ -85,35 +85,35 @@ def parsed(notation: Notation, text: str, tools: Sequence[Tool]) -> list[dict[st
             source.keep()
         events.append(event)
 
-    calls = Calls(0, tools, emit)
+    calls = ToolCallEmitter(0, tools, emit)
     source.feed(text)
     source.close(cut=False)
     source.keep()
     try:
-        _read(notation, source, calls)
+        _read_calls(call_format, source, calls)
     except Malformed as error:
         if not calls.finished:
             raise ValueError(str(error)) from None
-    return gathered(events)
+    return finished_calls(events)
 
 
-def _read(notation: Notation, source: Source, calls: Calls) -> None:
+def _read_calls(call_format: CallFormat, source: Source, calls: ToolCallEmitter) -> None:
     try:
-        _through(notation.read(source, calls))
+        _exhaust(call_format.read(source, calls))
     except Malformed:
-        if not notation.repair:
+        if not call_format.repair:
             raise
         broken = [source.kept()]
-        _through(source.up_to(*notation.closes, into=broken.append))
-        calls.repaired(notation.repair("".join(broken)))
+        _exhaust(source.up_to(*call_format.closes, into=broken.append))
+        calls.add_repaired(call_format.repair("".join(broken)))
 
 
-def _through(steps: Steps[Any]) -> None:
+def _exhaust(steps: Steps[Any]) -> None:
     for _ in steps:
         raise AssertionError("a closed source has nothing to wait for")
 
 
-def gathered(events: Sequence[Event]) -> list[dict[str, Any]]:
+def finished_calls(events: Sequence[Event]) -> list[dict[str, Any]]:
     """The finished calls, as mlx-lm's parsers give them, and with their ids."""
     finished = {event.call for event in events if isinstance(event, ToolCallFinished)}
     texts: dict[int, str] = {}

@@ -13,20 +13,20 @@ from typing import Any
 
 from mlx_server.events import (
     Event,
-    Mended,
     Repaired,
+    RepairKind,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
 from mlx_server.messages import Tool
-from mlx_server.repair.allowed import EVERYTHING, Repair
+from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.coerce import coerced, read_as, takes_text
-from mlx_server.repair.exact import exactly
+from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
-from mlx_server.repair.names import tool_named
-from mlx_server.tool_parsers.duplicate_calls import Echo
+from mlx_server.repair.names import match_tool_name
+from mlx_server.tool_parsers.duplicate_calls import DuplicateCallFilter
 
 NAMESPACE = "functions."
 """Models are taught to write a tool's name with it, some more than others."""
@@ -41,17 +41,17 @@ def new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class Calls:
+class ToolCallEmitter:
     def __init__(
         self,
         index: int,
         tools: Sequence[Tool],
         emit: Callable[[Event], None],
         make_id: Callable[[], str] = new_id,
-        allowed: Repair = EVERYTHING,
+        allowed: RepairPolicy = ALL_REPAIRS,
     ) -> None:
         self.allowed = allowed
-        self.misplaced: tuple[Mended, ...] = ()
+        self.misplaced: tuple[RepairKind, ...] = ()
         """What is odd about the place where the next calls stand."""
         self._index = index
         self._tools = {tool.name: tool for tool in tools}
@@ -59,27 +59,27 @@ class Calls:
         self._make_id = make_id
         self._started = 0
         self._ids: set[str] = set()
-        self._current: Call | None = None
+        self._current: ToolCallWriter | None = None
         """Begun, and neither finished nor given up."""
-        self._before: Call | None = None
-        self._echo: Echo | None = None
+        self._before: ToolCallWriter | None = None
+        self._echo: DuplicateCallFilter | None = None
         """The current call, if it may be the one before once more."""
         self.finished = 0
 
     def knows(self, name: str) -> bool:
         return self._meant(name) is not None
 
-    def start(self, name: str, id: str | None = None) -> "Call":
+    def start(self, name: str, id: str | None = None) -> "ToolCallWriter":
         """id: the model's own, if its notation has ids. An unknown name is Malformed: text."""
         tool = self._tool(name)
         unique = id if id and id not in self._ids else self._make_id()
         self._ids.add(unique)
-        call = self._current = Call(self, tool, self._index, self._started)
+        call = self._current = ToolCallWriter(self, tool, self._index, self._started)
         self._started += 1
         for what in self.misplaced:
-            call.mended(what)
+            call.add_repair(what)
         if name.removeprefix(NAMESPACE) != tool.name != name:
-            call.mended("name", ".function.name")
+            call.add_repair("name", ".function.name")
         self.emit(ToolCallStarted(self._index, call.number, unique, tool.name))
         return call
 
@@ -88,7 +88,7 @@ class Calls:
         found, slips = self._object(arguments)
         call = self.start(name, id)
         if slips:
-            call.mended("json", ARGUMENTS)
+            call.add_repair("json", ARGUMENTS)
         call.finish_with(found)
 
     def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
@@ -96,7 +96,7 @@ class Calls:
         found, slips = arguments, False
         if isinstance(arguments, str):
             try:
-                found = exactly(arguments)
+                found = loads_exactly(arguments)
             except (ValueError, RecursionError):
                 slips = True
                 if not self.allowed.json:
@@ -116,23 +116,23 @@ class Calls:
         for exact in (name, name.removeprefix(NAMESPACE)):
             if exact in self._tools:
                 return exact
-        return tool_named(name, self._tools) if self.allowed.names else None
+        return match_tool_name(name, self._tools) if self.allowed.names else None
 
-    def start_unless_repeated(self, name: str) -> "Call":
+    def start_unless_repeated(self, name: str) -> "ToolCallWriter":
         """As `start`, for models that stutter: the call before, made again, is not told of."""
         if self._before and self._meant(name) == self._before.name:
-            self._echo = Echo(self._before.arguments, self._emit)
+            self._echo = DuplicateCallFilter(self._before.arguments, self._emit)
         return self.start(name)
 
-    def repaired(
-        self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[Mended] = ("json",)
+    def add_repaired(
+        self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)
     ) -> None:
         """Calls that could not be read as they were written. The first may have been begun.
         All of them or none. what: is told of each."""
         begun = self._current
         tools = [self._tool(name) for name, _ in found]
         wholes = [
-            _json(fitted(arguments, tool.parameters, self.allowed))
+            _json(coerce_arguments(arguments, tool.parameters, self.allowed))
             for tool, (_, arguments) in zip(tools, found, strict=True)
         ]
         if not (self.allowed.json and found):
@@ -142,7 +142,7 @@ class Calls:
         for name, arguments in found:
             call, begun = begun or self.start(name), None
             for mended in what:
-                call.mended(mended, ARGUMENTS)
+                call.add_repair(mended, ARGUMENTS)
             call.finish_with(arguments)
 
     @property
@@ -174,10 +174,10 @@ class Calls:
         return silent
 
 
-class Call:
+class ToolCallWriter:
     """One call: its arguments are written as an object, key by key, and once."""
 
-    def __init__(self, calls: Calls, tool: Tool, index: int, number: int) -> None:
+    def __init__(self, calls: ToolCallEmitter, tool: Tool, index: int, number: int) -> None:
         self.number = number
         self.name = tool.name
         self._calls = calls
@@ -199,7 +199,7 @@ class Call:
         """Whether text for this parameter is certain to stay the text it is."""
         return key not in self._keys and takes_text(self._schema, key)
 
-    def mended(self, what: Mended, part: str = "") -> None:
+    def add_repair(self, what: RepairKind, part: str = "") -> None:
         """part: of the call, as a path behind it."""
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
 
@@ -217,9 +217,9 @@ class Call:
         self._write(self._label(key) + _json(value))
 
     def _fitted(self, key: str, value: Any) -> Any:
-        (found,) = fitted({key: value}, self._schema, self._calls.allowed).values()
+        (found,) = coerce_arguments({key: value}, self._schema, self._calls.allowed).values()
         if _json(found) != _json(value):
-            self.mended("type", self._path(key))
+            self.add_repair("type", self._path(key))
         return found
 
     def _path(self, key: str) -> str:
@@ -268,8 +268,8 @@ class Call:
             self._calls.emit(ToolCallDelta(self._index, self.number, piece))
 
 
-def fitted(
-    arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: Repair
+def coerce_arguments(
+    arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
 ) -> dict[str, Any]:
     """In the types that the schema asks for, as far as that is allowed."""
     if not allowed.coerce:

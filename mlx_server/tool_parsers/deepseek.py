@@ -12,9 +12,9 @@ from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values
-from mlx_server.tool_parsers.call_format import Block, Notation, parsed
-from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.parameters import Unwritable
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
@@ -28,13 +28,13 @@ FENCED = re.compile(
 )
 
 
-def _section(source: Source, calls: Calls) -> Steps[None]:
+def _section(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.expect(CALL)
     yield from _calls(source, calls)
 
 
-def _calls(source: Source, calls: Calls) -> Steps[None]:
+def _calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """What is left of a section, behind the mark of its first call."""
     mark = CALL
     while mark == CALL:
@@ -45,7 +45,7 @@ def _calls(source: Source, calls: Calls) -> Steps[None]:
         raise Malformed("more than calls in a section")
 
 
-def _call(source: Source, calls: Calls) -> Steps[None]:
+def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     name = yield from _line(source, SEPARATOR)
     yield from source.space()
     if not (yield from source.accept("{")):
@@ -72,10 +72,10 @@ def _line(source: Source, end: str) -> Steps[str]:
 
 
 def _repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
-    return [_written(first, rest) for first, rest in WRITTEN.findall(text)]
+    return [_fenced_call(first, rest) for first, rest in WRITTEN.findall(text)]
 
 
-def _written(first: str, rest: str) -> tuple[str, dict[str, Any]]:
+def _fenced_call(first: str, rest: str) -> tuple[str, dict[str, Any]]:
     fenced = FENCED.fullmatch(rest)
     name = fenced["name"] if fenced else first
     arguments = loads(fenced["arguments"] if fenced else rest)
@@ -87,7 +87,7 @@ def _written(first: str, rest: str) -> tuple[str, dict[str, Any]]:
 def _call_of(lark: Lark, tool: Tool) -> str:
     """Until R1 in a fence, then without."""
     if set(tool.name) & set("<>\n{"):
-        raise Unwritable(f"the name of the tool {tool.name!r}")
+        raise UncallableTool(f"the name of the tool {tool.name!r}")
     name, separator = quoted(tool.name), lark.text(SEPARATOR)
     made = arguments(tool.parameters, lark, strict=tool.strict)
     plain = f"{name} {separator} {made}"
@@ -97,23 +97,23 @@ def _call_of(lark: Lark, tool: Tool) -> str:
 
 MARKS = (SEPARATOR, CALL, CALL_END)
 
-DEEPSEEK = Notation(
+DEEPSEEK = CallFormat(
     _section,
     opens=(SECTION,),
     closes=(SECTION_END,),
     inner=MARKS,
     repair=_repaired,
-    blocks=(Block(_call_of, before=CALL, between=CALL, after=SECTION_END, space=""),),
+    blocks=(BlockGrammar(_call_of, before=CALL, between=CALL, after=SECTION_END, space=""),),
 )
 
-WITHOUT_SECTION = Notation(
+WITHOUT_SECTION = CallFormat(
     _calls,
     opens=(CALL,),
     closes=(SECTION_END,),
     inner=MARKS,
     repair=_repaired,
-    mends=("unmarked",),
-    blocks=(Block(_call_of, space=""),),
+    repairs=("unmarked",),
+    blocks=(BlockGrammar(_call_of, space=""),),
 )
 
-parse_tool_call = partial(parsed, DEEPSEEK)
+parse_tool_call = partial(parse_calls, DEEPSEEK)

@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any
 
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.call_format import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block, block_of
+from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
+from mlx_server.tool_parsers.tags import TagSyntax, block, block_of
 
 DSML = "｜DSML｜"
 
 
-def _notation(name: str, gap: str = "") -> Notation:
+def _call_format(name: str, gap: str = "") -> CallFormat:
     """gap: what stands between the sign and each name."""
     mark = DSML + gap
-    tags = Tags(
+    tags = TagSyntax(
         function=f"<{mark}invoke name=",
         function_end=f"</{mark}invoke>",
         parameter=f"<{mark}parameter name=",
@@ -26,7 +26,7 @@ def _notation(name: str, gap: str = "") -> Notation:
         quote='"',
         says_types=True,
     )
-    return Notation(
+    return CallFormat(
         partial(block, tags=tags),
         opens=(f"<{mark}{name}>",),
         closes=(tags.block_end,),
@@ -35,14 +35,14 @@ def _notation(name: str, gap: str = "") -> Notation:
     )
 
 
-V3_2 = _notation("function_calls")
-V4 = _notation("tool_calls")
-V4_1 = _notation("calls", gap=" ")
+V3_2 = _call_format("function_calls")
+V4 = _call_format("tool_calls")
+V4_1 = _call_format("calls", gap=" ")
 
 
 def parse_tool_call(text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Of whichever version; what stands between the marks is not always enough to tell."""
     for notation in (V3_2, V4, V4_1):
         with suppress(ValueError):
-            return parsed(notation, text, tools)
+            return parse_calls(notation, text, tools)
     raise ValueError("there is no call")

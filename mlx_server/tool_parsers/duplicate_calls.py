@@ -3,7 +3,7 @@ from collections.abc import Callable
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished
 
 
-class Echo:
+class DuplicateCallFilter:
     """The events of a call that may be the call before once more: held until they differ.
 
     before: the arguments of that call.

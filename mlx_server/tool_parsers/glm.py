@@ -12,12 +12,12 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import unsupported_keywords
-from mlx_server.tool_parsers.bare_text import bare_value
-from mlx_server.tool_parsers.call_format import Block, Notation, parsed
-from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
+from mlx_server.tool_parsers.bare_text import bare_value_rule
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.value_schema import Member, arguments_of
+from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -25,15 +25,15 @@ VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 NAME = re.compile(r"[^<\n]+")
 
 
-def _read(source: Source, calls: Calls) -> Steps[None]:
-    name, mark = yield from _name(source, calls)
+def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    name, mark = yield from _call_name(source, calls)
     call = calls.start_unless_repeated(name)
     while mark == KEY:
         mark = yield from _argument(source, call)
     call.finish()
 
 
-def _name(source: Source, calls: Calls) -> Steps[tuple[str, str]]:
+def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str]]:
     """And the mark behind it."""
     while True:
         pieces: list[str] = []
@@ -49,7 +49,7 @@ def _name(source: Source, calls: Calls) -> Steps[tuple[str, str]]:
         yield from source.expect(OPEN)  # begun again
 
 
-def _argument(source: Source, call: Call) -> Steps[str]:
+def _argument(source: Source, call: ToolCallWriter) -> Steps[str]:
     """Returns the mark behind it, read."""
     pieces: list[str] = []
     yield from source.up_to(KEY_END, "\n", into=pieces.append)
@@ -92,26 +92,33 @@ def _value(source: Source, into: Callable[[str], None]) -> Steps[str]:
 
 def _call_of(lark: Lark, tool: Tool) -> str:
     if not NAME.fullmatch(tool.name) or tool.name != tool.name.strip():
-        raise Unwritable(f"the name of the tool {tool.name!r}")
+        raise UncallableTool(f"the name of the tool {tool.name!r}")
     space = lark.terminal(r"/\n[\x20\n]?/")  # others would be the name's
 
-    def written(member: Member) -> str | None:
+    def written(member: MemberSchema) -> str | None:
         key = member.key
         if key != key.strip() or "\n" in key or KEY_END in key:
             return None
         name = f"{lark.text(KEY)} {quoted(key)} {lark.text(KEY_END)} {space}? {lark.text(VALUE)}"
-        return f"{space}? {name} {bare_value(member.value, lark, VALUE_END, CLOSE, KEY_END)}"
+        return f"{space}? {name} {bare_value_rule(member.value, lark, VALUE_END, CLOSE, KEY_END)}"
 
-    arguments = one_by_one(arguments_of(tool), written, lark)
+    arguments = one_by_one_rule(arguments_of(tool), written, lark)
     return lark.rule(f"{quoted(tool.name)} {arguments}")
 
 
-GLM = Notation(
-    _read,
+GLM = CallFormat(
+    _read_block,
     opens=(OPEN,),
     closes=(CLOSE,),
     inner=(KEY, KEY_END, VALUE, VALUE_END),
-    blocks=(Block(_call_of, after=CLOSE, lacks=unsupported_keywords.as_text, space=r"\n?"),),
+    blocks=(
+        BlockGrammar(
+            _call_of,
+            after=CLOSE,
+            unsupported=unsupported_keywords.unsupported_as_text,
+            space=r"\n?",
+        ),
+    ),
 )
 
-parse_tool_call = partial(parsed, GLM)
+parse_tool_call = partial(parse_calls, GLM)

@@ -8,16 +8,16 @@ from mlx_server.grammars.lark import Lark, literally
 from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import values
-from mlx_server.tool_parsers.call_format import Notation, Unmarked, parsed
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.call_format import CallFormat, UnmarkedBlockGrammar, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
 
-def notations(tools: Sequence[Tool]) -> tuple[Notation, ...]:
+def call_formats(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
     """One for each tool, as nothing but its name tells a call from text."""
     return tuple(
-        Notation(
+        CallFormat(
             partial(_arguments, name=tool.name),
             begins=(f"{tool.name}\n",),
             blocks=(BARE,),
@@ -38,10 +38,10 @@ def _rest(lark: Lark, tool: Tool) -> str:
     return arguments(tool.parameters, lark, strict=tool.strict)
 
 
-BARE = Unmarked(call=_call_of, head=_head, rest=_rest)
+BARE = UnmarkedBlockGrammar(call=_call_of, head=_head, rest=_rest)
 
 
-def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
+def _arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
     yield from source.space()
     yield from source.expect("{")
     call = calls.start(name)
@@ -49,11 +49,11 @@ def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
     call.finish()
 
 
-def _read(source: Source, calls: Calls) -> Steps[None]:
+def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     name: list[str] = []
     yield from source.up_to("\n", into=name.append)
     yield from _arguments(source, calls, "".join(name))
 
 
 def parse_tool_call(text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    return parsed(Notation(_read), text, tools)
+    return parse_calls(CallFormat(_read_block), text, tools)

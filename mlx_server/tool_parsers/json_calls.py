@@ -11,7 +11,7 @@ from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
@@ -25,13 +25,13 @@ CLOSING = rf"/{GAP}\}}/"
 COLON = f"{GAP}:{GAP}"
 
 
-def call_object(source: Source, calls: Calls) -> Steps[None]:
+def call_object(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """One call, after the opening brace; its arguments stream if its name comes first."""
     yield from _call_object(source, calls, None, frame=("function",))
 
 
 def _call_object(
-    source: Source, calls: Calls, id: str | None, frame: tuple[str, ...]
+    source: Source, calls: ToolCallEmitter, id: str | None, frame: tuple[str, ...]
 ) -> Steps[None]:
     """frame: keys under which the call itself may stand, in an object of its own."""
     name, call, held, framed = "", None, None, False
@@ -44,7 +44,7 @@ def _call_object(
         if key in ARGUMENTS and name and (yield from source.accept("{")):
             call = yield from values.arguments(source, JSON, partial(calls.start, name, id))
         elif key in NAMES:
-            name = _text((yield from values.value(source, JSON)))
+            name = _name_text((yield from values.value(source, JSON)))
             if not calls.knows(name):
                 raise Malformed(f"there is no tool {name!r}")
         elif key in ARGUMENTS:
@@ -69,7 +69,7 @@ def _call_object(
 
 
 @dataclass(frozen=True)
-class Form:
+class JsonCallForm:
     """How models write such an object, for a grammar: regular expressions, all of them."""
 
     name: str = "name"
@@ -104,7 +104,7 @@ def _call(found: Any) -> tuple[str, dict[str, Any]]:
         found = found["function"]
     if not isinstance(found, dict):
         raise Malformed("a call should be an object")
-    return _text(_one(found, NAMES)), as_object(_one(found, ARGUMENTS))
+    return _name_text(_one(found, NAMES)), as_object(_one(found, ARGUMENTS))
 
 
 def _one(found: dict[str, Any], keys: tuple[str, ...]) -> Any:
@@ -114,7 +114,7 @@ def _one(found: dict[str, Any], keys: tuple[str, ...]) -> Any:
     return values[0] if values else None
 
 
-def _text(value: Any) -> str:
+def _name_text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise Malformed("a call's name should be text")
     return value

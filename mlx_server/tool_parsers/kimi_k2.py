@@ -13,8 +13,8 @@ from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values
-from mlx_server.tool_parsers.call_format import Block, Notation, parsed
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
@@ -26,7 +26,7 @@ CALL, ARGUMENTS, CALL_END = (
 )
 
 
-def _read(source: Source, calls: Calls) -> Steps[None]:
+def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """After the mark of a section, or of a call that stands in none."""
     finished = calls.finished
     while True:
@@ -43,7 +43,7 @@ def _read(source: Source, calls: Calls) -> Steps[None]:
             raise Malformed("more than calls in the section")
 
 
-def _call(source: Source, calls: Calls, id: str) -> Steps[None]:
+def _call(source: Source, calls: ToolCallEmitter, id: str) -> Steps[None]:
     if not calls.knows(_name(id)):
         raise Malformed(f"there is no tool {id!r}")
     yield from source.space()
@@ -77,22 +77,22 @@ def _call_of(lark: Lark, tool: Tool) -> str:
 
 MARKS = (ARGUMENTS, CALL, CALL_END)
 
-KIMI_K2 = Notation(
-    _read,
+KIMI_K2 = CallFormat(
+    _read_block,
     opens=(SECTION,),
     closes=(CALL_END, SECTION_END),
     inner=MARKS,
     repair=_repaired,
-    blocks=(Block(_call_of, before=CALL, between=CALL, after=SECTION_END),),
+    blocks=(BlockGrammar(_call_of, before=CALL, between=CALL, after=SECTION_END),),
 )
 
-WITHOUT_SECTION = Notation(
-    _read,
+WITHOUT_SECTION = CallFormat(
+    _read_block,
     opens=(CALL,),
     closes=(CALL_END, SECTION_END),
     inner=MARKS,
     repair=_repaired,
-    blocks=(Block(_call_of),),
+    blocks=(BlockGrammar(_call_of),),
 )
 
-parse_tool_call = partial(parsed, KIMI_K2)
+parse_tool_call = partial(parse_calls, KIMI_K2)

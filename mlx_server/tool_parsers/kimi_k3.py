@@ -11,12 +11,12 @@ from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import unsupported_keywords, values
 from mlx_server.tool_parsers.bare_text import marked_text
-from mlx_server.tool_parsers.call_format import Block, Notation, parsed
-from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
-from mlx_server.tool_parsers.value_schema import Member, arguments_of
+from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 
@@ -35,7 +35,7 @@ def end(element: str) -> str:
 TOOLS, TOOLS_END = beginning("tools"), end("tools")
 
 
-def _read(source: Source, calls: Calls) -> Steps[None]:
+def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     while True:
         yield from source.space()
         found = yield from source.accept(OPEN + "call", TOOLS_END)
@@ -49,7 +49,7 @@ def _read(source: Source, calls: Calls) -> Steps[None]:
         yield from _call(source, calls)
 
 
-def _call(source: Source, calls: Calls) -> Steps[None]:
+def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     attributes = yield from _attributes(source)
     call = calls.start(attributes.get("tool", ""))
     while True:
@@ -69,7 +69,7 @@ def _call(source: Source, calls: Calls) -> Steps[None]:
             yield from source.expect(end("json"))
 
 
-def _argument(source: Source, call: Call, attributes: dict[str, str]) -> Steps[None]:
+def _argument(source: Source, call: ToolCallWriter, attributes: dict[str, str]) -> Steps[None]:
     key, type = attributes.get("key"), attributes.get("type", "string")
     if key is None:
         raise Malformed("an argument has no key")
@@ -99,12 +99,12 @@ def _unescaped(value: str) -> str:
 
 def _call_of(lark: Lark, tool: Tool) -> str:
     if not _is_writable(tool.name):
-        raise Unwritable(f"the name of the tool {tool.name!r}")
+        raise UncallableTool(f"the name of the tool {tool.name!r}")
     number = lark.terminal("/[1-9][0-9]{0,2}/")
     named = quoted(f'call tool="{_escaped(tool.name)}" index="')
     head = f"{lark.text(OPEN)} {named} {number} {quoted(QUOTE)} {lark.text(SEPARATOR)}"
 
-    def written(member: Member) -> str | None:
+    def written(member: MemberSchema) -> str | None:
         if not _is_writable(member.key):
             return None
         options = []
@@ -118,7 +118,7 @@ def _call_of(lark: Lark, tool: Tool) -> str:
             options.append(f"{lark.text(OPEN)} {named} {lark.text(SEPARATOR)} {value}")
         return lark.rule(" | ".join(options))
 
-    arguments = one_by_one(arguments_of(tool), written, lark)
+    arguments = one_by_one_rule(arguments_of(tool), written, lark)
     return lark.rule(f"{head} {arguments} {lark.text(end('call'))}")
 
 
@@ -130,11 +130,18 @@ def _escaped(name: str) -> str:
     return name.replace("&", "&amp;").replace('"', "&quot;")
 
 
-KIMI_K3 = Notation(
-    _read,
+KIMI_K3 = CallFormat(
+    _read_block,
     opens=(TOOLS,),
     closes=(TOOLS_END,),
-    blocks=(Block(_call_of, between="", after=TOOLS_END, lacks=unsupported_keywords.as_text),),
+    blocks=(
+        BlockGrammar(
+            _call_of,
+            between="",
+            after=TOOLS_END,
+            unsupported=unsupported_keywords.unsupported_as_text,
+        ),
+    ),
 )
 
-parse_tool_call = partial(parsed, KIMI_K3)
+parse_tool_call = partial(parse_calls, KIMI_K3)

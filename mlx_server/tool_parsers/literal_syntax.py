@@ -9,15 +9,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mlx_server.grammars.lark import Lark, quoted
-from mlx_server.tool_parsers.parameters import Unwritable, between_commas
-from mlx_server.tool_parsers.value_schema import ANYTHING, KEYWORDS, NEVER, Member, Value, members
+from mlx_server.tool_parsers.parameters import UncallableTool, comma_separated_rule
+from mlx_server.tool_parsers.value_schema import (
+    ANYTHING,
+    KEYWORDS,
+    NEVER,
+    MemberSchema,
+    ValueSchema,
+    members,
+)
 
 
 @dataclass(frozen=True)
-class Spelling:
+class LiteralSyntax:
     """Of what is not as in JSON."""
 
-    string: Callable[[Lark, Value], str | None]
+    string: Callable[[Lark, ValueSchema], str | None]
     """Text that a schema allows; None where it has to be JSON."""
     text: Callable[[Lark, str], str | None]
     """Exactly this; None if there is no way to write it."""
@@ -25,18 +32,18 @@ class Spelling:
     """The same, of a member."""
     any_key: Callable[[Lark], str]
     words: Mapping[bool | None, tuple[str, ...]]
-    ordered: Callable[[list[Member]], list[Member]] = list
+    ordered: Callable[[list[MemberSchema]], list[MemberSchema]] = list
     """As the models are used to see members."""
 
 
 @dataclass(frozen=True)
-class Literals:
+class LiteralGrammar:
     lark: Lark
-    spelling: Spelling
+    syntax: LiteralSyntax
     _named: dict[tuple[int, str], str] = field(default_factory=dict)
     """Rules of what was referred to, by the schema around it and the reference."""
 
-    def value(self, value: Value) -> str:
+    def value(self, value: ValueSchema) -> str:
         if target := value.target:
             name = (id(value.root), value.schema["$ref"])
             return self._once(name, lambda: self.value(target))
@@ -51,15 +58,15 @@ class Literals:
             return self._once((0, ""), lambda: self._of_types(value))
         return self._of_types(value)
 
-    def members(self, ways: list[list[Member]]) -> str:
+    def members(self, variants: list[list[MemberSchema]]) -> str:
         """Of an object, without its brackets."""
 
-        def written(member: Member) -> str | None:
-            key = self.spelling.key(self.lark, member.key)
+        def written(member: MemberSchema) -> str | None:
+            key = self.syntax.key(self.lark, member.key)
             return key and f"{key} {self._colon} {self.value(member.value)}"
 
-        ordered = [self.spelling.ordered(found) for found in ways]
-        return between_commas(ordered, written, self.lark, self._comma)
+        ordered = [self.syntax.ordered(found) for found in variants]
+        return comma_separated_rule(ordered, written, self.lark, self._comma)
 
     @property
     def _comma(self) -> str:
@@ -80,17 +87,17 @@ class Literals:
             self._named[name] = self.lark.recursive(named)
         return self._named[name]
 
-    def _of_types(self, value: Value) -> str:
+    def _of_types(self, value: ValueSchema) -> str:
         said = {keyword for type in value.types for keyword in KEYWORDS.get(type, ())}
         written = [self._of_type(type, value) for type in sorted(value.types)]
         if None in written or not value.says_only("type", *said):
             return value.as_json(self.lark)
         return self.lark.rule(" | ".join(filter(None, written)))
 
-    def _of_type(self, type: str, value: Value) -> str | None:
+    def _of_type(self, type: str, value: ValueSchema) -> str | None:
         match type:
             case "string":
-                return self.spelling.string(self.lark, value)
+                return self.syntax.string(self.lark, value)
             case "boolean":
                 return " | ".join(map(quoted, (*self._words(True), *self._words(False))))
             case "null":
@@ -102,9 +109,9 @@ class Literals:
         return value.as_json(self.lark, type)
 
     def _words(self, value: bool | None) -> tuple[str, ...]:
-        return self.spelling.words[value]
+        return self.syntax.words[value]
 
-    def _array(self, value: Value) -> str | None:
+    def _array(self, value: ValueSchema) -> str | None:
         items = value.schema.get("items", ANYTHING)
         if not isinstance(items, Mapping):
             return None
@@ -116,7 +123,7 @@ class Literals:
         several = f"{item} ({self._comma} {item}){more}"
         return f'"[" {several} "]"' if least else f'"[" ({several})? "]"'
 
-    def _object(self, value: Value) -> str | None:
+    def _object(self, value: ValueSchema) -> str | None:
         found = members(value)
         others = value.schema.get("additionalProperties", ANYTHING)
         listed = value.schema.get("properties", {})
@@ -125,16 +132,16 @@ class Literals:
         if found or others is False:
             try:
                 return f"{quoted('{')} {self.members([found])} {quoted('}')}"
-            except Unwritable:
+            except UncallableTool:
                 return None
         more = self.value(value.of(others))
-        pair = f"{self.spelling.any_key(self.lark)} {self._colon} {more}"
+        pair = f"{self.syntax.any_key(self.lark)} {self._colon} {more}"
         return f"{quoted('{')} ({pair} ({self._comma} {pair})*)? {quoted('}')}"
 
     def _exactly(self, value: object) -> str | None:
         match value:
             case str():
-                return self.spelling.text(self.lark, value)
+                return self.syntax.text(self.lark, value)
             case bool() | None:
                 return " | ".join(map(quoted, self._words(value)))
         return quoted(json.dumps(value, ensure_ascii=False))

@@ -7,15 +7,15 @@ from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import marked_json, pythonic, values
-from mlx_server.tool_parsers.call_format import Block, Notation, parsed
-from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.json_calls import COLON, GAP, Form, repaired
-from mlx_server.tool_parsers.parameters import Unwritable
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired
+from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
 
-def _tagged(source: Source, calls: Calls) -> Steps[None]:
+def _tagged(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     match (yield from source.accept("{", "[")):
         case "{":
@@ -26,7 +26,7 @@ def _tagged(source: Source, calls: Calls) -> Steps[None]:
             yield from pythonic.call(source, calls)
 
 
-def _function(source: Source, calls: Calls) -> Steps[None]:
+def _function(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     name = yield from pythonic.word(source, pythonic.NAME)
     yield from source.expect(">")
     yield from source.space()
@@ -41,30 +41,30 @@ def _function(source: Source, calls: Calls) -> Steps[None]:
 
 def _function_call(lark: Lark, tool: Tool) -> str:
     if not pythonic.NAME.fullmatch(tool.name):
-        raise Unwritable(f"the name of the tool {tool.name!r}")
+        raise UncallableTool(f"the name of the tool {tool.name!r}")
     made = arguments(tool.parameters, lark, strict=tool.strict)
     return f"{quoted(tool.name + '>')} {made} {quoted('</function>')}"
 
 
-FORM = Form(arguments="(parameters|arguments)", before=rf'("type"{COLON}"function",{GAP})?')
+FORM = JsonCallForm(arguments="(parameters|arguments)", before=rf'("type"{COLON}"function",{GAP})?')
 
-BARE = Notation(
+BARE = CallFormat(
     marked_json.objects,
     begins=("{",),
     repair=repaired,
     blocks=(marked_json.bare_block(FORM),),
 )
-TAGGED = Notation(
+TAGGED = CallFormat(
     _tagged,
     opens=("<|python_tag|>",),
     repair=repaired,
-    blocks=(Block(FORM.call, between=";", read_on=marked_json.READ_ON),),
+    blocks=(BlockGrammar(FORM.call, between=";", read_on=marked_json.READ_ON),),
 )
-FUNCTION = Notation(
+FUNCTION = CallFormat(
     _function,
     opens=("<function=",),
     closes=("</function>",),
-    blocks=(Block(_function_call, space=""),),
+    blocks=(BlockGrammar(_function_call, space=""),),
 )
 
-parse_tool_call = partial(parsed, TAGGED)
+parse_tool_call = partial(parse_calls, TAGGED)

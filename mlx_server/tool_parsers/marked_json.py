@@ -3,38 +3,40 @@
 from functools import partial
 
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers.call_format import Block, Notation, Unmarked
-from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.json_calls import GAP, Form, call_object, repaired
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.json_calls import GAP, JsonCallForm, call_object, repaired
 from mlx_server.tool_parsers.source import Source, Steps
 
-FORM = Form()
+FORM = JsonCallForm()
 
 READ_ON = r"\s*[,;{]"
 """What is taken for the next object."""
 
 
-def marked_json(opens: str, closes: str = "", form: Form = FORM) -> Notation:
+def marked_json(opens: str, closes: str = "", form: JsonCallForm = FORM) -> CallFormat:
     """closes: left out where the end of the JSON is the end of the block."""
     marks = (closes,) if closes else ()
     blocks = [array_block(form, closes, before="" if opens.endswith("[") else "[")]
     if closes:
-        blocks.insert(0, Block(form.call, between="", after=closes))
+        blocks.insert(0, BlockGrammar(form.call, between="", after=closes))
     read = partial(_block, marks)
-    return Notation(read, (opens,), marks, repair=repaired, blocks=tuple(blocks))
+    return CallFormat(read, (opens,), marks, repair=repaired, blocks=tuple(blocks))
 
 
-def array_block(form: Form, closes: str = "", before: str = "[") -> Block:
-    return Block(form.call, before, between=",", after=("]", closes), may_be_empty=True)
+def array_block(form: JsonCallForm, closes: str = "", before: str = "[") -> BlockGrammar:
+    return BlockGrammar(form.call, before, between=",", after=("]", closes), may_be_empty=True)
 
 
-def bare_block(form: Form) -> Unmarked:
+def bare_block(form: JsonCallForm) -> UnmarkedBlockGrammar:
     """After no mark, and with none behind it."""
-    return Unmarked(call=form.call, between=";", read_on=READ_ON, head=form.head, rest=form.rest)
+    return UnmarkedBlockGrammar(
+        call=form.call, between=";", read_on=READ_ON, head=form.head, rest=form.rest
+    )
 
 
-def bare_array(form: Form) -> Unmarked:
-    return Unmarked(
+def bare_array(form: JsonCallForm) -> UnmarkedBlockGrammar:
+    return UnmarkedBlockGrammar(
         call=form.call,
         between=",",
         after="]",
@@ -43,7 +45,7 @@ def bare_array(form: Form) -> Unmarked:
     )
 
 
-def _block(closes: tuple[str, ...], source: Source, calls: Calls) -> Steps[None]:
+def _block(closes: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.fence()
     yield from source.space()
@@ -53,7 +55,7 @@ def _block(closes: tuple[str, ...], source: Source, calls: Calls) -> Steps[None]
         yield from array(source, calls, closes)
 
 
-def array(source: Source, calls: Calls, closes: tuple[str, ...] = ()) -> Steps[None]:
+def array(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()) -> Steps[None]:
     """After its bracket."""
     yield from source.space()
     if (yield from source.accept("]")):  # the model has decided to call nothing
@@ -64,7 +66,7 @@ def array(source: Source, calls: Calls, closes: tuple[str, ...] = ()) -> Steps[N
     yield from objects(source, calls, closes)
 
 
-def objects(source: Source, calls: Calls, closes: tuple[str, ...] = ()) -> Steps[None]:
+def objects(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()) -> Steps[None]:
     """After the first brace: a call and those that follow, up to the mark that closes."""
     yield from call_object(source, calls)
     while True:

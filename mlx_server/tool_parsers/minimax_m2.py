@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from mlx_server.tool_parsers.call_format import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block, block_of
+from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
+from mlx_server.tool_parsers.tags import TagSyntax, block, block_of
 
-TAGS = Tags(
+TAGS = TagSyntax(
     function="<invoke name=",
     function_end="</invoke>",
     parameter="<parameter name=",
@@ -14,11 +14,11 @@ TAGS = Tags(
     quote='"',
 )
 
-MINIMAX_M2 = Notation(
+MINIMAX_M2 = CallFormat(
     partial(block, tags=TAGS),
     opens=("<minimax:tool_call>",),
     closes=(TAGS.block_end,),
     blocks=(block_of(TAGS),),
 )
 
-parse_tool_call = partial(parsed, MINIMAX_M2)
+parse_tool_call = partial(parse_calls, MINIMAX_M2)

@@ -11,10 +11,10 @@ from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.tool_parsers import marked_json, pythonic, values
-from mlx_server.tool_parsers.call_format import Block, Notation, parsed
-from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.json_calls import COLON, GAP, Form, as_object, repaired
-from mlx_server.tool_parsers.parameters import Unwritable
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, as_object, repaired
+from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
@@ -28,7 +28,7 @@ def new_id() -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
-def _read(source: Source, calls: Calls) -> Steps[None]:
+def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     match (yield from source.accept("[", "{")):
         case "[":
@@ -39,7 +39,7 @@ def _read(source: Source, calls: Calls) -> Steps[None]:
             yield from _named(source, calls)
 
 
-def _named(source: Source, calls: Calls) -> Steps[None]:
+def _named(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     name = yield from pythonic.word(source, pythonic.NAME)
     id = ""
     if (yield from source.accept(ID)):
@@ -62,20 +62,20 @@ def _repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 def _named_call(lark: Lark, tool: Tool) -> str:
     if not pythonic.NAME.fullmatch(tool.name):
-        raise Unwritable(f"the name of the tool {tool.name!r}")
+        raise UncallableTool(f"the name of the tool {tool.name!r}")
     id = f"({lark.text(ID)} {lark.terminal('/[a-zA-Z0-9]{9}/')})?"
     made = arguments(tool.parameters, lark, strict=tool.strict)
     return f"{quoted(tool.name)} {id} ({lark.text(ARGUMENTS)})? {made}"
 
 
-FORM = Form(between=rf'("id"{COLON}"[a-zA-Z0-9]{{9}}",{GAP})?')
+FORM = JsonCallForm(between=rf'("id"{COLON}"[a-zA-Z0-9]{{9}}",{GAP})?')
 
-MISTRAL = Notation(
-    _read,
+MISTRAL = CallFormat(
+    _read_block,
     opens=(OPEN,),
     inner=(ID, ARGUMENTS),
     repair=_repaired,
-    blocks=(Block(_named_call), marked_json.array_block(FORM)),
+    blocks=(BlockGrammar(_named_call), marked_json.array_block(FORM)),
 )
 
-parse_tool_call = partial(parsed, MISTRAL)
+parse_tool_call = partial(parse_calls, MISTRAL)

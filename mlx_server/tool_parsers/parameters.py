@@ -4,41 +4,43 @@ from collections.abc import Callable, Sequence
 
 from mlx_server.errors import BadRequest
 from mlx_server.grammars.lark import Lark
-from mlx_server.tool_parsers.value_schema import Member
+from mlx_server.tool_parsers.value_schema import MemberSchema
 
 
-class Unwritable(BadRequest):
+class UncallableTool(BadRequest):
     """A tool that a notation has no way to call."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"This model has no way to write {what}.", param="tools")
 
 
-Write = Callable[[Member], str | None]
+ParameterWriter = Callable[[MemberSchema], str | None]
 """A parameter, as symbols of a rule; None if the notation can't say its key."""
 
-Written = tuple[str, bool]
+ParameterRules = tuple[str, bool]
 """And whether it has to be there."""
 
 
-Ways = Sequence[Sequence[Member]]
+ParameterVariants = Sequence[Sequence[MemberSchema]]
 """Of which any will do."""
 
 
-def one_by_one(ways: Ways, write: Write, lark: Lark) -> str:
-    def in_turn(found: Sequence[Member]) -> str:
+def one_by_one_rule(variants: ParameterVariants, write: ParameterWriter, lark: Lark) -> str:
+    def in_turn(found: Sequence[MemberSchema]) -> str:
         texts = (text if required else f"({text})?" for text, required in _all(found, write))
         return " ".join(texts) or '""'
 
-    return _any([in_turn(found) for found in ways], lark)
+    return _any([in_turn(found) for found in variants], lark)
 
 
-def between_commas(ways: Ways, write: Write, lark: Lark, comma: str) -> str:
+def comma_separated_rule(
+    variants: ParameterVariants, write: ParameterWriter, lark: Lark, comma: str
+) -> str:
     """comma: symbols of a rule."""
-    return _any([_parted(found, write, lark, comma) for found in ways], lark)
+    return _any([_parted(found, write, lark, comma) for found in variants], lark)
 
 
-def _parted(found: Sequence[Member], write: Write, lark: Lark, comma: str) -> str:
+def _parted(found: Sequence[MemberSchema], write: ParameterWriter, lark: Lark, comma: str) -> str:
     written = _all(found, write)
     rest, options = "", []
     for text, required in reversed(written):
@@ -55,16 +57,16 @@ def _parted(found: Sequence[Member], write: Write, lark: Lark, comma: str) -> st
 
 def _any(written: Sequence[str], lark: Lark) -> str:
     if not written:
-        raise Unwritable("arguments that the tool's schema allows")
+        raise UncallableTool("arguments that the tool's schema allows")
     return lark.rule(" | ".join(written))
 
 
-def _all(found: Sequence[Member], write: Write) -> list[Written]:
-    written: list[Written] = []
+def _all(found: Sequence[MemberSchema], write: ParameterWriter) -> list[ParameterRules]:
+    written: list[ParameterRules] = []
     for member in found:
         text = write(member)
         if text is not None:
             written.append((text, member.required))
         elif member.required:
-            raise Unwritable(f"a parameter called {member.key!r}")
+            raise UncallableTool(f"a parameter called {member.key!r}")
     return written

@@ -16,20 +16,20 @@ ANY = "(?s:.*)"
 ESCAPED = {"/": r"\/", "\n": r"\n", "\\_": "_", "\\/": r"\/"}
 
 
-def searched(pattern: str) -> str | None:
+def search_pattern(pattern: str) -> str | None:
     """Matches the texts in which the pattern is found; None for what a grammar can't say, or
     says otherwise than JavaScript and Python do."""
     if not pattern:
         return ANY
     try:
         re.compile(pattern)
-        return _Reading(pattern).alternatives()
+        return _PatternReader(pattern).alternatives()
     except (re.error, ValueError, KeyError, OverflowError, RecursionError):
         return None
 
 
 @dataclass
-class _Reading:
+class _PatternReader:
     pattern: str
     at: int = 0
     depth: int = 0

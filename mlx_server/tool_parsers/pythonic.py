@@ -7,34 +7,45 @@ from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import marked_json, spellings, unsupported_keywords, values
-from mlx_server.tool_parsers.call_format import Block, Notation, Unmarked, parsed
-from mlx_server.tool_parsers.calls import Calls
-from mlx_server.tool_parsers.literal_syntax import Literals
-from mlx_server.tool_parsers.parameters import Unwritable, between_commas
+from mlx_server.tool_parsers.call_format import (
+    BlockGrammar,
+    CallFormat,
+    UnmarkedBlockGrammar,
+    parse_calls,
+)
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.literal_syntax import LiteralGrammar
+from mlx_server.tool_parsers.parameters import UncallableTool, comma_separated_rule
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import PYTHON
-from mlx_server.tool_parsers.value_schema import Member, arguments_of
+from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 
 NAME = re.compile(r"[\w.\-]+")
 KEY = re.compile(r"\w+")
 
 
-def marked_python(opens: str, closes: str, *, by_line: bool = False) -> Notation:
+def marked_python(opens: str, closes: str, *, by_line: bool = False) -> CallFormat:
     """by_line: calls stand on lines of their own, rather than in a list."""
     block = (
-        Block(call_of, between="\n", after=closes, lacks=unsupported_keywords.one_by_one, space="")
+        BlockGrammar(
+            call_of,
+            between="\n",
+            after=closes,
+            unsupported=unsupported_keywords.unsupported_one_by_one,
+            space="",
+        )
         if by_line
-        else Block(
+        else BlockGrammar(
             call_of,
             before="[",
             between=", ",
             after="]" + closes,
-            lacks=unsupported_keywords.one_by_one,
+            unsupported=unsupported_keywords.unsupported_one_by_one,
             may_be_empty=True,
             space="",
         )
     )
-    return Notation(partial(_block, closes), opens=(opens,), closes=(closes,), blocks=(block,))
+    return CallFormat(partial(_block, closes), opens=(opens,), closes=(closes,), blocks=(block,))
 
 
 def call_of(lark: Lark, tool: Tool) -> str:
@@ -43,24 +54,24 @@ def call_of(lark: Lark, tool: Tool) -> str:
 
 def _head(tool: Tool) -> str:
     if not NAME.fullmatch(tool.name):
-        raise Unwritable(f"the name of the tool {tool.name!r}")
+        raise UncallableTool(f"the name of the tool {tool.name!r}")
     return literally(tool.name + "(")
 
 
 def _arguments(lark: Lark, tool: Tool) -> str:
     """And the bracket behind them."""
-    literals = Literals(lark, spellings.PYTHON)
+    literals = LiteralGrammar(lark, spellings.PYTHON)
 
-    def written(member: Member) -> str | None:
+    def written(member: MemberSchema) -> str | None:
         if not KEY.fullmatch(member.key):
             return None
         return f"{quoted(member.key + '=')} {literals.value(member.value)}"
 
     comma = lark.terminal(r"/,\x20?/")
-    return f"{between_commas(arguments_of(tool), written, lark, comma)} {quoted(')')}"
+    return f"{comma_separated_rule(arguments_of(tool), written, lark, comma)} {quoted(')')}"
 
 
-def call(source: Source, calls: Calls) -> Steps[None]:
+def call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """`f(key=value)`, its name included. It is one as soon as its first key is read."""
     name = yield from word(source, NAME)
     if not calls.knows(name):
@@ -70,7 +81,7 @@ def call(source: Source, calls: Calls) -> Steps[None]:
     made.finish()
 
 
-def bare_list(source: Source, calls: Calls) -> Steps[None]:
+def bare_list(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """After its bracket: calls in Python, or in JSON."""
     yield from source.space()
     if (yield from source.peek()) == "{":
@@ -90,7 +101,7 @@ def word(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
     return "".join(pieces)
 
 
-def _block(closes: str, source: Source, calls: Calls) -> Steps[None]:
+def _block(closes: str, source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.accept("[")
     yield from source.space()
@@ -106,15 +117,15 @@ def _block(closes: str, source: Source, calls: Calls) -> Steps[None]:
             yield from call(source, calls)
 
 
-PYTHONIC = Notation(
+PYTHONIC = CallFormat(
     bare_list,
     begins=("[",),
     blocks=(
-        Unmarked(
+        UnmarkedBlockGrammar(
             call_of,
             between=", ",
             after="]",
-            lacks=unsupported_keywords.one_by_one,
+            unsupported=unsupported_keywords.unsupported_one_by_one,
             space="",
             head=lambda tool: r"\[" + _head(tool),
             rest=_arguments,
@@ -122,4 +133,4 @@ PYTHONIC = Notation(
     ),
 )
 
-parse_tool_call = partial(parsed, marked_python("<|tool_call_start|>", "<|tool_call_end|>"))
+parse_tool_call = partial(parse_calls, marked_python("<|tool_call_start|>", "<|tool_call_end|>"))

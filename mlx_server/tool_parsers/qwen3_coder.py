@@ -13,10 +13,10 @@ Models at times leave out the opening `<tool_call>`.
 
 from functools import partial
 
-from mlx_server.tool_parsers.call_format import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block, block_of, function_of, functions
+from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
+from mlx_server.tool_parsers.tags import TagSyntax, block, block_of, function_of, functions
 
-TAGS = Tags(
+TAGS = TagSyntax(
     function="<function=",
     function_end="</function>",
     parameter="<parameter=",
@@ -25,19 +25,19 @@ TAGS = Tags(
     margin="\n",
 )
 
-QWEN3_CODER = Notation(
+QWEN3_CODER = CallFormat(
     partial(block, tags=TAGS),
     opens=("<tool_call>",),
     closes=(TAGS.block_end,),
     blocks=(block_of(TAGS),),
 )
 
-WITHOUT_BLOCK = Notation(
+WITHOUT_BLOCK = CallFormat(
     partial(functions, tags=TAGS),
     opens=(TAGS.function,),
     closes=(TAGS.block_end,),
-    mends=("unmarked",),
+    repairs=("unmarked",),
     blocks=(function_of(TAGS),),
 )
 
-parse_tool_call = partial(parsed, QWEN3_CODER)
+parse_tool_call = partial(parse_calls, QWEN3_CODER)

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from mlx_server.tool_parsers.call_format import Notation, parsed
-from mlx_server.tool_parsers.tags import Tags, block, block_of
+from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
+from mlx_server.tool_parsers.tags import TagSyntax, block, block_of
 
-TAGS = Tags(
+TAGS = TagSyntax(
     function="<function=",
     function_end="</function>",
     parameter="<parameter=",
@@ -13,11 +13,11 @@ TAGS = Tags(
     block_end="</seed:tool_call>",
 )
 
-SEED_OSS = Notation(
+SEED_OSS = CallFormat(
     partial(block, tags=TAGS),
     opens=("<seed:tool_call>",),
     closes=(TAGS.block_end,),
     blocks=(block_of(TAGS),),
 )
 
-parse_tool_call = partial(parsed, SEED_OSS)
+parse_tool_call = partial(parse_calls, SEED_OSS)

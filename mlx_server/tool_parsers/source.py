@@ -31,9 +31,9 @@ class Source:
     but not for a part of a control token.
     """
 
-    def __init__(self, marks: frozenset[str] = frozenset()) -> None:
-        self._single = marks
-        self._control = _any_of(tuple(sorted(marks)))
+    def __init__(self, delimiters: frozenset[str] = frozenset()) -> None:
+        self._single = delimiters
+        self._control = _any_of(tuple(sorted(delimiters)))
         self._tokens: dict[str, list[tuple[int, str]]] = {}
         """The control tokens that a mark is made with, and where in it they stand."""
         self._text = ""
@@ -58,10 +58,10 @@ class Source:
                 self._places = unread
         self._text += text
 
-    def feed_mark(self, mark: str) -> None:
+    def feed_delimiter(self, delimiter: str) -> None:
         """A token that is this mark."""
-        self._places[self._before + len(self._text)] = mark
-        self.feed(mark)
+        self._places[self._before + len(self._text)] = delimiter
+        self.feed(delimiter)
 
     def close(self, *, cut: bool) -> None:
         self.closed, self.cut = True, cut
@@ -103,14 +103,14 @@ class Source:
 
     def stopped(self) -> Steps[bool]:
         """Whether the model has ended its answer here, but for white space."""
-        yield from self.behind_space()
+        yield from self.after_space()
         return self.closed and not self.cut and not self._text[self._at :].strip()
 
     def comes(self, *literals: str) -> Steps[bool]:
         """Whether one of these comes next, which stays to be read."""
         return bool((yield from self._next(literals)))
 
-    def behind_space(self, *literals: str) -> Steps[str]:
+    def after_space(self, *literals: str) -> Steps[str]:
         """Which of these comes next but for white space; all of it stays to be read."""
         skipped = 0
         while True:
@@ -180,36 +180,36 @@ class Source:
         decided = self.closed or not self._longer_may_come(at, found, literals)
         return found if decided else None
 
-    def _first(self, marks: tuple[str, ...]) -> tuple[int, str]:
+    def _first(self, delimiters: tuple[str, ...]) -> tuple[int, str]:
         """Where the first mark begins, the longest if several do; the end if none."""
-        for match in _any_of(marks).finditer(self._text, self._at):
+        for match in _any_of(delimiters).finditer(self._text, self._at):
             at = match.start()
-            if found := max((m for m in marks if self._begins(m, at)), key=len, default=""):
+            if found := max((m for m in delimiters if self._begins(m, at)), key=len, default=""):
                 return at, found
         return len(self._text), ""
 
-    def _begins(self, mark: str, at: int) -> bool:
-        return self._text.startswith(mark, at) and self._written(mark, at)
+    def _begins(self, delimiter: str, at: int) -> bool:
+        return self._text.startswith(delimiter, at) and self._is_written(delimiter, at)
 
-    def _could_begin(self, mark: str, at: int) -> bool:
+    def _could_begin(self, delimiter: str, at: int) -> bool:
         """Whether what is there from `at` on is an unfinished mark."""
         return (
-            len(self._text) - at < len(mark)
-            and mark.startswith(self._text[at:])
-            and self._written(mark, at)
+            len(self._text) - at < len(delimiter)
+            and delimiter.startswith(self._text[at:])
+            and self._is_written(delimiter, at)
         )
 
-    def _written(self, mark: str, at: int) -> bool:
+    def _is_written(self, delimiter: str, at: int) -> bool:
         """Whether the control tokens of a mark, as far as it has come, were written as tokens,
         and no others begin or end inside of it."""
         if not self._single:
             return True
-        if mark not in self._tokens:
-            found = self._control.finditer(mark)
-            self._tokens[mark] = [(match.start(), match[1]) for match in found]
+        if delimiter not in self._tokens:
+            found = self._control.finditer(delimiter)
+            self._tokens[delimiter] = [(match.start(), match[1]) for match in found]
         place = self._before + at
-        end = min(len(mark), len(self._text) - at)
-        own = [(place + offset, token) for offset, token in self._tokens[mark] if offset < end]
+        end = min(len(delimiter), len(self._text) - at)
+        own = [(place + offset, token) for offset, token in self._tokens[delimiter] if offset < end]
         inside = [
             (p, token)
             for p, token in self._places.items()
@@ -217,20 +217,20 @@ class Source:
         ]
         return own == inside
 
-    def _longer_may_come(self, at: int, found: str, marks: tuple[str, ...]) -> bool:
-        return any(len(mark) > len(found) and self._could_begin(mark, at) for mark in marks)
+    def _longer_may_come(self, at: int, found: str, delimiters: tuple[str, ...]) -> bool:
+        return any(len(mark) > len(found) and self._could_begin(mark, at) for mark in delimiters)
 
-    def _undecided(self, marks: tuple[str, ...]) -> int:
+    def _undecided(self, delimiters: tuple[str, ...]) -> int:
         """Where the end of the text begins that may turn out to begin a mark."""
-        first, longest = _beginnings(marks)
+        first, longest = _beginnings(delimiters)
         start = max(self._at, len(self._text) - longest + 1)
         for match in first.finditer(self._text, start):
-            if any(self._could_begin(mark, match.start()) for mark in marks):
+            if any(self._could_begin(mark, match.start()) for mark in delimiters):
                 return match.start()
         return len(self._text)
 
 
-def written(text: str) -> Source:
+def complete_source(text: str) -> Source:
     """All of it: nothing more comes."""
     source = Source()
     source.feed(text)
@@ -239,16 +239,18 @@ def written(text: str) -> Source:
 
 
 @lru_cache(maxsize=limits.KNOWN_MARKS.value)
-def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
     """Finds where any of these is spelled, overlapping ones too; its group 1 is the longest.
 
     Matches are empty, so that the next one may begin inside of this one.
     """
-    longest_first = sorted(marks, key=len, reverse=True)
+    longest_first = sorted(delimiters, key=len, reverse=True)
     return re.compile(f"(?=({'|'.join(map(re.escape, longest_first)) or '(?!)'}))")
 
 
 @lru_cache(maxsize=limits.KNOWN_MARKS.value)
-def _beginnings(marks: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
     """Finds their first characters; and the length of the longest."""
-    return _any_of(tuple(sorted({mark[0] for mark in marks}))), max(map(len, marks), default=1)
+    return _any_of(tuple(sorted({mark[0] for mark in delimiters}))), max(
+        map(len, delimiters), default=1
+    )

@@ -5,10 +5,10 @@ import json
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.schemas.view import View
 from mlx_server.tool_parsers.bare_text import text_of
-from mlx_server.tool_parsers.literal_syntax import Spelling
-from mlx_server.tool_parsers.pattern_text import searched
+from mlx_server.tool_parsers.literal_syntax import LiteralSyntax
+from mlx_server.tool_parsers.pattern_text import search_pattern
 from mlx_server.tool_parsers.syntaxes import BARE_KEY
-from mlx_server.tool_parsers.value_schema import Member, Value
+from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema
 
 ESCAPED = (
     r"\\(?:[\x22'\\\/abfnrtv0]|x[0-9a-fA-F]{2}"
@@ -17,7 +17,7 @@ ESCAPED = (
 """In a grammar, all but halves of surrogate pairs."""
 
 
-def _python_string(lark: Lark, value: Value) -> str | None:
+def _python_string(lark: Lark, value: ValueSchema) -> str | None:
     if value.schema.keys() & {"pattern", "format"}:
         return None
     least, most = value.counts("minLength", "maxLength")
@@ -36,18 +36,18 @@ def _python_text(lark: Lark, text: str) -> str:
     return lark.rule(" | ".join(map(quoted, [whole, *([f"'{text}'"] if plain else [])])))
 
 
-PYTHON = Spelling(
+PYTHON = LiteralSyntax(
     string=_python_string,
     text=_python_text,
     key=_python_text,
-    any_key=lambda lark: _python_string(lark, Value({}, View({}))) or "",
+    any_key=lambda lark: _python_string(lark, ValueSchema({}, View({}))) or "",
     words={True: ("True", "true"), False: ("False", "false"), None: ("None", "null")},
 )
 
 
-def gemma(quote: str) -> Spelling:
-    def string(lark: Lark, value: Value) -> str | None:
-        if not searched(value.schema.get("pattern", "")):
+def gemma(quote: str) -> LiteralSyntax:
+    def string(lark: Lark, value: ValueSchema) -> str | None:
+        if not search_pattern(value.schema.get("pattern", "")):
             return None
         text = lark.terminal(f"{text_of(value, lark)} & {lark.anything(quote)}")
         return f"{lark.text(quote)} {lark.up_to(quote, text)}"
@@ -62,7 +62,7 @@ def gemma(quote: str) -> Spelling:
             return quoted(name)
         return text(lark, name)
 
-    return Spelling(
+    return LiteralSyntax(
         string=string,
         text=text,
         key=key,
@@ -72,6 +72,6 @@ def gemma(quote: str) -> Spelling:
     )
 
 
-def _sorted(found: list[Member]) -> list[Member]:
+def _sorted(found: list[MemberSchema]) -> list[MemberSchema]:
     """As the templates show objects."""
     return sorted(found, key=lambda member: member.key.lower())

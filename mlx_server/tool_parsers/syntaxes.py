@@ -5,7 +5,7 @@ import re
 from functools import partial
 
 from mlx_server.repair.coerce import read_as
-from mlx_server.repair.exact import exactly
+from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.values import Syntax, no_constant
@@ -21,7 +21,7 @@ PYTHON_ESCAPES = {"'": "'", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 CODES = {"x": 2, "U": 8}
 """In Python, escapes by a number of so many digits."""
 
-BEHIND = ",)]}:"
+AFTER_STRING = ",)]}:"
 """What can follow a string where a value stands."""
 
 
@@ -37,7 +37,7 @@ def json_text(source: Source, quote: str, into: Into, *, python: bool = False) -
         if (yield from source.accept(quote)):
             space = (yield from source.space()) if python else ""
             following = (yield from source.peek()) if python else ""
-            if not following or following in BEHIND:
+            if not following or following in AFTER_STRING:
                 source.quoted = False
                 return
             into(quote + space)
@@ -96,7 +96,7 @@ def _code(source: Source, size: int) -> Steps[int]:
 
 
 def _json_scalar(word: str) -> str:
-    exactly(word, no_constant)
+    loads_exactly(word, no_constant)
     return word
 
 

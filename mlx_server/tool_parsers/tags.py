@@ -11,19 +11,19 @@ from typing import Any
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.exact import Written
+from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import unsupported_keywords
-from mlx_server.tool_parsers.bare_text import bare_value, marked_text
-from mlx_server.tool_parsers.call_format import Block
-from mlx_server.tool_parsers.calls import Call, Calls
-from mlx_server.tool_parsers.parameters import Unwritable, one_by_one
+from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
+from mlx_server.tool_parsers.call_format import BlockGrammar
+from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.value_schema import Member, Value, arguments_of
+from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 
 @dataclass(frozen=True)
-class Tags:
+class TagSyntax:
     """Opening ones without what stands in them."""
 
     function: str
@@ -46,48 +46,50 @@ class Tags:
         return (*anywhere, *(self.margin + tag for tag in anywhere), *of_lines)
 
 
-def block_of(tags: Tags) -> Block:
-    return Block(
+def block_of(tags: TagSyntax) -> BlockGrammar:
+    return BlockGrammar(
         lambda lark, tool: _call_of(lark, tool, tags),
         between="",
         after=tags.block_end,
-        lacks=unsupported_keywords.as_text,
+        unsupported=unsupported_keywords.unsupported_as_text,
     )
 
 
-def function_of(tags: Tags) -> Block:
+def function_of(tags: TagSyntax) -> BlockGrammar:
     """Behind the mark that opens one."""
-    return Block(
-        lambda lark, tool: _rest_of(lark, tool, tags), lacks=unsupported_keywords.as_text, space=""
+    return BlockGrammar(
+        lambda lark, tool: _rest_of(lark, tool, tags),
+        unsupported=unsupported_keywords.unsupported_as_text,
+        space="",
     )
 
 
-def _call_of(lark: Lark, tool: Tool, tags: Tags) -> str:
+def _call_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
     return f"{lark.text(tags.function)} {_rest_of(lark, tool, tags)}"
 
 
-def _rest_of(lark: Lark, tool: Tool, tags: Tags) -> str:
-    if not _is_writable(tool.name, tags):
-        raise Unwritable(f"the name of the tool {tool.name!r}")
+def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
+    if not _is_name_writable(tool.name, tags):
+        raise UncallableTool(f"the name of the tool {tool.name!r}")
     space = lark.terminal(r"/[\x20\n]{1,2}/")
     head = f"{_named(tool.name, tags)} {quoted('>')} {space}?"
 
-    def written(member: Member) -> str | None:
-        if not _is_writable(member.key, tags):
+    def written(member: MemberSchema) -> str | None:
+        if not _is_name_writable(member.key, tags):
             return None
         name = f"{lark.text(tags.parameter)} {_named(member.key, tags)}"
         return f"{name} {_value_of(member.value, lark, tags)} {space}?"
 
-    arguments = one_by_one(arguments_of(tool), written, lark)
+    arguments = one_by_one_rule(arguments_of(tool), written, lark)
     return lark.rule(f"{head} {arguments} {lark.text(tags.function_end)}")
 
 
-def _value_of(value: Value, lark: Lark, tags: Tags) -> str:
+def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
     """And what is left of the tag before it."""
     end = tags.margin + tags.parameter_end
     other = (tags.parameter_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
     if not tags.says_types:
-        return f"{quoted('>' + tags.margin)} {bare_value(value, lark, end, *other)}"
+        return f"{quoted('>' + tags.margin)} {bare_value_rule(value, lark, end, *other)}"
     text, json = quoted(' string="true">'), quoted(' string="false">')
     options = []
     if "string" in value.types:
@@ -97,11 +99,11 @@ def _value_of(value: Value, lark: Lark, tags: Tags) -> str:
     return lark.rule(" | ".join(options))
 
 
-def _named(name: str, tags: Tags) -> str:
+def _named(name: str, tags: TagSyntax) -> str:
     return quoted(f"{tags.quote}{name}{tags.quote}")
 
 
-def _is_writable(name: str, tags: Tags) -> bool:
+def _is_name_writable(name: str, tags: TagSyntax) -> bool:
     """Whether `_head` reads it."""
     if not name or set(name) & {">", "\n"}:
         return False
@@ -110,14 +112,14 @@ def _is_writable(name: str, tags: Tags) -> bool:
     return name == name.strip() and name[0] not in "\"'" and name[-1] != "/"
 
 
-def block(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
+def block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """One function or several, and the end of the block."""
     yield from source.space()
     yield from source.expect(tags.function)
     yield from functions(source, calls, tags)
 
 
-def functions(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
+def functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """As `block`, behind the first opening tag."""
     more = tags.function
     while more:
@@ -128,7 +130,7 @@ def functions(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
         raise Malformed("more than calls in a block")
 
 
-def _function(source: Source, calls: Calls, tags: Tags) -> Steps[None]:
+def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     name, attributes = yield from _head(source)
     if not calls.knows(name):
         raise Malformed(f"there is no tool {name!r}")
@@ -159,7 +161,7 @@ def _head(source: Source) -> Steps[tuple[str, str]]:
     return text.removesuffix("/"), text[-1:]
 
 
-def _parameter(source: Source, call: Call, tags: Tags) -> Steps[str]:
+def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[str]:
     """Returns the tag that ended it."""
     key, attributes = yield from _head(source)
     yield from source.accept(tags.margin)
@@ -179,7 +181,7 @@ def _parameter(source: Source, call: Call, tags: Tags) -> Steps[str]:
     return tag
 
 
-def _value(source: Source, tags: Tags, into: Callable[[str], None]) -> Steps[str]:
+def _value(source: Source, tags: TagSyntax, into: Callable[[str], None]) -> Steps[str]:
     """Passes a value on; returns the tag that ended it."""
     inside = 0
     """Functions that were begun in it."""
@@ -195,19 +197,19 @@ def _value(source: Source, tags: Tags, into: Callable[[str], None]) -> Steps[str
     raise Malformed("a value without an end")
 
 
-def _is_end(source: Source, tag: str, tags: Tags) -> Steps[bool]:
+def _is_end(source: Source, tag: str, tags: TagSyntax) -> Steps[bool]:
     """Whether the value ends at this tag, which was read: whether markup goes on behind it."""
     if tag == tags.parameter_end:
         following = (tags.parameter, tags.function_end, tags.block_end)
-        return bool((yield from source.behind_space(*following)))
+        return bool((yield from source.after_space(*following)))
     # the value's own end was forgotten
     if tag == tags.parameter:
         return True
-    return bool((yield from source.behind_space(tags.block_end))) or (yield from source.stopped())
+    return bool((yield from source.after_space(tags.block_end))) or (yield from source.stopped())
 
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text, parse_float=Written)
+        return json.loads(text, parse_float=ExactFloat)
     except (ValueError, RecursionError):
         return text

@@ -5,39 +5,47 @@ from itertools import chain
 
 from mlx_server.messages import Tool
 from mlx_server.schemas.members import flattened, members, properties_of, required_of
-from mlx_server.schemas.report import Gap
+from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.schemas.variants import Variant, variants_of
 from mlx_server.schemas.view import Part, View, children
-from mlx_server.tool_parsers.pattern_text import searched
+from mlx_server.tool_parsers.pattern_text import search_pattern
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
-def one_by_one(tool: Tool) -> list[Gap]:
+def unsupported_one_by_one(tool: Tool) -> list[UnsupportedKeyword]:
     """Of arguments that are written so, beyond what JSON is not held to either."""
-    return list(dict.fromkeys(chain.from_iterable(map(_members, variants_of(tool.parameters)))))
+    return list(
+        dict.fromkeys(chain.from_iterable(map(_unsupported_members, variants_of(tool.parameters))))
+    )
 
 
-def as_text(tool: Tool) -> list[Gap]:
+def unsupported_as_text(tool: Tool) -> list[UnsupportedKeyword]:
     """The same, where text stands between marks."""
-    patterns = chain.from_iterable(map(_patterns, variants_of(tool.parameters)))
-    return list(dict.fromkeys([*one_by_one(tool), *patterns]))
+    patterns = chain.from_iterable(map(_unsupported_patterns, variants_of(tool.parameters)))
+    return list(dict.fromkeys([*unsupported_one_by_one(tool), *patterns]))
 
 
-def _members(way: Variant) -> Iterator[Gap]:
-    for choice in way.choices():
-        yield Gap(choice.path[:-1], choice.path[-1], "can't be enforced as this model writes calls")
-    for path, schema in flattened(Part((), way.schema), View(way.schema)):
+def _unsupported_members(variant: Variant) -> Iterator[UnsupportedKeyword]:
+    for choice in variant.choices():
+        yield UnsupportedKeyword(
+            choice.path[:-1], choice.path[-1], "can't be enforced as this model writes calls"
+        )
+    for path, schema in flattened(Part((), variant.schema), View(variant.schema)):
         if isinstance(schema, Mapping) and schema.get("patternProperties"):
-            yield Gap(path, "patternProperties", "can't be enforced as this model writes calls")
+            yield UnsupportedKeyword(
+                path, "patternProperties", "can't be enforced as this model writes calls"
+            )
 
 
-def _patterns(way: Variant) -> Iterator[Gap]:
-    view = View(way.schema)
-    for key in {**properties_of(way.schema), **dict.fromkeys(required_of(way.schema))}:
+def _unsupported_patterns(variant: Variant) -> Iterator[UnsupportedKeyword]:
+    view = View(variant.schema)
+    for key in {**properties_of(variant.schema), **dict.fromkeys(required_of(variant.schema))}:
         for path, schema in _in_place(view, members(view, key)):
-            if not isinstance(schema, bool) and searched(schema.get("pattern", "")) is None:
-                yield Gap(path, "pattern", "can't be enforced as this model writes text")
+            if not isinstance(schema, bool) and search_pattern(schema.get("pattern", "")) is None:
+                yield UnsupportedKeyword(
+                    path, "pattern", "can't be enforced as this model writes text"
+                )
 
 
 def _in_place(view: View, parts: list[Part]) -> Iterator[Part]:

@@ -8,7 +8,7 @@ from mlx_server import limits
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.coerce import types_read
-from mlx_server.schemas.members import is_barred, member, properties_of, required_of
+from mlx_server.schemas.members import is_forbidden, member, properties_of, required_of
 from mlx_server.schemas.types import types_of
 from mlx_server.schemas.variants import variants_of
 from mlx_server.schemas.view import Part, View
@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]
 ANYTHING: Schema = {}
 NOTHING: Schema = {"enum": []}
 
-TOLD = {"title", "description", "default", "examples", "deprecated", "$comment"}
+TYPE_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 """Keywords that take nothing from what may be written."""
 
 NEVER = r"/[^\s\S]/"
@@ -41,7 +41,7 @@ DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True)
-class Value:
+class ValueSchema:
     schema: Schema
     root: View
     """The schema of which it is a part, where its references lead."""
@@ -60,51 +60,51 @@ class Value:
         beside = {key: said for key, said in self.schema.items() if key != "$ref"}
         return found & types_of(beside, self.root)
 
-    def of(self, schema: Any) -> "Value":
+    def of(self, schema: Any) -> "ValueSchema":
         """A part of it."""
         if isinstance(schema, Mapping):
-            return Value(schema, self.root)
-        return Value(NOTHING if schema is False else ANYTHING, self.root)
+            return ValueSchema(schema, self.root)
+        return ValueSchema(NOTHING if schema is False else ANYTHING, self.root)
 
     @property
-    def target(self) -> "Value | None":
+    def target(self) -> "ValueSchema | None":
         """What it is a reference to, if it says no more than that."""
         if not isinstance(self.schema.get("$ref"), str) or not self.says_only("$ref"):
             return None
         return self._referred_to()
 
-    def _referred_to(self) -> "Value":
+    def _referred_to(self) -> "ValueSchema":
         """One step, or what is said on the way would be lost."""
         found = self.root.target(Part((), {"$ref": self.schema["$ref"]}))
         return self.of(found.schema if found else ANYTHING)
 
     @property
-    def alternatives(self) -> "list[Value]":
+    def alternatives(self) -> "list[ValueSchema]":
         """Of which one may be taken, if it says no more than that and their type."""
         for key in EITHER:
             if isinstance(listed := self.schema.get(key), list) and self.says_only(key, "type"):
                 options = [self.of(option) for option in listed]
                 if "type" not in self.schema:
                     return options
-                own, others = self.schema["type"], _types_said(options)
+                own, others = self.schema["type"], _common_types(options)
                 if all(type == own for type in others):
                     return [self.of({"type": own, **option.schema}) for option in options]
         return []
 
     @property
-    def also(self) -> "list[Value]":
+    def also(self) -> "list[ValueSchema]":
         """What its references and `allOf` say of the same value."""
         found = [self._referred_to()] if "$ref" in self.schema else []
         return [*found, *map(self.of, self.schema.get("allOf", ()))]
 
     @property
-    def choices(self) -> "list[list[Value]]":
+    def choices(self) -> "list[list[ValueSchema]]":
         """Of each of which one has to hold as well."""
         return [list(map(self.of, self.schema[key])) for key in EITHER if key in self.schema]
 
-    def options(self) -> "list[Value]":
+    def options(self) -> "list[ValueSchema]":
         """All of those, references followed, each once."""
-        found, seen = list[Value](), dict[int, Value]()
+        found, seen = list[ValueSchema](), dict[int, ValueSchema]()
         waiting = [(self, limits.COERCED_DEPTH.value)]
         while waiting:
             value, depth = waiting.pop()
@@ -134,7 +134,7 @@ class Value:
         return bool(types_of({"const": value}, self.root) & types_of(self.schema, self.root))
 
     def says_only(self, *keywords: str) -> bool:
-        return self.schema.keys() <= TOLD.union(keywords, DEFINITIONS)
+        return self.schema.keys() <= TYPE_KEYWORDS.union(keywords, DEFINITIONS)
 
     def is_any(self, type: str) -> bool:
         """Whether it says no more of values of this type, which it allows."""
@@ -160,39 +160,41 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberSchema:
     key: str
-    value: Value
+    value: ValueSchema
     required: bool
 
 
-def members(of: Value) -> list[Member]:
+def members(of: ValueSchema) -> list[MemberSchema]:
     """Those that an object's schema lists itself."""
     required = of.schema.get("required", ())
     listed = of.schema.get("properties", {})
-    return [Member(key, of.of(schema), key in required) for key, schema in listed.items()]
+    return [MemberSchema(key, of.of(schema), key in required) for key, schema in listed.items()]
 
 
-def arguments_of(tool: Tool) -> list[list[Member]]:
+def arguments_of(tool: Tool) -> list[list[MemberSchema]]:
     """For each way to call it: in the schema's order, those last that it only requires. Others
     are not offered."""
     found = (_arguments(tool, way.schema) for way in variants_of(tool.parameters))
     return [way for way in found if way is not None]
 
 
-def _arguments(tool: Tool, schema: Schema) -> list[Member] | None:
+def _arguments(tool: Tool, schema: Schema) -> list[MemberSchema] | None:
     """None if it forbids what it requires."""
     view, required = View(schema), required_of(schema)
     keys = dict.fromkeys([*properties_of(schema), *sorted(required)])
-    barred = {key for key in keys if is_barred(view, key)}
+    barred = {key for key in keys if is_forbidden(view, key)}
     if barred & required:
         return None
     said = {key: member(schema, key) for key in keys if key not in barred}
     return [
-        Member(key, Value(value, View(value), types_read(tool.parameters, key)), key in required)
+        MemberSchema(
+            key, ValueSchema(value, View(value), types_read(tool.parameters, key)), key in required
+        )
         for key, value in said.items()
     ]
 
 
-def _types_said(values: list[Value]) -> list[Any]:
+def _common_types(values: list[ValueSchema]) -> list[Any]:
     return [value.schema["type"] for value in values if "type" in value.schema]

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Literal
 
 from mlx_server import limits
-from mlx_server.repair.exact import Written
+from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers.calls import Call
+from mlx_server.tool_parsers.calls import ToolCallWriter
 from mlx_server.tool_parsers.source import Into, Source, Steps
 
 ReadText = Callable[[Source, str, Into], Steps[None]]
@@ -53,7 +53,9 @@ class Syntax:
     """Whether the tool's schema decides what a scalar among the arguments is."""
 
 
-def arguments(source: Source, syntax: Syntax, start: Callable[[], Call]) -> Steps[Call]:
+def arguments(
+    source: Source, syntax: Syntax, start: Callable[[], ToolCallWriter]
+) -> Steps[ToolCallWriter]:
     """Reads the arguments of a call after their opening bracket, and the closing one."""
     call = None if syntax.begins_with_key else start()
     closing, first = syntax.brackets[syntax.opening], True
@@ -94,7 +96,7 @@ def key_of(source: Source, syntax: Syntax) -> Steps[str]:
     return key
 
 
-def _argument(source: Source, syntax: Syntax, call: Call, key: str) -> Steps[None]:
+def _argument(source: Source, syntax: Syntax, call: ToolCallWriter, key: str) -> Steps[None]:
     quote = (yield from source.accept(*syntax.text)) if call.streams(key) else ""
     if quote:
         yield from syntax.text[quote](source, quote, partial(call.text, key))
@@ -113,7 +115,9 @@ def value(source: Source, syntax: Syntax) -> Steps[Any]:
     while transcript.open or not transcript.json:
         yield from transcript.token()
     try:
-        return json.loads("".join(transcript.json), parse_float=Written, parse_constant=no_constant)
+        return json.loads(
+            "".join(transcript.json), parse_float=ExactFloat, parse_constant=no_constant
+        )
     except ValueError:
         raise Malformed("no value") from None
 

@@ -27,22 +27,22 @@ from mlx_server.engine.messages import (
     Token,
 )
 from mlx_server.worker.batch_support import one_row, why_alone
-from mlx_server.worker.constrained_decoding.logit_constraints import Guide
-from mlx_server.worker.lora.slots import BASE, Use
+from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler, make_prompt_cache
-from mlx_server.worker.phases import Decode, Prefill
+from mlx_server.worker.phases import DecodeBatch, PrefillBatch
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import MOST, PrefillBudget
-from mlx_server.worker.prefill.cost import Piece
-from mlx_server.worker.prefill.order import Turns
+from mlx_server.worker.prefill.cost import PrefillPiece
+from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
-from mlx_server.worker.prompt_queue import Group, Waiting, begin_alike
-from mlx_server.worker.replay_model import ReplayModel, follow
+from mlx_server.worker.prompt_queue import PrefillGroup, WaitingPrompt, begin_alike
+from mlx_server.worker.replay_model import ReplayModel, force_tokens
 from mlx_server.worker.sampling import Row
 
 
 @dataclass
-class Done:
+class StepResult:
     """What one step of a batch brought."""
 
     tokens: list[Token] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Batch:
         """held: rows that get no tokens, for as long as they are among these."""
         self.model = model
         self._held = held
-        self._aside: list[Decode] = []
+        self._kept_decode: list[DecodeBatch] = []
         """Of the rows that decoded and were set aside, one in each."""
         self.why_alone = why_alone(model)
         """Why rows are computed one at a time; empty where they share a batch."""
@@ -78,10 +78,10 @@ class Batch:
         self._cache = cache or PromptCache(0)
         self._budget = PrefillBudget(schedule)
         self._clock = clock
-        self._turns: Turns[Waiting | Group] = Turns()
-        self._group: Group | None = None
+        self._turns: PromptScheduler[WaitingPrompt | PrefillGroup] = PromptScheduler()
+        self._group: PrefillGroup | None = None
         """The one that is being computed."""
-        self._decode = Decode.empty(model, greedy_sampler)
+        self._decoder = DecodeBatch.empty(model, greedy_sampler)
         self._preempted = Preempted()
         self._began = 0.0
         self.shared = False
@@ -93,7 +93,7 @@ class Batch:
 
     def __len__(self) -> int:
         """Those that there is something to do for."""
-        return self.waiting + len(self._decode) + len(self._returning)
+        return self.waiting + len(self._decoder) + len(self._returning)
 
     @property
     def plays(self) -> bool:
@@ -101,29 +101,29 @@ class Batch:
 
     @property
     def decoding(self) -> int:
-        return len(self._decode)
+        return len(self._decoder)
 
     @property
     def rows(self) -> list[int]:
         return [row.number for row in self._rows]
 
     def rows_with(self, adapter: str) -> list[int]:
-        return [row.number for row in self._rows if row.use[0] == adapter]
+        return [row.number for row in self._rows if row.row_adapter[0] == adapter]
 
     @property
     def _rows(self) -> list[Row]:
         waiting = [row for waiting in self._turns for row in waiting.rows]
-        aside = [row for one in self._aside for row in one.samplers]
+        aside = [row for one in self._kept_decode for row in one.samplers]
         preempted = self._preempted.rows
-        return [*waiting, *self._prefilling, *self._decode.samplers, *aside, *preempted]
+        return [*waiting, *self._prefilling, *self._decoder.samplers, *aside, *preempted]
 
     @property
     def _prefilling(self) -> list[Row]:
         return self._group.rows if self._group else []
 
     @property
-    def _returning(self) -> list[Decode]:
-        return [one for one in self._aside if one.uids[0] not in self._held]
+    def _returning(self) -> list[DecodeBatch]:
+        return [one for one in self._kept_decode if one.uids[0] not in self._held]
 
     @property
     def waiting(self) -> int:
@@ -138,24 +138,27 @@ class Batch:
     @property
     def ready_at(self) -> float:
         """By its clock; later than now while a replay model keeps its delay."""
-        return self._began + max((row.delay for row in self._decode.samplers), default=0.0)
+        return self._began + max((row.delay for row in self._decoder.samplers), default=0.0)
 
     def add(
-        self, asked: Generate, cache: list[Any] | None = None, guide: Guide | None = None
+        self,
+        request: Generate,
+        cache: list[Any] | None = None,
+        constraint: LogitConstraint | None = None,
     ) -> None:
         """cache: of the whole prompt but its last token, if that has been computed."""
-        row = Row(asked.row, asked.prompt, asked.sampling, self.vocabulary)
-        row.delay = asked.delay
-        row.client = asked.client
-        row.use = use(asked)
-        row.guide = guide
-        stops = _stop_sequences(tuple(asked.stop_tokens))
-        known = len(asked.prompt) - 1
+        row = Row(request.row, request.prompt, request.sampling, self.vocabulary)
+        row.delay = request.delay
+        row.client = request.client
+        row.row_adapter = row_adapter_of(request)
+        row.constraint = constraint
+        stops = _stop_sequences(tuple(request.stop_tokens))
+        known = len(request.prompt) - 1
         if cache is None:
-            known = self._cache.known(self._computed_by(row), asked.prompt[:-1])
-        prompt, script = asked.prompt, asked.script
-        waiting = Waiting(
-            row, prompt, asked.max_tokens, stops, script, cache, known, script_from=len(prompt)
+            known = self._cache.known(self._computed_by(row), request.prompt[:-1])
+        prompt, script = request.prompt, request.forced_tokens
+        waiting = WaitingPrompt(
+            row, prompt, request.max_tokens, stops, script, cache, known, forced_from=len(prompt)
         )
         self._preempted.came(waiting)
         self._turns.add(waiting)
@@ -163,13 +166,13 @@ class Batch:
     def preempt(self, number: int) -> None:
         """The row gives its cache back, to the prompt cache if there is room, and waits for
         `resume`."""
-        if number in self._decode.uids:
-            at = self._decode.uids.index(number)
-            row, tokens = self._decode.samplers[at], self._decode.tokens[at]
-            self._keep(row, tokens, partial(self._decode.extract_cache, at))
-            self._preempted.decoding(self._decode.part_without_cache(at))
-        elif aside := next((one for one in self._aside if one.uids[0] == number), None):
-            self._aside.remove(aside)
+        if number in self._decoder.uids:
+            at = self._decoder.uids.index(number)
+            row, tokens = self._decoder.samplers[at], self._decoder.tokens[at]
+            self._keep(row, tokens, partial(self._decoder.extract_cache, at))
+            self._preempted.decoding(self._decoder.part_without_cache(at))
+        elif aside := next((one for one in self._kept_decode if one.uids[0] == number), None):
+            self._kept_decode.remove(aside)
             self._keep(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
             self._preempted.decoding(aside)
         elif number in self.rows and number not in self._preempted:
@@ -187,12 +190,12 @@ class Batch:
         self._preempted.left(number)
 
     def _leave(self, number: int) -> None:
-        if number in self._decode.uids:
-            at = self._decode.uids.index(number)
-            tokens, row = self._decode.tokens[at], self._decode.samplers[at]
-            cache = self._decode.extract_cache(at) if self._is_kept(row, tokens) else []
-            self._decode.filter([i for i in range(len(self._decode)) if i != at])
-            self._keep(row, tokens, lambda: cache, handed_over=not self._decode)
+        if number in self._decoder.uids:
+            at = self._decoder.uids.index(number)
+            tokens, row = self._decoder.tokens[at], self._decoder.samplers[at]
+            cache = self._decoder.extract_cache(at) if self._is_kept(row, tokens) else []
+            self._decoder.filter([i for i in range(len(self._decoder)) if i != at])
+            self._keep(row, tokens, lambda: cache, handed_over=not self._decoder)
         elif self._group and number in self._group.batch.uids:
             self._group.cancel(number)
             if not self._group.rows:
@@ -200,94 +203,94 @@ class Batch:
                 self._group = None
         else:
             self._cancel_waiting(number)
-            self._aside = [one for one in self._aside if one.uids[0] != number]
+            self._kept_decode = [one for one in self._kept_decode if one.uids[0] != number]
 
     def _cancel_waiting(self, number: int) -> None:
         for waiting in [w for w in self._turns if number in [row.number for row in w.rows]]:
-            if isinstance(waiting, Group) and len(waiting.rows) > 1:
+            if isinstance(waiting, PrefillGroup) and len(waiting.rows) > 1:
                 waiting.cancel(number)
             else:
                 self._turns.remove(waiting)
 
-    def step(self) -> Done:
+    def step(self) -> StepResult:
         """A token for every row that decodes, or a piece of the next prompt: in turns, so that
         tokens are on their way while a piece is computed."""
-        done = Done()
+        done = StepResult()
         self._change_rows()
         following = self._following()
         if following and (tokens := self._tokens_of_piece(following)):
             if following is not self._group:
                 self._begin(following, tokens, done)
-            if not self._decode:
+            if not self._decoder:
                 self._began = self._clock()
             self._prefill_piece(tokens, done)
-        elif self._decode:
+        elif self._decoder:
             self._decode_step(done)
-        self._drop_failed(self._decode.samplers, done)
+        self._drop_failed(self._decoder.samplers, done)
         return done
 
     def set_aside(self, number: int) -> None:
         """A row that decodes. It keeps what it has, and comes back when there is room for it."""
-        self._aside.append(self._decode.part(self._decode.uids.index(number)))
+        self._kept_decode.append(self._decoder.part(self._decoder.uids.index(number)))
 
     def _change_rows(self) -> None:
         """Rows that are held leave those that decode, and others come back if there is room."""
-        for row in [row for row in self._decode.uids if row in self._held]:
+        for row in [row for row in self._decoder.uids if row in self._held]:
             self.set_aside(row)
         for one in self._returning:
             client = one.samplers[0].client
             wanted = len(self._newcomers) if client in self._served else 0
             if self._room > wanted:
-                self._aside.remove(one)
-                self._decode.extend(one)
+                self._kept_decode.remove(one)
+                self._decoder.extend(one)
 
     @property
     def _room(self) -> int:
         """Rows that may join those that are computed and those that decode."""
-        return self._concurrency - len(self._decode) - len(self._prefilling)
+        return self._concurrency - len(self._decoder) - len(self._prefilling)
 
     @property
     def _served(self) -> Counter[str]:
         """Clients, with how many of their rows decode or are computed."""
-        return Counter(row.client for row in [*self._decode.samplers, *self._prefilling])
+        return Counter(row.client for row in [*self._decoder.samplers, *self._prefilling])
 
     @property
     def _newcomers(self) -> set[str]:
         return {waiting.client for waiting in self._turns} - self._served.keys()
 
-    def _following(self) -> Waiting | Group | None:
+    def _following(self) -> WaitingPrompt | PrefillGroup | None:
         """What is computed next."""
         if self._group is None:
             return self._turns.next(self._may_begin)
         return self._turns.instead_of(self._group, self._may_begin) or self._group
 
-    def _may_begin(self, waiting: Waiting | Group) -> bool:
-        fits = len(self._decode) + len(waiting.rows) <= self._concurrency
+    def _may_begin(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
+        fits = len(self._decoder) + len(waiting.rows) <= self._concurrency
         return fits or self._yielding(waiting) is not None
 
-    def _yielding(self, waiting: Waiting | Group) -> int | None:
+    def _yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
         """A row that is set aside for one of a client that has none: the youngest of the client
         that has most, if these are several.
 
         So a model that is computed one row at a time finishes its row first. To take turns there,
         each turn would copy the whole cache of a row, and keep two caches where one is reserved.
         """
-        decoding = Counter(row.client for row in self._decode.samplers)
+        decoding = Counter(row.client for row in self._decoder.samplers)
         ((client, rows),) = decoding.most_common(1) or [("", 0)]
         if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
             return None
-        youngest: int = max(r.number for r in self._decode.samplers if r.client == client)
+        youngest: int = max(r.number for r in self._decoder.samplers if r.client == client)
         return youngest
 
-    def _tokens_of_piece(self, following: Waiting | Group) -> int:
+    def _tokens_of_piece(self, following: WaitingPrompt | PrefillGroup) -> int:
         rows, context = len(following.rows), following.context
-        waiting = min(self.waiting, self._concurrency - len(self._decode))
-        return self._budget.piece(len(self._decode), waiting, rows, context, shared=self.shared)
+        waiting = min(self.waiting, self._concurrency - len(self._decoder))
+        return self._budget.piece(len(self._decoder), waiting, rows, context, shared=self.shared)
 
-    def _decode_step(self, done: Done) -> None:
-        self._began, count = self._clock(), len(self._decode)
-        rows = {row.number: row for row in self._decode.samplers}
-        responses = self._decode.next()
+    def _decode_step(self, done: StepResult) -> None:
+        self._began, count = self._clock(), len(self._decoder)
+        rows = {row.number: row for row in self._decoder.samplers}
+        responses = self._decoder.next()
         # Of several rows, nothing is free before the batch is copied without the one that ends.
         alone = len(responses) == 1
         done.tokens = [self._token(rows, response, alone=alone) for response in responses]
@@ -295,7 +298,7 @@ class Batch:
         self._drop_failed(list(rows.values()), done)
         self._budget.stepped(count, self._clock() - self._began)
 
-    def _drop_failed(self, rows: list[Row], done: Done) -> None:
+    def _drop_failed(self, rows: list[Row], done: StepResult) -> None:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:
             self.cancel(row.number)
             done.tokens = [token for token in done.tokens if token.row != row.number]
@@ -311,29 +314,31 @@ class Batch:
             self._keep(row, response.all_tokens, lambda: cache, handed_over=alone)
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
 
-    def _begin(self, following: Waiting | Group, tokens: int, done: Done) -> None:
+    def _begin(
+        self, following: WaitingPrompt | PrefillGroup, tokens: int, done: StepResult
+    ) -> None:
         """Another one is set aside for it, with what was computed of it."""
         if self._group:
             self._turns.end()
             self._turns.add(self._group)
             self._group = None
-        if len(self._decode) + len(following.rows) > self._concurrency:
+        if len(self._decoder) + len(following.rows) > self._concurrency:
             yielding = self._yielding(following)
             assert yielding is not None, "it may not begin"
             self.set_aside(yielding)
         self._turns.begin(following)
-        if isinstance(following, Group):
+        if isinstance(following, PrefillGroup):
             self._group = following
         else:
             self._group = self._grouped([following, *self._packed(following, tokens)], done)
 
-    def _packed(self, first: Waiting, tokens: int) -> list[Waiting]:
+    def _packed(self, first: WaitingPrompt, tokens: int) -> list[WaitingPrompt]:
         """As many of those that wait as are computed in the same piece."""
         taken = [first]
         while following := self._turns.next(lambda waiting: len(taken) < self._room):
             longest = max(following.left, *(waiting.left for waiting in taken))
             if (
-                isinstance(following, Group)
+                isinstance(following, PrefillGroup)
                 or first.decode
                 or following.decode
                 or longest * (len(taken) + 1) > tokens
@@ -344,7 +349,7 @@ class Batch:
             taken.append(following)
         return taken[1:]
 
-    def _grouped(self, taken: list[Waiting], done: Done) -> Group:
+    def _grouped(self, taken: list[WaitingPrompt], done: StepResult) -> PrefillGroup:
         rest, caches = [], []
         for waiting in taken:
             cache, cached = self._known(waiting)
@@ -354,23 +359,23 @@ class Batch:
             if not waiting.begun:
                 done.prefilled.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
             waiting.begun = True
-        return Group(self._prefill_batch(taken, rest, caches), rest, taken[0].decode)
+        return PrefillGroup(self._prefill_batch(taken, rest, caches), rest, taken[0].decode)
 
-    def _known(self, waiting: Waiting) -> tuple[list[Any], int]:
+    def _known(self, waiting: WaitingPrompt) -> tuple[list[Any], int]:
         beginning = waiting.prompt[:-1]
         if waiting.cache is not None:
             cache, cached = waiting.cache, len(beginning)
         else:
             known, cached = self._cache.fetch(self._computed_by(waiting.row), beginning)
             cache = known or make_prompt_cache(self.model)
-        if waiting.script is not None:
-            follow(cache, waiting.script, waiting.script_from)
+        if waiting.forced_tokens is not None:
+            force_tokens(cache, waiting.forced_tokens, waiting.forced_from)
         return one_row(cache) if self.why_alone else cache, cached
 
     def _prefill_batch(
-        self, rows: list[Waiting], rest: list[list[int]], caches: list[list[Any]]
-    ) -> Prefill:
-        return Prefill(
+        self, rows: list[WaitingPrompt], rest: list[list[int]], caches: list[list[Any]]
+    ) -> PrefillBatch:
+        return PrefillBatch(
             self.model,
             [waiting.row.number for waiting in rows],
             caches,
@@ -383,14 +388,14 @@ class Batch:
             [waiting.max_tokens for waiting in rows],
         )
 
-    def _prefill_piece(self, tokens: int, done: Done) -> None:
+    def _prefill_piece(self, tokens: int, done: StepResult) -> None:
         """Computes up to so many tokens; rows with nothing left but their last one decode."""
         assert self._group
         group, context, began = self._group, self._group.context, self._clock()
         sizes = group.compute(tokens)
         if max(sizes):
-            piece = Piece(len(sizes), max(sizes), context)
-            self._budget.prefilled(piece, len(self._decode), self._clock() - began)
+            piece = PrefillPiece(len(sizes), max(sizes), context)
+            self._budget.prefilled(piece, len(self._decoder), self._clock() - began)
         for row, known, size in zip(group.rows, group.batch.tokens, sizes, strict=True):
             self._turns.computed(group, row.client, size)
             if size and group.resumed is None:
@@ -398,11 +403,11 @@ class Batch:
         if group.is_computed:
             self._go_on_decoding(group)
 
-    def _go_on_decoding(self, group: Group) -> None:
+    def _go_on_decoding(self, group: PrefillGroup) -> None:
         kept = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
             self._keep(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
-        self._decode.extend(group.decode())
+        self._decoder.extend(group.decode())
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None
@@ -424,12 +429,18 @@ class Batch:
         return not row.failure and self._cache.wants(tokens)
 
     def _computed_by(self, row: Row) -> str:
-        return self._key if row.use == BASE else cache_key(self._key, *row.use)
+        return (
+            self._key if row.row_adapter == NO_ADAPTER else cache_key(self._key, *row.row_adapter)
+        )
 
 
-def use(asked: Generate) -> Use:
+def row_adapter_of(request: Generate) -> RowAdapter:
     """Nothing of an adapter is the base, whose prompts are also its own."""
-    return (asked.adapter, asked.adapter_scale) if asked.adapter and asked.adapter_scale else BASE
+    return (
+        (request.adapter, request.adapter_scale)
+        if request.adapter and request.adapter_scale
+        else NO_ADAPTER
+    )
 
 
 @lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)

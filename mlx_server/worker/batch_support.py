@@ -7,10 +7,10 @@ from typing import Any, Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.errors import told
+from mlx_server.errors import public_message
 from mlx_server.worker.mlx_lm_internals import ChunkedKVCache, make_prompt_cache
 
-WRONG_TOGETHER = {
+UNBATCHABLE = {
     "afm7": "its last layers take the position of a token from the longest row",
     "olmo_hybrid": "its convolutions read what pads the shorter rows",
 }
@@ -27,7 +27,7 @@ def why_alone(model: nn.Module) -> str:
 
     A batch is put through all that can happen to it. Only the graph is built of it.
     """
-    if reason := WRONG_TOGETHER.get(getattr(model, "model_type", "")):
+    if reason := UNBATCHABLE.get(getattr(model, "model_type", "")):
         return reason
     caches = [make_prompt_cache(model) for _ in LENGTHS]
     if lacking := sorted({type(c).__name__ for c in caches[0] if not hasattr(c, "merge")}):
@@ -35,7 +35,7 @@ def why_alone(model: nn.Module) -> str:
     try:
         _try_batch(model, caches)
     except Exception as error:
-        return f"a batch of several rows fails in mlx-lm ({told(error)})"
+        return f"a batch of several rows fails in mlx-lm ({public_message(error)})"
     return ""
 
 

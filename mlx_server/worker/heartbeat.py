@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mlx_server.engine import messages
-from mlx_server.engine.messages import GENERATING, Beat, Report
+from mlx_server.engine.messages import GENERATING, Heartbeat, Report
 
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 
 FADE = 0.99
 """Of the longest step, what is left of it with each that is shorter: one that compiled a kernel
@@ -32,7 +32,7 @@ clock stands still while a machine sleeps, on a Mac (mach_absolute_time) and on 
 again. A clock that somebody sets looks the same, and costs nothing but patience."""
 
 
-class Heart:
+class HeartbeatMonitor:
     """How the MLX thread is doing, told from another one."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Heart:
         self._began = None
         self._ended = self._wall()
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         lead = self._wall() - self._clock()
         woke, self._lead = lead - self._lead > WAKE_SECONDS, lead
         began = self._began
@@ -69,8 +69,8 @@ class Heart:
             self._warm = False
             self._began = began = self._clock(), self._processor()
         if began is None:
-            return Beat(0.0, self._longest if self._warm else 0.0, doing=self.doing)
-        return Beat(
+            return Heartbeat(0.0, self._longest if self._warm else 0.0, doing=self.doing)
+        return Heartbeat(
             self._clock() - began[0],
             self._longest if self._warm else 0.0,
             self._processor() - began[1],
@@ -78,7 +78,7 @@ class Heart:
         )
 
 
-class Line:
+class ReportSender:
     """Sends reports; two threads use it."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -91,15 +91,15 @@ class Line:
             self._connection.sendall(frame)
 
 
-def start_beating(heart: Heart, line: Line) -> None:
-    threading.Thread(target=_beat, args=(heart, line), daemon=True).start()
+def start_heartbeat(monitor: HeartbeatMonitor, sender: ReportSender) -> None:
+    threading.Thread(target=_send_heartbeats, args=(monitor, sender), daemon=True).start()
 
 
-def _beat(heart: Heart, line: Line) -> None:
+def _send_heartbeats(monitor: HeartbeatMonitor, sender: ReportSender) -> None:
     with suppress(OSError):  # the server is gone
         while True:
-            line.send(heart.beat())
-            time.sleep(BEAT_SECONDS)
+            sender.send(monitor.heartbeat())
+            time.sleep(HEARTBEAT_SECONDS)
 
 
 def leave(code: int) -> None:

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_server.engine.wired_memory import next_limit, parse_wired, wiring
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.read_rate import ReadPace
+from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.warm_up import warm_up
 
 log = logging.getLogger("mlx_server.engine")
@@ -19,7 +19,9 @@ Progress = Generator[tuple[int, int] | None, None, nn.Module]
 """Bytes read and bytes in all, None after a step that warms the model up; at last the model."""
 
 
-def load(path: Path, pace: ReadPace, wire: Callable[[int], None], concurrency: int) -> Progress:
+def load(
+    path: Path, pace: WeightReadPace, wire: Callable[[int], None], concurrency: int
+) -> Progress:
     """wire: is told how many bytes of weights will be read, before they are."""
     reading = weights.load(path, pace)
     try:

@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
-from mlx_server.worker.lora.slots import Rows, using
+from mlx_server.worker.lora.slots import RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
-from mlx_server.worker.sampling import Row, RowLogprobs, Sampled, Sampler, one_by_one
+from mlx_server.worker.sampling import Row, RowLogprobs, Sampled, Sampler, sample_rows_alone
 
 PER_ROW = (
     *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
@@ -21,7 +21,7 @@ PER_ROW = (
 """What mlx-lm keeps in a list with an entry for each row."""
 
 
-class Decode(GenerationBatch):
+class DecodeBatch(GenerationBatch):
     # of mlx-lm's own state, what is read here
     uids: list[int]
     tokens: list[list[int]]
@@ -30,7 +30,7 @@ class Decode(GenerationBatch):
     _next_tokens: mx.array
     _next_logprobs: list[RowLogprobs | None]
 
-    _made: tuple[Sampler, Rows] | None = None
+    _made: tuple[Sampler, RowAdapters] | None = None
 
     def _step(self) -> tuple[list[int], list[Logprobs | None]]:
         inputs, logprobs = self._next_tokens, self._next_logprobs
@@ -54,44 +54,44 @@ class Decode(GenerationBatch):
 
     def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
         caps = None
-        if sampler.guided:
+        if sampler.constrained:
             mx.async_eval(logits)  # the caps are made meanwhile
-            caps = sampler.caps(inputs, logits.shape[-1])
+            caps = sampler.mask(inputs, logits.shape[-1])
         try:
             return sampler(logits, inputs, caps)
         except Exception as error:
             if device_error(error):  # no row's own
                 raise
-            return one_by_one(self.samplers, logits, inputs, caps)
+            return sample_rows_alone(self.samplers, logits, inputs, caps)
 
-    def part(self, at: int) -> "Decode":
+    def part(self, at: int) -> "DecodeBatch":
         """One row, which leaves with all that it has."""
         one = self._row(at)
-        one.prompt_cache = Prefill(self.model, one.uids, [self.extract_cache(at)]).prompt_cache
+        one.prompt_cache = PrefillBatch(self.model, one.uids, [self.extract_cache(at)]).prompt_cache
         mx.eval([cache.state for cache in one.prompt_cache])  # or it would keep all of the batch
         self.filter([i for i in range(len(self)) if i != at])
         return one
 
-    def part_without_cache(self, at: int) -> "Decode":
+    def part_without_cache(self, at: int) -> "DecodeBatch":
         one = self._row(at)
         self.filter([i for i in range(len(self)) if i != at])
         return one
 
-    def _row(self, at: int) -> "Decode":
-        one: Decode = Decode.empty(self.model, self.fallback_sampler)
+    def _row(self, at: int) -> "DecodeBatch":
+        one: DecodeBatch = DecodeBatch.empty(self.model, self.fallback_sampler)
         for name in PER_ROW:
             setattr(one, name, [getattr(self, name)[at]])
         one._next_tokens = self._next_tokens[at : at + 1]
         return one
 
-    def _for_rows(self) -> tuple[Sampler, Rows]:
+    def _for_rows(self) -> tuple[Sampler, RowAdapters]:
         """What was made for a step serves the next one if its rows are the same."""
         if self._made is None or self._made[0].rows != self.samplers:
             self._made = Sampler(self.samplers), _rows(self.samplers)
         return self._made
 
 
-class Prefill(PromptProcessingBatch):
+class PrefillBatch(PromptProcessingBatch):
     uids: list[int]
     tokens: list[list[int]]
     samplers: list[Row]
@@ -120,9 +120,9 @@ class Prefill(PromptProcessingBatch):
             cache.finalize()
         mx.eval([cache.state for cache in self.prompt_cache])
 
-    def decode(self, last_tokens: list[int]) -> Decode:
+    def decode(self, last_tokens: list[int]) -> DecodeBatch:
         """The same rows, all but the last token of each computed, as a batch that decodes."""
-        return Decode(
+        return DecodeBatch(
             self.model,
             self.uids,
             mx.array(last_tokens),
@@ -136,5 +136,5 @@ class Prefill(PromptProcessingBatch):
         )
 
 
-def _rows(rows: list[Row]) -> Rows:
-    return Rows([row.use for row in rows])
+def _rows(rows: list[Row]) -> RowAdapters:
+    return RowAdapters([row.row_adapter for row in rows])

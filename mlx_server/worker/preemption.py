@@ -8,16 +8,16 @@ decodes as if it had never been away.
 from dataclasses import replace
 from typing import cast
 
-from mlx_server.worker.phases import Decode
-from mlx_server.worker.prompt_queue import Waiting
+from mlx_server.worker.phases import DecodeBatch
+from mlx_server.worker.prompt_queue import WaitingPrompt
 from mlx_server.worker.sampling import Row
 
 
 class Preempted:
     def __init__(self) -> None:
-        self._asked: dict[int, Waiting] = {}
+        self._asked: dict[int, WaitingPrompt] = {}
         """Of all rows of a batch, by number."""
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, WaitingPrompt] = {}
         """Those that are preempted."""
 
     def __contains__(self, number: int) -> bool:
@@ -27,7 +27,7 @@ class Preempted:
     def rows(self) -> list[Row]:
         return [waiting.row for waiting in self._waiting.values()]
 
-    def came(self, waiting: Waiting) -> None:
+    def came(self, waiting: WaitingPrompt) -> None:
         self._asked[waiting.number] = waiting
 
     def left(self, number: int) -> None:
@@ -39,7 +39,7 @@ class Preempted:
         asked = replace(self._asked[number], cache=None, known=0)
         self._asked[number] = self._waiting[number] = asked
 
-    def decoding(self, one: Decode) -> None:
+    def decoding(self, one: DecodeBatch) -> None:
         """The row alone, whose cache is not needed any more."""
         (number,), (tokens,) = one.uids, one.tokens
         one.prompt_cache = []
@@ -53,5 +53,5 @@ class Preempted:
             asked = self._asked[row.number]
             asked.decode = asked.cache = None
 
-    def resumed(self, number: int) -> Waiting | None:
+    def resumed(self, number: int) -> WaitingPrompt | None:
         return self._waiting.pop(number, None)

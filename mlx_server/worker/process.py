@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from mlx_server.engine import messages
 from mlx_server.engine.messages import IDLE, IMPORTING, Command, Ready, Schedule
 from mlx_server.system import descriptors, logs
-from mlx_server.worker.heartbeat import Heart, Line, leave, start_beating
+from mlx_server.worker.heartbeat import HeartbeatMonitor, ReportSender, leave, start_heartbeat
 
 if TYPE_CHECKING:
     from mlx_server.worker.worker import Engine
@@ -36,7 +36,9 @@ WAKE = b""
 """No command: something that the engine waits for is there."""
 
 
-def serve(engine: "Engine", heart: Heart, inbox: Inbox, send: Callable[..., None]) -> None:
+def serve(
+    engine: "Engine", heart: HeartbeatMonitor, inbox: Inbox, send: Callable[..., None]
+) -> None:
     """Commands as they come, a step, one frame of reports; sleeps while there is nothing to do.
 
     Returns when the GPU has failed for good.
@@ -104,14 +106,16 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
-    line, heart = Line(connection), Heart()
+    line, heart = ReportSender(connection), HeartbeatMonitor()
     heart.doing = IMPORTING
-    start_beating(heart, line)
+    start_heartbeat(heart, line)
     engine = _engine(inbox)
     heart.doing = IDLE
     gc.freeze()  # so that a collection, as after an unload, takes no time from streams
     with suppress(ConnectionError):  # the server is gone
-        line.send(_ready(), heart.beat())  # a deadlock before the next beat is none of importing
+        line.send(
+            _ready(), heart.heartbeat()
+        )  # a deadlock before the next beat is none of importing
         serve(engine, heart, inbox, line.send)
         leave(1)
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.engine.messages import Logprobs
-from mlx_server.worker.lora.slots import BASE, Rows, Use, using
+from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 from mlx_server.worker.sampling import RowLogprobs, step_logprobs
 
@@ -17,10 +17,12 @@ PIECE = 128
 Scoring = Generator[None, None, tuple[list[Logprobs], list[Any]]]
 
 
-def score(model: nn.Module, prompt: list[int], top: int, use: Use = BASE) -> Scoring:
+def prompt_logprobs(
+    model: nn.Module, prompt: list[int], top: int, row_adapter: RowAdapter = NO_ADAPTER
+) -> Scoring:
     """Returns the log probability of each token but the first, and the cache that this made."""
     cache = make_prompt_cache(model)
-    rows = Rows([use])
+    rows = RowAdapters([row_adapter])
     found: list[Logprobs] = []
     for start in range(0, len(prompt) - 1, PIECE):
         piece = prompt[start : min(start + PIECE, len(prompt) - 1)]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.worker.mlx_lm_internals import StopSequences
-from mlx_server.worker.phases import Decode, Prefill
+from mlx_server.worker.phases import DecodeBatch, PrefillBatch
 from mlx_server.worker.prefill.budget import MOST
 from mlx_server.worker.sampling import Row
 
@@ -17,23 +17,23 @@ from what the first left in the prompt cache."""
 
 
 @dataclass
-class Waiting:
+class WaitingPrompt:
     """A row that has not begun."""
 
     row: Row
     prompt: list[int]
     max_tokens: int
     stops: StopSequences
-    script: list[int] | None
+    forced_tokens: list[int] | None
     cache: list[Any] | None
     """Of the whole prompt but its last token, if that was computed on the way here."""
     known: int
     """Tokens that were in the prompt cache when it came."""
-    script_from: int = 0
+    forced_from: int = 0
     """Tokens of its own prompt, behind which the script is played."""
     begun: bool = False
     """Before it was preempted, if it was."""
-    decode: Decode | None = None
+    decode: DecodeBatch | None = None
     """Of a row that was preempted: what it goes on with, once the cache of its prompt is computed,
     which is all that it had but its last token."""
 
@@ -58,11 +58,11 @@ class Waiting:
         return self.known
 
 
-class Group:
+class PrefillGroup:
     """Rows whose prompts are computed together, piece by piece."""
 
     def __init__(
-        self, batch: Prefill, rest: list[list[int]], resumed: Decode | None = None
+        self, batch: PrefillBatch, rest: list[list[int]], resumed: DecodeBatch | None = None
     ) -> None:
         """resumed: its one row goes on with this."""
         self.batch = batch
@@ -98,7 +98,7 @@ class Group:
     def is_computed(self) -> bool:
         return all(len(rest) == 1 for rest in self.rest)
 
-    def decode(self) -> Decode:
+    def decode(self) -> DecodeBatch:
         if self.resumed is None:
             return self.batch.decode([rest[0] for rest in self.rest])
         self.resumed.prompt_cache = self.batch.prompt_cache
@@ -110,6 +110,6 @@ class Group:
         self.batch.filter([i for i in range(len(self.batch)) if i != at])
 
 
-def begin_alike(candidate: Waiting, taken: list[Waiting]) -> bool:
+def begin_alike(candidate: WaitingPrompt, taken: list[WaitingPrompt]) -> bool:
     beginning = candidate.prompt[:SHARED]
     return len(beginning) == SHARED and any(w.prompt[:SHARED] == beginning for w in taken)

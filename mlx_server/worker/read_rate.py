@@ -4,7 +4,7 @@ A disk reads 0.1 to 8 GB a second, and MLX converts some weights on the way, so 
 nothing of how long the rows of other models wait.
 """
 
-BESIDE_SECONDS = 0.008
+DECODING_SECONDS = 0.008
 """Of each step of the rows that decode meanwhile: less than one takes by itself."""
 
 ALONE_SECONDS = 0.25
@@ -17,9 +17,9 @@ MOST_GROWTH = 4.0
 """From one piece to the next: a piece that was read from the page cache says little of the disk."""
 
 
-class ReadPace:
+class WeightReadPace:
     def __init__(self) -> None:
-        self.beside = False
+        self.while_decoding = False
         """Whether rows wait for each piece to be read."""
         self._rate: float | None = None
         """Bytes a second."""
@@ -30,7 +30,7 @@ class ReadPace:
         """Of the next piece. A tensor that is larger is read as a whole."""
         if self._rate is None:
             return min(FIRST_BYTES, MOST_BYTES)
-        wanted = self._rate * (BESIDE_SECONDS if self.beside else ALONE_SECONDS)
+        wanted = self._rate * (DECODING_SECONDS if self.while_decoding else ALONE_SECONDS)
         return int(min(MOST_BYTES, MOST_GROWTH * self._last, max(LEAST_BYTES, wanted)))
 
     def learn(self, nbytes: int, seconds: float) -> None:

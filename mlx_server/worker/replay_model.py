@@ -17,10 +17,10 @@ CERTAIN = 50.0
 
 
 @dataclass
-class Place:
+class ReplayPosition:
     """One row's script, and how far the row has come. Before the script comes the prompt."""
 
-    script: Sequence[int] = (0,)
+    forced_tokens: Sequence[int] = (0,)
     prompt: int = 0
     consumed: int = 0
 
@@ -28,14 +28,14 @@ class Place:
     def next(self) -> int:
         """Past the end the script's last token comes again: a stop token, if it has one."""
         at = self.consumed - self.prompt
-        return self.script[min(max(at, 0), len(self.script) - 1)]
+        return self.forced_tokens[min(max(at, 0), len(self.forced_tokens) - 1)]
 
 
-class Places:
+class ReplayCache:
     """mlx-lm's cache protocol for rows whose whole state is their place."""
 
-    def __init__(self, rows: list[Place] | None = None) -> None:
-        self.rows = [Place()] if rows is None else rows
+    def __init__(self, rows: list[ReplayPosition] | None = None) -> None:
+        self.rows = [ReplayPosition()] if rows is None else rows
         self._lengths: list[int] | None = None
 
     def advance(self, tokens: int) -> None:
@@ -52,17 +52,17 @@ class Places:
         self._lengths = None
 
     @classmethod
-    def merge(cls, caches: "Sequence[Places]") -> "Places":
-        return cls([Place(**vars(row)) for cache in caches for row in cache.rows])
+    def merge(cls, caches: "Sequence[ReplayCache]") -> "ReplayCache":
+        return cls([ReplayPosition(**vars(row)) for cache in caches for row in cache.rows])
 
-    def extend(self, other: "Places") -> None:
+    def extend(self, other: "ReplayCache") -> None:
         self.rows += other.rows
 
     def filter(self, keep: Any) -> None:
         self.rows = [self.rows[i] for i in (keep.tolist() if hasattr(keep, "tolist") else keep)]
 
-    def extract(self, index: int) -> "Places":
-        return Places([Place(**vars(self.rows[index]))])
+    def extract(self, index: int) -> "ReplayCache":
+        return ReplayCache([ReplayPosition(**vars(self.rows[index]))])
 
     def is_trimmable(self) -> bool:
         return True
@@ -92,20 +92,22 @@ class ReplayModel(nn.Module):
         super().__init__()
         self.vocabulary = vocabulary
 
-    def make_cache(self) -> list[Places]:
-        return [Places()]
+    def make_cache(self) -> list[ReplayCache]:
+        return [ReplayCache()]
 
-    def __call__(self, inputs: mx.array, cache: list[Places] | None = None) -> mx.array:
+    def __call__(self, inputs: mx.array, cache: list[ReplayCache] | None = None) -> mx.array:
         """inputs: [rows, tokens]; returns logits [rows, tokens, vocabulary], those of the last
         token at all of them."""
-        places = cache[0] if cache else Places([Place() for _ in range(inputs.shape[0])])
+        places = (
+            cache[0] if cache else ReplayCache([ReplayPosition() for _ in range(inputs.shape[0])])
+        )
         places.advance(inputs.shape[1])
         nexts = mx.array([[row.next] for row in places.rows])
         logits = (mx.arange(self.vocabulary) == nexts[..., None]).astype(mx.float32) * CERTAIN
         return mx.broadcast_to(logits, (*inputs.shape, self.vocabulary))
 
 
-def follow(cache: list[Any], script: Sequence[int], prompt: int) -> None:
-    """Have the one row of a fresh or fetched cache play `script` after `prompt` tokens."""
+def force_tokens(cache: list[Any], forced_tokens: Sequence[int], prompt: int) -> None:
+    """Have the one row of a fresh or fetched cache play `forced_tokens` after `prompt` tokens."""
     (row,) = cache[0].rows
-    row.script, row.prompt = script, prompt
+    row.forced_tokens, row.prompt = forced_tokens, prompt

@@ -14,9 +14,9 @@ def check_row(command: Generate, batch: Batch) -> None:
     """Raises ValueError for what could harm other rows."""
     if not command.prompt:
         raise ValueError("the prompt is empty")
-    if command.max_tokens < (0 if command.score else 1):
+    if command.max_tokens < (0 if command.prompt_logprobs else 1):
         raise ValueError(f"{command.max_tokens} tokens can't be generated")
-    if command.script is not None and not (command.script and batch.plays):
+    if command.forced_tokens is not None and not (command.forced_tokens and batch.plays):
         raise ValueError("there is no script to play, or no model that plays it")
     if not 0 <= command.adapter_scale <= LARGEST_SCALE:
         raise ValueError(f"the adapter's scale is not 0 to {LARGEST_SCALE:g}")

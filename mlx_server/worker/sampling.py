@@ -18,14 +18,18 @@ import numpy as np
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
-from mlx_server.errors import told
+from mlx_server.errors import public_message
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.logit_constraints import FURTHEST, Caps, Guide
-from mlx_server.worker.lora.slots import BASE, Use
+from mlx_server.worker.constrained_decoding.logit_constraints import (
+    MAX_LOGIT_SHIFT,
+    AdditiveMask,
+    LogitConstraint,
+)
+from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
 
 log = logging.getLogger("mlx_server.engine")
 
-NOTHING = -math.inf
+MINUS_INFINITY = -math.inf
 
 COLDEST = 1e-5
 """A temperature below this counts as 0: scores divided by it leave float32 or its precision."""
@@ -51,9 +55,9 @@ class Row:
         self.sampling = sampling
         self.delay = 0.0
         self.client = ""
-        self.use: Use = BASE
-        self.guide: Guide | None = None
-        self.drawn = 0
+        self.row_adapter: RowAdapter = NO_ADAPTER
+        self.constraint: LogitConstraint | None = None
+        self.sampled = 0
         self.fault: Fault = _none
         """Of the latest draw: known once that is computed."""
         self.error: str | None = None
@@ -68,7 +72,7 @@ class Row:
     @property
     def failure(self) -> str | None:
         """Why it can't go on."""
-        return self.error or (self.guide.failure if self.guide else None)
+        return self.error or (self.constraint.failure if self.constraint else None)
 
     @property
     def penalised(self) -> bool:
@@ -77,7 +81,7 @@ class Row:
 
     def key(self) -> tuple[int, int]:
         """The random key of the row's next draw."""
-        digest = blake2b(self._seed + self.drawn.to_bytes(8, "little"), digest_size=8).digest()
+        digest = blake2b(self._seed + self.sampled.to_bytes(8, "little"), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
@@ -108,14 +112,14 @@ class Sampler:
         self._reports = _Reports(rows)
 
     @property
-    def guided(self) -> bool:
+    def constrained(self) -> bool:
         return bool(self._masks.at)
 
-    def caps(self, inputs: mx.array, width: int) -> mx.array | None:
+    def mask(self, inputs: mx.array, width: int) -> mx.array | None:
         """Of the guided rows (see logit_constraints.py); waits for the inputs."""
         ids = cast(list[int], inputs.tolist())
-        drawn = [ids[i] if self.rows[i].drawn else None for i in self._masks.at]
-        found = self._masks.caps.step(drawn, width)
+        drawn = [ids[i] if self.rows[i].sampled else None for i in self._masks.at]
+        found = self._masks.mask.step(drawn, width)
         return None if found is None else mx.array(found)
 
     def __call__(self, logits: mx.array, inputs: mx.array, caps: mx.array | None = None) -> Sampled:
@@ -131,7 +135,7 @@ class Sampler:
         # Nothing of a row changes before all went well: else its draw could not be repeated.
         self._penalties.keep()
         for place, row in enumerate(self.rows):
-            row.drawn += 1
+            row.sampled += 1
             row.fault = partial(faults.of, place)
         logprobs = [RowLogprobs(reported, place) for place in self._reports.places]
         by_row = dict(zip(self._reports.at, logprobs, strict=True))
@@ -142,17 +146,17 @@ class Sampler:
         )
 
 
-def one_by_one(
-    rows: Sequence[Row], logits: mx.array, inputs: mx.array, caps: mx.array | None = None
+def sample_rows_alone(
+    rows: Sequence[Row], logits: mx.array, inputs: mx.array, mask: mx.array | None = None
 ) -> Sampled:
     """As a Sampler of all the rows, which raised: the row that it was about is told from others."""
     guided = iter(range(len(rows)))
     each = []
     for at, row in enumerate(rows):
         own = None
-        if row.guide:
+        if row.constraint:
             place = next(guided)
-            own = None if caps is None else caps[place : place + 1]
+            own = None if mask is None else mask[place : place + 1]
         each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], own))
     return Sampled(
         mx.concatenate([sampled.tokens for sampled in each]),
@@ -168,7 +172,7 @@ def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, masks: mx.array
         if device_error(error):  # no row's own
             raise
         log.warning("row %d can't be sampled", row.number, exc_info=True)
-        message = f"its next token could not be chosen: {told(error)}"
+        message = f"its next token could not be chosen: {public_message(error)}"
         row.fault = lambda: message
         return Sampled(mx.zeros(1, mx.uint32), [None], [])
 
@@ -228,7 +232,7 @@ class _Penalties:
     def _counted(self, inputs: mx.array) -> mx.array:
         """How often each token is in each answer; the first input still belongs to the prompt."""
         counts = mx.stack([row.counts for row in self.rows])
-        generated = mx.array([float(row.drawn > 0) for row in self.rows])
+        generated = mx.array([float(row.sampled > 0) for row in self.rows])
         counts = counts.at[mx.arange(len(self.rows)), inputs].add(generated)
         self.counts = counts
         return counts
@@ -243,19 +247,19 @@ class _Penalties:
 
 class _Masks:
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.at = [i for i, row in enumerate(rows) if row.guide]
-        self.caps = Caps([row.guide for row in rows if row.guide])
+        self.at = [i for i, row in enumerate(rows) if row.constraint]
+        self.mask = AdditiveMask([row.constraint for row in rows if row.constraint])
         self.all = len(self.at) == len(rows)
         self.pushed = any(rows[i].penalised or rows[i].sampling.logit_bias for i in self.at)
 
     def __call__(self, logits: mx.array, caps: mx.array) -> mx.array:
         if self.all:
-            return self._capped(logits, caps)
+            return self._masked(logits, caps)
         at = mx.array(self.at)
-        return _replaced(logits, at, self._capped(logits[at], caps))
+        return _replaced(logits, at, self._masked(logits[at], caps))
 
-    def _capped(self, logits: mx.array, caps: mx.array) -> mx.array:
-        return mx.minimum(mx.maximum(logits, -FURTHEST) if self.pushed else logits, caps)
+    def _masked(self, logits: mx.array, caps: mx.array) -> mx.array:
+        return mx.minimum(mx.maximum(logits, -MAX_LOGIT_SHIFT) if self.pushed else logits, caps)
 
 
 class _Draws:
@@ -274,7 +278,9 @@ class _Draws:
             self.top_p = _column(narrowed, lambda s: max(s.top_p, LEAST_MASS))
         self.floored = any(s.min_p > 0 for s in params)
         if self.floored:
-            self.floor = _column(self.rows, lambda s: math.log(s.min_p) if s.min_p else NOTHING)
+            self.floor = _column(
+                self.rows, lambda s: math.log(s.min_p) if s.min_p else MINUS_INFINITY
+            )
 
     def __call__(self, logits: mx.array) -> mx.array:
         if not self.rows:
@@ -291,7 +297,7 @@ class _Draws:
             scores = _replaced(scores, at, narrow(scores[at], self.top_k, self.top_p))
         if self.floored:
             likeliest = mx.max(scores, axis=-1, keepdims=True)
-            scores = mx.where(scores < likeliest + self.floor, NOTHING, scores)
+            scores = mx.where(scores < likeliest + self.floor, MINUS_INFINITY, scores)
         keys = mx.array([row.key() for row in self.rows], mx.uint32)
         return mx.argmax(scores + _noise(keys, scores.shape[-1]), axis=-1)
 
@@ -303,12 +309,12 @@ def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     """
     best_first = -mx.sort(-scores, axis=-1)
     allowed = mx.arange(scores.shape[-1]) < top_k
-    mass = mx.softmax(mx.where(allowed, best_first, NOTHING), axis=-1)
+    mass = mx.softmax(mx.where(allowed, best_first, MINUS_INFINITY), axis=-1)
     reached = mx.cumsum(mass, axis=-1, inclusive=False)
     # Rounding reaches 1 too early, and a top_p of 1 cuts nothing.
     kept = allowed & ((reached < top_p) | (top_p >= 1))
     worst = mx.take_along_axis(best_first, kept.sum(axis=-1, keepdims=True) - 1, axis=-1)
-    return mx.where(scores < worst, NOTHING, scores)
+    return mx.where(scores < worst, MINUS_INFINITY, scores)
 
 
 class _Reports:

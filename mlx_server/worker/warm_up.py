@@ -17,7 +17,7 @@ from mlx_server.worker.batch import Batch
 
 log = logging.getLogger("mlx_server.engine")
 
-WORTH_IT = mx.metal.is_available()
+IS_WARM_UP_USEFUL = mx.metal.is_available()
 """A CPU has no kernels to compile, and what rows take is memory that nobody has set aside."""
 
 METAL_PROMPT, CPU_PROMPT = 256, 32
@@ -37,7 +37,7 @@ SAMPLINGS = (
 
 def warm_up(batch: Batch, rows: int) -> Iterator[None]:
     """batch: of its own, without a prompt cache. Yields after each step."""
-    if batch.plays or not WORTH_IT:  # a replay model computes nothing
+    if batch.plays or not IS_WARM_UP_USEFUL:  # a replay model computes nothing
         return
     until = time.monotonic() + MOST_SECONDS
     try:
@@ -57,18 +57,18 @@ def warm_up(batch: Batch, rows: int) -> Iterator[None]:
 
 def _steps(batch: Batch, rows: int) -> Iterator[None]:
     tokens = METAL_PROMPT if mx.metal.is_available() else CPU_PROMPT
-    batch.add(_asked(0, batch, tokens))
+    batch.add(_request(0, batch, tokens))
     while batch.waiting:
         batch.step()
         yield
     for row in range(1, min(rows, ROWS)):
-        batch.add(_asked(row, batch, tokens // 2))
+        batch.add(_request(row, batch, tokens // 2))
     while batch:
         batch.step()
         yield
 
 
-def _asked(row: int, batch: Batch, tokens: int) -> Generate:
+def _request(row: int, batch: Batch, tokens: int) -> Generate:
     prompt = [(7 * row + at) % batch.vocabulary for at in range(tokens)]
     # the first row decodes until the others have joined it
     return Generate(

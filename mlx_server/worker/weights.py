@@ -13,14 +13,16 @@ from mlx.utils import tree_flatten
 
 from mlx_server.checkpoints.architectures import SAME
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model
-from mlx_server.worker.read_rate import ReadPace
+from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.replay_model import ReplayModel
 
 REPLAY = "replay"
 """The model type of checkpoints without weights."""
 
 
-def load(path: Path, pace: ReadPace | None = None) -> Generator[tuple[int, int], None, nn.Module]:
+def load(
+    path: Path, pace: WeightReadPace | None = None
+) -> Generator[tuple[int, int], None, nn.Module]:
     """Yields (bytes read, bytes in all) as it goes, at first before it reads any; returns the
     model. pace: how much is read between two of them."""
     config = json.loads((path / "config.json").read_text("utf-8"))
@@ -37,7 +39,7 @@ def load(path: Path, pace: ReadPace | None = None) -> Generator[tuple[int, int],
     done = 0
     yield done, total
     unread = deque(arrays(model))
-    pace = pace or ReadPace()
+    pace = pace or WeightReadPace()
     while unread:
         piece = _piece(unread, pace.nbytes)
         began = time.perf_counter()

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.engine.device_errors import ENDS, SAID, Streak, device_error
+from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     GENERATING,
@@ -27,43 +27,46 @@ from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Admitted,
-    Cancel,
+    CancelRows,
     Command,
     DeviceFailed,
     Generate,
-    GoOn,
-    Hold,
     LimitCache,
     LimitMemory,
-    Load,
     LoadAdapter,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Preempt,
+    LoadModel,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelUnloaded,
+    PauseRows,
+    PreemptRows,
+    PromptLogprobs,
     Report,
-    Resume,
+    ResumeRows,
     RowFailed,
     RowRefused,
     Schedule,
-    Scored,
-    Stepped,
+    StepOutput,
     Token,
-    Unload,
     UnloadAdapter,
-    Unloaded,
+    UnloadModel,
+    UnpauseRows,
 )
-from mlx_server.errors import ServerError, told
+from mlx_server.errors import ServerError, public_message
 from mlx_server.worker import weights
-from mlx_server.worker.batch import Batch, use
+from mlx_server.worker.batch import Batch, row_adapter_of
 from mlx_server.worker.buffer_cache import Buffers
-from mlx_server.worker.constrained_decoding.grammar_compiler import Refused
-from mlx_server.worker.constrained_decoding.logit_constraints import Guide, Guides
-from mlx_server.worker.lora.adapters import Adapters
+from mlx_server.worker.constrained_decoding.grammar_compiler import GrammarRefused
+from mlx_server.worker.constrained_decoding.logit_constraints import (
+    LogitConstraint,
+    LogitConstraints,
+)
+from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.model_load import Progress, WiredLimit, load
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
-from mlx_server.worker.prompt_logprobs import Scoring, score
-from mlx_server.worker.read_rate import ReadPace
+from mlx_server.worker.prompt_logprobs import Scoring, prompt_logprobs
+from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.row_validation import check_row
 
 log = logging.getLogger("mlx_server.engine")
@@ -94,7 +97,7 @@ class Engine:
         self._schedule, self._clock = schedule, clock
         self._cache = PromptCache(cache_bytes)
         self._wired = WiredLimit(wired)
-        self._read_pace = ReadPace()
+        self._read_pace = WeightReadPace()
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
@@ -103,18 +106,18 @@ class Engine:
         self._warming = False
         """Whether the last piece of a load was a step, and not read."""
         self._batches: dict[str, Batch] = {}
-        self._adapters: dict[str, Adapters] = {}
+        self._adapters: dict[str, AdapterWeights] = {}
         self._seconds: dict[str, float] = {}
         """That each model has had. What it did not use while it rested is written off, so that it
         neither makes up for it nor waits for the others to do so."""
         self._served = 0.0
         """The most that a model had when it was served."""
-        self._guides = Guides(wake)
-        self._unguided: dict[int, Generate] = {}
+        self._constraints = LogitConstraints(wake)
+        self._unconstrained: dict[int, Generate] = {}
         """Rows that wait for their guide."""
-        self._scorings: dict[int, tuple[Generate, Guide | None, Scoring]] = {}
+        self._prompt_logprobs: dict[int, tuple[Generate, LogitConstraint | None, Scoring]] = {}
         """Rows whose prompts are scored; the first has the next turn."""
-        self._held: set[int] = set()
+        self._paused: set[int] = set()
         """Rows that get no tokens for now, wherever they are."""
         self._preempted: set[int] = set()
         """Rows that are to be preempted when they come to a batch, if they are not in one."""
@@ -122,17 +125,17 @@ class Engine:
     @property
     def pause(self) -> float | None:
         """Seconds until there is something to do; None: until there is a command."""
-        if self._loads or self._scorings:
+        if self._loads or self._prompt_logprobs:
             return 0.0
         now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
-        due += [self._guides.pause] if self._unguided else []
+        due += [self._constraints.pause] if self._unconstrained else []
         return max(0.0, min(due)) if due else None
 
     @property
     def warm(self) -> bool:
         """Whether the next step does nothing for the first time: it takes no longer than usual."""
-        begins = self._loads or self._unguided
+        begins = self._loads or self._unconstrained
         return not begins and all(b.warm for b in self._batches.values() if b)
 
     @property
@@ -144,8 +147,8 @@ class Engine:
         """What takes longest of what there is to do."""
         if loads := list(self._loads):
             return f"{'warming up' if self._warming else 'loading'} {loads[0]}"
-        if waiting := list(self._unguided.values()):
-            return self._guides.doing(waiting[0].model)
+        if waiting := list(self._unconstrained.values()):
+            return self._constraints.doing(waiting[0].model)
         return GENERATING if self.pause is not None else IDLE
 
     def handle(self, command: Command) -> list[Report]:
@@ -157,31 +160,31 @@ class Engine:
             if not (failed := self._device_failed(error)):
                 raise
             log.exception("the GPU failed in a command")
-        failed += [self._stepped(model, []) for model in self._batches]
+        failed += [self._step_output(model, []) for model in self._batches]
         return failed if self.broken else [*failed, *self.handle(command)]
 
     def _handle(self, command: Command) -> list[Report]:
         match command:
-            case Load(model, path, stop_tokens, tokenizer):
+            case LoadModel(model, path, stop_tokens, tokenizer):
                 self._loads[model] = self._loading(Path(path))
-                self._guides.expect(model, Path(tokenizer or path), stop_tokens)
-            case Unload(model):
+                self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
+            case UnloadModel(model):
                 return self._unload(model)
             case LoadAdapter():
                 return [self._load_adapter(command)]
             case UnloadAdapter(model, adapter):
                 return self._unload_adapter(model, adapter)
             case Generate(row):
-                return self._alone(row, partial(self._generate, command))
-            case Cancel(rows):
+                return self._run_row(row, partial(self._generate, command))
+            case CancelRows(rows):
                 return self._cancel(rows)
-            case Hold(rows):
-                self._held.update(rows)
-            case GoOn(rows):
-                self._held.difference_update(rows)
-            case Preempt(rows):
+            case PauseRows(rows):
+                self._paused.update(rows)
+            case UnpauseRows(rows):
+                self._paused.difference_update(rows)
+            case PreemptRows(rows):
                 self._preempt(rows)
-            case Resume(rows):
+            case ResumeRows(rows):
                 self._resume(rows)
             case LimitCache(max_bytes):
                 self._cache.limit(max_bytes)
@@ -193,17 +196,17 @@ class Engine:
     def step(self) -> list[Report]:
         """A piece of every load, one of a scoring, and a step of one model."""
         reports = [report for model in list(self._loads) for report in self._load(model)]
-        for row, command in list(self._unguided.items()):
-            reports += self._alone(row, partial(self._guide, command))
-        for row, (command, *_) in list(self._scorings.items())[:1]:
-            reports += self._alone(row, partial(self._score, row))
+        for row, command in list(self._unconstrained.items()):
+            reports += self._run_row(row, partial(self._constrain, command))
+        for row, (command, *_) in list(self._prompt_logprobs.items())[:1]:
+            reports += self._run_row(row, partial(self._compute_prompt_logprobs, row))
             self._end_scoring_turn(command.client)
-            if row not in self._scorings:  # no other step may say that it waits no more
-                reports.append(self._stepped(command.model, []))
+            if row not in self._prompt_logprobs:  # no other step may say that it waits no more
+                reports.append(self._step_output(command.model, []))
         if model := self._next_model():
             reports += self._step(model)
-        if not (self._scorings or any(self._batches.values())):
-            self._guides.read_ahead()
+        if not (self._prompt_logprobs or any(self._batches.values())):
+            self._constraints.read_ahead()
         return reports
 
     def _next_model(self) -> str | None:
@@ -223,15 +226,20 @@ class Engine:
             log.exception("a step of %s failed", model)
             if not (failed := self._device_failed(error)):
                 self._batches[model] = self._batch(model, batch.model)
-                failed = [RowFailed(row, _said(error)) for row in rows]
-            return [*failed, self._stepped(model, [])]
+                failed = [RowFailed(row, _message(error)) for row in rows]
+            return [*failed, self._step_output(model, [])]
         finally:
             self._seconds[model] += self._clock() - began
         if any(token.finish for token in done.tokens):
             self._device_errors.answered()
         if self._buffers.to_give_back(mx.get_cache_memory(), prefilling=batch.prefilling):
             mx.clear_cache()
-        return [*done.prefilled, *done.progress, *done.failed, self._stepped(model, done.tokens)]
+        return [
+            *done.prefilled,
+            *done.progress,
+            *done.failed,
+            self._step_output(model, done.tokens),
+        ]
 
     def _device_failed(self, error: Exception) -> list[Report]:
         """Nothing, if the GPU has no part in it.
@@ -244,24 +252,24 @@ class Engine:
             return []
         again = self._device_errors.failed(time.monotonic()) > 1
         self.broken = self.broken or again or kind in ENDS
-        rows = [command.row for command in self._unguided.values()]
+        rows = [command.row for command in self._unconstrained.values()]
         rows += [row for batch in self._batches.values() for row in batch.rows]
-        rows += list(self._scorings)
+        rows += list(self._prompt_logprobs)
         self._batches = {m: self._batch(m, b.model) for m, b in self._batches.items()}
-        self._unguided.clear()
-        self._scorings.clear()
+        self._unconstrained.clear()
+        self._prompt_logprobs.clear()
         self._cache.clear()
         with suppress(Exception):  # it may fail as the step did
             mx.clear_cache()
-        message = f"{SAID[kind]}; send the request again"
-        log.error("the GPU failed: %s", _said(error))
+        message = f"{MESSAGES[kind]}; send the request again"
+        log.error("the GPU failed: %s", _message(error))
         failure = DeviceFailed(kind, message, self.broken)
         return [failure, *(RowFailed(row, message) for row in rows)]
 
-    def _stepped(self, model: str, tokens: list[Token]) -> Stepped:
-        waiting = len(self._unguided) + len(self._scorings)
+    def _step_output(self, model: str, tokens: list[Token]) -> StepOutput:
+        waiting = len(self._unconstrained) + len(self._prompt_logprobs)
         waiting += sum(batch.waiting for batch in self._batches.values())
-        return Stepped(
+        return StepOutput(
             model,
             tokens,
             waiting,
@@ -271,18 +279,18 @@ class Engine:
             mx.get_peak_memory(),
         )
 
-    def _alone(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
+    def _run_row(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
         """What goes wrong with one row ends that row and no other."""
         try:
             return work()
-        except Refused as refusal:
-            self._unguided.pop(row, None)
+        except GrammarRefused as refusal:
+            self._unconstrained.pop(row, None)
             return [RowRefused(row, str(refusal))]
         except Exception as error:
-            self._unguided.pop(row, None)
-            self._scorings.pop(row, None)
+            self._unconstrained.pop(row, None)
+            self._prompt_logprobs.pop(row, None)
             log.exception("row %d failed", row)
-            return [*self._device_failed(error), RowFailed(row, _said(error))]
+            return [*self._device_failed(error), RowFailed(row, _message(error))]
 
     def _generate(self, command: Generate) -> list[Report]:
         batch = self._batches[command.model]
@@ -291,67 +299,71 @@ class Engine:
             raise ValueError(f"adapter {command.adapter} is not loaded")
         if command.grammar is None and command.thinking is None:
             return self._admit(command, None)
-        self._unguided[command.row] = command
-        return self._guide(command)
+        self._unconstrained[command.row] = command
+        return self._constrain(command)
 
-    def _guide(self, command: Generate) -> list[Report]:
-        guide = self._guides.guide(command)
+    def _constrain(self, command: Generate) -> list[Report]:
+        guide = self._constraints.constraint(command)
         if guide is None:
             return []
-        del self._unguided[command.row]
+        del self._unconstrained[command.row]
         return self._admit(command, guide)
 
-    def _admit(self, command: Generate, guide: Guide | None) -> list[Report]:
-        if command.score:
+    def _admit(self, command: Generate, constraint: LogitConstraint | None) -> list[Report]:
+        if command.prompt_logprobs:
             top = command.sampling.logprobs or 0
             network = self._batches[command.model].model
-            scoring = score(network, command.prompt, top, use(command))
-            self._scorings[command.row] = command, guide, scoring
+            scoring = prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
+            self._prompt_logprobs[command.row] = command, constraint, scoring
         else:
-            self._add(command, guide)
+            self._add(command, constraint)
         return [Admitted(command.row)]
 
-    def _add(self, command: Generate, guide: Guide | None, cache: list[Any] | None = None) -> None:
+    def _add(
+        self, command: Generate, constraint: LogitConstraint | None, cache: list[Any] | None = None
+    ) -> None:
         batch = self._batches[command.model]
         if not batch:
             self._seconds[command.model] = max(self._seconds[command.model], self._served)
-        batch.add(command, cache, guide)
+        batch.add(command, cache, constraint)
         if command.row in self._preempted:
             self._preempted.remove(command.row)
             batch.preempt(command.row)
 
-    def _score(self, row: int) -> list[Report]:
-        command, guide, scoring = self._scorings[row]
+    def _compute_prompt_logprobs(self, row: int) -> list[Report]:
+        command, guide, scoring = self._prompt_logprobs[row]
         try:
             next(scoring)
             return []
         except StopIteration as end:
-            del self._scorings[row]
+            del self._prompt_logprobs[row]
             logprobs, cache = end.value
         if command.max_tokens:
             self._add(command, guide, cache)
-        return [Scored(row, logprobs)]
+        return [PromptLogprobs(row, logprobs)]
 
     def _end_scoring_turn(self, client: str) -> None:
         """Clients take turns piece by piece; of one client, the scorings go in order of arrival."""
-        for row in [r for r, (asked, *_) in self._scorings.items() if asked.client == client]:
-            self._scorings[row] = self._scorings.pop(row)
+        for row in [
+            r for r, (asked, *_) in self._prompt_logprobs.items() if asked.client == client
+        ]:
+            self._prompt_logprobs[row] = self._prompt_logprobs.pop(row)
 
     def _cancel(self, rows: list[int]) -> list[Report]:
-        self._held.difference_update(rows)
+        self._paused.difference_update(rows)
         self._preempted.difference_update(rows)
         for row in rows:
-            self._unguided.pop(row, None)
-            self._scorings.pop(row, None)
+            self._unconstrained.pop(row, None)
+            self._prompt_logprobs.pop(row, None)
             for batch in self._batches.values():
                 batch.cancel(row)
         # With no row left there is no step to say that none waits.
-        left = self._unguided or self._scorings or any(self._batches.values())
-        return [] if left else [self._stepped(model, []) for model in self._batches]
+        left = self._unconstrained or self._prompt_logprobs or any(self._batches.values())
+        return [] if left else [self._step_output(model, []) for model in self._batches]
 
     def _preempt(self, rows: list[int]) -> None:
         for row in rows:
-            if row in self._unguided or row in self._scorings:
+            if row in self._unconstrained or row in self._prompt_logprobs:
                 self._preempted.add(row)
             for batch in self._batches.values():
                 batch.preempt(row)
@@ -368,25 +380,25 @@ class Engine:
             return self._load_piece(model)
         except Exception as error:
             self._loads.pop(model, None)
-            self._guides.forget(model)
+            self._constraints.forget(model)
             log.exception("%s did not load", model)
-            return [*self._device_failed(error), LoadFailed(model, _said(error))]
+            return [*self._device_failed(error), ModelLoadFailed(model, _message(error))]
 
     def _load_piece(self, model: str) -> list[Report]:
-        self._read_pace.beside = any(self._batches.values())
+        self._read_pace.while_decoding = any(self._batches.values())
         try:
             progress = next(self._loads[model])
             self._warming = progress is None
-            return [Loading(model, *progress)] if progress else []
+            return [ModelLoading(model, *progress)] if progress else []
         except StopIteration as end:
             del self._loads[model]
             network = end.value
         batch = self._batches[model] = self._batch(model, network)
         batch.warm = self._warming
-        self._adapters[model] = Adapters(network)
+        self._adapters[model] = AdapterWeights(network)
         self._seconds[model] = 0.0
         nbytes = sum(array.nbytes for array in weights.arrays(network))
-        return [Loaded(model, batch.vocabulary, nbytes, batch.why_alone)]
+        return [ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
     def _loading(self, path: Path) -> Progress:
         def wire(nbytes: int) -> None:
@@ -401,27 +413,27 @@ class Engine:
             concurrency=self._concurrency,
             key=model,
             cache=self._cache,
-            held=self._held,
+            held=self._paused,
             schedule=self._schedule,
             clock=self._clock,
         )
 
     def _unload(self, model: str) -> list[Report]:
-        given_up = [LoadFailed(model, GONE)] if self._loads.pop(model, None) else []
+        given_up = [ModelLoadFailed(model, GONE)] if self._loads.pop(model, None) else []
         self._cache.forget(model)
         batch = self._batches.pop(model, None)
         self._adapters.pop(model, None)
         self._seconds.pop(model, None)
-        self._guides.forget(model)
+        self._constraints.forget(model)
         lost = [command.row for command in self._not_in_batches(model)]
         for row in lost:
-            self._unguided.pop(row, None)
-            self._scorings.pop(row, None)
+            self._unconstrained.pop(row, None)
+            self._prompt_logprobs.pop(row, None)
         lost += batch.rows if batch is not None else []  # none may have anything to do
         del batch
         _give_back_memory()
         failed = [RowFailed(row, GONE) for row in lost]
-        return [*given_up, *failed, self._stepped(model, []), Unloaded(model)]
+        return [*given_up, *failed, self._step_output(model, []), ModelUnloaded(model)]
 
     def _load_adapter(self, command: LoadAdapter) -> Report:
         model, adapter = command.model, command.adapter
@@ -434,7 +446,7 @@ class Engine:
             if device_error(error):  # the adapter's files are not at fault
                 raise
             mx.clear_cache()
-            return AdapterFailed(model, adapter, _said(error))
+            return AdapterFailed(model, adapter, _message(error))
         return AdapterLoaded(model, adapter, nbytes)
 
     def _unload_adapter(self, model: str, adapter: str) -> list[Report]:
@@ -453,12 +465,12 @@ class Engine:
         return lost + self._batches[model].rows_with(adapter)
 
     def _not_in_batches(self, model: str) -> list[Generate]:
-        scored = [command for command, *_ in self._scorings.values()]
-        return [c for c in [*self._unguided.values(), *scored] if c.model == model]
+        scored = [command for command, *_ in self._prompt_logprobs.values()]
+        return [c for c in [*self._unconstrained.values(), *scored] if c.model == model]
 
 
-def _said(error: Exception) -> str:
-    return error.message if isinstance(error, ServerError) else told(error)
+def _message(error: Exception) -> str:
+    return error.message if isinstance(error, ServerError) else public_message(error)
 
 
 def _limit_memory(max_bytes: int) -> None:

@@ -19,7 +19,7 @@ import psutil
 
 from mlx_server.clients.bench import run, warm_up
 from mlx_server.clients.bench.exchange import Target
-from mlx_server.clients.bench.result import Load, Result
+from mlx_server.clients.bench.result import Result, Workload
 from mlx_server.engine.blas import fast_blas
 
 START_SECONDS = 120.0
@@ -29,7 +29,7 @@ STOP_SECONDS = 15.0
 @dataclass(frozen=True)
 class Contender:
     pid: int
-    run: Callable[[Load], Result]
+    run: Callable[[Workload], Result]
 
     def memory(self) -> int:
         """Bytes that are resident, of all its processes together."""
@@ -48,15 +48,15 @@ Start = Callable[[Path], AbstractContextManager[Contender]]
 def _raw(kind: str, folder: Path) -> Iterator[Contender]:
     with _child(["bench_parts.raw", kind, str(folder)], folder, fast()) as child:
 
-        def measured(load: Load) -> Result:
+        def measured(load: Workload) -> Result:
             assert child.stdin
             assert child.stdout
             child.stdin.write(msgspec.json.encode(load) + b"\n")
             child.stdin.flush()
             return msgspec.json.decode(child.stdout.readline(), type=Result)
 
-        def warm(load: Load) -> Result:
-            measured(Load(load.clients, load.clients, words=16, max_tokens=4))
+        def warm(load: Workload) -> Result:
+            measured(Workload(load.clients, load.clients, words=16, max_tokens=4))
             return measured(load)
 
         yield Contender(child.pid, warm)
@@ -125,7 +125,7 @@ def _served(
 ) -> Iterator[Contender]:
     with answering(command, model, folder, variables) as (pid, target):
 
-        def warm(load: Load) -> Result:
+        def warm(load: Workload) -> Result:
             asyncio.run(warm_up(target, load))
             return asyncio.run(run(target, load))
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 from time import perf_counter
 
-from mlx_server.engine.messages import Generate, Load, Stepped
+from mlx_server.engine.messages import Generate, LoadModel, StepOutput
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.worker import Engine
 
@@ -22,7 +22,7 @@ STOPS = [2]
 
 def measured(folder: str) -> float:
     engine = Engine()
-    engine.handle(Load("running", folder, STOPS))
+    engine.handle(LoadModel("running", folder, STOPS))
     while engine.pause is not None:
         engine.step()
     sampling = SamplingParams(temperature=0)
@@ -30,7 +30,7 @@ def measured(folder: str) -> float:
     # the first ones compile kernels
     steps = [_token(engine) for _ in range(2 * STEPS)][STEPS:]
     alone = median(after - before for before, after in pairwise(steps))
-    engine.handle(Load("loading", folder, STOPS))
+    engine.handle(LoadModel("loading", folder, STOPS))
     times = [steps[-1]]
     while engine.loading:
         times.append(_token(engine))
@@ -41,7 +41,7 @@ def measured(folder: str) -> float:
 def _token(engine: Engine) -> float:
     """When the next token has come."""
     while True:
-        if any(isinstance(report, Stepped) and report.tokens for report in engine.step()):
+        if any(isinstance(report, StepOutput) and report.tokens for report in engine.step()):
             return perf_counter()
 
 

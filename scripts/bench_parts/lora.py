@@ -24,7 +24,7 @@ from bench_parts.inside import network, timed
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.lora.adapters import Adapters
+from mlx_server.worker.lora.adapters import AdapterWeights
 
 ROWS = (1, 4, 8, 16)
 ADAPTERS = (0, 1, 2, 4, 8)
@@ -39,7 +39,7 @@ def measured(folder: Path, scratch: Path) -> dict[str, Any]:
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
-    loaded = Adapters(wrapped)
+    loaded = AdapterWeights(wrapped)
     loads = [timed(partial(loaded.load, f"{n}", a)) for n, a in enumerate(adapters)]
     kept = (mx.get_active_memory() - before) / len(adapters)
     _decoding(wrapped, [f"{n}" for n in range(len(adapters))])

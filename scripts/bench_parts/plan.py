@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from mlx_server.clients.bench.result import Load, Result
+from mlx_server.clients.bench.result import Result, Workload
 
 Model = Literal["demo", "tiny"]
 
@@ -25,8 +25,8 @@ class Case:
     def prefix(self) -> str:
         return "warm" if self.warm else "cold"
 
-    def load(self, seed: str) -> Load:
-        return Load(self.clients, self.requests, self.words, self.max_tokens, self.warm, seed)
+    def load(self, seed: str) -> Workload:
+        return Workload(self.clients, self.requests, self.words, self.max_tokens, self.warm, seed)
 
     def suits(self, contender: str) -> bool:
         """Without a server there is no prefix cache, and streaming is for one client."""

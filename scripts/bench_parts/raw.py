@@ -14,13 +14,15 @@ from mlx_lm import load as load_checkpoint
 from mlx_lm import stream_generate
 from mlx_lm.generate import BatchGenerator
 
-from mlx_server.clients.bench.exchange import Answer
-from mlx_server.clients.bench.result import Load, Result
+from mlx_server.clients.bench.exchange import RequestTiming
+from mlx_server.clients.bench.result import Result, Workload
 
 Tokens = list[int]
 
 
-def stream(model: Any, tokenizer: Any, prompts: list[Tokens], load: Load) -> list[Answer]:
+def stream(
+    model: Any, tokenizer: Any, prompts: list[Tokens], load: Workload
+) -> list[RequestTiming]:
     answers = []
     for prompt in prompts:
         began = perf_counter()
@@ -29,7 +31,7 @@ def stream(model: Any, tokenizer: Any, prompts: list[Tokens], load: Load) -> lis
     return answers
 
 
-def batch(model: Any, tokenizer: Any, prompts: list[Tokens], load: Load) -> list[Answer]:
+def batch(model: Any, tokenizer: Any, prompts: list[Tokens], load: Workload) -> list[RequestTiming]:
     stops = [[token] for token in tokenizer.eos_token_ids]
     generator = BatchGenerator(model, stop_tokens=stops, max_tokens=load.max_tokens)
     waiting = iter(prompts)
@@ -53,12 +55,12 @@ def batch(model: Any, tokenizer: Any, prompts: list[Tokens], load: Load) -> list
     return [_answer(began[uid], times[uid], prompts[uid]) for uid in began]
 
 
-def _answer(began: float, times: list[float], prompt: Tokens) -> Answer:
+def _answer(began: float, times: list[float], prompt: Tokens) -> RequestTiming:
     gaps = tuple(after - before for before, after in pairwise(times))
-    return Answer(times[0] - began, gaps, len(times), len(prompt))
+    return RequestTiming(times[0] - began, gaps, len(times), len(prompt))
 
 
-KINDS: dict[str, Callable[[Any, Any, list[Tokens], Load], list[Answer]]] = {
+KINDS: dict[str, Callable[[Any, Any, list[Tokens], Workload], list[RequestTiming]]] = {
     "stream": stream,
     "batch": batch,
 }
@@ -68,7 +70,7 @@ def main() -> None:
     kind, folder = sys.argv[1:]
     model, tokenizer = load_checkpoint(folder)
     for line in sys.stdin:
-        load = msgspec.json.decode(line, type=Load)
+        load = msgspec.json.decode(line, type=Workload)
         prompts = [tokenizer.encode(prompt) for prompt in load.prompts()]
         began = perf_counter()
         answers = KINDS[kind](model, tokenizer, prompts, load)

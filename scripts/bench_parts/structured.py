@@ -25,7 +25,7 @@ from mlx_server.grammars.lark import Lark
 from mlx_server.requests import SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.constrained_decoding.logit_constraints import Guides
+from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraints
 
 ROWS = (1, 8)
 PROMPT = 32
@@ -90,7 +90,7 @@ def _steps(case: Case, rows: int) -> dict[str, float]:
 def _decoding(case: Case, rows: int, schema: Any) -> Batch:
     batch = Batch(case.network, concurrency=max(ROWS))
     woken = threading.Event()
-    guides = Guides(woken.set)
+    guides = LogitConstraints(woken.set)
     guides.expect("", case.folder, [case.stop])
     lark = Lark()
     grammar = lark.source(lark.json(schema)) if schema else None
@@ -98,10 +98,10 @@ def _decoding(case: Case, rows: int, schema: Any) -> Batch:
         prompt = [(7 * row + 3 * place) % 100 + 5 for place in range(PROMPT)]
         sampling = SamplingParams(temperature=0.7, seed=row)
         asked = Generate(row, "", prompt, 10_000, [case.stop], sampling, grammar=grammar)
-        while grammar and (guide := guides.guide(asked)) is None:
+        while grammar and (guide := guides.constraint(asked)) is None:
             woken.wait()
             woken.clear()
-        batch.add(asked, guide=guide if grammar else None)
+        batch.add(asked, constraint=guide if grammar else None)
     while batch.waiting:
         batch.step()
     return batch

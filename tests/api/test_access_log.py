@@ -86,7 +86,7 @@ class Lines(logging.Handler):
         self.told: list[Any] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(json.loads(logs.Json().format(record)))
+        self.told.append(json.loads(logs.JsonFormatter().format(record)))
 
     def only(self, **facts: Any) -> None:
         (line,) = self.told
@@ -178,7 +178,7 @@ def test_other_lines_have_the_id_too(
     tiny_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ScriptedEngine, "_said", None)
-    monkeypatch.setattr(caplog.handler, "formatter", logs.Plain())
+    monkeypatch.setattr(caplog.handler, "formatter", logs.PlainFormatter())
     with wire.client(tiny_path, ScriptedEngine()) as client:
         client.post("/v1/completions", json=COMPLETION, headers=OWN_ID)
     (told,) = [line for line in caplog.text.splitlines() if "unexpected error" in line]
@@ -187,6 +187,6 @@ def test_other_lines_have_the_id_too(
 
 def test_a_line_is_one_line() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 1, "one\ntwo\x1b[2J\u2028%s", ("\r",), None)
-    line = logs.Plain().format(record)
+    line = logs.PlainFormatter().format(record)
     assert line.endswith("INFO    a: one\\ntwo\\x1b[2J\\u2028\\r")
-    assert json.loads(logs.Json().format(record))["message"] in line
+    assert json.loads(logs.JsonFormatter().format(record))["message"] in line

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from mlx_server.api.errors import Loc, error_response, install, param_of, validation_error
-from mlx_server.api.security import Gate
+from mlx_server.api.security import SecurityMiddleware
 from mlx_server.errors import BadRequest, ModelNotFound, Overloaded
 
 PAGE = "https://page.example"
@@ -198,7 +198,7 @@ def an_app() -> FastAPI:
     install(app)
     origins = [PAGE]
     app.add_middleware(
-        Gate,
+        SecurityMiddleware,
         allowed_hosts=(),
         allowed_origins=origins,
         max_body_bytes=1 << 20,

@@ -17,7 +17,14 @@ from mlx_server.api.completions.input import to_request as of_completions
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation
-from mlx_server.requests import Choice, Format, GenerateRequest, JsonFormat, Regex, Written
+from mlx_server.requests import (
+    ChoiceFormat,
+    Format,
+    GenerateRequest,
+    GrammarFormat,
+    JsonFormat,
+    RegexFormat,
+)
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
 
@@ -68,15 +75,15 @@ def client(tiny_path: Path) -> Iterator[TestClient]:
             JsonFormat(SCHEMA),
             "structured_outputs.json",
         ),
-        ({"structured_outputs": {"regex": "a+"}}, Regex("a+"), "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a+"}}, RegexFormat("a+"), "structured_outputs.regex"),
         (
             {"structured_outputs": {"choice": ["a", "b"]}},
-            Choice(("a", "b")),
+            ChoiceFormat(("a", "b")),
             "structured_outputs.choice",
         ),
         (
             {"structured_outputs": {"grammar": GRAMMAR}},
-            Written(GRAMMAR),
+            GrammarFormat(GRAMMAR),
             "structured_outputs.grammar",
         ),
         (
@@ -86,12 +93,12 @@ def client(tiny_path: Path) -> Iterator[TestClient]:
         ),
         ({"guided_json": SCHEMA}, JsonFormat(SCHEMA), "guided_json"),
         ({"guided_json": json.dumps(SCHEMA)}, JsonFormat(SCHEMA), "guided_json"),
-        ({"guided_regex": "a+"}, Regex("a+"), "guided_regex"),
-        ({"guided_choice": ["a"]}, Choice(("a",)), "guided_choice"),
-        ({"guided_grammar": GRAMMAR}, Written(GRAMMAR), "guided_grammar"),
+        ({"guided_regex": "a+"}, RegexFormat("a+"), "guided_regex"),
+        ({"guided_choice": ["a"]}, ChoiceFormat(("a",)), "guided_choice"),
+        ({"guided_grammar": GRAMMAR}, GrammarFormat(GRAMMAR), "guided_grammar"),
         (
             {"response_format": {"type": "text"}, "guided_regex": "a", "guided_json": None},
-            Regex("a"),
+            RegexFormat("a"),
             "guided_regex",
         ),
         ({"response_format": {"type": "text"}}, None, "response_format"),

@@ -13,11 +13,11 @@ from mlx_server.app import create_app
 from mlx_server.checkpoints.memory_estimate import KvCost
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
 from mlx_server.engine.client import OnLoading
-from mlx_server.engine.messages import AdapterLoaded, Loaded
+from mlx_server.engine.messages import AdapterLoaded, ModelLoaded
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.catalog import AdapterSpec
-from mlx_server.pool.adapters import Adapter
-from mlx_server.pool.lease import Demand
+from mlx_server.pool.adapters import LeasedAdapter
+from mlx_server.pool.lease import MemoryDemand
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
 
@@ -95,7 +95,7 @@ class Slow(ScriptedEngine):
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
-    ) -> Loaded:
+    ) -> ModelLoaded:
         if self.failure_of_load:
             raise self.failure_of_load
         progress(3, 4)
@@ -152,7 +152,7 @@ def test_leases_are_counted_while_an_answer_runs(tiny_path: Path) -> None:
         async with app.router.lifespan_context(app):
             pool = app.state.pool
             prepared = await pool.prepared(wire.MODEL)
-            async with pool.lease(prepared, Demand(KvCost(0, fixed=100), 1, 2)):
+            async with pool.lease(prepared, MemoryDemand(KvCost(0, fixed=100), 1, 2)):
                 [seen] = pool.views()
                 assert (seen.leases, pool.memory()["kv_reserved"]) == (1, 100)
             [seen] = pool.views()
@@ -183,7 +183,7 @@ def test_the_adapters_that_are_in_memory(tiny_path: Path) -> None:
         adapters = found.app.state.pool.adapters  # type: ignore[attr-defined]
 
         async def used() -> list[Json]:
-            async with adapters.lease("a", Adapter(spec)):
+            async with adapters.lease("a", LeasedAdapter(spec)):
                 return await asyncio.to_thread(lambda: model(found)["adapters"])
 
         assert found.portal

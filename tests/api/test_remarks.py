@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from mlx_server.api.chat_completions.output import ChatOutput
 from mlx_server.api.completions.output import CompletionOutput
 from mlx_server.api.metrics import Metrics
-from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, Unmet
+from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, Violation
 from mlx_server.pool.pool import Pool
 from tests.api.strict import assert_strict
 from tests.api.wire import Json
@@ -24,7 +24,7 @@ MENDED: list[Event] = [
     TextDelta(1, "b"),
     Repaired(0, "json", "tool_calls[0].function.arguments"),
     Repaired(0, "type", "tool_calls[0].function.arguments.a"),
-    Unmet(1, "$: no"),
+    Violation(1, "$: no"),
     *ENDS,
 ]
 OF_0 = [
@@ -48,7 +48,7 @@ def output(chat: bool) -> ChatOutput | CompletionOutput:
 
 
 def whole(events: Sequence[Event], chat: bool) -> Json:
-    return asyncio.run(output(chat).gather(told(events)))
+    return asyncio.run(output(chat).aggregate(told(events)))
 
 
 def chunks(events: Sequence[Event], chat: bool) -> list[Json]:

@@ -22,9 +22,9 @@ from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.grammars import formats, schema, user_grammar
 from mlx_server.limits.limit import Limit
 from mlx_server.messages import Tool
-from mlx_server.requests import Choice
+from mlx_server.requests import ChoiceFormat
 from mlx_server.schemas import patterns
-from mlx_server.schemas.check import fence
+from mlx_server.schemas.check import check_limits
 from tests.api import wire
 from tests.api.wire import MODEL, Json, error, ok
 
@@ -82,7 +82,7 @@ def rules(count: int) -> str:
 
 
 def refused(pattern: str) -> None:
-    if why := patterns.excess(pattern):
+    if why := patterns.excessive_part(pattern):
         raise InvalidGrammar(why)
 
 
@@ -128,31 +128,40 @@ CASES: list[tuple[Limit, Callable[[int], object]]] = [
         limits.NAME_CHARACTERS,
         lambda n: JsonSchemaParam.model_validate({"schema": {}, "name": "x" * n}),
     ),
-    (limits.SCHEMA_BYTES, lambda n: fence(padded(n))),
-    (limits.SCHEMA_DEPTH, lambda n: fence(nested(n))),
+    (limits.SCHEMA_BYTES, lambda n: check_limits(padded(n))),
+    (limits.SCHEMA_DEPTH, lambda n: check_limits(nested(n))),
     (
         limits.SCHEMA_PROPERTIES,
-        lambda n: fence({"properties": {str(at): {} for at in range(n)}}),
+        lambda n: check_limits({"properties": {str(at): {} for at in range(n)}}),
     ),
-    (limits.SCHEMA_PROPERTIES, lambda n: fence({"required": list(keys(n))})),
-    (limits.SCHEMA_VALUES, lambda n: fence({"enum": list(range(n))})),
-    (limits.SCHEMA_COUNT, lambda n: fence({"minItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: fence({"maxItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: fence({"minLength": n})),
-    (limits.SCHEMA_TEXT_LENGTH, lambda n: fence({"maxLength": n})),
+    (limits.SCHEMA_PROPERTIES, lambda n: check_limits({"required": list(keys(n))})),
+    (limits.SCHEMA_VALUES, lambda n: check_limits({"enum": list(range(n))})),
+    (limits.SCHEMA_COUNT, lambda n: check_limits({"minItems": n})),
+    (limits.SCHEMA_COUNT, lambda n: check_limits({"maxItems": n})),
+    (limits.SCHEMA_COUNT, lambda n: check_limits({"minLength": n})),
+    (limits.SCHEMA_TEXT_LENGTH, lambda n: check_limits({"maxLength": n})),
     (
         limits.SCHEMA_PATTERN_PROPERTIES,
-        lambda n: fence({"patternProperties": {f"^a{at}$": {} for at in range(n)}}),
+        lambda n: check_limits({"patternProperties": {f"^a{at}$": {} for at in range(n)}}),
     ),
     (limits.PATTERN_CHARACTERS, lambda n: refused("x" * n)),
     (limits.PATTERN_REPEATS, lambda n: refused(f"x{{{n}}}")),
     (limits.PATTERN_DEPTH, lambda n: refused("(" * n + "x" + ")" * n)),
-    (limits.CHOICES, lambda n: formats.check(Choice(tuple(map(str, range(n)))), "choice")),
-    (limits.CHOICE_CHARACTERS, lambda n: formats.check(Choice(("x" * (n - 1), "y")), "choice")),
-    (limits.GRAMMAR_CHARACTERS, lambda n: user_grammar.body_of('start: "x"'.ljust(n))),
-    (limits.GRAMMAR_RULES, lambda n: user_grammar.body_of(rules(n))),
-    (limits.GRAMMAR_DEPTH, lambda n: user_grammar.body_of("start: " + "(" * n + '"x"' + ")" * n)),
-    (limits.GRAMMAR_INTERSECTIONS, lambda n: user_grammar.body_of("start: /a/" + " & /a/" * n)),
+    (limits.CHOICES, lambda n: formats.check(ChoiceFormat(tuple(map(str, range(n)))), "choice")),
+    (
+        limits.CHOICE_CHARACTERS,
+        lambda n: formats.check(ChoiceFormat(("x" * (n - 1), "y")), "choice"),
+    ),
+    (limits.GRAMMAR_CHARACTERS, lambda n: user_grammar.user_grammar_body('start: "x"'.ljust(n))),
+    (limits.GRAMMAR_RULES, lambda n: user_grammar.user_grammar_body(rules(n))),
+    (
+        limits.GRAMMAR_DEPTH,
+        lambda n: user_grammar.user_grammar_body("start: " + "(" * n + '"x"' + ")" * n),
+    ),
+    (
+        limits.GRAMMAR_INTERSECTIONS,
+        lambda n: user_grammar.user_grammar_body("start: /a/" + " & /a/" * n),
+    ),
 ]
 
 

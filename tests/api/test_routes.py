@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
-from mlx_server.engine.messages import Stepped, Token
+from mlx_server.engine.messages import StepOutput, Token
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error
 
@@ -234,7 +234,7 @@ def test_metrics_count_requests(client: TestClient) -> None:
 
 def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
     app = wire.app(tiny_path, ScriptedEngine())
-    step = Stepped("tiny", [Token(1, 5)], 3, 7, cache_bytes=0, buffer_bytes=5, peak_bytes=9)
+    step = StepOutput("tiny", [Token(1, 5)], 3, 7, cache_bytes=0, buffer_bytes=5, peak_bytes=9)
     app.state.metrics.on_step(step)
     with TestClient(app, base_url="http://localhost") as client:
         app.state.pool.places.taken = 4

@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server.api.errors import install
-from mlx_server.api.security import Gate, authorise
+from mlx_server.api.security import SecurityMiddleware, authorise
 from mlx_server.api.strict_json import parse_object
 from mlx_server.errors import SettingsError, TooLarge
 
@@ -71,8 +71,8 @@ def a_gate(
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
     bound: str = "127.0.0.1",
-) -> Gate:
-    return Gate(
+) -> SecurityMiddleware:
+    return SecurityMiddleware(
         app,
         allowed_hosts=list(hosts),
         allowed_origins=list(origins),

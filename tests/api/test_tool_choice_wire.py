@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.messages import Conversation
-from mlx_server.requests import Named, ToolChoice
+from mlx_server.requests import NamedTool, ToolChoice
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error
 
@@ -44,7 +44,7 @@ def client(tiny_path: Path) -> Iterator[TestClient]:
         ("auto", "auto", ["f", "g"]),
         ("none", "none", ["f", "g"]),
         ("required", "required", ["f", "g"]),
-        (named("g"), Named("g"), ["f", "g"]),
+        (named("g"), NamedTool("g"), ["f", "g"]),
         (allowed("auto", "g"), "auto", ["g"]),
         (allowed("required", "g", "f", "g"), "required", ["f", "g"]),
     ],

@@ -16,14 +16,14 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
-from mlx_server.engine.client import Answers, EngineClient, OnLoading
+from mlx_server.engine.client import EngineClient, OnLoading, RowStream
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
-    Loaded,
     Logprobs,
+    ModelLoaded,
+    PromptLogprobs,
     Ready,
-    Scored,
     Stop,
     Token,
 )
@@ -81,13 +81,13 @@ class ScriptedEngine(EngineClient):
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
-    ) -> Loaded:
+    ) -> ModelLoaded:
         self._tokens = Tokenizer(Path(path) / "tokenizer.json").encode(TEXT)
-        return Loaded(model, VOCABULARY, 0)
+        return ModelLoaded(model, VOCABULARY, 0)
 
     @asynccontextmanager
-    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
-        answers = Answers()
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
+        answers = RowStream()
         for row in rows:
             row.row = len(self.taken)
             self.taken.append(row)
@@ -106,17 +106,17 @@ class ScriptedEngine(EngineClient):
         finally:
             self.running -= numbers
 
-    def _run_out(self, answers: Answers) -> None:
+    def _run_out(self, answers: RowStream) -> None:
         self.gave_up = True
         answers.fail(EngineDied("Nobody left, nothing came."))
 
     def cancel(self, rows: Sequence[int]) -> None:
         self.running -= set(rows)
 
-    def _said(self, row: Generate) -> Iterator[Token | Scored]:
+    def _said(self, row: Generate) -> Iterator[Token | PromptLogprobs]:
         top = row.sampling.logprobs
-        if row.score:
-            yield Scored(row.row, [_logprobs(id, top or 0) for id in row.prompt[1:]])
+        if row.prompt_logprobs:
+            yield PromptLogprobs(row.row, [_logprobs(id, top or 0) for id in row.prompt[1:]])
         if not row.max_tokens:
             return
         ids = [*self._tokens, IM_END][: 3 if self.failure else row.max_tokens]

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from mlx_server import __version__
 from mlx_server.cli import app, machine_checks, startup
-from mlx_server.cli.engine_check import try_out
+from mlx_server.cli.engine_check import run_engine_check
 from mlx_server.clients import chat as chatting
 from mlx_server.clients.chat import Chat, client_of, connected, converse, own_server
 from mlx_server.config.settings import ServerSettings, Settings
@@ -249,7 +249,7 @@ def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
 
 def test_doctor_tells_of_an_engine_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    (check,) = try_out()
+    (check,) = run_engine_check()
     assert (check.status, check.name) == ("fail", "engine")
     assert check.found == "FileNotFoundError: No such file or directory: 'python'"
 

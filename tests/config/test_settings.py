@@ -10,7 +10,7 @@ from pydantic import SecretStr, ValidationError
 
 from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import ServerSettings, Settings
-from mlx_server.config.yaml_lines import Problem
+from mlx_server.config.yaml_lines import YamlProblem
 from mlx_server.errors import SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def told(text: str | bytes) -> list[tuple[int, str]]:
     return [(problem.line, str(problem)) for problem in check_file(written(text))]
 
 
-def problem(text: str | bytes) -> Problem:
+def problem(text: str | bytes) -> YamlProblem:
     (only,) = check_file(written(text))
     return only
 

@@ -14,8 +14,8 @@ import jsonschema
 from mlx_server.families import FAMILIES as KNOWN
 from mlx_server.families import family_named
 from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING
-from mlx_server.requests import Choice as ChoiceFormat
-from mlx_server.requests import Format, JsonFormat, Regex, Written
+from mlx_server.requests import ChoiceFormat as ChoiceFormat
+from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.contract.answers import Answer, Completion
 from tests.grammars.matching import matcher_of, matches
 from tests.live.server import DEMO
@@ -32,7 +32,7 @@ def script(name: str, thought: str = THOUGHT) -> str:
     family = family_named(name)
     if name == "gpt_oss":
         return f"{REASONING}{thought}{NEXT}{FINAL}{SAID}"
-    opens, closes = family.thinking_marks()
+    opens, closes = family.thinking_delimiters()
     return f"{opens[0]}{thought}{closes[0]}{SAID}" if opens else SAID
 
 
@@ -41,7 +41,7 @@ def thinks(name: str) -> bool:
     if name not in FAMILIES:
         return False
     family = family_named(name)
-    opens, _ = family.thinking_marks()
+    opens, _ = family.thinking_delimiters()
     return any(token in mark for token in family.special_tokens for mark in opens)
 
 
@@ -317,9 +317,9 @@ NAMED = {"type": "function", "function": {"name": "look"}}
 FORMATS = (
     json_schema(SCHEMA, strict=True),
     formatted("json_object", {"response_format": {"type": "json_object"}}, JsonFormat()),
-    formatted("regex", structured(regex=PATTERN), Regex(PATTERN)),
+    formatted("regex", structured(regex=PATTERN), RegexFormat(PATTERN)),
     formatted("choice", {"guided_choice": OPTIONS}, ChoiceFormat(OPTIONS)),
-    formatted("grammar", structured(grammar=LARK), Written(LARK)),
+    formatted("grammar", structured(grammar=LARK), GrammarFormat(LARK)),
 )
 
 

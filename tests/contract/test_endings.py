@@ -12,9 +12,9 @@ from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import Wanted
-from mlx_server.parsers.parse_context import Reading
-from mlx_server.requests import Format, JsonFormat, Named, ToolChoice
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
@@ -31,7 +31,7 @@ LONGEST = 500
 WANTED: list[tuple[ToolChoice, tuple[Tool, ...], Format | None]] = [
     ("required", TOOLS, None),
     ("required", LARGER[2:], None),
-    (Named("add"), LARGER, None),
+    (NamedTool("add"), LARGER, None),
     ("auto", LARGER, JsonFormat(NESTED)),
     *(("none", (), value.format) for value in FORMATS),
 ]
@@ -50,8 +50,8 @@ def test_also_in_the_words_of_a_real_vocabulary(name: str, demo_path: Path) -> N
 
 def test_whoever_reasons_can_be_led_out_of_it() -> None:
     for family in FAMILIES:
-        opens, _ = family.thinking_marks()
-        assert bool(opens) == bool(family.bridge), family.name
+        opens, _ = family.thinking_delimiters()
+        assert bool(opens) == bool(family.answer_prefix), family.name
 
 
 @pytest.mark.parametrize(
@@ -65,21 +65,21 @@ def test_whoever_reasons_can_be_led_out_of_it() -> None:
 )
 def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
     """Its texts are looked for, whoever wrote it."""
-    vocabulary = Vocabulary(demo_path, [2]).plant()
+    vocabulary = Vocabulary(demo_path, [2]).build()
     assert grammar_compiler._compile(f"{OPTIONS}\n{source}\n", vocabulary).matcher
 
 
 def unended(family: ModelFamily, folder: Path) -> list[str]:
     checkpoint = read_checkpoint(folder)
-    vocabulary = Vocabulary(folder, sorted(family.stops(checkpoint))).plant()
+    vocabulary = Vocabulary(folder, sorted(family.stops(checkpoint))).build()
     control, thinks = checkpoint.tokenizer.control_tokens, family.thinks(checkpoint)
     found = []
     for choice, tools, format in WANTED:
-        reading = Reading(tools=tools, ends_with="assistant: ", control=control)
-        source = family.grammar(Wanted(reading, choice, format, thinks))
+        reading = ParseContext(tools=tools, ends_with="assistant: ", control=control)
+        source = family.grammar(OutputSpec(reading, choice, format, thinks))
         if source is None:  # a family that knows no calls
             continue
-        ending = grammar_compiler._compile(source, vocabulary).prospect.tokens
+        ending = grammar_compiler._compile(source, vocabulary).completion.tokens
         if ending is None or len(ending) > LONGEST:
             found.append(f"{choice}, {format}: {ending}")
     return found

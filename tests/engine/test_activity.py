@@ -1,23 +1,23 @@
 """What takes long is told once, and its end."""
 
-from mlx_server.engine.activity import LONG_SECONDS, Doing
+from mlx_server.engine.activity import LONG_SECONDS, EngineActivity
 
 
 def test_what_takes_long_is_told_once_and_when_it_is_over() -> None:
-    doing = Doing()
+    doing = EngineActivity()
     what = "reading the vocabulary of gpt-oss"
-    assert doing.heard(what, 10.0) is None
-    assert doing.heard(what, 10.0 + LONG_SECONDS - 0.1) is None
-    told = doing.heard(what, 10.0 + LONG_SECONDS)
+    assert doing.report(what, 10.0) is None
+    assert doing.report(what, 10.0 + LONG_SECONDS - 0.1) is None
+    told = doing.report(what, 10.0 + LONG_SECONDS)
     assert told
     assert what in told
-    assert doing.heard(what, 20.0) is None
+    assert doing.report(what, 20.0) is None
     assert doing.seconds(20.0) == 10.0
-    assert doing.heard("compiling a grammar", 21.0) == f"{what} took 11.0 s"
-    assert doing.heard("generating", 21.5) is None
+    assert doing.report("compiling a grammar", 21.0) == f"{what} took 11.0 s"
+    assert doing.report("generating", 21.5) is None
 
 
 def test_answers_and_rest_are_nothing_to_tell_of() -> None:
-    doing = Doing()
+    doing = EngineActivity()
     for what in ("generating", "idle"):
-        assert [doing.heard(what, at) for at in (0.0, 100.0, 1000.0)] == [None] * 3
+        assert [doing.report(what, at) for at in (0.0, 100.0, 1000.0)] == [None] * 3

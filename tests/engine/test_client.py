@@ -22,19 +22,19 @@ import pytest
 
 from mlx_server.engine import client, messages
 from mlx_server.engine.blas import fast_blas
-from mlx_server.engine.client import Answers, EngineClient, Item
+from mlx_server.engine.client import EngineClient, Item, RowStream
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
-    Load,
-    LoadFailed,
-    Loading,
+    LoadModel,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelUnloaded,
     Prefilled,
+    PromptLogprobs,
     Report,
-    Scored,
-    Stepped,
+    StepOutput,
     Token,
-    Unloaded,
 )
 from mlx_server.errors import (
     EngineDied,
@@ -105,7 +105,7 @@ async def until_it_fails(engine: EngineClient, *rows: Generate) -> None:
             await feed.take()
 
 
-async def first_token(feed: Answers) -> None:
+async def first_token(feed: RowStream) -> None:
     while not any(isinstance(item, Token) for item in await feed.take()):
         pass
 
@@ -137,21 +137,24 @@ async def test_a_model_is_loaded_and_several_requests_share_it(
 
 @asynchronous
 async def test_a_row_is_admitted_then_scored_then_generated(tiny_path: Path) -> None:
-    async with running(tiny_path) as engine, engine.generate([ask(2, score=True)]) as feed:
+    async with (
+        running(tiny_path) as engine,
+        engine.generate([ask(2, prompt_logprobs=True)]) as feed,
+    ):
         items: list[Item] = []
         while not (items and isinstance(items[-1], Token) and items[-1].finish):
             items += await feed.take()
-        assert [type(item) for item in items] == [Admitted, Scored, Prefilled, Token, Token]
+        assert [type(item) for item in items] == [Admitted, PromptLogprobs, Prefilled, Token, Token]
 
 
 @asynchronous
 async def test_leaving_early_frees_the_rows(tiny_path: Path) -> None:
     async with running(tiny_path) as engine:
-        steps: list[Stepped] = []
+        steps: list[StepOutput] = []
         full, empty = asyncio.Event(), asyncio.Event()
         events = {(4, 2): full, (0, 0): empty}
 
-        def on_step(step: Stepped) -> None:
+        def on_step(step: StepOutput) -> None:
             steps.append(step)
             if event := events.get((len(step.tokens), step.waiting)):
                 event.set()
@@ -174,13 +177,13 @@ async def test_leaving_at_any_moment_leaves_nothing_behind(tiny_path: Path) -> N
     dice = random.Random(0)
     async with running(tiny_path) as engine:
         for _ in range(60):
-            rows = [ask(dice.randint(1, 4), score=dice.random() < 0.3) for _ in range(3)]
+            rows = [ask(dice.randint(1, 4), prompt_logprobs=dice.random() < 0.3) for _ in range(3)]
             wanted, items = dice.randrange(12), 0
             async with engine.generate(rows) as feed:
                 while items < wanted and engine._rows:
                     items += len(await feed.take())
         assert not engine._rows
-        steps: list[Stepped] = []
+        steps: list[StepOutput] = []
         engine.on_step = steps.append
         assert len((await answered(engine, ask(6)))[0]) == 6
         assert steps[-1].waiting == 0
@@ -315,7 +318,8 @@ async def test_the_prompt_cache_is_kept_and_shrunk(tiny_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "late", [Loading("tiny", 1, 2), LoadFailed("tiny", ""), Unloaded("tiny"), Admitted(0)]
+    "late",
+    [ModelLoading("tiny", 1, 2), ModelLoadFailed("tiny", ""), ModelUnloaded("tiny"), Admitted(0)],
 )
 @asynchronous
 async def test_what_still_comes_from_a_lost_engine_is_dropped(
@@ -323,7 +327,7 @@ async def test_what_still_comes_from_a_lost_engine_is_dropped(
 ) -> None:
     engine = EngineClient()
     frames = asyncio.StreamReader()
-    reading = asyncio.create_task(engine._read(frames))
+    reading = asyncio.create_task(engine._read_reports(frames))
     await engine.stop()
     frames.feed_data(messages.frame(messages.encode_reports([late])))
     frames.feed_data(messages.frame(messages.encode_reports([late])))
@@ -361,7 +365,7 @@ async def test_a_request_that_the_engine_could_not_read_is_not_sent(
             await until_it_fails(engine, ask(ENDLESS), row)
         assert not engine._rows
         await answered(engine, ask(1))  # behind the word that cancels the row that was sent
-        steps: list[Stepped] = []
+        steps: list[StepOutput] = []
         engine.on_step = steps.append
         (tokens,) = await answered(engine, ask(3))
         assert {token.row for step in steps for token in step.tokens} == {tokens[0].row}
@@ -375,11 +379,11 @@ async def test_messages_of_megabytes_pass_both_ways(tiny_path: Path) -> None:
         with pytest.raises(GenerationFailed, match="1000000"):
             await until_it_fails(engine, huge)
         everything = SamplingParams(temperature=0, logprobs=320)
-        rows = [ask(0, prompt=700, sampling=everything, score=True) for _ in range(2)]
+        rows = [ask(0, prompt=700, sampling=everything, prompt_logprobs=True) for _ in range(2)]
         async with engine.generate(rows) as feed:
-            scored: list[Scored] = []
+            scored: list[PromptLogprobs] = []
             while len(scored) < len(rows):
-                scored += [item for item in await feed.take() if isinstance(item, Scored)]
+                scored += [item for item in await feed.take() if isinstance(item, PromptLogprobs)]
         for report in scored:
             assert [len(entry.top) for entry in report.logprobs] == [320] * 699
 
@@ -412,7 +416,7 @@ async def test_killed_the_engine_fails_everyone_who_waits(tiny_path: Path) -> No
 @asynchronous
 async def test_killed_while_it_decodes_the_engine_fails_what_is_under_way(tiny_path: Path) -> None:
     async with running(tiny_path) as engine:
-        steps: asyncio.Queue[Stepped] = asyncio.Queue()
+        steps: asyncio.Queue[StepOutput] = asyncio.Queue()
         engine.on_step = steps.put_nowait
         request = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
         while not (await steps.get()).tokens:
@@ -617,7 +621,7 @@ def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
         ours.settimeout(HANG)
         with ours.makefile("rb") as ready:
             ready.read(messages.length(ready.read(messages.HEADER_BYTES)))
-        ours.sendall(messages.frame(messages.encode_command(Load("lost", "/nowhere"))))
+        ours.sendall(messages.frame(messages.encode_command(LoadModel("lost", "/nowhere"))))
         assert select.select([ours], [], [], HANG)[0]
         ours.close()
         try:

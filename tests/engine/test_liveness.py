@@ -18,19 +18,19 @@ from mlx_server.engine.liveness import (
     STALLED_SECONDS,
     Liveness,
     Vitals,
-    stuck_in_step,
+    is_stuck_in_step,
 )
-from mlx_server.engine.messages import IMPORTING, Beat
+from mlx_server.engine.messages import IMPORTING, Heartbeat
 from mlx_server.engine.process_status import vitals
 from tests.live.server import eventually
 
-WARM = Beat(0.1, 0.1, doing="generating")
-COLD = Beat(0.1, 0.0, doing="compiling a grammar")
+WARM = Heartbeat(0.1, 0.1, doing="generating")
+COLD = Heartbeat(0.1, 0.0, doing="compiling a grammar")
 LATEST = FIRST_STEP_SECONDS + 1
 
 
 def given_up(
-    heard: Beat | None,
+    heard: Heartbeat | None,
     *,
     share: float = 0.0,
     pages: float = 0.0,
@@ -42,7 +42,7 @@ def given_up(
     """After how many silent seconds, and why. share: of a processor that it uses meanwhile."""
     liveness = Liveness()
     if heard:
-        liveness.heard(heard)
+        liveness.record(heard)
     at = 0.0
     while at < seconds:
         at += step
@@ -53,7 +53,7 @@ def given_up(
 
 
 def test_a_stopped_process_is_noticed_at_once_whatever_it_was_doing() -> None:
-    for heard in (None, WARM, COLD, Beat(0.0, 0.0, doing=IMPORTING)):
+    for heard in (None, WARM, COLD, Heartbeat(0.0, 0.0, doing=IMPORTING)):
         found = given_up(heard, stopped=True)
         assert found
         assert found[1] == "was stopped"
@@ -70,7 +70,7 @@ def test_a_deadlock_uses_no_processor_and_is_noticed_at_once() -> None:
 
 
 def test_an_import_that_waits_for_the_system_has_more_time() -> None:
-    found = given_up(Beat(0.0, 0.0, doing=IMPORTING))
+    found = given_up(Heartbeat(0.0, 0.0, doing=IMPORTING))
     assert found
     assert IMPORT_SECONDS <= found[0] < IMPORT_SECONDS + 2 * LOOK_SECONDS
 
@@ -106,7 +106,7 @@ def test_a_starved_process_is_not_taken_for_a_dead_one(healthy: dict[str, float]
 def test_what_the_server_slept_through_is_not_counted() -> None:
     """Neither a laptop's sleep nor a server that was given no time."""
     liveness = Liveness()
-    liveness.heard(WARM)
+    liveness.record(WARM)
     assert liveness.look(8 * 3600.0, Vitals("running", 1.0, 1.0, False)) is None
     assert liveness.silent <= 2 * LOOK_SECONDS
 
@@ -115,7 +115,7 @@ def test_a_word_begins_it_anew() -> None:
     liveness = Liveness()
     for _ in range(100):
         assert liveness.look(LOOK_SECONDS, Vitals("stopped", 1.0, 1.0, False)) is None
-        liveness.heard()
+        liveness.record()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_word_begins_it_anew() -> None:
     ],
 )
 def test_a_step(step: float, longest: float, processor: float, stuck: bool) -> None:
-    assert stuck_in_step(Beat(step, longest, processor)) == stuck
+    assert is_stuck_in_step(Heartbeat(step, longest, processor)) == stuck
 
 
 @contextmanager

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from mlx_server.engine import liveness, supervisor
-from mlx_server.engine.client import Answers, EngineClient
-from mlx_server.engine.messages import Beat, Ready, Report
+from mlx_server.engine.client import EngineClient, RowStream
+from mlx_server.engine.messages import Heartbeat, Ready, Report
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
 from tests.engine.test_client import (
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.live
 FOR_EVER = 1000.0
 
 
-async def everything(feed: Answers) -> None:
+async def everything(feed: RowStream) -> None:
     while True:
         await feed.take()
 
@@ -203,7 +203,7 @@ async def test_a_beat_that_tells_of_a_stuck_step_ends_the_process(
     seconds: float, lost: bool
 ) -> None:
     engine = EngineClient()
-    engine._take(Beat(seconds, 0.1))
+    engine._dispatch(Heartbeat(seconds, 0.1))
     assert engine.lost.is_set() == lost
 
 
@@ -215,9 +215,9 @@ async def test_an_engine_that_rests_is_not_given_up(
     beats: asyncio.Queue[Report] = asyncio.Queue()
     async with supervised(tiny_path) as house:
         with monkeypatch.context() as listening:
-            listening.setattr(house.supervisor.client, "_take", beats.put_nowait)
+            listening.setattr(house.supervisor.client, "_dispatch", beats.put_nowait)
             for _ in range(5):
-                assert isinstance(await beats.get(), Beat)
+                assert isinstance(await beats.get(), Heartbeat)
         assert len((await answered(house.supervisor.client, ask()))[0]) == 5
         assert house.events == []
 

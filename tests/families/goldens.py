@@ -33,8 +33,8 @@ from mlx_server.events import (
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import Parser, Place, Reading
-from mlx_server.repair.allowed import EVERYTHING, Repair
+from mlx_server.parsers.parse_context import ParseContext, Parser, Section
+from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.families.prompts import golden_prompts
 
@@ -140,7 +140,7 @@ class Player:
 
     family: ModelFamily
     case: Golden
-    repair: Repair = EVERYTHING
+    repair: RepairPolicy = ALL_REPAIRS
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -200,20 +200,20 @@ class Player:
         events = [event for token, text in units for event in parser.feed(token, text)]
         return events + parser.finish(rest(), cut=self.case.cut)
 
-    def places(self) -> set[Place]:
+    def places(self) -> set[Section]:
         """Where its tokens are said to belong."""
         parser = self._parser(self.tokenizer.control_tokens)
         detokenizer = self.tokenizer.detokenizer()
         places = set()
         for id in self.tokenizer.encode(self.case.output):
-            places.add(parser.place)
+            places.add(parser.section)
             parser.feed(id, detokenizer.feed(id))
         return places
 
     def _parser(self, control: dict[int, str]) -> Parser:
         end = self.case.prompt_end
         prompt = tuple(self.tokenizer.encode(end))
-        return self.family.make_parser(Reading(0, tools(), prompt, end, control, self.repair))
+        return self.family.make_parser(ParseContext(0, tools(), prompt, end, control, self.repair))
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import FAMILIES, family_named
-from mlx_server.families.base import Rendered
+from mlx_server.families.base import RenderedPrompt
 from mlx_server.messages import Conversation
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 
@@ -37,7 +37,7 @@ class GoldenPrompt:
     def path(self) -> Path:
         return GOLDEN / self.family / f"{self.conversation}.txt"
 
-    def rendered(self) -> Rendered:
+    def rendered(self) -> RenderedPrompt:
         conversation = conversation_named(self.conversation)
         return family_named(self.family).render(checkpoint_of(self.family), conversation)
 

@@ -27,7 +27,7 @@ from mlx_server.events import (
 )
 from mlx_server.families import family_named
 from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import Reading
+from mlx_server.parsers.parse_context import ParseContext
 
 pytestmark = pytest.mark.tables
 
@@ -114,7 +114,7 @@ def parse(fixture: Fixture, seed: int) -> ParseResult:
     control = {token: number for number, token in enumerate(family.special_tokens)}
     tools = tuple(_tool(tool.get("function", tool)) for tool in fixture.tools)
     parser = family.make_parser(
-        Reading(
+        ParseContext(
             tools=tools,
             ends_with=_prompt_end(fixture),
             control={number: token for token, number in control.items()},

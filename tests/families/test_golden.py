@@ -18,7 +18,7 @@ from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.repair.allowed import Repair
+from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.requests import GenerateRequest
 from mlx_server.worker.worker import Engine
 from tests.families import goldens
@@ -143,14 +143,14 @@ class Within(EngineClient):
 
     def _send(self, command: Command) -> None:
         for report in self._engine.handle(command):
-            self._take(report)
+            self._dispatch(report)
         self._wanted.set()
 
     async def _step(self) -> None:
         while await self._wanted.wait():
             while self._engine.pause is not None:
                 for report in self._engine.step():
-                    self._take(report)
+                    self._dispatch(report)
                 await asyncio.sleep(0)
             self._wanted.clear()
 
@@ -168,9 +168,9 @@ def test_a_batch_of_replayed_cases_reads_as_each_alone(
     transcript = tmp_path / "said.jsonl"
     transcript.write_text("\n".join(_entry(case) for case in cases), "utf-8")
     # an answer that is only reasoning stays so
-    as_it_is = Repair(promote_reasoning=False)
+    as_it_is = RepairPolicy(promote_reasoning=False)
     spec = ModelSpec(
-        "m", f"replay:{transcript}", family=family.name, lead_on=False, repair=as_it_is
+        "m", f"replay:{transcript}", family=family.name, force_answer=False, repair=as_it_is
     )
 
     async def answered() -> list[list[Event]]:

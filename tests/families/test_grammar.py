@@ -23,17 +23,25 @@ from mlx_server.families.qwen3 import QWEN3
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import Wanted
-from mlx_server.requests import Choice, Format, JsonFormat, Named, Regex, ToolChoice, Written
-from mlx_server.tool_parsers.parameters import Unwritable
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.requests import (
+    ChoiceFormat,
+    Format,
+    GrammarFormat,
+    JsonFormat,
+    NamedTool,
+    RegexFormat,
+    ToolChoice,
+)
+from mlx_server.tool_parsers.parameters import UncallableTool
 from tests.families import byte_level, checkpoint
 from tests.families.goldens import Golden, goldens_of, tools
 from tests.families.walks import Way
 
 pytestmark = pytest.mark.tables
 
-MARKUP = [family for family in FAMILIES if not family.own]
-WITH_CALLS = [family for family in MARKUP if family.layout_with(tools()).notations]
+MARKUP = [family for family in FAMILIES if not family.overrides]
+WITH_CALLS = [family for family in MARKUP if family.layout_with(tools()).call_formats]
 WAYS = [
     Way(family, control)
     for family in WITH_CALLS
@@ -74,11 +82,13 @@ def assert_valid(calls: Sequence[tuple[str, Any]], offered: Sequence[Tool]) -> N
         jsonschema.validate(arguments, schemas[name])
 
 
-def walked(way: Way, wanted: Wanted, seeds: int, begun: str = "") -> list[tuple[str, list[Event]]]:
+def walked(
+    way: Way, wanted: OutputSpec, seeds: int, begun: str = ""
+) -> list[tuple[str, list[Event]]]:
     matcher = way.matcher(wanted)
     said = [way.walk(matcher.deep_copy(), seed, begun) for seed in range(seeds)]
     reading = replace(
-        wanted.reading, formatted=wanted.format is not None, verbatim=is_verbatim(wanted.format)
+        wanted.context, formatted=wanted.format is not None, verbatim=is_verbatim(wanted.format)
     )
     return [(way.spelled(one), way.read(reading, one)) for one in said]
 
@@ -91,7 +101,7 @@ def refused(
 ) -> str:
     """What the family's grammar says of it: nothing, if all is well."""
     way = Way(family, control)
-    matcher = way.matcher(Wanted(way.reading(tools(), case.prompt_end), choice, thinks=True))
+    matcher = way.matcher(OutputSpec(way.reading(tools(), case.prompt_end), choice, thinks=True))
     said = way.encode(case.output)
     taken = matcher.validate_tokens(said)
     if taken < len(said):
@@ -192,7 +202,7 @@ def test_that_is_most_of_the_golden_cases() -> None:
 @every_way
 @pytest.mark.parametrize("thinks", [False, True])
 def test_what_is_required_is_calls_and_nothing_else(way: Way, thinks: bool) -> None:
-    wanted = Wanted(way.reading(tools()), "required", thinks=thinks)
+    wanted = OutputSpec(way.reading(tools()), "required", thinks=thinks)
     for said, events in walked(way, wanted, 3):
         calls = calls_of(events)
         assert calls, said
@@ -202,7 +212,7 @@ def test_what_is_required_is_calls_and_nothing_else(way: Way, thinks: bool) -> N
 
 @every_way
 def test_a_named_tool_is_called_once(way: Way) -> None:
-    wanted = Wanted(way.reading(tools()), Named("search"), thinks=True)
+    wanted = OutputSpec(way.reading(tools()), NamedTool("search"), thinks=True)
     for said, events in walked(way, wanted, 2):
         calls = calls_of(events)
         assert [name for name, _ in calls] == ["search"], said
@@ -212,8 +222,8 @@ def test_a_named_tool_is_called_once(way: Way) -> None:
 
 @every_way
 def test_a_call_once_begun_is_valid(way: Way) -> None:
-    wanted = Wanted(way.reading(tools()), "auto", thinks=True)
-    notations = way.family.layout_with(tools()).notations
+    wanted = OutputSpec(way.reading(tools()), "auto", thinks=True)
+    notations = way.family.layout_with(tools()).call_formats
     for begun in {mark for n in notations if n.blocks for mark in (*n.opens, *n.begins)}:
         for _, events in walked(way, wanted, 2, "Well. " * (not begun) + begun):
             assert_valid(calls_of(events), tools())
@@ -221,7 +231,7 @@ def test_a_call_once_begun_is_valid(way: Way) -> None:
 
 @every_way
 def test_no_call_is_opened_where_none_may_be(way: Way) -> None:
-    wanted = Wanted(way.reading(tools()), "none", thinks=True)
+    wanted = OutputSpec(way.reading(tools()), "none", thinks=True)
     for said, events in walked(way, wanted, 4):
         assert not calls_of(events), said
 
@@ -254,9 +264,9 @@ PEOPLE = jsonschema.Draft202012Validator(PERSON)
 @every_way
 @pytest.mark.parametrize("inside", [False, True])
 def test_text_follows_its_schema_also_behind_reasoning(way: Way, inside: bool) -> None:
-    opens, _ = way.family.thinking_marks()
+    opens, _ = way.family.thinking_delimiters()
     end = opens[0] if opens and inside else ""
-    wanted = Wanted(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
+    wanted = OutputSpec(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
     for said, events in walked(way, wanted, 4):
         assert not calls_of(events)
         assert PEOPLE.is_valid(json.loads(text_of(events))), said
@@ -270,33 +280,33 @@ BLANK = (" yes", "\n\nno", "\n", "perhaps ")
 @pytest.mark.parametrize(
     "format",
     [
-        Choice(BLANK),
-        Regex(r" yes|\n\nno|\n|perhaps "),
-        Written('start: " yes" | "\\n\\nno" | "\\n" | "perhaps "'),
+        ChoiceFormat(BLANK),
+        RegexFormat(r" yes|\n\nno|\n|perhaps "),
+        GrammarFormat('start: " yes" | "\\n\\nno" | "\\n" | "perhaps "'),
     ],
     ids=["choice", "regex", "grammar"],
 )
 def test_text_keeps_the_white_space_of_its_format(way: Way, inside: bool, format: Format) -> None:
-    opens, _ = way.family.thinking_marks()
+    opens, _ = way.family.thinking_delimiters()
     end = opens[0] if opens and inside else ""
-    wanted = Wanted(way.reading((), end), format=format, thinks=True)
+    wanted = OutputSpec(way.reading((), end), format=format, thinks=True)
     for said, events in walked(way, wanted, 4):
         assert text_of(events) in BLANK, said
 
 
 def test_white_space_behind_reasoning_is_the_familys() -> None:
     way = Way(QWEN3, control=True)
-    wanted = Wanted(way.reading(()), format=Choice(BLANK), thinks=True)
+    wanted = OutputSpec(way.reading(()), format=ChoiceFormat(BLANK), thinks=True)
     matcher = way.matcher(wanted)
     said = way.encode("<think>\nhm\n</think>\n\n yes")
     assert matcher.validate_tokens(said) == len(said)
-    reading = replace(wanted.reading, formatted=True, verbatim=True)
+    reading = replace(wanted.context, formatted=True, verbatim=True)
     assert text_of(way.read(reading, said)) == " yes"
 
 
 @in_tokens
 def test_calls_or_text_of_a_format(way: Way) -> None:
-    wanted = Wanted(way.reading(tools()), "auto", JsonFormat(PERSON))
+    wanted = OutputSpec(way.reading(tools()), "auto", JsonFormat(PERSON))
     both = set()
     for said, events in walked(way, wanted, 8):
         calls, text = calls_of(events), text_of(events)
@@ -310,15 +320,15 @@ def test_calls_or_text_of_a_format(way: Way) -> None:
 
 def test_where_nothing_is_wanted_there_is_no_grammar() -> None:
     for way in WAYS:
-        assert way.family.grammar(Wanted(way.reading(()))) is None
-        assert way.family.grammar(Wanted(way.reading(()), "none")) is None
+        assert way.family.grammar(OutputSpec(way.reading(()))) is None
+        assert way.family.grammar(OutputSpec(way.reading(()), "none")) is None
 
 
 def test_notations_without_a_grammar() -> None:
     without = {
         (family.name, *notation.opens)
         for family in WITH_CALLS
-        for notation in family.layout_with(tools()).notations
+        for notation in family.layout_with(tools()).call_formats
         if not notation.blocks
     }
     assert without == set()
@@ -328,7 +338,7 @@ def test_notations_without_a_grammar() -> None:
 
 
 def nasty(way: Way) -> list[Tool]:
-    marks = [*way.family.layout_with(tools()).calls, *way.family.thinking_marks()[1]]
+    marks = [*way.family.layout_with(tools()).calls, *way.family.thinking_delimiters()[1]]
     keys = [f"key_{n}" for n in range(40)]
     return [
         Tool("empty", "", {}),
@@ -379,7 +389,7 @@ def nasty(way: Way) -> list[Tool]:
 @every_way
 def test_difficult_schemas(way: Way) -> None:
     offered = nasty(way)
-    wanted = Wanted(way.reading(offered), "required")
+    wanted = OutputSpec(way.reading(offered), "required")
     for said, events in walked(way, wanted, 3):
         calls = calls_of(events)
         assert calls, said
@@ -402,13 +412,13 @@ KEYS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> None:
     offered = [Tool(name, "", {"type": "object", "properties": KEYS, "required": ['a"b']})]
-    wanted = Wanted(way.reading(offered), "required")
+    wanted = OutputSpec(way.reading(offered), "required")
     try:
         matcher = way.matcher(wanted)
-    except Unwritable:
+    except UncallableTool:
         return
     said = way.walk(matcher, seed=1)
-    events = way.read(wanted.reading, said)
+    events = way.read(wanted.context, said)
     assert calls_of(events), way.spelled(said)
     assert not text_of(events), way.spelled(said)
     assert_valid(calls_of(events), offered)
@@ -419,32 +429,37 @@ def test_many_tools_compile(way: Way) -> None:
     parameters = tools()[5].parameters
     offered = [Tool(f"tool_{n}", "", parameters) for n in range(128)]
     for choice in ("auto", "required", "none"):
-        way.matcher(Wanted(way.reading(offered), choice))
+        way.matcher(OutputSpec(way.reading(offered), choice))
 
 
 # Thinking
 
 
-THINKING = [way for way in WAYS if way.control and way.family.thinking_marks()[0]]
+THINKING = [way for way in WAYS if way.control and way.family.thinking_delimiters()[0]]
 
 
 @pytest.mark.parametrize("way", THINKING, ids=called)
 def test_what_leads_on_from_reasoning_may_be_put_in(way: Way) -> None:
-    opens, _ = way.family.thinking_marks()
+    opens, _ = way.family.thinking_delimiters()
     reading = way.reading(tools(), opens[0])
-    for wanted in (Wanted(reading, "required"), Wanted(reading, "none", JsonFormat(PERSON))):
+    for wanted in (
+        OutputSpec(reading, "required"),
+        OutputSpec(reading, "none", JsonFormat(PERSON)),
+    ):
         matcher = way.matcher(wanted)
-        led = way.encode("So" + way.family.bridge.rstrip())
+        led = way.encode("So" + way.family.answer_prefix.rstrip())
         assert matcher.validate_tokens(led) == len(led)
 
 
 @pytest.mark.parametrize("way", THINKING, ids=called)
 def test_no_answer_ends_in_reasoning_that_is_to_be_followed(way: Way) -> None:
-    opens, _ = way.family.thinking_marks()
-    matcher = way.matcher(Wanted(way.reading(tools(), opens[0]), "required"))
+    opens, _ = way.family.thinking_delimiters()
+    matcher = way.matcher(OutputSpec(way.reading(tools(), opens[0]), "required"))
     layout = way.family.layout_with()
     own = [*layout.calls, *sum(layout.reasoning, ()), *layout.dropped]
-    own += [mark for notation in layout.notations for mark in (*notation.closes, *notation.inner)]
+    own += [
+        mark for notation in layout.call_formats for mark in (*notation.closes, *notation.inner)
+    ]
     for id, token in way.control_tokens.items():
         if not any(token in mark for mark in own):
             assert not matcher.validate_tokens([id]), token

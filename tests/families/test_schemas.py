@@ -8,7 +8,7 @@ import pytest
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.schema import check_tools
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import Wanted
+from mlx_server.parsers.output_spec import OutputSpec
 from tests.families.test_grammar import WITH_CALLS, calls_of
 from tests.families.walks import Way
 
@@ -155,8 +155,8 @@ NOTATED = [
     family
     for family in WITH_CALLS
     if any(
-        block.lacks(Tool("f", "", {"minProperties": 1}))
-        for notation in family.layout_with().notations
+        block.unsupported(Tool("f", "", {"minProperties": 1}))
+        for notation in family.layout_with().call_formats
         for block in notation.blocks
     )
 ]
@@ -176,7 +176,7 @@ def test_these_families_have_notations_of_their_own() -> None:
 def test_what_a_strict_tool_says_holds_or_is_refused(family: Any, schema: str) -> None:
     way, parameters = Way(family, True), SCHEMAS[schema]
     tool = Tool("f", "", parameters, strict=True)
-    wanted = Wanted(way.reading([tool]), "required")
+    wanted = OutputSpec(way.reading([tool]), "required")
     try:
         check_tools([tool])
         matcher = way.matcher(wanted)
@@ -187,7 +187,7 @@ def test_what_a_strict_tool_says_holds_or_is_refused(family: Any, schema: str) -
     valid = jsonschema.Draft202012Validator(parameters, format_checker=CHECKED)
     for seed in range(SEEDS):
         said = way.walk(matcher.deep_copy(), seed)
-        calls = calls_of(way.read(wanted.reading, said))
+        calls = calls_of(way.read(wanted.context, said))
         assert calls, way.spelled(said)
         for _, arguments in calls:
             assert valid.is_valid(arguments), way.spelled(said)
@@ -218,4 +218,4 @@ def test_what_does_not_hold_is_told(parameters: dict[str, Any], told: list[str])
         expected = (
             () if family.name in QUOTING and told[0].startswith("pattern at") else tuple(told)
         )
-        assert family.unheld(tool) == expected, family.name
+        assert family.unsupported_keywords(tool) == expected, family.name

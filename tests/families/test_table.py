@@ -12,12 +12,12 @@ from rich.console import Console
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.errors import SettingsError
 from mlx_server.families import FAMILIES, family_of
-from mlx_server.families.base import ModelFamily, Own
+from mlx_server.families.base import FamilyOverrides, ModelFamily
 from mlx_server.families.llama3 import LLAMA3
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.families.table import markdown, rows, show
-from mlx_server.parsers.markup import Layout
+from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.parsers.text import TextParser
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers.marked_json import marked_json
@@ -44,7 +44,7 @@ def test_the_demo_model_is_known_by_type_and_template(demo: Checkpoint) -> None:
     assert family_of(demo) is SMOLLM2
 
 
-@pytest.mark.parametrize("mark", SMOLLM2.template_marks)
+@pytest.mark.parametrize("mark", SMOLLM2.template_markers)
 def test_a_template_that_lacks_a_mark_is_of_another_family(demo: Checkpoint, mark: str) -> None:
     assert demo.template
     other = ChatTemplate(demo.template.source.replace(mark, "other"))
@@ -80,7 +80,7 @@ MARKS, ABSENT = ("{{", "messages"), ("{{", "absent")
 def test_what_is_asked_for_must_be_there_and_then_counts(
     unknown: Checkpoint, types: tuple[str, ...], marks: tuple[str, ...], evidence: int
 ) -> None:
-    family = ModelFamily("f", model_types=types, template_marks=marks)
+    family = ModelFamily("f", model_types=types, template_markers=marks)
     assert family.evidence(unknown) == evidence
 
 
@@ -119,7 +119,7 @@ def test_what_the_template_shows_outweighs_the_type(
 
 
 def test_no_family_is_hidden_by_one_that_asks_for_the_same() -> None:
-    asked = [(type, f.template_marks) for f in FAMILIES for type in f.model_types]
+    asked = [(type, f.template_markers) for f in FAMILIES for type in f.model_types]
     assert sorted(set(asked)) == sorted(asked)
 
 
@@ -136,10 +136,10 @@ def test_every_family_has_a_line_in_the_table() -> None:
 
 
 def test_a_line_of_the_table() -> None:
-    layout = Layout((("<a|>\n", "<b>"),), (marked_json("<c>", "</c>"), marked_json("<d>")))
-    family = ModelFamily("x", layout, model_types=("t",), template_marks=("m",))
+    layout = MarkupLayout((("<a|>\n", "<b>"),), (marked_json("<c>", "</c>"), marked_json("<d>")))
+    family = ModelFamily("x", layout, model_types=("t",), template_markers=("m",))
     assert rows([family]) == [("x", ["t"], ["m"], ["<a|>…<b>"], ["<c>…</c>", "<d>…"])]
-    own = ModelFamily("y", own=Own(TextParser), shapes=("r", "c"))
+    own = ModelFamily("y", overrides=FamilyOverrides(TextParser), shapes=("r", "c"))
     assert rows([own, ModelFamily("z")]) == [
         ("y", [], [], ["r"], ["c"]),
         ("z", [], [], [], []),

@@ -15,10 +15,10 @@ from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import Wanted
-from mlx_server.parsers.parse_context import Reading
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from mlx_server.worker.constrained_decoding.grammar_compiler import LIMITS, fill
+from mlx_server.worker.constrained_decoding.grammar_compiler import LIMITS, fill_bitmask
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.families.goldens import goldens_of
 
@@ -47,7 +47,7 @@ def vocabulary_of(family: ModelFamily) -> tuple[Tokenizer, Vocabulary]:
     folder = replay_checkpoint(Path(_scratch().name), family, None)
     tokenizer = Tokenizer(folder / "tokenizer.json")
     stops = [id for name in family.stop_tokens if (id := tokenizer.id_of(name)) is not None]
-    return tokenizer, Vocabulary(folder, stops or [max(tokenizer.control_tokens)]).plant()
+    return tokenizer, Vocabulary(folder, stops or [max(tokenizer.control_tokens)]).build()
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Way:
     def control_tokens(self) -> Mapping[int, str]:
         return self.tokenizer.control_tokens if self.control else {}
 
-    def reading(self, tools: Sequence[Tool], ends_with: str = "") -> Reading:
+    def reading(self, tools: Sequence[Tool], ends_with: str = "") -> ParseContext:
         prompt = tuple(self.tokenizer.encode(ends_with))
-        return Reading(0, tuple(tools), prompt, ends_with, self.control_tokens)
+        return ParseContext(0, tuple(tools), prompt, ends_with, self.control_tokens)
 
     def encode(self, text: str) -> list[int]:
         if self.control:
@@ -93,15 +93,15 @@ class Way:
     def closers(self) -> list[list[int]]:
         shown = "".join(case.output for case in goldens_of(self.family))
         layout = self.family.layout_with()
-        ends = [m for n in layout.notations for m in (*n.closes, *n.inner)]
+        ends = [m for n in layout.call_formats for m in (*n.closes, *n.inner)]
         tags = [tag for tag in TAG.findall(shown) if "/" in tag[:4] or "close" in tag]
-        marks = {*ends, *tags, *self.family.thinking_marks()[1]}
+        marks = {*ends, *tags, *self.family.thinking_delimiters()[1]}
         return [self.encode(text) for text in (*CLOSERS * 2, *sorted(marks))]
 
-    def matcher(self, wanted: Wanted) -> LLMatcher:
+    def matcher(self, wanted: OutputSpec) -> LLMatcher:
         source = self.family.grammar(wanted)
         assert source is not None, "there is no grammar"
-        matcher = LLMatcher(self.vocabulary.tree, source, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self.vocabulary.trie, source, log_level=0, limits=LIMITS)
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 
@@ -131,7 +131,7 @@ class Way:
 
     def _any(self, matcher: LLMatcher, chance: random.Random) -> int:
         words = np.zeros_like(self.vocabulary.ends)
-        fill(words, matcher, self.vocabulary)
+        fill_bitmask(words, matcher, self.vocabulary)
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
         going_on = [id for id in allowed if id not in self.vocabulary.stop_tokens]
         assert going_on, "a dead end"
@@ -140,7 +140,7 @@ class Way:
     def spelled(self, said: Sequence[int]) -> str:
         return self.tokenizer.raw(list(said))
 
-    def read(self, reading: Reading, said: Sequence[int]) -> list[Event]:
+    def read(self, reading: ParseContext, said: Sequence[int]) -> list[Event]:
         parser = self.family.make_parser(reading)
         text = self.tokenizer.detokenizer()
         events = [event for id in said for event in parser.feed(id, text.feed(id))]

@@ -13,15 +13,15 @@ import pytest
 from mlx_server import limits
 from mlx_server.checkpoints.memory_estimate import KvCost
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.engine.client import Answers, EngineClient, Item, OnLoading
+from mlx_server.engine.client import EngineClient, Item, OnLoading, RowStream
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
-    Loaded,
     Logprobs,
+    ModelLoaded,
     Prefilled,
+    PromptLogprobs,
     Ready,
-    Scored,
     Stop,
     Token,
 )
@@ -38,7 +38,7 @@ from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.pool import prepare as preparing
-from mlx_server.pool.pool import Limits, Pool
+from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
@@ -87,16 +87,16 @@ class Engine(EngineClient):
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
-    ) -> Loaded:
-        return Loaded(model, VOCABULARY, 0)
+    ) -> ModelLoaded:
+        return ModelLoaded(model, VOCABULARY, 0)
 
     @asynccontextmanager
-    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
         for number, row in enumerate(rows, start=FIRST):
             row.row = number
         self.rows = list(rows)
         try:
-            yield cast(Answers, self)
+            yield cast(RowStream, self)
         finally:
             self.done = True
             self.cancel([row.row for row in rows])
@@ -248,7 +248,7 @@ def test_an_answer_begins_with_started_and_ends_with_finished(
     assert all(isinstance(event, TextDelta) for event in events[1:-1])
     assert text_of(events) == "Good day."
     row = engine.rows[0]
-    assert (row.model, row.prompt, row.score) == ("m", prompt, False)
+    assert (row.model, row.prompt, row.prompt_logprobs) == ("m", prompt, False)
     assert row.stop_tokens == sorted({0, *tokenizer.encode("<|im_end|>")})
 
 
@@ -439,19 +439,21 @@ def test_an_echo_begins_each_answer(spec: ModelSpec, tokenizer: Tokenizer) -> No
     )
     # a stop string ends an answer, not its prompt
     assert (text_of(events, 0), text_of(events, 1)) == ("One two y", "Three")
-    assert [row.score for row in engine.rows] == [False, False]
+    assert [row.prompt_logprobs for row in engine.rows] == [False, False]
 
 
 def test_an_echo_with_logprobs_scores_the_prompt(spec: ModelSpec, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("Hello")
-    scored = Scored(FIRST, [Logprobs(-float(i), [(5, -0.1)]) for i in range(1, len(prompt))])
+    scored = PromptLogprobs(
+        FIRST, [Logprobs(-float(i), [(5, -0.1)]) for i in range(1, len(prompt))]
+    )
     events, engine = answered(
         spec,
         replace(ASKED, echo=True, logprobs=1),
         [*admitted(), scored],
         said(tokenizer.encode("!"), finish="length", logprobs=Logprobs(-0.5, [])),
     )
-    assert engine.rows[0].score
+    assert engine.rows[0].prompt_logprobs
     _, echo, answer, end = events
     assert isinstance(echo, TextDelta)
     assert echo.text == "Hello"
@@ -471,9 +473,9 @@ def test_scoring_alone_makes_no_tokens(spec: ModelSpec, tokenizer: Tokenizer) ->
     events, engine = answered(
         spec,
         replace(ASKED, prompts=(tuple(prompt),), echo=True, max_tokens=0),
-        [*admitted(), Scored(FIRST, [])],
+        [*admitted(), PromptLogprobs(FIRST, [])],
     )
-    assert (engine.rows[0].score, engine.rows[0].max_tokens) == (True, 0)
+    assert (engine.rows[0].prompt_logprobs, engine.rows[0].max_tokens) == (True, 0)
     assert text_of(events) == "a"
     assert events[-1] == Finished(0, "length", 0, 0)
 
@@ -560,7 +562,7 @@ def test_ids_up_to_the_width_of_the_head_are_known(spec: ModelSpec) -> None:
 
 def test_an_unknown_model_and_a_full_queue_are_told_first(spec: ModelSpec) -> None:
     assert isinstance(refused(spec, replace(ASKED, model="n")), ModelNotFound)
-    pool, engine = Pool([spec], Limits(concurrency=1, queue=0)), Engine([admitted()])
+    pool, engine = Pool([spec], PoolLimits(concurrency=1, queue=0)), Engine([admitted()])
     pool.make_engine = lambda **limits: engine
 
     async def test() -> None:
@@ -746,8 +748,8 @@ def test_a_replayed_row_has_its_script_and_a_stop_token(
 ) -> None:
     output = "<|im_start|>Hi 🙂"
     [row] = rows_of(replayed({"output": output, "delay_ms": 250}), ASKED)
-    assert row.script
-    *script, stop = row.script
+    assert row.forced_tokens
+    *script, stop = row.forced_tokens
     assert script == bytes_of_smollm2.encode(output)
     assert stop in row.stop_tokens
     stops = {bytes_of_smollm2.id_of(token) for token in ("<|im_end|>", "<|endoftext|>")}
@@ -757,9 +759,9 @@ def test_a_replayed_row_has_its_script_and_a_stop_token(
 
 def test_a_family_without_a_stop_token_of_its_own_ends_too(replayed: Replayed) -> None:
     [row] = rows_of(replayed({"output": "Hi"}, family="plain"), ASKED)
-    assert row.script
-    assert len(row.script) == 3
-    assert row.script[-1:] == row.stop_tokens
+    assert row.forced_tokens
+    assert len(row.forced_tokens) == 3
+    assert row.forced_tokens[-1:] == row.stop_tokens
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(None, 5), (100, 5), (5, 5), (3, 3)])
@@ -773,12 +775,12 @@ def test_an_output_that_was_cut_is_cut_there(
 
 def test_an_output_of_token_ids_is_played_as_it_is(replayed: Replayed) -> None:
     [row] = rows_of(replayed({"output_token_ids": [7, 258, 7]}), ASKED)
-    assert row.script == [7, 258, 7, row.stop_tokens[0]]
+    assert row.forced_tokens == [7, 258, 7, row.stop_tokens[0]]
 
 
 def test_an_empty_output_is_an_end(replayed: Replayed) -> None:
     [row] = rows_of(replayed({"output": ""}), ASKED)
-    assert row.script == row.stop_tokens[:1]
+    assert row.forced_tokens == row.stop_tokens[:1]
     assert row.max_tokens > 0
 
 
@@ -802,7 +804,7 @@ def test_n_answers_and_several_prompts_take_the_next_entries(
 ) -> None:
     spec = replayed(*({"output": word} for word in "abc"), {"match": "two", "output": "z"})
     rows = rows_of(spec, replace(ASKED, prompts=("one", "two", "three"), n=2))
-    said = [bytes_of_smollm2.decode(row.script or []) for row in rows]
+    said = [bytes_of_smollm2.decode(row.forced_tokens or []) for row in rows]
     assert said == ["a", "b", "z", "z", "c", "a"]
 
 
@@ -812,7 +814,7 @@ def test_a_conversation_is_matched_by_its_last_user_text(
     spec = replayed({"match": "regex:^B", "output": "yes"})
     messages = (Message("user", "A"), Message("assistant", "?"), Message("user", "B"))
     [row] = rows_of(spec, replace(ASKED, prompts=(Conversation(messages),)))
-    assert bytes_of_smollm2.decode(row.script or []) == "yes"
+    assert bytes_of_smollm2.decode(row.forced_tokens or []) == "yes"
     error = refused(spec, replace(ASKED, prompts=(Conversation(messages[:1]),)))
     assert isinstance(error, BadRequest)
     assert error.param == "messages"
@@ -820,4 +822,4 @@ def test_a_conversation_is_matched_by_its_last_user_text(
 
 def test_a_real_model_has_no_script(spec: ModelSpec) -> None:
     [row] = rows_of(spec, ASKED)
-    assert (row.script, row.delay) == (None, 0.0)
+    assert (row.forced_tokens, row.delay) == (None, 0.0)

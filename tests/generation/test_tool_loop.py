@@ -19,7 +19,7 @@ from mlx_server.events import (
     Finished,
     McpCallDelta,
     McpCallFinished,
-    McpCallMade,
+    McpCallReady,
     McpCallStarted,
     Repaired,
     Started,
@@ -28,13 +28,13 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
     ToolsListed,
-    Unmet,
+    Violation,
 )
 from mlx_server.generation import tool_loop
 from mlx_server.generation.generate import generate
-from mlx_server.generation.tool_loop import Limits, respond
+from mlx_server.generation.tool_loop import ToolLoopLimits, respond
 from mlx_server.mcp import Connector, Connectors
-from mlx_server.mcp import Limits as McpLimits
+from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
@@ -75,7 +75,7 @@ class Lab:
     async def events(
         self,
         tools: McpTools | None = None,
-        limits: Limits = tool_loop.LIMITS,
+        limits: ToolLoopLimits = tool_loop.LIMITS,
         conversation: Conversation | None = None,
         **request: Any,
     ) -> list[Event]:
@@ -212,7 +212,7 @@ async def test_several_rounds_are_one_answer(tmp_path: Path) -> None:
     assert results(events) == [("3", None), ("THREE!", None)]
     finished = events[-1]
     assert isinstance(finished, Finished)
-    scripts = [len(row.script or ()) for row in the.engine.rows]
+    scripts = [len(row.forced_tokens or ()) for row in the.engine.rows]
     assert finished.completion_tokens == sum(scripts)
     assert finished.cached_tokens == 3 * CACHED
     assert only(events, Started)[0].prompt_tokens == prompts[0]
@@ -277,17 +277,17 @@ async def test_calls_over_max_tool_calls_are_ignored(tmp_path: Path) -> None:
 async def test_calls_of_a_response_have_a_limit_of_our_own(tmp_path: Path) -> None:
     three = "".join(call("add", a=1, b=n) for n in range(3))
     async with lab(tmp_path, three, "Enough.") as the:
-        events = await the.events(the.tools(max_calls=5), limits=Limits(calls=2))
+        events = await the.events(the.tools(max_calls=5), limits=ToolLoopLimits(calls=2))
         assert sorted(results(events)) == [("1", None), ("2", None)]
         assert text(events) == "Enough."
         approval = Approval("r", "calc", "add", "{}", approve=True)
         with pytest.raises(BadRequest, match="has 3 approvals"):
-            await the.events(the.tools(approvals=(approval,) * 3), limits=Limits(calls=2))
+            await the.events(the.tools(approvals=(approval,) * 3), limits=ToolLoopLimits(calls=2))
 
 
-@pytest.mark.parametrize("limits", [Limits(rounds=2), Limits(seconds=-1)])
+@pytest.mark.parametrize("limits", [ToolLoopLimits(rounds=2), ToolLoopLimits(seconds=-1)])
 async def test_a_model_that_calls_without_end_has_to_answer(
-    tmp_path: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limits: ToolLoopLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choices = []
 
@@ -307,7 +307,7 @@ async def test_max_tokens_are_for_all_rounds(tmp_path: Path) -> None:
     one = call("add", a=1, b=2)
     async with lab(tmp_path, one, "Three and more.") as the:
         events = await the.events()
-        first = len(the.engine.rows[0].script or ())
+        first = len(the.engine.rows[0].forced_tokens or ())
         events = await the.events(max_tokens=first + 5)
         assert text(events) == "Three"
         assert events[-1].reason == "length"  # type: ignore[union-attr]
@@ -489,7 +489,7 @@ async def test_what_is_unmet_is_told_of_every_round(tmp_path: Path) -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     async with lab(tmp_path, call("add", a=1, b=2), "[3, 3]") as the:
         events = await the.events(format=JsonFormat(schema, strict=False))
-    assert only(events, Unmet) == [Unmet(0, "$: [3, 3] has non-unique elements")]
+    assert only(events, Violation) == [Violation(0, "$: [3, 3] has non-unique elements")]
 
 
 async def test_text_of_servers_is_never_control(tmp_path: Path) -> None:
@@ -547,7 +547,7 @@ async def test_who_leaves_leaves_nothing_behind(tmp_path: Path, place: str) -> N
             events = respond(asked, McpTools((server,)), connectors, pool)
             async with aclosing(events):
                 async for event in events:
-                    if isinstance(event, McpCallMade):
+                    if isinstance(event, McpCallReady):
                         made.set()
 
         before = asyncio.all_tasks()

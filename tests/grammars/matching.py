@@ -3,7 +3,7 @@
 import llguidance as ll
 from llguidance import LLMatcher, LLTokenizer
 
-from mlx_server.grammars.formats import rule_of
+from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format
 from mlx_server.worker.constrained_decoding.grammar_compiler import LIMITS
@@ -37,7 +37,7 @@ def compiled(source: str) -> LLMatcher:
 
 def matcher_of(wanted: Format) -> LLMatcher:
     lark = Lark()
-    return compiled(lark.source(rule_of(wanted, lark)))
+    return compiled(lark.source(format_rule(wanted, lark)))
 
 
 def matches(matcher: LLMatcher, text: str | bytes) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats, schema
 from mlx_server.grammars.lark import Lark
-from mlx_server.requests import Choice, Format, JsonFormat, Regex, Written
+from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.grammars.matching import CONTROL, END, allowed, compiled, matcher_of, matches
 
 
@@ -20,47 +20,49 @@ CASES: list[tuple[Format, list[str], list[str]]] = [
     (JsonFormat(), ["{}", '{"a": [1,\n  2]}'], ["1", " {}", "{} ", '{"a" :     1}']),
     (JsonFormat(True), ["1", "null", '"a"'], ["", "a"]),
     (JsonFormat({"type": "string"}), ['"é😀"', '"\\n"'], ['"\\x"', "a"]),
-    (Regex("a+"), ["a", "aaa"], ["", "ba", "ab"]),
-    (Regex("^a/b$|^c[/]d$"), ["a/b", "c/d"], ["xa/b", "c/d "]),
-    (Regex(r"a\/b"), ["a/b"], ["a\\/b"]),
-    (Regex("(^a|[$^])"), ["a", "$"], ["b"]),
-    (Regex(r"\^a\$"), ["^a$"], ["a"]),
-    (Regex("a\nb"), ["a\nb"], ["a\\nb"]),
-    (Regex(r"(?P<year>\d{4})-\d\d"), ["2024-01"], ["24-01"]),
-    (Regex('"#//'), ['"#//'], ['"#']),
-    (Regex(r"\d\w\s\S"), ["1a b", "1a\u3000b"], ["١a b", "1é b", "1a \ufeff"]),
-    (Regex(r"[^\d][\D]\W[^\W]"), ["aa-a", "a١éa"], ["1a-a", "a1-a", "aaba", "aa-é"]),
-    (Regex("[[a]+[^[]"), ["[ab", "a]"], ["a[", "ab]"]),
-    (Regex("[a[b]c][x&&y][x~~y][+--]"), ["[c]&~,"], ["b&~,"]),
-    (Regex("[]a]"), ["]"], ["[", "\\"]),
+    (RegexFormat("a+"), ["a", "aaa"], ["", "ba", "ab"]),
+    (RegexFormat("^a/b$|^c[/]d$"), ["a/b", "c/d"], ["xa/b", "c/d "]),
+    (RegexFormat(r"a\/b"), ["a/b"], ["a\\/b"]),
+    (RegexFormat("(^a|[$^])"), ["a", "$"], ["b"]),
+    (RegexFormat(r"\^a\$"), ["^a$"], ["a"]),
+    (RegexFormat("a\nb"), ["a\nb"], ["a\\nb"]),
+    (RegexFormat(r"(?P<year>\d{4})-\d\d"), ["2024-01"], ["24-01"]),
+    (RegexFormat('"#//'), ['"#//'], ['"#']),
+    (RegexFormat(r"\d\w\s\S"), ["1a b", "1a\u3000b"], ["١a b", "1é b", "1a \ufeff"]),
+    (RegexFormat(r"[^\d][\D]\W[^\W]"), ["aa-a", "a١éa"], ["1a-a", "a1-a", "aaba", "aa-é"]),
+    (RegexFormat("[[a]+[^[]"), ["[ab", "a]"], ["a[", "ab]"]),
+    (RegexFormat("[a[b]c][x&&y][x~~y][+--]"), ["[c]&~,"], ["b&~,"]),
+    (RegexFormat("[]a]"), ["]"], ["[", "\\"]),
     (JsonFormat({"pattern": r"^[\d[]\D[+--]$"}), ['"1a-"', '"[é,"'], ['"١a-"', '"11-"', '"1a[")']),
-    (Choice(("a", "ab", "a")), ["a", "ab"], ["", "b", "abb"]),
-    (Choice(('q"\n\\', "\x00\x7f", "<think>")), ['q"\n\\', "\x00\x7f", "<think>"], ["q"]),
-    (Written('start: A r0 | "x"\nr0: "!"\nA: /[a-z]\\/[}"]/ // } {\n'), ['a/"!', "x"], ["a/"]),
-    (Written('start: "a" "b"\n%ignore / +/\n'), ["ab", "a b"], ["a", "b"]),
-    (Written("%llguidance {}\n%import common.INT\nstart: INT"), ["12"], ["a"]),
-    (Written('start: w\nw[lazy]: /a+b/'), ["aab"], ["aa"]),
-    (Written('start: %json {"type": "null"} "!"'), ["null!"], ["1!"]),
+    (ChoiceFormat(("a", "ab", "a")), ["a", "ab"], ["", "b", "abb"]),
+    (ChoiceFormat(('q"\n\\', "\x00\x7f", "<think>")), ['q"\n\\', "\x00\x7f", "<think>"], ["q"]),
+    (GrammarFormat('start: A r0 | "x"\nr0: "!"\nA: /[a-z]\\/[}"]/ // } {\n'),
+     ['a/"!', "x"], ["a/"]),
+    (GrammarFormat('start: "a" "b"\n%ignore / +/\n'), ["ab", "a b"], ["a", "b"]),
+    (GrammarFormat("%llguidance {}\n%import common.INT\nstart: INT"), ["12"], ["a"]),
+    (GrammarFormat('start: w\nw[lazy]: /a+b/'), ["aab"], ["aa"]),
+    (GrammarFormat('start: %json {"type": "null"} "!"'), ["null!"], ["1!"]),
     (
-        Written('start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'),
+        GrammarFormat('start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'),
         ['{"a":1}', '{"b":"x"}'],
         ['{"a":"x"}', r'{"\u0061":"x"}'],
     ),
     (
-        Written('start: %json {"x-guidance": {"whitespace_pattern": "x"}, "items": '
+        GrammarFormat('start: %json {"x-guidance": {"whitespace_pattern": "x"}, "items": '
                 '{"type": "array", "x-guidance": {"whitespace_pattern": "y"}}}'),
         ["[]", "[[ 1]]"],
         ["[x]", "[[y]]", "[[x1]]"],
     ),
-    (Written('start: "\\x41\\u0042" x{2}\nx: "<think>"'), ["AB<think><think>"], ["AB"]),
+    (GrammarFormat('start: "\\x41\\u0042" x{2}\nx: "<think>"'), ["AB<think><think>"], ["AB"]),
     (
-        Written('root ::= "a" ws list\nws ::= [ \\t]*\nlist ::= item ("," ws item)* # c\n'
+        GrammarFormat('root ::= "a" ws list\nws ::= [ \\t]*\nlist ::= item ("," ws item)* # c\n'
                 'item ::= [a-z/\\]]+ | "\\"\\u0041\\x42\\"" | nested\nnested ::= "(" list\n  ")"'),
         ["a x,y", 'a "AB"', "a (x,(y/]))"],
         ["a", "a (x"],
     ),
-    (Written('root ::= [^"\\\\]{2,3} .'), ["abc", 'ab"'], ['a"c']),
-    (Written('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'), ["ab-", "acz"], ["-"]),
+    (GrammarFormat('root ::= [^"\\\\]{2,3} .'), ["abc", 'ab"'], ['a"c']),
+    (GrammarFormat('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'),
+     ["ab-", "acz"], ["-"]),
 ]  # fmt: skip
 
 
@@ -75,48 +77,48 @@ def test_a_format_matches_what_it_says(wanted: Format, good: list[str], bad: lis
 @pytest.mark.parametrize(
     ("wanted", "named"),
     [
-        (Regex("(?=a)b"), "look-ahead"),
-        (Regex("(?<!a)b"), "look-behind"),
-        (Regex(r"(a)\1"), "back-reference"),
-        (Regex(r"\bword\b"), "word boundary"),
-        (Regex("a\\"), "at its end"),
-        (Regex("(a{1000}){1000}"), "more than 50000"),
-        (Regex("a{10001}"), "more than 10000"),
-        (Regex("a{" + "9" * 5000 + "}"), "more than"),
-        (Regex("a" * 2001), "more than 2000"),
-        (Regex("\ud800"), "surrogate"),
-        (Choice(()), "empty"),
-        (Choice(("a", "")), "empty"),
-        (Choice(tuple(map(str, range(10_001)))), "more than 10000"),
-        (Choice(("a" * 300_000,)), "more than"),
-        (Choice(("\ud800",)), "surrogate"),
-        (Written('start: <|im_end|> "a"'), "special token"),
-        (Written('start: "a" <[5]>'), "special token"),
-        (Written("start: @other"), "@other"),
-        (Written('start: "a" }\nr0: "b"\nx: %lark {\ny: "a"'), "closes nothing"),
-        (Written('start: ("a"'), "never closed"),
-        (Written('start: "a'), "not Lark"),
-        (Written("start: /a"), "not Lark"),
-        (Written('%llguidance {"no_forcing": false}\nstart: "a"'), "%llguidance"),
-        (Written("%declare A\nstart: A"), "%declare"),
-        (Written('%override INT: "a"\nstart: "a"'), "%override"),
-        (Written("start: %json {"), "no JSON"),
-        (Written("start: %json {} %json " + "[" * 10_000), "no JSON"),
-        (Written('start: %json {"not": {}}'), "#/not "),
-        (Written('start: %json {"$ref": "http://localhost/"}'), "outside"),
-        (Written("start[max_tokens=3]: /a+/"), "max_tokens"),
-        (Written('start[stop=""]: /a+/'), "stop"),
-        (Written("start: /(a{1000}){1000}/"), "50000"),
-        (Written("start: " + "(" * 49 + '"a"' + ")" * 49), "deeper"),
-        (Written("\n".join(f'r{at}: "a"' for at in range(600))), "600 rules"),
-        (Written('start: "a" // ' + "x" * 200_000), "characters"),
-        (Written('A: /a/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/ & /i/ & /j/'), "&"),
-        (Written("root ::= nobody"), "nobody"),
-        (Written('other ::= "a"'), "root"),
-        (Written("root ::= <think>"), "special token"),
-        (Written('root ::= "a"\nroot ::= "b"'), "twice"),
-        (Written('root ::= "a'), "not GBNF"),
-        (Written('root ::= "\\UFFFFFFFF"'), "no character"),
+        (RegexFormat("(?=a)b"), "look-ahead"),
+        (RegexFormat("(?<!a)b"), "look-behind"),
+        (RegexFormat(r"(a)\1"), "back-reference"),
+        (RegexFormat(r"\bword\b"), "word boundary"),
+        (RegexFormat("a\\"), "at its end"),
+        (RegexFormat("(a{1000}){1000}"), "more than 50000"),
+        (RegexFormat("a{10001}"), "more than 10000"),
+        (RegexFormat("a{" + "9" * 5000 + "}"), "more than"),
+        (RegexFormat("a" * 2001), "more than 2000"),
+        (RegexFormat("\ud800"), "surrogate"),
+        (ChoiceFormat(()), "empty"),
+        (ChoiceFormat(("a", "")), "empty"),
+        (ChoiceFormat(tuple(map(str, range(10_001)))), "more than 10000"),
+        (ChoiceFormat(("a" * 300_000,)), "more than"),
+        (ChoiceFormat(("\ud800",)), "surrogate"),
+        (GrammarFormat('start: <|im_end|> "a"'), "special token"),
+        (GrammarFormat('start: "a" <[5]>'), "special token"),
+        (GrammarFormat("start: @other"), "@other"),
+        (GrammarFormat('start: "a" }\nr0: "b"\nx: %lark {\ny: "a"'), "closes nothing"),
+        (GrammarFormat('start: ("a"'), "never closed"),
+        (GrammarFormat('start: "a'), "not Lark"),
+        (GrammarFormat("start: /a"), "not Lark"),
+        (GrammarFormat('%llguidance {"no_forcing": false}\nstart: "a"'), "%llguidance"),
+        (GrammarFormat("%declare A\nstart: A"), "%declare"),
+        (GrammarFormat('%override INT: "a"\nstart: "a"'), "%override"),
+        (GrammarFormat("start: %json {"), "no JSON"),
+        (GrammarFormat("start: %json {} %json " + "[" * 10_000), "no JSON"),
+        (GrammarFormat('start: %json {"not": {}}'), "#/not "),
+        (GrammarFormat('start: %json {"$ref": "http://localhost/"}'), "outside"),
+        (GrammarFormat("start[max_tokens=3]: /a+/"), "max_tokens"),
+        (GrammarFormat('start[stop=""]: /a+/'), "stop"),
+        (GrammarFormat("start: /(a{1000}){1000}/"), "50000"),
+        (GrammarFormat("start: " + "(" * 49 + '"a"' + ")" * 49), "deeper"),
+        (GrammarFormat("\n".join(f'r{at}: "a"' for at in range(600))), "600 rules"),
+        (GrammarFormat('start: "a" // ' + "x" * 200_000), "characters"),
+        (GrammarFormat('A: /a/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/ & /i/ & /j/'), "&"),
+        (GrammarFormat("root ::= nobody"), "nobody"),
+        (GrammarFormat('other ::= "a"'), "root"),
+        (GrammarFormat("root ::= <think>"), "special token"),
+        (GrammarFormat('root ::= "a"\nroot ::= "b"'), "twice"),
+        (GrammarFormat('root ::= "a'), "not GBNF"),
+        (GrammarFormat('root ::= "\\UFFFFFFFF"'), "no character"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
@@ -127,10 +129,10 @@ def test_what_can_not_be_used_is_refused_by_name(wanted: Format, named: str) -> 
 @pytest.mark.parametrize(
     "wanted",
     [
-        Choice(("<think>", "<|end|>")),
-        Regex("<.*>"),
-        Written('start: "<think>"'),
-        Written('root ::= "<" [a-z]+ ">"'),
+        ChoiceFormat(("<think>", "<|end|>")),
+        RegexFormat("<.*>"),
+        GrammarFormat('start: "<think>"'),
+        GrammarFormat('root ::= "<" [a-z]+ ">"'),
         JsonFormat({"const": "<think>"}),
         JsonFormat({"properties": {"<think>": {}}, "required": ["<think>"]}),
     ],
@@ -148,7 +150,9 @@ def test_text_is_never_a_control_token(wanted: Format) -> None:
 def test_a_written_grammar_does_not_meet_our_rules() -> None:
     lark = Lark()
     mine = lark.rule('"mine"')
-    theirs = formats.rule_of(Written(f'start: {mine}\n{mine}: "theirs"\n%ignore / /'), lark)
+    theirs = formats.format_rule(
+        GrammarFormat(f'start: {mine}\n{mine}: "theirs"\n%ignore / /'), lark
+    )
     matcher = compiled(lark.source(f'{mine} "-" {theirs}'))
     assert matches(matcher, "mine-theirs")
     assert not matches(matcher, "mine-mine")
@@ -213,4 +217,4 @@ def test_only_what_is_lenient_is_unenforced() -> None:
     found = {"uniqueItems": True}
     assert formats.unenforced(JsonFormat(found, strict=False)) == ("uniqueItems at #",)
     assert formats.unenforced(JsonFormat({"type": "array"}, strict=False)) == ()
-    assert formats.unenforced(Regex("a")) == ()
+    assert formats.unenforced(RegexFormat("a")) == ()

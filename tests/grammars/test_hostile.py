@@ -17,7 +17,7 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
 from mlx_server.grammars.lark import Lark
-from mlx_server.requests import Format, JsonFormat, Regex, Written
+from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.grammars.matching import Refused, compiled
 
 pytestmark = pytest.mark.tables
@@ -120,23 +120,23 @@ CASES: dict[str, Callable[[], Format]] = {
     "nested repetitions": lambda: JsonFormat({"pattern": "(((a{1,99}){1,99}){1,99}){1,99}"}),
     "repetitions": lambda: JsonFormat({"pattern": r"^(\p{L}{1,200}){1,200}$"}),
     "oneOf": lambda: JsonFormat({"oneOf": [{"enum": [f"{n}", f"x{n}"]} for n in range(3_000)]}),
-    "regex": lambda: Regex(r"((\w+\s?){1000}|(.*a){500}|(x+x+)+y){10}"),
-    "regex depth": lambda: Regex("(a|" * 480 + "a" + ")" * 480),
-    "rules": lambda: Written(
+    "regex": lambda: RegexFormat(r"((\w+\s?){1000}|(.*a){500}|(x+x+)+y){10}"),
+    "regex depth": lambda: RegexFormat("(a|" * 480 + "a" + ")" * 480),
+    "rules": lambda: GrammarFormat(
         "start: a0\n" + "\n".join(f"a{n}: a{n + 1} a{n + 1}" for n in range(490)) + '\na490: "x"'
     ),
-    "terminals": lambda: Written(
+    "terminals": lambda: GrammarFormat(
         "start: A0\n" + "\n".join(f"A{n}: A{n + 1} A{n + 1}" for n in range(490)) + '\nA490: "x"'
     ),
-    "ambiguous": lambda: Written('start: a\na: a a | b a | "x" |\nb: a b | a'),
-    "repeated": lambda: Written('start: (("a"?){1000000}){1000000}'),
-    "intersections": lambda: Written(
+    "ambiguous": lambda: GrammarFormat('start: a\na: a a | b a | "x" |\nb: a b | a'),
+    "repeated": lambda: GrammarFormat('start: (("a"?){1000000}){1000000}'),
+    "intersections": lambda: GrammarFormat(
         "start: A\nA: " + " & ".join(f"/(a|b|{n})*a(a|b){{{20 + n}}}/" for n in range(9))
     ),
-    "alternatives": lambda: Written("start: " + " | ".join(f'"{n}"' for n in range(9_000))),
-    "brackets": lambda: Written("start: " + "(" * 50_000 + '"a"' + ")" * 50_000),
-    "GBNF brackets": lambda: Written("root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000),
-    "GBNF": lambda: Written(
+    "alternatives": lambda: GrammarFormat("start: " + " | ".join(f'"{n}"' for n in range(9_000))),
+    "brackets": lambda: GrammarFormat("start: " + "(" * 50_000 + '"a"' + ")" * 50_000),
+    "GBNF brackets": lambda: GrammarFormat("root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000),
+    "GBNF": lambda: GrammarFormat(
         "root ::= r0\n" + "\n".join(f'r{n} ::= [a-z]+ r{n}? ("x" | r0)*' for n in range(400))
     ),
 }
@@ -175,7 +175,7 @@ def run(name: str) -> str:
 
 def _compile_and_step(wanted: Format) -> None:
     lark, chance = Lark(), random.Random(1)
-    matcher = compiled(lark.source(formats.rule_of(wanted, lark)))
+    matcher = compiled(lark.source(formats.format_rule(wanted, lark)))
     for _ in range(100):
         mask = matcher.compute_bitmask()
         if matcher.is_error():

@@ -35,7 +35,7 @@ def compiles(pattern: str) -> bool:
 
 @pytest.mark.parametrize("pattern", [*READ, *UNREAD])
 def test_what_is_refused_is_what_would_not_compile(pattern: str) -> None:
-    refused = patterns.unsupported(pattern) or patterns.excess(pattern)
+    refused = patterns.unsupported(pattern) or patterns.excessive_part(pattern)
     assert bool(refused) is (pattern in UNREAD), refused
     assert compiles(pattern) is not bool(refused)
 
@@ -43,7 +43,7 @@ def test_what_is_refused_is_what_would_not_compile(pattern: str) -> None:
 def test_a_pattern_too_deep_for_the_compiler_is_too_deep() -> None:
     deep = "(?:xa|y" * 100 + "a" + ")?" * 100
     assert not compiles(deep)
-    assert "60 groups" in str(patterns.excess(deep))
+    assert "60 groups" in str(patterns.excessive_part(deep))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_what_only_the_compiler_knows_is_told_with_its_place(found: object, at: 
     formats.check(wanted, "format")
     with pytest.raises(Refused) as caught:
         matcher_of(wanted)
-    assert formats.placed(in_a_line(str(caught.value)), wanted).endswith(f" ({at})")
+    assert formats.with_place(in_a_line(str(caught.value)), wanted).endswith(f" ({at})")

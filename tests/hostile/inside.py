@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import pytest
 from fastapi import FastAPI
 
-from mlx_server.app import Server, create_app, server_of
+from mlx_server.app import HttpServer, create_app, server_of
 from mlx_server.config.settings import Settings
 from mlx_server.engine import liveness
-from mlx_server.engine.messages import Stepped
+from mlx_server.engine.messages import StepOutput
 from mlx_server.pool.pool import Pool
 from tests.live.server import eventually
 
@@ -29,11 +29,11 @@ LONG = 3600.0
 class Inside:
     def __init__(self, settings: Settings) -> None:
         self.app: FastAPI = create_app(settings)
-        self.server: Server = server_of(settings, self.app)
+        self.server: HttpServer = server_of(settings, self.app)
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._clients = ExitStack()
-        self.steps: list[Stepped] = []
+        self.steps: list[StepOutput] = []
         """What the engine said of each."""
         self.pool.on_step = self.steps.append
 

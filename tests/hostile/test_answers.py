@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
-from mlx_server.generation.output import Answer
+from mlx_server.generation.output import OutputProcessor
 from tests.live.server import TINY
 
 CHAT = "/v1/chat/completions"
@@ -111,13 +111,13 @@ def test_an_answer_that_can_not_be_read_ends_alone(
     step: int,
     stream: bool,
 ) -> None:
-    def begin(self: Answer, *given: Any) -> None:
+    def begin(self: OutputProcessor, *given: Any) -> None:
         made(self, *given)
         if self._request.seed == POISONED:
             setattr(self, part, Fails(getattr(self, part), step))
 
-    made = Answer.__init__
-    monkeypatch.setattr(Answer, "__init__", begin)
+    made = OutputProcessor.__init__
+    monkeypatch.setattr(OutputProcessor, "__init__", begin)
     told = answers(client, stream=stream)
     poisoned, wanted = told.pop(POISONED), list(unharmed)
     assert wanted.pop(POISONED).text.startswith(poisoned.text)

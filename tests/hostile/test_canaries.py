@@ -343,7 +343,7 @@ class Careless(wire.ScriptedEngine):
         yield
 
 
-@pytest.mark.parametrize("style", [logs.Plain(), logs.Json()])
+@pytest.mark.parametrize("style", [logs.PlainFormatter(), logs.JsonFormatter()])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_errors_that_nobody_expected(
     tiny_path: Path, caplog: pytest.LogCaptureFixture, path: str, style: logging.Formatter

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from mlx_server.config.settings import Settings
-from mlx_server.mcp.server import Server
+from mlx_server.mcp.server import McpConnection
 from tests.hostile.inside import Inside, request, reset, serving
 from tests.live.server import eventually
 
@@ -154,16 +154,16 @@ def loading(server: Inside, way: str) -> Clients:
 def in_a_tool(server: Inside, way: str) -> Clients:
     running = []
 
-    async def noted(self: Server, *given: Any) -> str:
+    async def noted(self: McpConnection, *given: Any) -> str:
         running.append(self)
         try:
             return await call(self, *given)
         finally:
             running.remove(self)
 
-    call = Server.call
+    call = McpConnection.call
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Server, "call", noted)
+        patched.setattr(McpConnection, "call", noted)
         clients = asking(server, look(stream=False), look(stream=True))
         eventually(lambda: len(running) == 2, "both wait for their tools")
         yield clients

@@ -18,8 +18,8 @@ from mlx_server.checkpoints.folder_check import check_model, stamp_of_model
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable
 from mlx_server.lora import catalog as catalogs
 from mlx_server.lora import reader
-from mlx_server.lora.base_model import Base
-from mlx_server.lora.catalog import Catalog
+from mlx_server.lora.base_model import BaseModelShapes
+from mlx_server.lora.catalog import AdapterCatalog
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS
 from mlx_server.sources.checkpoint_files import missing_of
 from mlx_server.system import descriptors
@@ -48,10 +48,10 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def many_adapters(folder: Path) -> Catalog:
+def many_adapters(folder: Path) -> AdapterCatalog:
     for number in range(MANY):
         mlx_adapter(folder / f"a{number:03}")
-    return Catalog(Base(), folder=folder)
+    return AdapterCatalog(BaseModelShapes(), folder=folder)
 
 
 def test_a_request_looks_at_the_adapter_that_it_names(tmp_path: Path, looked_at: list[str]) -> None:
@@ -122,7 +122,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, name: str, kind: str) -> 
     folder = mlx_adapter(tmp_path / "adapters" / "a")
     in_place_of(folder / name, kind)
     with pytest.raises(AdapterInvalid, match=r"is no file|leads out|has no"):
-        Catalog(Base(), folder=tmp_path / "adapters").find("a")
+        AdapterCatalog(BaseModelShapes(), folder=tmp_path / "adapters").find("a")
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
@@ -131,7 +131,7 @@ def test_what_is_no_folder_is_no_adapter(tmp_path: Path, kind: str) -> None:
     mlx_adapter(adapters / "sound")
     (adapters / "a").touch()
     in_place_of(adapters / "a", kind)
-    catalog = Catalog(Base(), folder=adapters)
+    catalog = AdapterCatalog(BaseModelShapes(), folder=adapters)
     assert list(catalog.all()) == ["sound"]
     with pytest.raises(AdapterNotFound):
         catalog.find("a")
@@ -163,7 +163,7 @@ def test_a_file_that_is_cut_while_it_is_read(
 
     monkeypatch.setattr(reader, "_chunks", cut)
     with pytest.raises(AdapterInvalid, match="is cut short"):
-        Catalog(Base(), folder=tmp_path).find("a")
+        AdapterCatalog(BaseModelShapes(), folder=tmp_path).find("a")
 
 
 # Checkpoints

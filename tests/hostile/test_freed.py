@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import Cancel, Hold, Report, Stepped
+from mlx_server.engine.messages import CancelRows, PauseRows, Report, StepOutput
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.worker import Engine
 from tests.worker.constrained_decoding.test_grammar_compiler import DIGITS, gate, loaded
@@ -47,13 +47,13 @@ def waiting(engine: Engine) -> None:
 def compiling(engine: Engine) -> None:
     begin(engine, grammar=DIGITS)
     engine.step()
-    assert [*engine._unguided] == [ROW]
+    assert [*engine._unconstrained] == [ROW]
 
 
 def scored(engine: Engine) -> None:
-    begin(engine, score=True)
+    begin(engine, prompt_logprobs=True)
     engine.step()
-    assert [*engine._scorings] == [ROW]
+    assert [*engine._prompt_logprobs] == [ROW]
 
 
 def prefilled(engine: Engine) -> None:
@@ -69,15 +69,15 @@ def decoding(engine: Engine) -> None:
 
 def held(engine: Engine) -> None:
     decoding(engine)
-    engine.handle(Hold([ROW]))
+    engine.handle(PauseRows([ROW]))
     engine.step()
-    assert len(engine._batches["tiny"]._aside) == 1
+    assert len(engine._batches["tiny"]._kept_decode) == 1
 
 
 def of_nobody(engine: Engine) -> int:
     """Memory but for the caches of the rows that decode, which grow."""
     mx.synchronize()
-    caches = engine._batches["tiny"]._decode.prompt_cache
+    caches = engine._batches["tiny"]._decoder.prompt_cache
     return mx.get_active_memory() - sum(int(cache.nbytes) for cache in caches)
 
 
@@ -87,17 +87,17 @@ def test_one_step_after_a_cancel(engine: Engine, reach: Callable[[Engine], None]
     before = of_nobody(engine)
     reach(engine)
     during = mx.get_active_memory()
-    engine.handle(Cancel([ROW]))
+    engine.handle(CancelRows([ROW]))
     engine.step()
     assert ROW not in engine._batches["tiny"].rows
-    assert not [*engine._unguided, *engine._scorings, *engine._held]
+    assert not [*engine._unconstrained, *engine._prompt_logprobs, *engine._paused]
     assert of_nobody(engine) - before < SLACK
     if reach in (prefilled, decoding, held):
         assert during - mx.get_active_memory() > KV_BYTES // 4
-    following = [token for report in of(Stepped, drained(engine)) for token in report.tokens]
+    following = [token for report in of(StepOutput, drained(engine)) for token in report.tokens]
     assert {token.row for token in following} <= {0, 2}
 
 
 def drained(engine: Engine) -> list[Report]:
-    engine.handle(Cancel([2]))
+    engine.handle(CancelRows([2]))
     return [report for _ in range(5) for report in engine.step()]

@@ -19,7 +19,7 @@ import pytest
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import Settings
-from mlx_server.engine.messages import Load, Unload
+from mlx_server.engine.messages import LoadModel, UnloadModel
 from mlx_server.worker.worker import Engine
 from tests.hostile.inside import Inside, serving
 from tests.hostile.shapes import CHAT, Client
@@ -180,7 +180,7 @@ def test_an_engine_keeps_nothing_of_models_that_left(tiny_path: Path) -> None:
 
     def come_and_go() -> int:
         for _ in range(times):
-            for command in (Load("tiny", str(tiny_path), [2]), Unload("tiny")):
+            for command in (LoadModel("tiny", str(tiny_path), [2]), UnloadModel("tiny")):
                 engine.handle(command)
                 drain(engine)
         gc.collect()

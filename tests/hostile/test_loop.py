@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from mlx_server import limits
 from mlx_server.api import strict_json
 from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.app import Server, create_app, server_of
+from mlx_server.app import HttpServer, create_app, server_of
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.live.server import TINY, eventually
 
@@ -163,7 +163,7 @@ class Watch:
 
 
 @contextmanager
-def running(server: Server, watch: Watch) -> Iterator[str]:
+def running(server: HttpServer, watch: Watch) -> Iterator[str]:
     def run() -> None:
         watch.thread = threading.get_ident()
         server.run()

@@ -18,11 +18,11 @@ from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.native import protocol as native
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
-from mlx_server.api.responses.tool_selection import offered
+from mlx_server.api.responses.tool_selection import select_tools
 from mlx_server.api.thinking import ThinkingBody
 from mlx_server.app import spec_named
 from mlx_server.config.settings import ModelSettings
-from mlx_server.lora.catalog import Place
+from mlx_server.lora.catalog import AdapterLocation
 from mlx_server.pool.prepare import prepare
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer
 from mlx_server.sources.replay_checkpoint import TEMPLATE
@@ -216,7 +216,7 @@ def test_an_adapter_is_kept_as_its_owner_says(
     config.write_text(json.dumps({"models": models}))
     made = prepare(spec_named(config, TOLD), lambda *progress: None, upcast=True)
     assert made.adapters
-    assert made.adapters.places()[ADAPTER] == Place(tmp_path, **said)
+    assert made.adapters.locations()[ADAPTER] == AdapterLocation(tmp_path, **said)
 
 
 SERVER: Json = {"type": "mcp", "server_label": "docs"}
@@ -236,7 +236,7 @@ def test_a_server_is_what_was_asked_for() -> None:
         (CONNECTOR, {"connector": "mine"}),
     ):
         body = ResponsesBody.model_validate({**SHORTEST[RESPONSES], "tools": [tool]})
-        assert offered(body, listed=()).servers == (
+        assert select_tools(body, listed=()).servers == (
             McpServer(
                 "docs",
                 **server,

@@ -23,7 +23,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.errors import ServerError
 from mlx_server.lora.catalog import AdapterSpec
-from mlx_server.pool.adapters import Adapter, Adapters
+from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
 
 FILE, WIDE = 10, 14
 """Bytes of an adapter, in its file and in memory."""
@@ -45,10 +45,10 @@ class Engine(EngineClient):
     def answer(self, *, works: bool) -> None:
         match self.commands.pop(0) if self.commands else None:
             case LoadAdapter(model, adapter):
-                self._take(self._loaded(model, adapter, works))
+                self._dispatch(self._loaded(model, adapter, works))
             case UnloadAdapter(model, adapter):
                 self.there.discard(adapter)
-                self._take(AdapterUnloaded(model, adapter))
+                self._dispatch(AdapterUnloaded(model, adapter))
 
     def _loaded(self, model: str, adapter: str, works: bool) -> Report:
         if adapter in self.there or works:
@@ -66,12 +66,12 @@ class Desk:
     drops: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.adapters = Adapters(lambda: self.engine, self._changed)
+        self.adapters = AdapterPool(lambda: self.engine, self._changed)
 
     def _changed(self) -> None:
         self.changes += 1
 
-    async def row(self, adapter: Adapter) -> None:
+    async def row(self, adapter: LeasedAdapter) -> None:
         task = asyncio.current_task()
         assert task
         with suppress(ServerError):
@@ -124,9 +124,9 @@ class Desk:
         assert self.engine.there <= {"c"}, "which is pinned"
 
 
-def adapter_of(name: str) -> Adapter:
+def adapter_of(name: str) -> LeasedAdapter:
     spec = AdapterSpec(name, Path(name), name, 8, FILE, "lora", None, "mlx")
-    return Adapter(spec, pinned=name == "c")
+    return LeasedAdapter(spec, pinned=name == "c")
 
 
 ADAPTERS = [adapter_of(name) for name in "abc"]

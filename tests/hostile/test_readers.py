@@ -18,13 +18,13 @@ from mlx_server.config.settings import Settings
 from mlx_server.engine.client import ITEM_BYTES, EngineClient
 from mlx_server.engine.messages import (
     Command,
-    GoOn,
-    Hold,
     Logprobs,
+    PauseRows,
     Prefilled,
     Report,
-    Stepped,
+    StepOutput,
     Token,
+    UnpauseRows,
 )
 from tests.hostile.inside import LONG, Inside, request, serving
 from tests.live.server import eventually
@@ -125,7 +125,7 @@ def connections(server: Inside) -> list[Any]:
 
 def held(server: Inside) -> int:
     """Requests."""
-    return server.within(lambda: sum(a.held for a in {*server.pool.engine._rows.values()}))
+    return server.within(lambda: sum(a.is_paused for a in {*server.pool.engine._rows.values()}))
 
 
 def is_full(server: Inside) -> bool:
@@ -191,19 +191,19 @@ def test_rows_that_are_held_now_and_then_answer_as_alone(tiny_path: Path) -> Non
     reports: list[Report] = [report for each in asks for report in engine.handle(each)]
     while len(of_ended(reports)) < len(asks):
         victim = dice.randrange(8)
-        engine.handle(Hold([victim]) if dice.random() < 0.3 else GoOn([victim]))
+        engine.handle(PauseRows([victim]) if dice.random() < 0.3 else UnpauseRows([victim]))
         reports += engine.step()
     assert not failures(reports)
     assert [ids(tokens_of(row, reports)) for row in range(8)] == alone
-    assert not engine._batches["tiny"]._aside
+    assert not engine._batches["tiny"]._kept_decode
 
 
 def test_a_row_that_is_held_before_it_begins_says_nothing_yet(tiny_path: Path) -> None:
     engine = loaded(tiny_path)
-    reports = [*engine.handle(ask(0)), *engine.handle(Hold([0])), *drain(engine)]
+    reports = [*engine.handle(ask(0)), *engine.handle(PauseRows([0])), *drain(engine)]
     assert of(Prefilled, reports)
     assert not tokens_of(0, reports)
-    engine.handle(GoOn([0]))
+    engine.handle(UnpauseRows([0]))
     assert tokens_of(0, drain(engine))
 
 
@@ -216,14 +216,14 @@ def test_a_row_that_ended_unread_is_held_no_more(monkeypatch: pytest.MonkeyPatch
 
     async def leave() -> None:
         async with engine.generate([ask(0)]):
-            engine._take(Stepped("tiny", [Token(0, 1, "length", much)], 0, 0, 0))
+            engine._dispatch(StepOutput("tiny", [Token(0, 1, "length", much)], 0, 0, 0))
 
     asyncio.run(leave())
-    assert told[1:] == [Hold([0]), GoOn([0])]
+    assert told[1:] == [PauseRows([0]), UnpauseRows([0])]
 
 
 def of_ended(reports: list[Report]) -> set[int]:
-    tokens = (token for step in of(Stepped, reports) for token in step.tokens)
+    tokens = (token for step in of(StepOutput, reports) for token in step.tokens)
     return {token.row for token in tokens if token.finish}
 
 

@@ -12,7 +12,7 @@ import pytest
 from mlx_server.engine.messages import (
     AdapterFailed,
     AdapterLoaded,
-    Cancel,
+    CancelRows,
     Generate,
     LoadAdapter,
     Prefilled,
@@ -20,7 +20,10 @@ from mlx_server.engine.messages import (
     RowFailed,
 )
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.logit_constraints import Guide, Guides
+from mlx_server.worker.constrained_decoding.logit_constraints import (
+    LogitConstraint,
+    LogitConstraints,
+)
 from mlx_server.worker.sampling import NOT_NUMBERS, Row, Sampled, Sampler
 from mlx_server.worker.worker import Engine
 from tests.tiny import ENDOFTEXT, IM_END
@@ -142,7 +145,7 @@ def logits_of(value: float) -> Patch:
     def patch(patched: pytest.MonkeyPatch, step: int) -> None:
         def spoilt(self: Sampler, logits: mx.array, inputs: mx.array, *rest: Any) -> Sampled:
             for at, row in enumerate(self.rows):
-                if row.number == POISONED and row.drawn == step:
+                if row.number == POISONED and row.sampled == step:
                     logits = mx.array(logits)
                     logits[at, 7] = value
             return sample(self, logits, inputs, *rest)
@@ -155,7 +158,7 @@ def logits_of(value: float) -> Patch:
 
 def sampler_raises(patched: pytest.MonkeyPatch, step: int) -> None:
     def key(self: Row) -> tuple[int, int]:
-        if self.number == POISONED and self.drawn == step:
+        if self.number == POISONED and self.sampled == step:
             raise ZeroDivisionError("no luck")
         return draw(self)
 
@@ -164,14 +167,14 @@ def sampler_raises(patched: pytest.MonkeyPatch, step: int) -> None:
 
 
 def matcher_errs(patched: pytest.MonkeyPatch, step: int) -> None:
-    def guide(self: Guides, asked: Generate) -> Guide | None:
+    def guide(self: LogitConstraints, asked: Generate) -> LogitConstraint | None:
         made = make(self, asked)
         if made and asked.row == POISONED:
             made.__class__, Poisoned.at = Poisoned, step
         return made
 
-    make = Guides.guide
-    patched.setattr(Guides, "guide", guide)
+    make = LogitConstraints.constraint
+    patched.setattr(LogitConstraints, "constraint", guide)
 
 
 POISONS = {
@@ -216,7 +219,7 @@ def test_a_row_that_is_cancelled_ends_alone(
     engine: Engine, unharmed: list[Report], step: int
 ) -> None:
     reports = with_neighbours(engine, step, poisoned())
-    reports += engine.handle(Cancel([POISONED])) + drain(engine)
+    reports += engine.handle(CancelRows([POISONED])) + drain(engine)
     assert_unmoved(reports, unharmed)
     assert not failures(reports)
     told = tokens_of(POISONED, reports)

@@ -25,8 +25,8 @@ from mlx_server.api.responses.items import read_items, sealed
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
-from mlx_server.generation.tool_loop import Limits, _Rounds
-from mlx_server.mcp import Limits as McpLimits
+from mlx_server.generation.tool_loop import ToolLoopLimits, _Rounds
+from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.mcp.listing import Lister
 from mlx_server.mcp.results import text_of
 from mlx_server.messages import Conversation, Message, ToolCall
@@ -104,7 +104,7 @@ def from_mcp(body: Json) -> Conversation:
         ]
     )
     request = GenerateRequest(model="m", prompts=(conversation,))
-    rounds = _Rounds(request, McpTools((server,)), toolset, None, Limits())  # type: ignore[arg-type]
+    rounds = _Rounds(request, McpTools((server,)), toolset, None, ToolLoopLimits())  # type: ignore[arg-type]
     return conversation_of(rounds._conversation)
 
 

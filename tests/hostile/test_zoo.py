@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_server.engine.messages import Load, Loaded, LoadFailed, Report, Unload
+from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoadFailed, Report, UnloadModel
 from mlx_server.errors import AdapterInvalid, BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
-from mlx_server.pool.prepare import ModelSpec, Prepared, prepare
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.templates.process import PROCESSES
 from mlx_server.worker.worker import Engine
 from tests.hostile import zoo
@@ -60,11 +60,11 @@ def said(engine: Engine) -> list[int]:
 
 
 def load(engine: Engine, path: Path, model: str) -> Report:
-    engine.handle(Load(model, str(path)))
+    engine.handle(LoadModel(model, str(path)))
     return drain(engine)[-1]
 
 
-def prepared(folder: Path) -> Prepared:
+def prepared(folder: Path) -> PreparedModel:
     return prepare(ModelSpec("zoo", str(folder)), lambda what, done, total: None, upcast=True)
 
 
@@ -115,7 +115,7 @@ def test_what_the_engine_refuses(cage: Path, engine: Engine, answer: list[int], 
     with bounded(cage):
         path = prepared(cage).path
         report = load(engine, path, "zoo")
-    assert isinstance(report, LoadFailed)
+    assert isinstance(report, ModelLoadFailed)
     assert re.search(message, report.message)
     assert said(engine) == answer
 
@@ -127,11 +127,11 @@ def test_what_loads_and_cannot_answer(
     tease, message = zoo.UNANSWERING[beast]
     tease(cage)
     with bounded(cage):
-        assert isinstance(load(engine, prepared(cage).path, "zoo"), Loaded)
+        assert isinstance(load(engine, prepared(cage).path, "zoo"), ModelLoaded)
         reports = run(engine, ask(0), ask(1, model="zoo"))
     assert re.search(message, failures(reports)[1])
     assert [token.id for token in tokens_of(0, reports)] == answer
-    engine.handle(Unload("zoo"))
+    engine.handle(UnloadModel("zoo"))
 
 
 @pytest.mark.parametrize("beast", zoo.HARMLESS)
@@ -140,10 +140,10 @@ def test_what_is_never_looked_at(cage: Path, engine: Engine, answer: list[int], 
     with bounded(cage):
         model = prepared(cage)
         model.family.render(model.checkpoint, HELLO)
-        assert isinstance(load(engine, model.path, "zoo"), Loaded)
+        assert isinstance(load(engine, model.path, "zoo"), ModelLoaded)
         reports = run(engine, ask(1, model="zoo"))
     assert [token.id for token in tokens_of(1, reports)] == answer
-    engine.handle(Unload("zoo"))
+    engine.handle(UnloadModel("zoo"))
 
 
 @pytest.mark.parametrize("beast", zoo.TEMPLATES)

@@ -10,7 +10,7 @@ from mlx_server.generation import retries
 from mlx_server.grammars.lark import Lark
 from mlx_server.prompts.harmony_schema import _Reader
 from mlx_server.repair import coerce
-from mlx_server.repair.conforming import conforms
+from mlx_server.repair.conforming import schema_errors
 from mlx_server.repair.json_text import _is_json
 from mlx_server.repair.malformed import Malformed
 from mlx_server.schemas.types import resolved
@@ -19,7 +19,7 @@ from mlx_server.tool_parsers import source, values
 from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON, PYTHON, gemma_syntax
-from mlx_server.tool_parsers.value_schema import NEVER, Value
+from mlx_server.tool_parsers.value_schema import NEVER, ValueSchema
 from tests.limits.boundaries import Boundary
 
 Json = dict[str, Any]
@@ -35,7 +35,7 @@ def is_read(steps: Steps[Any]) -> bool:
 
 
 def nested(depth: int) -> Source:
-    return source.written("[" * depth + "]" * depth + " ")
+    return source.complete_source("[" * depth + "]" * depth + " ")
 
 
 def json_depth(depth: int) -> bool:
@@ -70,7 +70,7 @@ def text_depth(depth: int) -> bool:
     for _ in range(depth - 1):
         schema = {"type": "string", "allOf": [schema]}
     lark = Lark()
-    text_of(Value(schema, schema), lark)
+    text_of(ValueSchema(schema, schema), lark)
     return not any(NEVER in terminal for terminal in lark._names)
 
 
@@ -118,4 +118,4 @@ def test_patterns_of_marks_are_kept_for_so_many_sets() -> None:
 
 def test_so_many_answers_are_checked_at_a_time() -> None:
     assert retries._checks._value == limits.CHECK_PROCESSES.value
-    assert conforms(1, {"type": "integer"}, seconds=limits.CHECK_SECONDS.value) == []
+    assert schema_errors(1, {"type": "integer"}, seconds=limits.CHECK_SECONDS.value) == []

@@ -12,11 +12,11 @@ from mlx_server import limits
 from mlx_server.checkpoints.memory_estimate import _check_counts
 from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
 from mlx_server.checkpoints.tokenizer import _check_growth
-from mlx_server.lora.reader import _text
+from mlx_server.lora.reader import _config_text
 from mlx_server.templates import child, process
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.worker import batch
-from mlx_server.worker.constrained_decoding.token_trie import Unusable, Vocabulary
+from mlx_server.worker.constrained_decoding.token_trie import UnusableVocabulary, Vocabulary
 from tests.limits.boundaries import Boundary, passes
 from tests.lora import test_catalog as adapters
 
@@ -51,9 +51,9 @@ def test_one_past_it(case: Boundary, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_template_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def whole(characters: int) -> bool:
         templates = child.Templates()
-        templates.reply_to(child.Compile(b"", "{{ raise_exception(x) }}", 1))
-        reply, _ = templates.reply_to(child.Render(b"", {"x": "x" * characters}, 1, 1))
-        return reply == child.Refused("x" * characters)
+        templates.reply_to(child.CompileTemplate(b"", "{{ raise_exception(x) }}", 1))
+        reply, _ = templates.reply_to(child.RenderTemplate(b"", {"x": "x" * characters}, 1, 1))
+        return reply == child.RefusedReply("x" * characters)
 
     Boundary("TEMPLATE_ERROR_CHARACTERS", whole).check(monkeypatch)
 
@@ -88,7 +88,7 @@ def test_a_header(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_config_of_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def config(size: int) -> None:
         (tmp_path / "adapter_config.json").write_bytes(b"x" * size)
-        _text(tmp_path, tmp_path / "adapter_config.json")
+        _config_text(tmp_path, tmp_path / "adapter_config.json")
 
     Boundary("ADAPTER_CONFIG_BYTES", passes(config)).check(monkeypatch)
 
@@ -109,7 +109,7 @@ def test_a_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         )
         try:
             return len(Vocabulary(tmp_path, [])) == count
-        except Unusable:
+        except UnusableVocabulary:
             return False
 
     Boundary("VOCABULARY_TOKENS", tokens, lowered=300).check(monkeypatch)

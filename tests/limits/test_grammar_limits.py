@@ -11,8 +11,8 @@ from mlx_server import limits
 from mlx_server.engine.messages import Generate, Thinking
 from mlx_server.requests import SamplingParams
 from mlx_server.schemas import check, patterns
-from mlx_server.schemas.apart import Apart
-from mlx_server.schemas.report import gaps
+from mlx_server.schemas.apart import DisjointOptions
+from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.variants import variants_of
 from mlx_server.schemas.view import Part, View
 from mlx_server.worker.batch import Batch
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def fenced(schema: Json) -> None:
-    check.fence(schema)
+    check.check_limits(schema)
 
 
 def nodes(count: int) -> None:
@@ -42,7 +42,7 @@ def multiples(digits: int) -> None:
 
 
 def joined_patterns(count: int) -> bool:
-    return not gaps(View({"allOf": [{"pattern": "a"}] * count}))
+    return not unsupported_keywords(View({"allOf": [{"pattern": "a"}] * count}))
 
 
 def counted(properties: int) -> Json:
@@ -56,7 +56,7 @@ def counted(properties: int) -> Json:
 def choices(count: int) -> bool:
     root = math.isqrt(count)
     others = [counted(1) for _ in range(count - root * root)]
-    found = gaps(View({"items": counted(root), "prefixItems": others}))
+    found = unsupported_keywords(View({"items": counted(root), "prefixItems": others}))
     return not any("too costly" in gap.why for gap in found)
 
 
@@ -69,13 +69,15 @@ def apart_depth(levels: int) -> bool:
             for inner in (one, other)
         )
     view = View({"oneOf": [one, other]})
-    return Apart(view).each([Part(("oneOf", "0"), one), Part(("oneOf", "1"), other)])
+    return DisjointOptions(view).all_disjoint(
+        [Part(("oneOf", "0"), one), Part(("oneOf", "1"), other)]
+    )
 
 
 def comparisons(count: int) -> bool:
-    apart = Apart(View({}))
+    apart = DisjointOptions(View({}))
     options = [Part(("0",), {"type": "string"}), Part(("1",), {"type": "number"})]
-    return [apart.each(options) for _ in range(count)][-1]
+    return [apart.all_disjoint(options) for _ in range(count)][-1]
 
 
 def ways(count: int) -> bool:
@@ -94,7 +96,7 @@ def ways_members(count: int) -> bool:
 
 def pattern_states(count: int) -> bool:
     times = limits.PATTERN_REPEATS.value
-    return not patterns.excess(f"x{{{times}}}" * (count // times) + "x" * (count % times))
+    return not patterns.excessive_part(f"x{{{times}}}" * (count // times) + "x" * (count % times))
 
 
 def row(**more: Any) -> None:

@@ -17,19 +17,19 @@ from fastapi import FastAPI
 from mcp import MCPError
 
 from mlx_server import limits
-from mlx_server.api.transport.http import Http
-from mlx_server.api.transport.slow_clients import Unread
-from mlx_server.api.transport.web_sockets import WebSockets
+from mlx_server.api.transport.http import StrictHttp
+from mlx_server.api.transport.slow_clients import SlowClientGuard
+from mlx_server.api.transport.web_sockets import StrictWebSockets
 from mlx_server.app import server_of
 from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import Generate
 from mlx_server.generation import plan, tool_loop
 from mlx_server.mcp import addresses
-from mlx_server.mcp.limits import Limits as McpLimits
-from mlx_server.mcp.server import Server
+from mlx_server.mcp.limits import McpLimits as McpLimits
+from mlx_server.mcp.server import McpConnection
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.messages import Conversation, Message
-from mlx_server.pool.pool import Limits as PoolLimits
+from mlx_server.pool.pool import PoolLimits as PoolLimits
 from mlx_server.prompts.text_size import characters_of
 from mlx_server.repair import jsonish
 from mlx_server.repair.malformed import Malformed
@@ -38,7 +38,7 @@ from mlx_server.store import Retention
 from mlx_server.system.log_file import write_to
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
-from mlx_server.worker.prefill.order import Turns
+from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.limits.boundaries import Boundary, passes
 from tests.parsers.test_harmony import ids, parser
@@ -46,7 +46,7 @@ from tests.worker.prefill.test_prompt_cache import filled, known
 
 TESTS = Path(__file__).parent.parent
 SETTINGS = Settings()
-MCP, LOOP, PARSER = McpLimits(), tool_loop.Limits(), grammar_compiler.LIMITS
+MCP, LOOP, PARSER = McpLimits(), tool_loop.ToolLoopLimits(), grammar_compiler.LIMITS
 
 LOWERED: dict[str, tuple[object, str]] = {
     "CONCURRENCY": (
@@ -134,7 +134,7 @@ LOWERED: dict[str, tuple[object, str]] = {
     "GRAMMAR_STATES": (PARSER.max_lexer_states, "grammars/test_hostile.py"),
     "GRAMMAR_SIZE": (PARSER.max_grammar_size, "grammars/test_hostile.py"),
     "FRAME_BYTES": (
-        WebSockets.budget._most_bytes,
+        StrictWebSockets.budget._most_bytes,
         "live/test_socket_limits.py::test_large_frames_of_many_take_little_memory",
     ),
 }
@@ -157,7 +157,7 @@ def test_what_tests_lower_is_else_the_tables(name: str) -> None:
 def grammar_rules(count: int) -> bool:
     try:
         grammar_compiler._compile("\n" * count, cast(Vocabulary, None))
-    except grammar_compiler.Refused:
+    except grammar_compiler.GrammarRefused:
         return False
     except AttributeError:  # then it is compiled
         return True
@@ -175,9 +175,11 @@ def mended_json(looks: int) -> bool:
 
 
 def mcp_error(characters: int) -> bool:
-    server = Server(McpServer("a", url="http://a"), cast(Any, None), McpLimits(), cast(Any, None))
+    server = McpConnection(
+        McpServer("a", url="http://a"), cast(Any, None), McpLimits(), cast(Any, None)
+    )
     text = "x" * characters
-    return str(server._told(MCPError(code=1, message=text))) == text
+    return str(server._public_error(MCPError(code=1, message=text))) == text
 
 
 def header(tokens: int) -> bool:
@@ -191,7 +193,9 @@ def ahead(size: int) -> bool:
     """Bytes of further requests while the first one is answered."""
     transport, flow = Mock(), Mock()
     conn = SimpleNamespace(trailing_data=(b"x" * size, False), their_state=h11.DONE)
-    Http._keep_listening(cast(Any, SimpleNamespace(conn=conn, transport=transport, flow=flow)))
+    StrictHttp._keep_listening(
+        cast(Any, SimpleNamespace(conn=conn, transport=transport, flow=flow))
+    )
     return not transport.abort.called
 
 
@@ -201,7 +205,7 @@ def waiting_bytes(size: int) -> bool:
     protocol.configure_mock(disconnected=False, _unanswered=1)
     protocol.conn.reader.buffer = b""
     protocol.transport.is_closing.return_value = False
-    WebSockets._look(protocol)
+    StrictWebSockets._look(protocol)
     return not protocol._pause.called
 
 
@@ -209,13 +213,13 @@ def waiting_frames(count: int) -> bool:
     """One is answered, and these wait."""
     protocol = Mock(_unanswered=0, _waiting_bytes=0, _reserved=0, close_sent=False)
     for _ in range(1 + count):
-        WebSockets._hand_on(protocol, b"x")
+        StrictWebSockets._hand_on(protocol, b"x")
     return not protocol._fail.called
 
 
 def clients(count: int) -> bool:
     """All of them are remembered, next to one whose prompt waits."""
-    turns: Turns[Any] = Turns()
+    turns: PromptScheduler[Any] = PromptScheduler()
     turns.add(SimpleNamespace(client="stays", number=0, left=1))
     for at in range(count):
         prompt = SimpleNamespace(client=f"c{at}", number=at + 1, left=10)
@@ -278,7 +282,7 @@ def test_uvicorn_has_the_tables_limits() -> None:
 
 
 def test_calls_of_mcp_servers_wait_for_each_other() -> None:
-    places = Toolset([], MCP)._places
+    places = Toolset([], MCP)._call_slots
     assert places._value == limits.MCP_PARALLEL_CALLS.value
 
 
@@ -287,6 +291,6 @@ def test_the_kernel_keeps_little_of_an_answer() -> None:
     with ours, theirs:
         transport = Mock()
         transport.get_extra_info.return_value = ours
-        Unread().connection_made(transport)
+        SlowClientGuard().connection_made(transport)
         kept = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     assert kept in (limits.SEND_BUFFER_BYTES.value, 2 * limits.SEND_BUFFER_BYTES.value)

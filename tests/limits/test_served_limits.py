@@ -9,16 +9,16 @@ from mcp import types
 
 from mlx_server import limits
 from mlx_server.api import access_log, errors
-from mlx_server.api.responses.event_log import Log
+from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.responses.web_socket import Memory, _lane
-from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.responses.web_socket import UnstoredContext, _lane
+from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.framing import StrictConnection
-from mlx_server.mcp.limits import Limits as McpLimits
+from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.listing import Lister, Listing, bound
-from mlx_server.prompts.message_normalization import value_of
+from mlx_server.prompts.message_normalization import arguments_object
 from mlx_server.requests import McpServer
-from mlx_server.store import Item
+from mlx_server.store import ItemRecord
 from mlx_server.system import descriptors
 from tests.limits.boundaries import Boundary, passes
 
@@ -54,7 +54,7 @@ def lane(characters: int) -> None:
 
 def arguments(items: int) -> bool:
     text = f"[{'1,' * (items - 1)}1]"
-    return bool(value_of(text) != text)
+    return bool(arguments_object(text) != text)
 
 
 def listed_tool(name: str, size: int = 0) -> types.Tool:
@@ -101,28 +101,28 @@ def all_bytes(size: int) -> bool:
 
 
 def events(size: int) -> bool:
-    log = Log(Budget(1 << 40))
+    log = EventLog(ByteBudget(1 << 40))
     log.add({"a": "x" * (size - len('{"a":""}'))})
     return not log.is_full
 
 
-def said(size: int) -> list[Item]:
-    return [Item("i", b"x" * size)]
+def said(size: int) -> list[ItemRecord]:
+    return [ItemRecord("i", b"x" * size)]
 
 
 def remembered(count: int) -> bool:
-    memory = Memory(Budget(1 << 30))
+    memory = UnstoredContext(ByteBudget(1 << 30))
     for at in range(count):
         memory.keep(str(at), said(1))
-    return len(memory.said) == count
+    return len(memory.contexts) == count
 
 
 def of_all_sockets(size: int) -> bool:
-    budget = Budget(limits.SOCKETS_MEMORY_BYTES.value)
+    budget = ByteBudget(limits.SOCKETS_MEMORY_BYTES.value)
     assert budget.take(limits.SOCKETS_MEMORY_BYTES.value - 10)
-    memory = Memory(budget)
+    memory = UnstoredContext(budget)
     memory.keep("a", said(size - limits.SOCKETS_MEMORY_BYTES.value + 10))
-    return bool(memory.said)
+    return bool(memory.contexts)
 
 
 def in_the_background(count: int) -> None:
@@ -135,11 +135,11 @@ def in_the_background(count: int) -> None:
 
 def logged_parts(count: int) -> bool:
     scope: Any = {"path": "/" + "/".join(["a"] * count)}
-    return access_log._own_parts(scope).count("/") == count
+    return access_log._route_words_of(scope).count("/") == count
 
 
 def wrong_field(characters: int) -> bool:
-    return errors._written(["x" * characters]) == "x" * characters
+    return errors._param_name(["x" * characters]) == "x" * characters
 
 
 def wrong_field_message(characters: int) -> bool:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mlx_server.checkpoints.memory_estimate import kv_bytes_per_token, weights_bytes
-from mlx_server.engine.messages import Stepped, Token
+from mlx_server.engine.messages import StepOutput, Token
 from mlx_server.generation.generate import generate
 from mlx_server.pool import lease
-from mlx_server.pool.pool import Limits, Pool
+from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingChoices
 from tests.tiny import tiny_llama
@@ -56,7 +56,7 @@ class Seen:
     reserved: int = 0
     together: int = 0
 
-    def step(self, step: Stepped, pool: Pool) -> None:
+    def step(self, step: StepOutput, pool: Pool) -> None:
         self.active = max(self.active, step.active_bytes)
         self.reserved = max(self.reserved, pool.memory()["used"])
         self.together = max(self.together, len(step.tokens))
@@ -75,7 +75,7 @@ class Seen:
 
 async def served(source: Path, asked: Sequence[GenerateRequest], budget: int, rows: int) -> Seen:
     """So many at a time."""
-    seen, pool = Seen(), Pool([ModelSpec("m", str(source))], Limits(budget=budget))
+    seen, pool = Seen(), Pool([ModelSpec("m", str(source))], PoolLimits(budget=budget))
     pool.on_step = lambda step: seen.step(step, pool)
     places = asyncio.Semaphore(rows)
 

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from mlx_server.config.settings import STORE_FILE
-from mlx_server.store import Response, Store
+from mlx_server.store import ResponseRecord, Store
 from tests.live.replayed import ask, refused, replaying
 from tests.live.server import eventually
 
@@ -33,8 +33,8 @@ def test_the_last_words_of_a_server(tmp_path: Path) -> None:
     assert b'"type":"message"' in failed.output[0].body
 
 
-def stored(folder: Path, id: str) -> Response:
-    async def get() -> Response:
+def stored(folder: Path, id: str) -> ResponseRecord:
+    async def get() -> ResponseRecord:
         store = await Store.visit(folder / "data" / STORE_FILE)
         try:
             return await store.get(id, "")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save, save_file
 
 from mlx_server.errors import AdapterInvalid, AdapterNotFound
-from mlx_server.lora.base_model import Base, plain_name, read_base
-from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, read_adapter, scan
+from mlx_server.lora.base_model import BaseModelShapes, plain_name, read_base_shapes
+from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec, read_adapter, scan
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,9 @@ def test_the_samples_fit_the_demo_model_and_are_small() -> None:
         for i in range(30)
         for name, shape in sizes.items()
     }
-    catalog = Catalog(Base(shapes, True, frozenset({"demo:smollm2"})), folder=ROOT / "adapters")
+    catalog = AdapterCatalog(
+        BaseModelShapes(shapes, True, frozenset({"demo:smollm2"})), folder=ROOT / "adapters"
+    )
     found = catalog.all()
     assert found.keys() == {"json-answer", "pirate"}
     for spec in found.values():
@@ -499,7 +501,7 @@ def checkpoint(folder: Path, found: Tensors, *, format: str = "mlx", **config: A
 
 def test_the_shapes_of_a_plain_base(tmp_path: Path) -> None:
     found = {f"{LAYER}.weight": numbers(OUT, IN), "model.norm.weight": numbers(IN)}
-    base = read_base(checkpoint(tmp_path / "Tiny-1B-8bit", found), "org/Tiny-1B-8bit")
+    base = read_base_shapes(checkpoint(tmp_path / "Tiny-1B-8bit", found), "org/Tiny-1B-8bit")
     assert base.shapes == {LAYER: (OUT, IN)}
     assert base.complete
     assert base.names == {"tiny-1b"}
@@ -514,13 +516,13 @@ def test_the_shapes_of_a_quantised_base(tmp_path: Path, bits: int, packed: int) 
     several = {"bits": 3, LAYER: {"bits": bits}}
     for quantization in ({"bits": bits}, several):
         folder = checkpoint(tmp_path / str(len(quantization)), found, quantization=quantization)
-        assert read_base(folder, "a").shapes == {LAYER: (OUT, IN)}
-    assert read_base(checkpoint(tmp_path / "unsaid", found), "a").shapes == {}
+        assert read_base_shapes(folder, "a").shapes == {LAYER: (OUT, IN)}
+    assert read_base_shapes(checkpoint(tmp_path / "unsaid", found), "a").shapes == {}
 
 
 def test_what_the_files_do_not_tell_is_left_to_the_engine(tmp_path: Path) -> None:
     folder = mlx_adapter(tmp_path / "a", mlx_tensors("model.layers.0.self_attn.x_proj"))
-    base = read_base(
+    base = read_base_shapes(
         checkpoint(tmp_path / "b", {f"{LAYER}.weight": numbers(OUT, IN)}, format="pt"), "b"
     )
     assert not base.complete
@@ -532,7 +534,7 @@ def test_what_the_files_do_not_tell_is_left_to_the_engine(tmp_path: Path) -> Non
 
 def test_a_damaged_base_tells_nothing(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"?")
-    assert read_base(tmp_path, "a").shapes == {}
+    assert read_base_shapes(tmp_path, "a").shapes == {}
 
 
 @pytest.mark.parametrize(
@@ -552,10 +554,10 @@ def test_conversions_of_a_model_have_one_name(model: str, name: str) -> None:
 
 # The catalog of a model
 
-TINY = Base(SHAPES, True, frozenset({"tiny-1b"}))
+TINY = BaseModelShapes(SHAPES, True, frozenset({"tiny-1b"}))
 
 
-def told(catalog: Catalog, name: str) -> str:
+def told(catalog: AdapterCatalog, name: str) -> str:
     with pytest.raises(AdapterInvalid) as caught:
         catalog.find(name)
     return caught.value.message
@@ -568,10 +570,10 @@ def test_folders_are_adapters_and_listed_ones_win(tmp_path: Path) -> None:
     (adapters / "empty").mkdir()
     mlx_adapter(adapters / ".hidden")
     (adapters / "README.md").write_text("?")
-    listed = Place(peft_adapter(tmp_path / "elsewhere"), pinned=True)
-    catalog = Catalog(TINY, {"b": listed, "c": listed}, adapters)
-    assert list(catalog.places()) == ["a", "b", "c"]
-    found = {name: catalog.find(name) for name in catalog.places()}
+    listed = AdapterLocation(peft_adapter(tmp_path / "elsewhere"), pinned=True)
+    catalog = AdapterCatalog(TINY, {"b": listed, "c": listed}, adapters)
+    assert list(catalog.locations()) == ["a", "b", "c"]
+    found = {name: catalog.find(name) for name in catalog.locations()}
     assert [(spec.name, spec.format) for spec in found.values()] == [
         ("a", "mlx"),
         ("b", "peft"),
@@ -583,7 +585,7 @@ def test_folders_are_adapters_and_listed_ones_win(tmp_path: Path) -> None:
 def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
     mlx_adapter(tmp_path / "elsewhere" / "a")
     (tmp_path / "adapters").mkdir()
-    catalog = Catalog(TINY, folder=tmp_path / "adapters")
+    catalog = AdapterCatalog(TINY, folder=tmp_path / "adapters")
     for name in ("a", "", ".", "..", "../elsewhere/a", str(tmp_path / "elsewhere" / "a")):
         with pytest.raises(AdapterNotFound) as caught:
             catalog.find(name)
@@ -593,35 +595,37 @@ def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
 def test_another_base_needs_the_owners_word(tmp_path: Path) -> None:
     adapters = tmp_path / "adapters"
     folder = mlx_adapter(adapters / "a", model="org/Other-7B")
-    said = told(Catalog(TINY, folder=adapters), "a")
+    said = told(AdapterCatalog(TINY, folder=adapters), "a")
     assert "org/Other-7B" in said
     assert "allow_other_base: true" in said
-    assert told(Catalog(TINY, {"a": Place(folder)}), "a") == said
-    allowed = Catalog(TINY, {"a": Place(folder, allow_other_base=True)})
+    assert told(AdapterCatalog(TINY, {"a": AdapterLocation(folder)}), "a") == said
+    allowed = AdapterCatalog(TINY, {"a": AdapterLocation(folder, allow_other_base=True)})
     assert allowed.find("a").base == "org/Other-7B"
 
     misfit = mlx_adapter(tmp_path / "b", mlx_tensors("model.layers.9.x"), model="org/Other-7B")
-    assert "no layer" in told(Catalog(TINY, {"b": Place(misfit, allow_other_base=True)}), "b")
+    assert "no layer" in told(
+        AdapterCatalog(TINY, {"b": AdapterLocation(misfit, allow_other_base=True)}), "b"
+    )
 
 
 def test_a_base_that_nobody_names_is_no_mismatch(tmp_path: Path) -> None:
     mlx_adapter(tmp_path / "a", model=None)
-    assert Catalog(TINY, folder=tmp_path).find("a").base is None
+    assert AdapterCatalog(TINY, folder=tmp_path).find("a").base is None
 
 
 def test_a_link_out_of_the_folder_must_be_listed(tmp_path: Path) -> None:
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "a").symlink_to(mlx_adapter(tmp_path / "elsewhere"))
-    assert "leads out of" in told(Catalog(TINY, folder=adapters), "a")
-    listed = Catalog(TINY, {"a": Place(tmp_path / "elsewhere")}, adapters)
+    assert "leads out of" in told(AdapterCatalog(TINY, folder=adapters), "a")
+    listed = AdapterCatalog(TINY, {"a": AdapterLocation(tmp_path / "elsewhere")}, adapters)
     assert listed.find("a").rank == RANK
 
 
 @pytest.mark.parametrize("name", ["a:b", "-a", "a b", "ä", "a" * 129])
 def test_names_that_a_request_could_not_spell(tmp_path: Path, name: str) -> None:
     mlx_adapter(tmp_path / name)
-    assert "can't be the name" in told(Catalog(TINY, folder=tmp_path), name)
+    assert "can't be the name" in told(AdapterCatalog(TINY, folder=tmp_path), name)
 
 
 def test_the_hubs_cache_may_link_to_its_blobs_only(tmp_path: Path) -> None:
@@ -642,7 +646,7 @@ def test_a_changed_file_is_noticed_and_an_unchanged_one_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = mlx_adapter(tmp_path / "a")
-    catalog = Catalog(TINY, folder=tmp_path)
+    catalog = AdapterCatalog(TINY, folder=tmp_path)
     first = catalog.find("a")
 
     def fail(*_: object, **__: object) -> AdapterSpec:
@@ -675,13 +679,13 @@ def replaced(file: Path, content: bytes) -> None:
 
 
 def test_adapters_come_and_go_while_the_server_runs(tmp_path: Path) -> None:
-    catalog = Catalog(TINY)
-    spec = catalog.add("new", Place(mlx_adapter(tmp_path / "a")))
+    catalog = AdapterCatalog(TINY)
+    spec = catalog.add("new", AdapterLocation(mlx_adapter(tmp_path / "a")))
     assert catalog.find("new") == spec
     with pytest.raises(AdapterInvalid):
-        catalog.add("bad", Place(tmp_path))
+        catalog.add("bad", AdapterLocation(tmp_path))
     with pytest.raises(AdapterInvalid, match="can't be the name"):
-        catalog.add("a:b", Place(tmp_path / "a"))
-    assert list(catalog.places()) == ["new"]
+        catalog.add("a:b", AdapterLocation(tmp_path / "a"))
+    assert list(catalog.locations()) == ["new"]
     catalog.remove("new")
     assert catalog.all() == {}

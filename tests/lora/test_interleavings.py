@@ -15,8 +15,8 @@ import pytest
 
 from mlx_server.errors import AdapterNotFound, BadRequest, ServerError
 from mlx_server.lora import catalog as catalog_module
-from mlx_server.lora.base_model import Base
-from mlx_server.lora.catalog import Catalog, Place
+from mlx_server.lora.base_model import BaseModelShapes
+from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation
 from mlx_server.pool import adapters as adapters_module
 from mlx_server.pool.adapters import find
 
@@ -25,13 +25,15 @@ pytestmark = pytest.mark.tables
 SAMPLES = Path(__file__).parents[2] / "adapters"
 FILES = (catalog_module.__file__, adapters_module.__file__)
 
-Operation = Callable[[Catalog, Path], Any]
+Operation = Callable[[AdapterCatalog, Path], Any]
 
 OPERATIONS: dict[str, Operation] = {
     "ask": lambda catalog, folder: find(catalog, "one", []).spec.digest,
     "ask for its folder": lambda c, folder: find(c, str(folder / "one"), [folder]).spec.digest,
-    "load": lambda catalog, folder: catalog.add("one", Place(folder / "one")).digest,
-    "load another": lambda catalog, folder: catalog.add("one", Place(folder / "two")).digest,
+    "load": lambda catalog, folder: catalog.add("one", AdapterLocation(folder / "one")).digest,
+    "load another": lambda catalog, folder: (
+        catalog.add("one", AdapterLocation(folder / "two")).digest
+    ),
     "unload": lambda catalog, folder: catalog.remove("one"),
     "list": lambda catalog, folder: list(catalog.all()),
 }
@@ -45,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def outcome(operation: Operation, catalog: Catalog, folder: Path) -> Any:
+def outcome(operation: Operation, catalog: AdapterCatalog, folder: Path) -> Any:
     try:
         return operation(catalog, folder)
     except ServerError as error:
@@ -54,8 +56,8 @@ def outcome(operation: Operation, catalog: Catalog, folder: Path) -> Any:
 
 def interleaved(operation: Operation, other: Operation, folder: Path, at: int) -> Any:
     """What the operation came to when the other one ran before its line `at`; None: it is over."""
-    catalog = Catalog(Base())
-    catalog.add("one", Place(folder / "one"))
+    catalog = AdapterCatalog(BaseModelShapes())
+    catalog.add("one", AdapterLocation(folder / "one"))
     lines = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -83,7 +85,8 @@ def interleaved(operation: Operation, other: Operation, folder: Path, at: int) -
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_is_one_step_to_the_others(folder: Path, name: str, other: str) -> None:
     digests = {
-        each: Catalog(Base()).add(each, Place(folder / each)).digest for each in ("one", "two")
+        each: AdapterCatalog(BaseModelShapes()).add(each, AdapterLocation(folder / each)).digest
+        for each in ("one", "two")
     }
     at = 0
     while ended := interleaved(OPERATIONS[name], OPERATIONS[other], folder, at := at + 1):

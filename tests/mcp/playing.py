@@ -11,8 +11,8 @@ from typing import Any
 import uvicorn
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.engine.client import Answers, EngineClient, Item, OnLoading
-from mlx_server.engine.messages import Admitted, Generate, Loaded, Prefilled, Ready, Token
+from mlx_server.engine.client import EngineClient, Item, OnLoading, RowStream
+from mlx_server.engine.messages import Admitted, Generate, ModelLoaded, Prefilled, Ready, Token
 from mlx_server.errors import ServerError
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
@@ -50,18 +50,18 @@ class Playing(EngineClient):
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
-    ) -> Loaded:
+    ) -> ModelLoaded:
         self.tokenizer = Tokenizer(Path(path) / "tokenizer.json")
-        return Loaded(model, 2**20, 0)
+        return ModelLoaded(model, 2**20, 0)
 
     @asynccontextmanager
-    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[Answers]:
-        answers = Answers()
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
+        answers = RowStream()
         for row in rows:
             self.add(row, answers)
         yield answers
 
-    def add(self, row: Generate, answers: Answers) -> None:
+    def add(self, row: Generate, answers: RowStream) -> None:
         row.row = len(self.rows)
         self.rows.append(row)
         self.prompts.append(self.tokenizer.raw(row.prompt))
@@ -72,10 +72,10 @@ class Playing(EngineClient):
 
 
 def _played(row: Generate) -> Iterator[Item]:
-    assert row.script
+    assert row.forced_tokens
     yield Admitted(row.row)
     yield Prefilled(row.row, CACHED)
-    for place, id in enumerate(row.script, start=1):
+    for place, id in enumerate(row.forced_tokens, start=1):
         if id in row.stop_tokens:
             yield Token(row.row, id, "stop")
             return

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp import Connector, Connectors, Limits
-from mlx_server.mcp.capacity import Places
+from mlx_server.mcp import Connector, Connectors, McpLimits
+from mlx_server.mcp.capacity import CountingSemaphore
 from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone, served
 from tests.mcp.test_hostile import HOSTILE
@@ -18,7 +18,7 @@ from tests.mcp.test_http import Wild, quiet
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = Limits(open_seconds=10, call_seconds=10, wait_seconds=0.2)
+LIMITS = McpLimits(open_seconds=10, call_seconds=10, wait_seconds=0.2)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def connectors(*habits: str, limits: Limits = LIMITS) -> Connectors:
+def connectors(*habits: str, limits: McpLimits = LIMITS) -> Connectors:
     commands = {each: Connector(command=(sys.executable, HOSTILE, each)) for each in habits}
     return Connectors(commands, limits=limits, allow_private_urls=True)
 
@@ -121,7 +121,7 @@ async def test_results_of_all_calls_together() -> None:
 
 
 async def test_places_are_taken_in_order_and_given_back_by_those_who_leave() -> None:
-    places = Places(3, 20, "places")
+    places = CountingSemaphore(3, 20, "places")
     await places.take(2)
     large = asyncio.create_task(places.take(3))
     await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from mlx_server import limits
-from mlx_server.mcp import Connector, Connectors, Limits, McpError, Toolset, guard
+from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset, guard
 from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone
 
@@ -22,8 +22,8 @@ HOSTILE = str(Path(__file__).with_name("hostile.py"))
 GONE_SECONDS = 3.0
 """Promised; a machine that does much else takes longer."""
 PATIENCE_SECONDS = 20.0
-LIMITS = Limits(open_seconds=10, call_seconds=10)
-HASTY = Limits(open_seconds=0.5, call_seconds=0.5)
+LIMITS = McpLimits(open_seconds=10, call_seconds=10)
+HASTY = McpLimits(open_seconds=0.5, call_seconds=0.5)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def opened(
-    *habits: str, file: Path | None = None, limits: Limits = LIMITS
+    *habits: str, file: Path | None = None, limits: McpLimits = LIMITS
 ) -> AsyncIterator[Toolset]:
     connectors = Connectors(
         {
@@ -105,7 +105,7 @@ async def test_two_tools_of_one_name_are_one() -> None:
         ("never speaks", HASTY, "did not answer within 0.5 s"),
     ],
 )
-async def test_a_list_that_never_comes(habit: str, limits: Limits, message: str) -> None:
+async def test_a_list_that_never_comes(habit: str, limits: McpLimits, message: str) -> None:
     async with opened(habit, limits=limits) as toolset:
         names, error = listed(toolset)
     assert names == []
@@ -133,7 +133,7 @@ async def test_a_command_that_is_not_there() -> None:
     ],
 )
 async def test_a_call_fails_alone(habit: str, said: str) -> None:
-    limits = Limits(call_seconds=2 if "within 2 s" in said else 10, session_bytes=16 << 20)
+    limits = McpLimits(call_seconds=2 if "within 2 s" in said else 10, session_bytes=16 << 20)
     async with opened(habit, "quiet", limits=limits) as toolset:
         both = await asyncio.gather(outcome(toolset, habit), outcome(toolset, "quiet"))
         assert tuple(both) == (said, "seen")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from mlx_server.errors import BadRequest
-from mlx_server.mcp import Connector, Connectors, Limits, McpError, Toolset
+from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset
 from mlx_server.mcp.streams import Meter
 from mlx_server.requests import McpServer
 from tests.hostile.outbound import sitecustomize as outbound
@@ -25,9 +25,9 @@ from tests.mcp.playing import all_gone, served
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = Limits(open_seconds=10, call_seconds=10)
-HASTY = Limits(open_seconds=10, call_seconds=0.5)
-SMALL = Limits(message_bytes=1 << 16, session_bytes=1 << 18)
+LIMITS = McpLimits(open_seconds=10, call_seconds=10)
+HASTY = McpLimits(open_seconds=10, call_seconds=0.5)
+SMALL = McpLimits(message_bytes=1 << 16, session_bytes=1 << 18)
 TOOL = {"name": "look", "inputSchema": {"type": "object"}}
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -97,7 +97,7 @@ def seen(id: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def opened(
     server: McpServer,
-    limits: Limits = LIMITS,
+    limits: McpLimits = LIMITS,
     *,
     allow_private_urls: bool = True,
     **connectors: Any,
@@ -171,7 +171,7 @@ async def is_a_page(send: Send, id: Any) -> None:
         (is_a_page, LIMITS, "error: Unexpected content type: text/html"),
     ],
 )
-async def test_a_call_fails_alone(habit: Any, limits: Limits, message: str) -> None:
+async def test_a_call_fails_alone(habit: Any, limits: McpLimits, message: str) -> None:
     async with served(Wild(habit)) as url, opened(McpServer("wild", url=url), limits) as toolset:
         assert listed(toolset) == (1, "")
         assert (await outcome(toolset)).startswith(message)

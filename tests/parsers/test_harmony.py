@@ -21,7 +21,7 @@ from mlx_server.events import (
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Tool
 from mlx_server.parsers.harmony import HarmonyParser
-from mlx_server.parsers.parse_context import Place, Reading
+from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.prompts.harmony_vocabulary import SPECIAL, TOKENS, encoding
 
 TOOLS = (
@@ -36,7 +36,7 @@ def ids(text: str) -> list[int]:
 
 
 def parser(tools: tuple[Tool, ...] = TOOLS) -> HarmonyParser:
-    return HarmonyParser(encoding(), Reading(tools=tools))
+    return HarmonyParser(encoding(), ParseContext(tools=tools))
 
 
 def played(tokens: list[int], tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Event]:
@@ -124,7 +124,7 @@ def test_arguments_stream_as_they_come() -> None:
     pieces = [e.arguments for step in events for e in step if isinstance(e, ToolCallDelta)]
     assert len(pieces) > 3
     assert "".join(pieces) == '{"text": "one two three'
-    assert reading.place == "call"
+    assert reading.section == "call"
 
 
 @pytest.mark.parametrize("end", ["", "<|call|>", "<|end|>", "<|call|><|start|>assistant"])
@@ -175,8 +175,8 @@ def test_text_is_held_as_long_as_it_may_be_a_call(text: str, passed_on: bool) ->
     assert told(events + reading.finish("", cut=True)) == [["text", text]]
 
 
-@pytest.mark.parametrize("reading", [Reading(), Reading(tools=TOOLS, formatted=True)])
-def test_where_nothing_can_be_called_no_text_is_a_call(reading: Reading) -> None:
+@pytest.mark.parametrize("reading", [ParseContext(), ParseContext(tools=TOOLS, formatted=True)])
+def test_where_nothing_can_be_called_no_text_is_a_call(reading: ParseContext) -> None:
     text = '{"name": "note", "arguments": {"text": "x"}}'
     events: list[Event] = []
     of_text = HarmonyParser(encoding(), reading)
@@ -289,24 +289,24 @@ def told_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
         ("<|channel|>analysis to=python code<|message|>x", "reasoning"),
     ],
 )
-def test_its_place(output: str, place: Place) -> None:
+def test_its_place(output: str, place: Section) -> None:
     reading = parser()
     for token in ids(output):
         reading.feed(token, "")
-    assert reading.place == place
+    assert reading.section == place
 
 
 @pytest.mark.parametrize("end", ["", "<|end|>", "<|end|><|start|>assistant"])
 def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
-    output = "<|channel|>analysis<|message|>I know." + end + GPT_OSS.bridge
+    output = "<|channel|>analysis<|message|>I know." + end + GPT_OSS.answer_prefix
     assert heard(output + "Four.") == [["reasoning", "I know."], ["text", "Four."]]
     reading = parser()
     for token in ids("<|channel|>analysis<|message|>I know." + end):
         reading.feed(token, "")
     assert reading.awaits_answer
-    for token in ids(GPT_OSS.bridge):
+    for token in ids(GPT_OSS.answer_prefix):
         reading.feed(token, "")
-    assert reading.place == "text"
+    assert reading.section == "text"
     assert not reading.awaits_answer
 
 

@@ -11,10 +11,10 @@ from mlx_server.events import Event, Repaired, TextDelta, ToolCallStarted
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Tool
 from mlx_server.parsers.harmony_grammar import end_of_reasoning
-from mlx_server.parsers.output_spec import Wanted
-from mlx_server.parsers.parse_context import Reading
-from mlx_server.requests import Choice, Format, JsonFormat, Named, ToolChoice
-from mlx_server.tool_parsers.call_format import gathered
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.requests import ChoiceFormat, Format, JsonFormat, NamedTool, ToolChoice
+from mlx_server.tool_parsers.call_format import finished_calls
 from tests.families.goldens import goldens_of, tokenizer_of, tools
 from tests.walks import accepts, matcher, walk
 
@@ -41,9 +41,9 @@ CALL = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
 NUMBER = JsonFormat({"type": "integer"})
 
 
-def wanted(*given: Tool, choice: ToolChoice = "auto", format: Format | None = None) -> Wanted:
+def wanted(*given: Tool, choice: ToolChoice = "auto", format: Format | None = None) -> OutputSpec:
     control = tokenizer_of("gpt_oss").control_tokens
-    return Wanted(Reading(tools=given, control=control), choice, format)
+    return OutputSpec(ParseContext(tools=given, control=control), choice, format)
 
 
 def grammar(*given: Tool, choice: ToolChoice = "auto", format: Format | None = None) -> str:
@@ -67,7 +67,7 @@ def allows(answer: str, *given: Tool, **more: Any) -> bool:
         " to=functions.add<|channel|>commentary <|constrain|>json<|message|>",
     ],
 )
-@pytest.mark.parametrize("choice", ["auto", "required", Named("add")])
+@pytest.mark.parametrize("choice", ["auto", "required", NamedTool("add")])
 def test_calls_in_all_their_headers(call: str, choice: ToolChoice) -> None:
     for before in ("", THOUGHT, THOUGHT + THOUGHT):
         assert allows(before + call + '{"a": 1}', ADD, ODD, choice=choice)
@@ -96,9 +96,9 @@ def test_calls_in_all_their_headers(call: str, choice: ToolChoice) -> None:
     ],
 )
 def test_what_each_choice_allows(answer: str, choices: set[str]) -> None:
-    asked: list[ToolChoice] = ["auto", "none", "required", Named("add")]
+    asked: list[ToolChoice] = ["auto", "none", "required", NamedTool("add")]
     found = {
-        choice.name if isinstance(choice, Named) else choice
+        choice.name if isinstance(choice, NamedTool) else choice
         for choice in asked
         if allows(answer, ADD, ODD, choice=choice)
     }
@@ -113,8 +113,8 @@ def test_what_the_model_was_trained_with() -> None:
     assert not allows(search + '{"query": 1}', *given)
     assert not allows("<|channel|>analysis to=browser.run code<|message|>{}", *given)
     assert not allows("<|channel|>analysis to=container.exec code<|message|>{}", *given)
-    assert allows(search + '{"query": "x"}', *given, choice=Named("browser"))
-    assert not allows(CALL + '{"a": 1}', *given, choice=Named("browser"))
+    assert allows(search + '{"query": "x"}', *given, choice=NamedTool("browser"))
+    assert not allows(CALL + '{"a": 1}', *given, choice=NamedTool("browser"))
     own = Tool("python", "", {"type": "object", "properties": {"code": {"type": "string"}}})
     assert not allows("<|channel|>analysis to=python code<|message|>x", own)
     assert allows("<|channel|>commentary to=functions.python<|message|>{}", own)
@@ -125,7 +125,7 @@ def test_a_format_is_that_of_the_final_message(given: tuple[Tool, ...]) -> None:
     for header in (FINAL, "<|channel|>final <|constrain|>json<|message|>"):
         assert allows(THOUGHT + header + "7", *given, format=NUMBER)
         assert not allows(THOUGHT + header + "x", *given, format=NUMBER)
-    assert allows(FINAL + "b", *given, format=Choice(("a", "b")))
+    assert allows(FINAL + "b", *given, format=ChoiceFormat(("a", "b")))
     assert allows(CALL + '{"a": 1}', *given, format=NUMBER) is bool(given)
     assert not allows(CALL + '{"a": 1}', *given, format=NUMBER, choice="none")
 
@@ -138,7 +138,7 @@ def test_a_choice_that_can_not_be_kept_is_refused() -> None:
     twins = (Tool("a b", "", {}), Tool("a_b", "", {}))
     assert allows("<|channel|>commentary to=functions.a_b<|message|>{}", *twins)
     with pytest.raises(BadRequest, match="no tool that Harmony can call"):
-        grammar(*twins, choice=Named("a b"))
+        grammar(*twins, choice=NamedTool("a b"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_choice_that_can_not_be_kept_is_refused() -> None:
         ("auto", "<|end|><|start|>assistant<|channel|>final<|message|>"),
         ("none", "<|end|><|start|>assistant<|channel|>final<|message|>"),
         ("required", "<|end|>"),
-        (Named("add"), "<|end|>"),
+        (NamedTool("add"), "<|end|>"),
     ],
 )
 def test_the_end_of_reasoning_leads_on_in_the_grammar(choice: ToolChoice, end: str) -> None:
@@ -158,14 +158,14 @@ def test_the_end_of_reasoning_leads_on_in_the_grammar(choice: ToolChoice, end: s
 
 
 def heard(ids: list[int], *given: Tool) -> list[Event]:
-    parser = GPT_OSS.make_parser(Reading(tools=given))
+    parser = GPT_OSS.make_parser(ParseContext(tools=given))
     return [event for id in ids for event in parser.feed(id, "")] + parser.finish("", cut=False)
 
 
 CLOSING = ("<|end|><|start|>assistant", *'}]"0', "<|message|>", FINAL, CALL)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", Named("add"), "none"])
+@pytest.mark.parametrize("choice", ["auto", "required", NamedTool("add"), "none"])
 @pytest.mark.parametrize("format", [None, NUMBER])
 def test_what_is_allowed_is_read_as_wanted(choice: ToolChoice, format: Format | None) -> None:
     source = grammar(ADD, ODD, PYTHON, choice=choice, format=format)
@@ -174,14 +174,14 @@ def test_what_is_allowed_is_read_as_wanted(choice: ToolChoice, format: Format | 
         said = f"seed {seed}: {tokenizer_of('gpt_oss').raw(ids)!r}"
         events = heard(ids, ADD, ODD, PYTHON)
         assert not [e for e in events if isinstance(e, Repaired) and e.what != "name"], said
-        calls = gathered(events)
+        calls = finished_calls(events)
         assert len(calls) == sum(isinstance(e, ToolCallStarted) for e in events), said
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
         if choice == "none":
             assert not calls, said
         elif choice != "auto":
             assert (len(calls), text) == (1, ""), said
-            assert not isinstance(choice, Named) or calls[0]["name"] == choice.name, said
+            assert not isinstance(choice, NamedTool) or calls[0]["name"] == choice.name, said
         for call in calls:
             schema = ADD.parameters if call["name"] == "add" else {"type": "object"}
             jsonschema.validate(call["arguments"], schema)
@@ -219,10 +219,10 @@ def test_what_is_cut_off_was_allowed() -> None:
 
 def test_its_headers_are_no_reasoning() -> None:
     ids = tokenizer_of("gpt_oss").encode(THOUGHT + FINAL + "Yes.")
-    parser = GPT_OSS.make_parser(Reading())
+    parser = GPT_OSS.make_parser(ParseContext())
     counted = 0
     for id in ids:
-        before = parser.place
+        before = parser.section
         parser.feed(id, "")
-        counted += before == parser.place == "reasoning"
+        counted += before == parser.section == "reasoning"
     assert counted == len(tokenizer_of("gpt_oss").encode("Hm, {."))

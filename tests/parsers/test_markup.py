@@ -19,11 +19,11 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import Layout, MarkupParser
-from mlx_server.parsers.parse_context import Reading
+from mlx_server.parsers.markup import MarkupLayout, MarkupParser
+from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers.call_format import Notation
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import call_object, repaired
 from mlx_server.tool_parsers.source import Source, Steps
 
@@ -38,7 +38,7 @@ TOOLS = (
 )
 
 
-def _calls(source: Source, calls: Calls) -> Steps[None]:
+def _calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     while True:
         yield from source.space()
         if (yield from source.expect("{", CLOSE)) == CLOSE:
@@ -46,15 +46,15 @@ def _calls(source: Source, calls: Calls) -> Steps[None]:
         yield from call_object(source, calls)
 
 
-def _bare(source: Source, calls: Calls) -> Steps[None]:
+def _bare(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from call_object(source, calls)
     if not (yield from source.at_end()):
         raise Malformed("more than a call")
 
 
-MARKED = Notation(_calls, opens=(OPEN,), closes=(CLOSE,), repair=repaired)
-LAYOUT = Layout(notations=(MARKED,), dropped=("<gone>",))
-BARE = Layout(notations=(Notation(_bare, begins=("{",)),))
+MARKED = CallFormat(_calls, opens=(OPEN,), closes=(CLOSE,), repair=repaired)
+LAYOUT = MarkupLayout(call_formats=(MARKED,), dropped=("<gone>",))
+BARE = MarkupLayout(call_formats=(CallFormat(_bare, begins=("{",)),))
 
 NOW = '{"name": "now", "arguments": {}}'
 
@@ -87,13 +87,13 @@ def reading(
     output: str,
     size: int = 1000,
     *,
-    layout: Layout = LAYOUT,
+    layout: MarkupLayout = LAYOUT,
     cut: bool = False,
     control: dict[int, str] | None = None,
     ends_with: str = "",
 ) -> dict[str, Any]:
     tokens = {} if control is None else control
-    parser = MarkupParser(layout, Reading(tools=TOOLS, ends_with=ends_with, control=tokens))
+    parser = MarkupParser(layout, ParseContext(tools=TOOLS, ends_with=ends_with, control=tokens))
     return folded(heard(parser, units(output, size, tokens), cut=cut))
 
 
@@ -227,24 +227,24 @@ def test_a_call_without_marks_stands_at_the_beginning_only() -> None:
 def test_text_that_a_grammar_holds_has_no_marks(size: int) -> None:
     text = f'{{"a": "<think>so</think> {OPEN}{NOW}{CLOSE} <gone>"}}'
     for output in (text, f"<think>Hm.</think>\n{text}", f"<gone>{text}"):
-        parser = MarkupParser(LAYOUT, Reading(tools=TOOLS, formatted=True))
+        parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, formatted=True))
         found = folded(heard(parser, units(output, size, {}), cut=False))
         assert found == {"text": text, **({"reasoning": "Hm."} if "Hm." in output else {})}
-    parser = MarkupParser(LAYOUT, Reading(tools=TOOLS, formatted=True))
+    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, formatted=True))
     called = folded(heard(parser, units(f"{OPEN}{NOW}{CLOSE}", size, {}), cut=False))
     assert called["calls"], "instead of the text"
 
 
 def test_marks_of_the_vocabulary_are_no_text_and_text_is_no_mark() -> None:
     output = f"a <think>b</think> {OPEN}{NOW}{CLOSE}"
-    parser = MarkupParser(LAYOUT, Reading(tools=TOOLS, control=CONTROL))
+    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, control=CONTROL))
     assert folded(heard(parser, [(-1, c) for c in output], cut=False)) == {"text": output}
 
 
 def test_places() -> None:
-    parser = MarkupParser(LAYOUT, Reading(tools=TOOLS, control=CONTROL))
+    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, control=CONTROL))
     ids = {mark: id for id, mark in CONTROL.items()}
-    places = [parser.place]
+    places = [parser.section]
     for token, text in [
         (ids["<think>"], ""),
         (-1, "a"),
@@ -256,13 +256,13 @@ def test_places() -> None:
         (-1, "c"),
     ]:
         parser.feed(token, text)
-        places.append(parser.place)
+        places.append(parser.section)
     text, reasoning, inside = "text", "reasoning", "call"
     assert places == [text, reasoning, reasoning, text, text, inside, inside, text, text]
 
 
 def test_text_and_arguments_come_as_they_are_written() -> None:
-    parser = MarkupParser(LAYOUT, Reading(tools=TOOLS))
+    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS))
     events = [list(parser.feed(-1, c)) for c in f"ab{OPEN}{call('xy')}{CLOSE}"]
     assert events[:2] == [[TextDelta(0, "a")], [TextDelta(0, "b")]]
     deltas = [e.arguments for step in events for e in step if isinstance(e, ToolCallDelta)]
@@ -288,7 +288,7 @@ def test_noise_reads_the_same_however_it_is_cut(
 @given(noise, st.integers(1, 7))
 def test_only_marks_are_lost(output: str, size: int) -> None:
     """Where there are no calls; and white space beside them."""
-    found = reading(output, size, layout=Layout())
+    found = reading(output, size, layout=MarkupLayout())
     said = found.get("reasoning", "") + found.get("text", "")
     parts = re.split("</think>", output)
     in_text = [part.partition("<think>") for part in parts]

@@ -6,46 +6,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.whitespace import Space
+from mlx_server.parsers.whitespace import WhitespaceTrimmer
 
 texts = st.text(alphabet="ab \n\t", max_size=12)
 
 
-def passed(space: Space, text: str, size: int) -> str:
-    return "".join(space.passed(text[at : at + size]) for at in range(0, len(text), size))
+def passed(space: WhitespaceTrimmer, text: str, size: int) -> str:
+    return "".join(space.feed(text[at : at + size]) for at in range(0, len(text), size))
 
 
 @given(texts, st.integers(1, 5), st.booleans())
 def test_up_to_a_mark_and_up_to_the_end(text: str, size: int, leading: bool) -> None:
     trimmed = text.lstrip() if leading else text
-    space = Space(trims=True, leading=leading)
+    space = WhitespaceTrimmer(trims=True, leading=leading)
     assert passed(space, text, size) == trimmed.rstrip()
-    assert space.mark() == trimmed[len(trimmed.rstrip()) :]
-    assert space.mark() == ""
-    space = Space(trims=True, leading=leading)
-    assert passed(space, text, size) + space.end() == trimmed
+    assert space.at_delimiter() == trimmed[len(trimmed.rstrip()) :]
+    assert space.at_delimiter() == ""
+    space = WhitespaceTrimmer(trims=True, leading=leading)
+    assert passed(space, text, size) + space.flush() == trimmed
 
 
 @given(texts, texts, st.integers(1, 5))
 def test_behind_a_mark(before: str, behind: str, size: int) -> None:
-    space = Space(trims=True)
+    space = WhitespaceTrimmer(trims=True)
     text = passed(space, before, size)
-    space.mark()
-    space.behind_mark()
-    assert text + passed(space, behind, size) + space.end() == before.rstrip() + behind.lstrip()
+    space.at_delimiter()
+    space.after_delimiter()
+    assert text + passed(space, behind, size) + space.flush() == before.rstrip() + behind.lstrip()
 
 
 @given(texts, st.integers(1, 5))
 def test_where_nothing_is_trimmed_all_of_it_is_passed_at_once(text: str, size: int) -> None:
-    space = Space(trims=False, leading=True)
-    space.behind_mark()
+    space = WhitespaceTrimmer(trims=False, leading=True)
+    space.after_delimiter()
     assert passed(space, text, size) == text
-    assert space.mark() == space.end() == ""
+    assert space.at_delimiter() == space.flush() == ""
 
 
 @pytest.mark.parametrize("size", [1, 4, 1 << 20])
 def test_much_space_takes_time_by_its_length(size: int) -> None:
-    space = Space(trims=True)
+    space = WhitespaceTrimmer(trims=True)
     began = time.thread_time()
     assert passed(space, " " * 400_000 + "x", size) == " " * 400_000 + "x"
     assert time.thread_time() - began < 2

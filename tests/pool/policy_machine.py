@@ -14,16 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mlx_server.pool.actions import (
     Actions,
-    Facts,
+    FailedToLoad,
     Grant,
-    Load,
-    LoadFailed,
+    LoadAction,
+    ModelFacts,
     NeverFits,
-    Preempt,
+    PreemptAction,
     Refuse,
-    Resume,
+    ResumeAction,
     ShrinkCache,
-    Unload,
+    UnloadAction,
     WaitedTooLong,
 )
 from mlx_server.pool.fair_order import TURN
@@ -128,7 +128,7 @@ class PolicyMachine(RuleBasedStateMachine):
         prompt: bool,
     ) -> None:
         """honest: nothing turns out larger than was thought. prompt: the engine takes no time."""
-        self.facts = {f"m{i}": Facts(0, i in pinned, ttls[i]) for i in range(len(sizes))}
+        self.facts = {f"m{i}": ModelFacts(0, i in pinned, ttls[i]) for i in range(len(sizes))}
         self.ids = list(self.facts)
         self.budget = budget
         self.honest, self.prompt = honest, prompt
@@ -218,23 +218,23 @@ class PolicyMachine(RuleBasedStateMachine):
         evictable, too_full = self.evictable(), self.kept() > self.budget
         for action in actions:
             match action:
-                case Load(model):
+                case LoadAction(model):
                     assert self.states[model] == "unloaded"
                     self.states[model] = "loading"
-                case Unload(model):
+                case UnloadAction(model):
                     self.unloads(model)
                 case ShrinkCache(to_bytes):
                     assert 0 <= to_bytes < self.cache
                     self.cache = to_bytes
                 case Grant(ticket):
                     self.granted(ticket)
-                case Preempt(ticket):
+                case PreemptAction(ticket):
                     self.preempts(ticket)
-                case Resume(ticket):
+                case ResumeAction(ticket):
                     self.resumed(ticket)
                 case Refuse(ticket, reason):
                     self.refused(ticket, reason)
-            if self.honest and not isinstance(action, Refuse | Unload | Preempt):
+            if self.honest and not isinstance(action, Refuse | UnloadAction | PreemptAction):
                 assert self.held() + self.cache <= self.budget, action
         gone = [model for model in self.all("unloading") if model in evictable]
         for_other_reasons = too_full or any(self.stale_at(model) <= self.now for model in gone)
@@ -322,7 +322,7 @@ class PolicyMachine(RuleBasedStateMachine):
             case WaitedTooLong(seconds):
                 assert seconds == self.now - ask.since >= WAIT
                 assert self.states[ask.model] != "loading"
-            case LoadFailed(failed):
+            case FailedToLoad(failed):
                 assert failed == ask.model
                 assert self.states[ask.model] == "unloaded"
         del self.waiting[ticket]
@@ -357,7 +357,7 @@ class PolicyMachine(RuleBasedStateMachine):
                 self.now,
                 most_kv_bytes=ask.most,
                 rows=ask.rows,
-                beside=ask.beside,
+                extra_bytes=ask.beside,
                 client=ask.client,
             )
         )
@@ -425,7 +425,7 @@ class PolicyMachine(RuleBasedStateMachine):
         pick, nbytes = divmod(pick, 6)
         for model in among([] if self.honest else self.all("ready"), pick):
             self.beside[model] = nbytes
-            self.carry_out(self.policy.beside(model, nbytes, self.now))
+            self.carry_out(self.policy.set_extra_bytes(model, nbytes, self.now))
 
     def something_rare(self, pick: int) -> None:
         pick, what = divmod(pick, 6)

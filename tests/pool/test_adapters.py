@@ -14,9 +14,9 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, EngineDied
 from mlx_server.lora import catalog as catalog_module
-from mlx_server.lora.base_model import Base
-from mlx_server.lora.catalog import AdapterSpec, Catalog, Place, stamp_of
-from mlx_server.pool.adapters import Adapter, Adapters, allowed_folder, find
+from mlx_server.lora.base_model import BaseModelShapes
+from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec, stamp_of
+from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder, find
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 
@@ -52,19 +52,19 @@ class Desk:
     def __init__(self) -> None:
         self.engine = Engine()
         self.changes = 0
-        self.adapters = Adapters(lambda: cast(EngineClient, self.engine), self._changed)
+        self.adapters = AdapterPool(lambda: cast(EngineClient, self.engine), self._changed)
 
     def _changed(self) -> None:
         self.changes += 1
 
-    async def used(self, adapter: Adapter, model: str = "m") -> None:
+    async def used(self, adapter: LeasedAdapter, model: str = "m") -> None:
         async with self.adapters.lease(model, adapter):
             pass
 
-    def using(self, adapter: Adapter, model: str = "m") -> asyncio.Task[None]:
+    def using(self, adapter: LeasedAdapter, model: str = "m") -> asyncio.Task[None]:
         return asyncio.create_task(self.used(adapter, model))
 
-    async def held(self, adapter: Adapter, model: str = "m") -> AsyncExitStack:
+    async def held(self, adapter: LeasedAdapter, model: str = "m") -> AsyncExitStack:
         stack = AsyncExitStack()
         await stack.enter_async_context(self.adapters.lease(model, adapter))
         return stack
@@ -74,9 +74,9 @@ class Desk:
         return [name for name, *_ in self.adapters.of("m")]
 
 
-def an_adapter(name: str, *, digest: str | None = None, pinned: bool = False) -> Adapter:
+def an_adapter(name: str, *, digest: str | None = None, pinned: bool = False) -> LeasedAdapter:
     spec = AdapterSpec(name, Path(name), digest or name, 8, FILE, "lora", None, "mlx")
-    return Adapter(spec, pinned)
+    return LeasedAdapter(spec, pinned)
 
 
 A, B, C = map(an_adapter, "abc")
@@ -155,14 +155,14 @@ def test_what_changes_while_it_loads_is_not_served_under_the_digest_of_what_was_
 
     async def test(desk: Desk) -> None:
         desk.engine.speaks.clear()
-        asking = desk.using(Adapter(spec))
+        asking = desk.using(LeasedAdapter(spec))
         await turns()
         weights.write_bytes(b"newer")
         desk.engine.speaks.set()
         with pytest.raises(AdapterInvalid, match="changed while"):
             await asking
         assert (desk.engine.log, desk.names) == (["load m a", "unload m a"], [])
-        await desk.used(Adapter(replace(spec, digest="new", stamp=stamp_of(tmp_path))))
+        await desk.used(LeasedAdapter(replace(spec, digest="new", stamp=stamp_of(tmp_path))))
         assert desk.names == ["a"]
 
     run(test)
@@ -176,7 +176,7 @@ def test_whoever_asks_just_after_a_load_failed_tries_again() -> None:
         desk.engine.speaks.clear()
         first = desk.using(A)
         await turns()
-        (held,) = desk.adapters._held.values()
+        (held,) = desk.adapters._adapters.values()
         again: list[asyncio.Task[None]] = []
 
         def failed(_: object) -> None:
@@ -368,13 +368,13 @@ def test_a_lost_engine_can_unload_nothing() -> None:
 # Which one is asked for
 
 
-class Known(Catalog):
+class Known(AdapterCatalog):
     """Finds whatever it is told of."""
 
-    def __init__(self, **places: Place) -> None:
-        super().__init__(Base(), places)
+    def __init__(self, **places: AdapterLocation) -> None:
+        super().__init__(BaseModelShapes(), places)
 
-    def read(self, name: str, place: Place) -> AdapterSpec:
+    def read(self, name: str, place: AdapterLocation) -> AdapterSpec:
         return AdapterSpec(name, place.path, name, 8, FILE, "lora", None, "mlx")
 
 
@@ -418,7 +418,7 @@ def test_what_is_no_path_is_no_adapter(folders: Path, odd: str) -> None:
 
 def test_a_name_is_a_name_and_a_path_is_the_adapter_that_lies_there(folders: Path) -> None:
     one = folders / "allowed/one"
-    catalog = Known(mine=Place(one, pinned=True))
+    catalog = Known(mine=AdapterLocation(one, pinned=True))
     assert find(catalog, "mine", []).pinned
     found = find(catalog, str(folders / "in"), [folders / "allowed"])
     assert (found.spec.name, found.pinned) == ("mine", True), "by whatever way"
@@ -427,10 +427,10 @@ def test_a_name_is_a_name_and_a_path_is_the_adapter_that_lies_there(folders: Pat
 
 
 def test_a_folder_does_not_take_the_name_of_another(folders: Path) -> None:
-    catalog = Known(two=Place(folders / "allowed/one", pinned=True))
+    catalog = Known(two=AdapterLocation(folders / "allowed/one", pinned=True))
     found = find(catalog, str(folders / "allowed/two"), [folders / "allowed"])
     assert found.spec.path == folders.resolve() / "allowed/two"
-    assert catalog.places()["two"] == Place(folders / "allowed/one", pinned=True)
+    assert catalog.locations()["two"] == AdapterLocation(folders / "allowed/one", pinned=True)
 
 
 def test_a_list_of_models_reads_each_adapter_once(

@@ -5,10 +5,10 @@ from contextlib import ExitStack
 import pytest
 
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.pool.concurrency import Places
+from mlx_server.pool.concurrency import RowSlots
 
 
-def taken(places: Places, on: ExitStack, client: str, rows: int = 1) -> int:
+def taken(places: RowSlots, on: ExitStack, client: str, rows: int = 1) -> int:
     """How many requests of so many answers it got in, until the first was refused."""
     for count in range(1000):
         try:
@@ -21,14 +21,14 @@ def taken(places: Places, on: ExitStack, client: str, rows: int = 1) -> int:
 @pytest.mark.parametrize("most", [*range(1, 40), 80, 300])
 def test_a_client_alone_gets_all_that_was_promised(most: int) -> None:
     with ExitStack() as on:
-        assert taken(Places(most), on, "a") == most
+        assert taken(RowSlots(most), on, "a") == most
     with ExitStack() as on:
-        assert taken(Places(most), on, "a", rows=most) == 1
+        assert taken(RowSlots(most), on, "a", rows=most) == 1
 
 
 @pytest.mark.parametrize("first", [1, 5, 16])
 def test_one_client_keeps_nobody_out(first: int) -> None:
-    places = Places(80)
+    places = RowSlots(80)
     with ExitStack() as on:
         assert taken(places, on, "hog", first) == 80 // first
         assert taken(places, on, "second") >= 16
@@ -44,12 +44,12 @@ def test_one_client_keeps_nobody_out(first: int) -> None:
 
 
 def test_more_than_can_ever_fit_is_no_matter_of_waiting() -> None:
-    with pytest.raises(BadRequest, match="at most 5 answers here, not 6"), Places(5).take(6, "a"):
+    with pytest.raises(BadRequest, match="at most 5 answers here, not 6"), RowSlots(5).take(6, "a"):
         pass
 
 
 def test_what_is_given_back_is_there_for_all() -> None:
-    places = Places(4)
+    places = RowSlots(4)
     with ExitStack() as on:
         assert taken(places, on, "a") == 4
     with ExitStack() as on:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from mlx_server.checkpoints.memory_estimate import KvCost, kv_bytes_per_token
-from mlx_server.pool.actions import Facts, Grant, Load
+from mlx_server.pool.actions import Grant, LoadAction, ModelFacts
 from mlx_server.pool.lease import SOON
 from mlx_server.pool.memory_budget import budget_of
 from mlx_server.pool.policy import Policy
@@ -240,11 +240,11 @@ def rows_at_once(ram: int, name: str, soon: int) -> int:
     `soon` tokens of answer is reserved at first."""
     model, granted = CHECKPOINTS[name], 0
     policy = Policy(
-        {name: Facts(model.weights)},
+        {name: ModelFacts(model.weights)},
         budget=budget_of(None, WORKING_SETS[ram]).nbytes,
         wait_seconds=1.0,
     )
-    assert policy.preload(name, 0.0) == (Load(name),)
+    assert policy.preload(name, 0.0) == (LoadAction(name),)
     policy.loaded(name, model.weights, 0.0)
     for ticket in range(CONCURRENCY):
         asked = policy.request(

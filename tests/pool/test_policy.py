@@ -10,17 +10,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from mlx_server.pool.actions import (
-    Facts,
+    FailedToLoad,
     Grant,
-    Load,
-    LoadFailed,
+    LoadAction,
+    ModelFacts,
     NeverFits,
-    Preempt,
+    PolicyView,
+    PreemptAction,
     Refuse,
-    Resume,
+    ResumeAction,
     ShrinkCache,
-    Unload,
-    View,
+    UnloadAction,
     WaitedTooLong,
 )
 from mlx_server.pool.fair_order import TURN
@@ -37,121 +37,128 @@ MANY = settings(
 )
 
 
-def policy_of(*, budget: int = BUDGET, ready: Iterable[str] = (), **facts: Facts) -> Policy:
+def policy_of(*, budget: int = BUDGET, ready: Iterable[str] = (), **facts: ModelFacts) -> Policy:
     """Models in `ready` were loaded one after the other, at 0, 1, 2 ..."""
     policy = Policy(facts, budget=budget, wait_seconds=WAIT)
     for now, model in enumerate(ready):
-        assert policy.preload(model, now) == (Load(model),)
+        assert policy.preload(model, now) == (LoadAction(model),)
         assert policy.loaded(model, facts[model].weights, now) == ()
     return policy
 
 
 def test_loads_once_for_all_who_ask() -> None:
-    policy = policy_of(a=Facts(6))
-    assert policy.request(1, "a", 1, 0.0) == (Load("a"),)
+    policy = policy_of(a=ModelFacts(6))
+    assert policy.request(1, "a", 1, 0.0) == (LoadAction("a"),)
     assert policy.request(2, "a", 1, 1.0) == ()
-    assert policy.views()["a"] == View("loading", 0, 6, None)
+    assert policy.views()["a"] == PolicyView("loading", 0, 6, None)
     assert policy.loaded("a", 5, 2.0) == (Grant(1), Grant(2))
-    assert policy.views()["a"] == View("ready", 2, 5, 2.0)
+    assert policy.views()["a"] == PolicyView("ready", 2, 5, 2.0)
     assert (policy.used, policy.kv_reserved, policy.waiting) == (7, 2, ())
     assert policy.request(3, "a", 1, 3.0) == (Grant(3),)
 
 
 def test_a_lease_gives_back_what_it_reserved() -> None:
-    policy = policy_of(a=Facts(6), ready="a")
+    policy = policy_of(a=ModelFacts(6), ready="a")
     assert policy.request(1, "a", 3, 5.0) == (Grant(1),)
     assert policy.request(2, "a", 3, 6.0) == ()
     assert policy.release(1, 7.0) == (Grant(2),)
     assert policy.release(2, 8.0) == ()
     assert policy.used == 6
-    assert policy.views()["a"] == View("ready", 0, 6, 8.0)
+    assert policy.views()["a"] == PolicyView("ready", 0, 6, 8.0)
 
 
 def test_evicts_the_least_recently_used_and_no_more_than_needed() -> None:
-    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(3), d=Facts(4), ready="abc")
+    policy = policy_of(
+        a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(3), d=ModelFacts(4), ready="abc"
+    )
     assert policy.request(1, "a", 0, 5.0) == (Grant(1),)
     assert policy.release(1, 6.0) == ()
-    assert policy.request(2, "d", 0, 7.0) == (Unload("b"),)
+    assert policy.request(2, "d", 0, 7.0) == (UnloadAction("b"),)
     assert policy.tick(8.0) == ()
-    assert policy.unloaded("b", 9.0) == (Load("d"),)
+    assert policy.unloaded("b", 9.0) == (LoadAction("d"),)
     assert policy.used == 10
 
 
 def test_spares_an_old_model_whose_size_does_not_help() -> None:
-    policy = policy_of(a=Facts(1), b=Facts(8), c=Facts(9), ready="ab")
-    assert policy.request(1, "c", 0, 5.0) == (Unload("b"),)
+    policy = policy_of(a=ModelFacts(1), b=ModelFacts(8), c=ModelFacts(9), ready="ab")
+    assert policy.request(1, "c", 0, 5.0) == (UnloadAction("b"),)
 
 
 def test_what_is_being_unloaded_counts_until_it_is_gone() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(6), ready="a")
-    assert policy.request(1, "b", 0, 5.0) == (Unload("a"),)
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), ready="a")
+    assert policy.request(1, "b", 0, 5.0) == (UnloadAction("a"),)
     assert policy.used == 6
     assert policy.request(2, "a", 0, 6.0) == ()
-    assert policy.unloaded("a", 7.0) == (Load("b"),)
+    assert policy.unloaded("a", 7.0) == (LoadAction("b"),)
     assert policy.loaded("b", 6, 8.0) == (Grant(1),)
-    assert policy.release(1, 9.0) == (Unload("b"),)
-    assert policy.unloaded("b", 10.0) == (Load("a"),)
+    assert policy.release(1, 9.0) == (UnloadAction("b"),)
+    assert policy.unloaded("b", 10.0) == (LoadAction("a"),)
 
 
 def test_a_leased_model_is_waited_for() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(6), ready="a")
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), ready="a")
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "b", 1, 6.0) == ()
-    assert policy.release(1, 7.0) == (Unload("a"),)
+    assert policy.release(1, 7.0) == (UnloadAction("a"),)
 
 
 def test_nothing_is_evicted_while_that_would_not_be_enough() -> None:
-    policy = policy_of(a=Facts(2), b=Facts(4), c=Facts(8), ready="ab")
+    policy = policy_of(a=ModelFacts(2), b=ModelFacts(4), c=ModelFacts(8), ready="ab")
     assert policy.request(1, "b", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "c", 1, 6.0) == ()
-    assert policy.release(1, 7.0) == (Unload("a"), Unload("b"))
+    assert policy.release(1, 7.0) == (UnloadAction("a"), UnloadAction("b"))
 
 
 def test_pinned_models_stay() -> None:
-    policy = policy_of(a=Facts(4, pinned=True), b=Facts(4), c=Facts(6), ready="ab")
-    assert policy.request(1, "c", 0, 5.0) == (Unload("b"),)
+    policy = policy_of(a=ModelFacts(4, pinned=True), b=ModelFacts(4), c=ModelFacts(6), ready="ab")
+    assert policy.request(1, "c", 0, 5.0) == (UnloadAction("b"),)
     assert policy.request(2, "c", 1, 6.0) == (Refuse(2, NeverFits(needed=7, available=6)),)
 
 
 def test_what_never_fits_is_refused_at_once() -> None:
-    policy = policy_of(a=Facts(9), ready="a")
+    policy = policy_of(a=ModelFacts(9), ready="a")
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "a", 2, 5.0) == (Refuse(2, NeverFits(needed=11, available=10)),)
 
 
 def test_waits_for_a_pinned_model_to_be_asked_for_again() -> None:
     """It fitted when it came; since then a pinned model has moved in for good."""
-    policy = policy_of(a=Facts(6), p=Facts(6, pinned=True), ready="a")
+    policy = policy_of(a=ModelFacts(6), p=ModelFacts(6, pinned=True), ready="a")
     assert policy.request(1, "a", 0, 5.0) == (Grant(1),)
     assert policy.request(2, "p", 0, 5.0) == ()
     assert policy.request(3, "a", 0, 5.0) == ()
-    assert policy.release(1, 6.0) == (Unload("a"),)
-    assert policy.unloaded("a", 7.0) == (Load("p"), Refuse(3, NeverFits(needed=6, available=4)))
+    assert policy.release(1, 6.0) == (UnloadAction("a"),)
+    assert policy.unloaded("a", 7.0) == (
+        LoadAction("p"),
+        Refuse(3, NeverFits(needed=6, available=4)),
+    )
 
 
 def test_preload_evicts_nothing_and_takes_no_room_that_is_waited_for() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(4), c=Facts(5), d=Facts(3), ready="a")
+    policy = policy_of(
+        a=ModelFacts(6), b=ModelFacts(4), c=ModelFacts(5), d=ModelFacts(3), ready="a"
+    )
     assert policy.preload("c", 1.0) == ()
     assert policy.request(1, "a", 1, 2.0) == (Grant(1),)
     assert policy.request(2, "c", 2, 3.0) == ()
     assert policy.preload("d", 4.0) == (), "2 has to wait for 1 and must not wait for d too"
-    assert policy.release(1, 5.0) == (Unload("a"),)
+    assert policy.release(1, 5.0) == (UnloadAction("a"),)
     assert policy.preload("b", 6.0) == (), "2 takes 7 of the 10 that will be free"
-    assert policy.preload("d", 6.0) == (Load("d"),)
+    assert policy.preload("d", 6.0) == (LoadAction("d"),)
 
 
 def test_the_prompt_cache_gives_way_first() -> None:
-    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(3), ready="ab")
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(3), ready="ab")
     assert policy.cache_bytes(3) == ()
     assert policy.request(1, "a", 2, 5.0) == (ShrinkCache(2), Grant(1))
-    assert policy.request(2, "c", 0, 6.0) == (Unload("b"),)
-    assert policy.unloaded("b", 6.0) == (Load("c"),)
+    assert policy.request(2, "c", 0, 6.0) == (UnloadAction("b"),)
+    assert policy.unloaded("b", 6.0) == (LoadAction("c"),)
     assert policy.cache == 2
     assert policy.cache_bytes(5) == (ShrinkCache(2),)
 
 
 def test_waits_its_turn_within_one_model() -> None:
-    policy = policy_of(a=Facts(5), ready="a")
+    policy = policy_of(a=ModelFacts(5), ready="a")
     assert policy.request(1, "a", 4, 5.0) == (Grant(1),)
     assert policy.request(2, "a", 2, 5.0) == ()
     assert policy.request(3, "a", 1, 5.0) == ()
@@ -159,7 +166,7 @@ def test_waits_its_turn_within_one_model() -> None:
 
 
 def test_memory_that_ran_out_halves_what_is_left_beside_the_weights() -> None:
-    policy = Policy({"a": Facts(60)}, budget=100, wait_seconds=9.0)
+    policy = Policy({"a": ModelFacts(60)}, budget=100, wait_seconds=9.0)
     policy.preload("a", 0.0)
     policy.loaded("a", 60, 0.0)
     assert policy.lower(1.0) == ()
@@ -173,10 +180,10 @@ def test_memory_that_ran_out_halves_what_is_left_beside_the_weights() -> None:
 
 
 def test_a_batch_keeps_all_its_rows_as_long_as_its_longest() -> None:
-    policy = policy_of(budget=30, a=Facts(5), b=Facts(5), ready="ab")
+    policy = policy_of(budget=30, a=ModelFacts(5), b=ModelFacts(5), ready="ab")
     assert policy.request(1, "a", 1, 5.0, rows=3) == (Grant(1),)
     assert policy.kv_reserved == 3
-    assert policy.request(2, "b", 4, 5.0, beside=2) == (Grant(2),)
+    assert policy.request(2, "b", 4, 5.0, extra_bytes=2) == (Grant(2),)
     assert policy.kv_reserved == 3 + 6
     assert policy.request(3, "a", 4, 5.0) == (), "16 of 20"
     assert policy.release(2, 6.0) == (Grant(3),)
@@ -187,24 +194,24 @@ def test_a_batch_keeps_all_its_rows_as_long_as_its_longest() -> None:
 
 
 def test_passes_one_that_waits_for_its_load() -> None:
-    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(1), ready="a")
-    assert policy.request(1, "b", 3, 5.0) == (Load("b"),)
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(1), ready="a")
+    assert policy.request(1, "b", 3, 5.0) == (LoadAction("b"),)
     assert policy.request(2, "a", 1, 5.0) == (Grant(2),)
     assert policy.request(3, "a", 1, 5.0) == (), "1 was promised those bytes"
     assert policy.request(4, "c", 0, 5.0) == (), "models are loaded in order of arrival"
     assert policy.loaded("b", 3, 6.0) == (Grant(1),)
-    assert policy.release(1, 7.0) == (Grant(3), Load("c"))
+    assert policy.release(1, 7.0) == (Grant(3), LoadAction("c"))
 
 
 def test_passes_one_that_is_stuck_only_if_both_fit_side_by_side() -> None:
-    policy = policy_of(p=Facts(1, pinned=True), a=Facts(5), b=Facts(6), ready="pa")
+    policy = policy_of(p=ModelFacts(1, pinned=True), a=ModelFacts(5), b=ModelFacts(6), ready="pa")
     assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
     assert policy.request(2, "b", 1, 5.0) == ()
     assert policy.request(3, "a", 0, 5.0) == (), "a must go for b to come"
     assert policy.request(4, "p", 2, 5.0) == (Grant(4),)
     assert policy.request(5, "p", 1, 5.0) == (), "8 are for p and b, 2 were given to 4"
-    assert policy.release(1, 6.0) == (Unload("a"),)
-    assert policy.unloaded("a", 7.0) == (Load("b"),)
+    assert policy.release(1, 6.0) == (UnloadAction("a"),)
+    assert policy.unloaded("a", 7.0) == (LoadAction("b"),)
     assert policy.loaded("b", 6, 8.0) == (Grant(2),)
 
 
@@ -217,10 +224,10 @@ def test_who_passes_one_that_is_stuck(model: str, kv_bytes: int, passes: bool) -
     policy = policy_of(
         budget=12,
         ready="pab",
-        p=Facts(2, pinned=True),
-        a=Facts(5),
-        b=Facts(1),
-        c=Facts(5),
+        p=ModelFacts(2, pinned=True),
+        a=ModelFacts(5),
+        b=ModelFacts(1),
+        c=ModelFacts(5),
     )
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "c", 3, 6.0) == ()
@@ -231,10 +238,10 @@ def test_what_has_passed_is_held_against_the_next() -> None:
     policy = policy_of(
         budget=12,
         ready="pab",
-        p=Facts(2, pinned=True),
-        a=Facts(5),
-        b=Facts(1),
-        c=Facts(5),
+        p=ModelFacts(2, pinned=True),
+        a=ModelFacts(5),
+        b=ModelFacts(1),
+        c=ModelFacts(5),
     )
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "c", 3, 6.0) == ()
@@ -246,10 +253,10 @@ def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None
     policy = policy_of(
         budget=12,
         ready="abc",
-        p=Facts(1, pinned=True),
-        a=Facts(3),
-        b=Facts(6),
-        c=Facts(3),
+        p=ModelFacts(1, pinned=True),
+        a=ModelFacts(3),
+        b=ModelFacts(6),
+        c=ModelFacts(3),
     )
     for ticket, model in enumerate("abc"):
         assert policy.request(ticket, model, 0, 5.0) == (Grant(ticket),)
@@ -259,82 +266,84 @@ def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None
 
 
 def test_models_are_loaded_in_order_of_arrival() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(6), c=Facts(2), ready="a")
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), c=ModelFacts(2), ready="a")
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "b", 1, 5.0) == ()
     assert policy.request(3, "c", 0, 5.0) == (), "there is room now, but 2 comes first"
-    assert policy.release(1, 6.0) == (Unload("a"), Load("c"))
+    assert policy.release(1, 6.0) == (UnloadAction("a"), LoadAction("c"))
 
 
 def test_two_models_load_side_by_side() -> None:
-    policy = policy_of(a=Facts(4), b=Facts(4))
-    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
-    assert policy.request(2, "b", 1, 5.0) == (Load("b"),)
+    policy = policy_of(a=ModelFacts(4), b=ModelFacts(4))
+    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
+    assert policy.request(2, "b", 1, 5.0) == (LoadAction("b"),)
 
 
 def test_a_load_begins_while_its_kv_cache_still_has_to_wait() -> None:
-    policy = policy_of(a=Facts(3), b=Facts(6), ready="a")
-    assert policy.request(1, "b", 3, 5.0) == (Unload("a"), Load("b"))
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(6), ready="a")
+    assert policy.request(1, "b", 3, 5.0) == (UnloadAction("a"), LoadAction("b"))
     assert policy.loaded("b", 6, 6.0) == ()
     assert policy.unloaded("a", 7.0) == (Grant(1),)
 
 
 def test_two_who_wait_for_one_model_count_it_once() -> None:
-    policy = policy_of(p=Facts(1, pinned=True), a=Facts(6), b=Facts(6), c=Facts(1), ready="pa")
-    assert policy.request(1, "b", 1, 5.0) == (Unload("a"),)
+    policy = policy_of(
+        p=ModelFacts(1, pinned=True), a=ModelFacts(6), b=ModelFacts(6), c=ModelFacts(1), ready="pa"
+    )
+    assert policy.request(1, "b", 1, 5.0) == (UnloadAction("a"),)
     assert policy.request(2, "b", 1, 5.0) == ()
-    assert policy.request(3, "c", 0, 5.0) == (Load("c"),)
+    assert policy.request(3, "c", 0, 5.0) == (LoadAction("c"),)
 
 
 def test_evicts_no_model_that_an_earlier_ticket_waits_for() -> None:
-    policy = policy_of(a=Facts(3), b=Facts(4), c=Facts(5), ready="ba")
-    assert policy.request(1, "a", 5, 5.0) == (Unload("b"),)
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(4), c=ModelFacts(5), ready="ba")
+    assert policy.request(1, "a", 5, 5.0) == (UnloadAction("b"),)
     assert policy.request(2, "c", 0, 5.0) == ()
     assert policy.unloaded("b", 6.0) == (Grant(1),)
 
 
 def test_two_models_and_room_for_one_take_turns() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(6), ready="a")
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), ready="a")
     assert policy.request(0, "a", 1, 5.0) == (Grant(0),)
     for ticket in range(1, 5):
         here, other = ("a", "b") if ticket % 2 else ("b", "a")
         now = 5.0 + ticket
         assert policy.request(ticket, other, 1, now) == ()
-        assert policy.release(ticket - 1, now) == (Unload(here),)
-        assert policy.unloaded(here, now) == (Load(other),)
+        assert policy.release(ticket - 1, now) == (UnloadAction(here),)
+        assert policy.unloaded(here, now) == (LoadAction(other),)
         assert policy.loaded(other, 6, now) == (Grant(ticket),)
 
 
 def test_rows_grow_while_there_is_room_and_the_last_give_way() -> None:
-    policy = policy_of(a=Facts(4), ready="a")
+    policy = policy_of(a=ModelFacts(4), ready="a")
     for ticket in (1, 2, 3):
         asked = policy.request(ticket, "a", 1, 5.0, most_kv_bytes=4)
         assert asked == (Grant(ticket),)
     assert (policy.used, policy.kv_reserved) == (7, 3)
     assert policy.resize(1, 2, 6.0) == (), "all three rows are as long as the longest"
     assert policy.used == 10
-    assert policy.resize(2, 3, 7.0) == (Preempt(3),)
+    assert policy.resize(2, 3, 7.0) == (PreemptAction(3),)
     assert policy.used == 10
-    assert policy.resize(2, 4, 8.0) == (Preempt(2),), "the longest itself, if it is the last"
+    assert policy.resize(2, 4, 8.0) == (PreemptAction(2),), "the longest itself, if it is the last"
     assert policy.resize(1, 4, 9.0) == ()
     assert (policy.used, policy.preempted) == (8, (2, 3))
-    assert policy.release(1, 10.0) == (Resume(2),)
+    assert policy.release(1, 10.0) == (ResumeAction(2),)
     assert policy.request(4, "a", 1, 11.0) == (), "those that were preempted come first"
-    assert policy.release(2, 12.0) == (Resume(3), Grant(4))
+    assert policy.release(2, 12.0) == (ResumeAction(3), Grant(4))
 
 
 def test_room_is_kept_for_one_to_come_to_its_end() -> None:
-    policy = policy_of(a=Facts(4), b=Facts(1), ready="a")
+    policy = policy_of(a=ModelFacts(4), b=ModelFacts(1), ready="a")
     assert policy.request(1, "a", 1, 5.0, most_kv_bytes=6) == (Grant(1),)
     assert policy.request(2, "b", 1, 5.0) == (), "it might need the room for b at its end"
     assert policy.cache_bytes(5) == (), "which the prompt cache may have until then"
     assert policy.resize(1, 3, 6.0) == (ShrinkCache(3),)
     assert policy.resize(1, 0, 7.0) == ()
-    assert policy.release(1, 8.0) == (Load("b"),)
+    assert policy.release(1, 8.0) == (LoadAction("b"),)
 
 
 def test_what_came_to_nothing_grows_no_more() -> None:
-    policy = policy_of(a=Facts(4), ready="a")
+    policy = policy_of(a=ModelFacts(4), ready="a")
     assert policy.request(1, "a", 1, 5.0, most_kv_bytes=2) == (Grant(1),)
     assert policy.resize(1, 99, 6.0) == ()
     assert policy.kv_reserved == 2
@@ -344,7 +353,7 @@ def test_what_came_to_nothing_grows_no_more() -> None:
 
 
 def test_clients_take_turns() -> None:
-    policy = policy_of(a=Facts(4), ready="a")
+    policy = policy_of(a=ModelFacts(4), ready="a")
     assert policy.request(0, "a", 6, 5.0, client="many") == (Grant(0),)
     for ticket in (1, 2, 3):
         policy.request(ticket, "a", 6, 5.0, client="many")
@@ -357,7 +366,7 @@ def test_clients_take_turns() -> None:
 
 
 def test_rows_count_and_newcomers_pass_nobody_for_ever() -> None:
-    policy = policy_of(a=Facts(4), ready="a")
+    policy = policy_of(a=ModelFacts(4), ready="a")
     assert policy.request(0, "a", 2, 5.0, rows=3, client="many") == (Grant(0),)
     policy.request(1, "a", 6, 5.0, client="many")
     now, last, passed = 6.0, 0, 0
@@ -373,8 +382,8 @@ def test_rows_count_and_newcomers_pass_nobody_for_ever() -> None:
 
 
 def test_waiting_ends_but_not_while_the_model_loads() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(6))
-    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6))
+    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
     assert policy.request(2, "b", 1, 6.0) == ()
     assert policy.next_deadline() == 6.0 + WAIT
     assert policy.tick(36.0) == (Refuse(2, WaitedTooLong(30.0)),)
@@ -383,7 +392,7 @@ def test_waiting_ends_but_not_while_the_model_loads() -> None:
 
 
 def test_whoever_is_no_longer_in_the_way_lets_others_go() -> None:
-    policy = policy_of(a=Facts(5), ready="a")
+    policy = policy_of(a=ModelFacts(5), ready="a")
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "a", 5, 6.0) == ()
     assert policy.request(3, "a", 1, 7.0) == ()
@@ -394,7 +403,9 @@ def test_whoever_is_no_longer_in_the_way_lets_others_go() -> None:
 
 
 def test_idle_models_go_after_their_time() -> None:
-    policy = policy_of(a=Facts(3, ttl=60), b=Facts(3, ttl=60, pinned=True), c=Facts(3), ready="abc")
+    policy = policy_of(
+        a=ModelFacts(3, ttl=60), b=ModelFacts(3, ttl=60, pinned=True), c=ModelFacts(3), ready="abc"
+    )
     assert policy.next_deadline() == 60.0
     assert policy.request(1, "a", 1, 50.0) == (Grant(1),)
     assert policy.next_deadline() is None
@@ -402,11 +413,11 @@ def test_idle_models_go_after_their_time() -> None:
     assert policy.release(1, 501.0) == ()
     assert policy.tick(560.9) == ()
     assert policy.next_deadline() == 561.0
-    assert policy.tick(561.0) == (Unload("a"),)
+    assert policy.tick(561.0) == (UnloadAction("a"),)
 
 
 def test_an_idle_model_stays_for_one_who_waits_for_room() -> None:
-    policy = policy_of(a=Facts(3, ttl=10), b=Facts(6), ready="ab")
+    policy = policy_of(a=ModelFacts(3, ttl=10), b=ModelFacts(6), ready="ab")
     assert policy.request(1, "b", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "a", 4, 6.0) == ()
     assert policy.next_deadline() == 6.0 + WAIT
@@ -414,56 +425,56 @@ def test_an_idle_model_stays_for_one_who_waits_for_room() -> None:
 
 
 def test_a_failed_load_is_told_to_all_who_waited_for_it() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(6))
-    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6))
+    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
     assert policy.request(2, "a", 1, 5.0) == ()
     assert policy.request(3, "b", 1, 5.0) == ()
-    failed = LoadFailed("a")
-    assert policy.load_failed("a", 6.0) == (Refuse(1, failed), Refuse(2, failed), Load("b"))
+    failed = FailedToLoad("a")
+    assert policy.load_failed("a", 6.0) == (Refuse(1, failed), Refuse(2, failed), LoadAction("b"))
     assert policy.request(4, "a", 1, 7.0) == ()
 
 
 def test_a_lost_engine_takes_leases_but_not_those_who_wait() -> None:
-    policy = policy_of(a=Facts(6), b=Facts(4), ready="a")
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(4), ready="a")
     assert policy.cache_bytes(1) == ()
     assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
     assert policy.request(2, "a", 3, 5.0) == ()
-    assert policy.engine_lost(6.0) == (Load("a"),)
+    assert policy.engine_lost(6.0) == (LoadAction("a"),)
     assert policy.release(1, 7.0) == ()
     assert (policy.used, policy.cache) == (6, 0)
     assert policy.loaded("a", 6, 8.0) == (Grant(2),)
 
 
 def test_a_model_larger_than_estimated_drives_idle_ones_out() -> None:
-    policy = policy_of(a=Facts(3), b=Facts(3), c=Facts(4), ready="ab")
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(4), ready="ab")
     policy.cache_bytes(4)
-    assert policy.request(1, "c", 0, 5.0) == (ShrinkCache(0), Load("c"))
-    assert policy.loaded("c", 6, 6.0) == (Unload("a"),)
+    assert policy.request(1, "c", 0, 5.0) == (ShrinkCache(0), LoadAction("c"))
+    assert policy.loaded("c", 6, 6.0) == (UnloadAction("a"),)
     assert policy.unloaded("a", 7.0) == (Grant(1),)
     assert policy.views()["c"].nbytes == 6
 
 
 def test_a_model_that_turns_out_too_large_is_refused_and_goes() -> None:
-    policy = policy_of(a=Facts(3))
-    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    policy = policy_of(a=ModelFacts(3))
+    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
     assert policy.loaded("a", 11, 6.0) == (
         Refuse(1, NeverFits(needed=12, available=10)),
-        Unload("a"),
+        UnloadAction("a"),
     )
     assert policy.unloaded("a", 7.0) == ()
     assert policy.request(2, "a", 0, 8.0) == (Refuse(2, NeverFits(needed=11, available=10)),)
 
 
 def test_an_estimate_can_be_bettered_until_the_model_is_there() -> None:
-    policy = policy_of(a=Facts(0))
+    policy = policy_of(a=ModelFacts(0))
     policy.estimate("a", 6)
-    assert policy.request(1, "a", 1, 5.0) == (Load("a"),)
+    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
     policy.estimate("a", 3)
     assert policy.used == 6
 
 
 def test_events_out_of_turn_are_our_own_bugs() -> None:
-    policy = policy_of(a=Facts(6))
+    policy = policy_of(a=ModelFacts(6))
     with pytest.raises(AssertionError):
         policy.loaded("a", 6, 0.0)
     with pytest.raises(AssertionError):

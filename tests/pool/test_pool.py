@@ -23,21 +23,21 @@ from mlx_server.engine.messages import (
     Command,
     Generate,
     LimitCache,
-    Load,
     LoadAdapter,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Preempt,
+    LoadModel,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelUnloaded,
+    PreemptRows,
     Ready,
     Report,
-    Resume,
-    Stepped,
+    ResumeRows,
+    StepOutput,
     Stop,
     Token,
-    Unload,
     UnloadAdapter,
-    Unloaded,
+    UnloadModel,
 )
 from mlx_server.errors import (
     AdapterNotFound,
@@ -54,10 +54,10 @@ from mlx_server.families.plain import PLAIN
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import lease as lease_of_rows
 from mlx_server.pool import prepare as preparing
-from mlx_server.pool.adapters import Adapter
-from mlx_server.pool.entry import Model, OnProgress, View
-from mlx_server.pool.lease import Demand
-from mlx_server.pool.pool import Limits, Pool
+from mlx_server.pool.adapters import LeasedAdapter
+from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress
+from mlx_server.pool.lease import MemoryDemand
+from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import SamplingParams
 from tests.families import byte_level, write_checkpoint
@@ -75,10 +75,10 @@ class Bytes(KvCost):
 
 BYTES = Bytes(1)
 
-ONE = Limits(budget=100)
+ONE = PoolLimits(budget=100)
 """Room for one model, and a little beside it."""
 
-TWO = Limits(budget=200)
+TWO = PoolLimits(budget=200)
 
 
 class Machine:
@@ -111,23 +111,23 @@ class Machine:
 
     def take(self, engine: "Engine", command: Command) -> None:
         match command:
-            case Load(model):
+            case LoadModel(model):
                 self.log.append(f"load {model}")
                 self.memory[model] = WEIGHTS
                 self.most = max(self.most, sum(self.memory.values()))
                 self._reply(engine, self._loaded(model))
-            case Unload(model):
+            case UnloadModel(model):
                 self.log.append(f"unload {model}")
-                self._reply(engine, Unloaded(model))
+                self._reply(engine, ModelUnloaded(model))
             case LoadAdapter(model, adapter):
                 self.log.append(f"load {model} {adapter}")
                 self._reply(engine, AdapterLoaded(model, adapter, 20))
             case UnloadAdapter(model, adapter):
                 self.log.append(f"unload {model} {adapter}")
                 self._reply(engine, AdapterUnloaded(model, adapter))
-            case Preempt(rows):
+            case PreemptRows(rows):
                 self.log.append(f"preempt {rows}")
-            case Resume(rows):
+            case ResumeRows(rows):
                 self.log.append(f"resume {rows}")
             case LimitCache(max_bytes):
                 self.room = max_bytes
@@ -149,8 +149,8 @@ class Machine:
 
     def _loaded(self, model: str) -> Report:
         if model in self.broken:
-            return LoadFailed(model, "no room")
-        return Loaded(model, vocabulary=500, nbytes=WEIGHTS)
+            return ModelLoadFailed(model, "no room")
+        return ModelLoaded(model, vocabulary=500, nbytes=WEIGHTS)
 
     def _reply(self, engine: "Engine", report: Report) -> None:
         if self.silent:
@@ -160,9 +160,9 @@ class Machine:
 
     def _say(self, engine: "Engine", report: Report) -> None:
         if engine.alive:
-            if isinstance(report, Unloaded | LoadFailed):
+            if isinstance(report, ModelUnloaded | ModelLoadFailed):
                 del self.memory[report.model]
-            engine._take(report)
+            engine._dispatch(report)
 
 
 class Engine(EngineClient):
@@ -226,7 +226,7 @@ def huge(folder: Path) -> ModelSpec:
 @asynccontextmanager
 async def running(
     *specs: ModelSpec,
-    limits: Limits = TWO,
+    limits: PoolLimits = TWO,
     on_progress: OnProgress = lambda *progress: None,
     silent: bool = False,
 ) -> AsyncIterator[tuple[Pool, Machine]]:
@@ -255,18 +255,20 @@ def assert_idle(pool: Pool) -> None:
     assert (pool._policy.waiting, pool._waiting) == ((), {})
 
 
-def asks(kv_bytes: int, most: int | None = None) -> Demand:
-    return Demand(BYTES, kv_bytes, kv_bytes if most is None else most)
+def asks(kv_bytes: int, most: int | None = None) -> MemoryDemand:
+    return MemoryDemand(BYTES, kv_bytes, kv_bytes if most is None else most)
 
 
-async def held(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> Model:
-    with pool.place(rows):
+async def held(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> LoadedModel:
+    with pool.row_slot(rows):
         prepared = await pool.prepared(name)
         async with pool.lease(prepared, asks(kv_bytes)) as lease:
             return lease.model
 
 
-def asking(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> asyncio.Task[Model]:
+def asking(
+    pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1
+) -> asyncio.Task[LoadedModel]:
     return asyncio.create_task(held(pool, name, kv_bytes, rows))
 
 
@@ -279,7 +281,7 @@ class Holding:
 
     async def __aenter__(self) -> "Holding":
         pool, name, kv_bytes = self._ask
-        self._stack.enter_context(pool.place(1))
+        self._stack.enter_context(pool.row_slot(1))
         prepared = await pool.prepared(name)
         await self._stack.enter_async_context(pool.lease(prepared, asks(kv_bytes)))
         return self
@@ -291,7 +293,7 @@ class Holding:
         await self._stack.aclose()
 
 
-def view(pool: Pool, name: str = "a") -> View:
+def view(pool: Pool, name: str = "a") -> ModelView:
     return next(view for view in pool.views() if view.spec.id == name)
 
 
@@ -299,7 +301,7 @@ def state(pool: Pool, name: str = "a") -> str:
     return view(pool, name).state
 
 
-async def results(*tasks: Awaitable[Model]) -> list[Model | BaseException]:
+async def results(*tasks: Awaitable[LoadedModel]) -> list[LoadedModel | BaseException]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -319,7 +321,7 @@ async def waiting(pool: Pool, count: int) -> None:
     await until(lambda: len(pool._policy.waiting) >= count)
 
 
-async def cancelled(task: asyncio.Task[Model]) -> None:
+async def cancelled(task: asyncio.Task[LoadedModel]) -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
@@ -470,7 +472,7 @@ def test_what_nobody_expected_of_the_files_is_an_error_and_no_end(
 def test_a_load_that_fails_in_no_known_way_leaves_nobody_waiting(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(*_: Any) -> Loaded:
+    async def broken(*_: Any) -> ModelLoaded:
         raise ZeroDivisionError("secret")
 
     async def test() -> None:
@@ -494,7 +496,7 @@ def test_progress_is_told_by_model(a: ModelSpec) -> None:
         ):
             task = asking(pool)
             await machine.asked("load a")
-            machine.engines[-1]._take(Loading("a", 5, 10))
+            machine.engines[-1]._dispatch(ModelLoading("a", 5, 10))
             assert seen == [("a", "loading", 5, 10)]
             progress = view(pool).progress
             assert progress
@@ -535,32 +537,32 @@ def test_where_nothing_is_served_that_is_said() -> None:
 
 
 def test_a_full_queue_refuses_and_a_place_that_is_left_is_taken(a: ModelSpec) -> None:
-    pool = Pool([a], Limits(concurrency=2, queue=3))
-    with pool.place(1), pool.place(3):
+    pool = Pool([a], PoolLimits(concurrency=2, queue=3))
+    with pool.row_slot(1), pool.row_slot(3):
         assert pool.rows == 4
-        with pytest.raises(Overloaded, match="4 answers") as caught, pool.place(2):
+        with pytest.raises(Overloaded, match="4 answers") as caught, pool.row_slot(2):
             pass
         assert "Retry-After" in caught.value.headers
-        with pool.place(2, "another client"):
+        with pool.row_slot(2, "another client"):
             assert pool.rows == 6
         assert pool.rows == 4
-        with pool.place(1):
+        with pool.row_slot(1):
             assert pool.rows == 5
     assert pool.rows == 0
-    with pool.place(5):
+    with pool.row_slot(5):
         assert pool.rows == 5
 
 
 def test_more_rows_than_can_ever_fit_are_no_matter_of_waiting(a: ModelSpec) -> None:
-    pool = Pool([a], Limits(concurrency=2, queue=3))
-    with pytest.raises(BadRequest, match="at most 5 answers here, not 6"), pool.place(6):
+    pool = Pool([a], PoolLimits(concurrency=2, queue=3))
+    with pytest.raises(BadRequest, match="at most 5 answers here, not 6"), pool.row_slot(6):
         pass
     assert pool.rows == 0
 
 
 def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None:
     async def fails_inside(pool: Pool) -> None:
-        with pool.place(2):
+        with pool.row_slot(2):
             async with pool.lease(await pool.prepared("a"), asks(7)):
                 assert pool.rows == 2
                 assert (view(pool).leases, pool.memory()["kv_reserved"]) == (1, 7)
@@ -659,7 +661,7 @@ def row(number: int, prompt: int = 2) -> Generate:
 def step(pool: Pool, *numbers: int, finish: Stop | None = None) -> None:
     """Each of these rows gets a token."""
     tokens = [Token(number, 1, finish) for number in numbers]
-    pool._stepped(Stepped("a", tokens, 0, active_bytes=0, cache_bytes=0))
+    pool._stepped(StepOutput("a", tokens, 0, active_bytes=0, cache_bytes=0))
 
 
 @pytest.fixture
@@ -740,7 +742,7 @@ def test_clients_take_turns_at_the_memory(a: ModelSpec) -> None:
 
 def test_what_never_fits_is_told_at_once_with_both_sizes(a: ModelSpec, huge: ModelSpec) -> None:
     async def test() -> None:
-        limits = Limits(budget=2_000_000_000)
+        limits = PoolLimits(budget=2_000_000_000)
         async with running(a, huge, limits=limits) as (pool, machine), Holding(pool, "a"):
             with pytest.raises(NotEnoughMemory) as caught:
                 await held(pool, "a", kv_bytes=3_000_000_000)
@@ -750,7 +752,7 @@ def test_what_never_fits_is_told_at_once_with_both_sizes(a: ModelSpec, huge: Mod
                 "GB. Raise `memory_budget` in models.yaml, or ask for fewer tokens."
             )
             assert machine.log == ["load a"]
-        async with running(huge, limits=Limits(budget=300)) as (pool, machine):
+        async with running(huge, limits=PoolLimits(budget=300)) as (pool, machine):
             with pytest.raises(NotEnoughMemory) as caught:
                 await held(pool, "huge")
             assert caught.value.message == (
@@ -778,7 +780,7 @@ def test_the_budget_is_said_at_the_start(a: ModelSpec, caplog: pytest.LogCapture
         async with running(a):
             assert "memory budget: 200 bytes, set by `memory_budget`" in caplog.text
             assert "WARNING" not in caplog.text
-        async with running(a, limits=Limits(budget=1 << 50)):
+        async with running(a, limits=PoolLimits(budget=1 << 50)):
             assert "WARNING" in caplog.text
             assert "Lower `memory_budget`" in caplog.text
 
@@ -822,11 +824,11 @@ def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
     async def test() -> None:
         async with running(a, b) as (pool, machine):
             await held(pool, "a")
-            seen: list[Stepped] = []
+            seen: list[StepOutput] = []
             pool.on_step = seen.append
             machine.cached = 130
-            stepped = Stepped("a", [], 0, active_bytes=190, cache_bytes=130)
-            machine.engines[-1]._take(stepped)
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._dispatch(stepped)
             assert seen == [stepped]
             assert pool.memory() == {
                 "budget": 200,
@@ -919,8 +921,8 @@ def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSp
     async def test() -> None:
         async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30):
             machine.cached = 130
-            stepped = Stepped("a", [], 0, active_bytes=190, cache_bytes=130)
-            machine.engines[-1]._take(stepped)
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._dispatch(stepped)
             assert machine.log[-1] == "shrink to 110"
             assert pool.memory()["prompt_cache"] == 110
 
@@ -932,7 +934,7 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
 ) -> None:
     async def used(pool: Pool, name: str, pinned: bool) -> None:
         spec = AdapterSpec(name, Path(name), name, 8, 20, "lora", None, "mlx")
-        async with pool.lease(await pool.prepared("a"), asks(0), Adapter(spec, pinned)):
+        async with pool.lease(await pool.prepared("a"), asks(0), LeasedAdapter(spec, pinned)):
             pass
 
     async def test() -> None:
@@ -942,8 +944,8 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
             assert pool.memory()["used"] == WEIGHTS + 20 + 20
             assert view(pool).nbytes == WEIGHTS + 20
             machine.cached = 50
-            stepped = Stepped("a", [], 0, active_bytes=190, cache_bytes=50)
-            machine.engines[-1]._take(stepped)
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=50)
+            machine.engines[-1]._dispatch(stepped)
             await held(pool, "b")
             assert machine.log[-2:] == ["shrink to 40", "load b"]
             assert [name for name, *_ in pool.adapters.of("a")] == ["pinned", "idle"]
@@ -1161,7 +1163,7 @@ def test_an_engine_lost_just_after_it_said_that_it_has_loaded(a: ModelSpec) -> N
         async with running(a, silent=True) as (pool, machine):
             task = asking(pool)
             await machine.asked("load a")
-            machine.engines[-1]._take(Loaded("a", 500, WEIGHTS))
+            machine.engines[-1]._dispatch(ModelLoaded("a", 500, WEIGHTS))
             machine.kill()
             with pytest.raises(EngineDied):
                 await task

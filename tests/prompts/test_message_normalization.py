@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.families.kimi_k2 import numbered
-from mlx_server.families.mistral import nine_characters
+from mlx_server.families.kimi_k2 import numbered_call_id
+from mlx_server.families.mistral import nine_character_id
 from mlx_server.messages import Message, Role, ToolCall
 from mlx_server.prompts.history_rendering import as_json_array, as_python_list, in_hermes_tags
 from mlx_server.prompts.message_normalization import (
-    SILENCE,
-    STRICTEST,
-    Manners,
+    EMPTY_TURN,
+    MINIMAL,
+    TemplateCapabilities,
     Turn,
-    plainer_and_plainer,
-    shaped,
-    think_marks,
-    turns_of,
+    fallbacks,
+    fit_to_template,
+    think_delimiters,
+    to_turns,
 )
-from mlx_server.prompts.reasoning_effort import EFFORTS, switches, with_word, word_for
-from mlx_server.prompts.template_capabilities import manners_of
+from mlx_server.prompts.reasoning_effort import EFFORTS, effort_word, switches, with_effort_word
+from mlx_server.prompts.template_capabilities import template_capabilities
 from mlx_server.prompts.template_prompt import as_given
 from mlx_server.templates.chat_template import ChatTemplate
 
@@ -59,15 +59,15 @@ def _calls(calls: Sequence[ToolCall]) -> str:
     return "".join(f"+{call.id}" for call in calls)
 
 
-def given_to(manners: Manners, *messages: Message) -> list[str]:
-    return shown(shaped(turns_of(messages, ROLES, as_given), manners))
+def given_to(manners: TemplateCapabilities, *messages: Message) -> list[str]:
+    return shown(fit_to_template(to_turns(messages, ROLES, as_given), manners))
 
 
 SYSTEM, USER, ANSWER = said("system"), said("user"), said("assistant")
 
-CASES: dict[str, tuple[Manners, tuple[Message, ...], list[str]]] = {
+CASES: dict[str, tuple[TemplateCapabilities, tuple[Message, ...], list[str]]] = {
     "as it is": (
-        Manners(),
+        TemplateCapabilities(),
         (SYSTEM, USER, ANSWER, said("developer", "later"), USER, calling(call("1")), result("1")),
         [
             "system: system",
@@ -80,27 +80,27 @@ CASES: dict[str, tuple[Manners, tuple[Message, ...], list[str]]] = {
         ],
     ),
     "the system first": (
-        Manners(system="first"),
+        TemplateCapabilities(system="first"),
         (SYSTEM, said("developer"), USER, said("system", "later"), ANSWER),
         ["system: system\n\ndeveloper", "user: user", "user: later", "assistant: assistant"],
     ),
     "the system first, and by turns": (
-        Manners(system="first", alternates=True),
+        TemplateCapabilities(system="first", alternates=True),
         (SYSTEM, USER, said("system", "later"), USER, ANSWER, said("system", "last")),
         ["system: system", "user: user\n\nlater\n\nuser", "assistant: assistant", "user: last"],
     ),
     "no system": (
-        Manners(system="never"),
+        TemplateCapabilities(system="never"),
         (SYSTEM, USER, ANSWER, said("system", "later"), USER),
         ["user: system\n\nuser", "assistant: assistant", "user: later", "user: user"],
     ),
     "no system, and nothing of a user": (
-        Manners(system="never"),
+        TemplateCapabilities(system="never"),
         (SYSTEM, ANSWER),
         ["user: system", "assistant: assistant"],
     ),
     "the system at the last question": (
-        Manners(system="question"),
+        TemplateCapabilities(system="question"),
         (SYSTEM, USER, ANSWER, said("user", "more"), calling(call("1")), result("1")),
         [
             "user: user",
@@ -110,38 +110,46 @@ CASES: dict[str, tuple[Manners, tuple[Message, ...], list[str]]] = {
             "tool: result 1",
         ],
     ),
-    "the system at no question": (Manners(system="question"), (SYSTEM,), ["user: system"]),
+    "the system at no question": (
+        TemplateCapabilities(system="question"),
+        (SYSTEM,),
+        ["user: system"],
+    ),
     "by turns": (
-        Manners(alternates=True),
+        TemplateCapabilities(alternates=True),
         (ANSWER, USER, said("user", "more"), ANSWER, said("assistant", "more")),
         [
-            f"user: {SILENCE}",
+            f"user: {EMPTY_TURN}",
             "assistant: assistant",
             "user: user\n\nmore",
             "assistant: assistant\n\nmore",
         ],
     ),
     "by turns, and calls are not counted": (
-        Manners(alternates=True),
+        TemplateCapabilities(alternates=True),
         (USER, calling(call("1")), result("1"), USER, ANSWER, calling(call("2")), result("2")),
         [
             "user: user",
             "assistant: +1",
             "tool: result 1",
-            f"assistant: {SILENCE}",
+            f"assistant: {EMPTY_TURN}",
             "user: user",
             "assistant: assistant+2",
             "tool: result 2",
         ],
     ),
-    "by turns, and nobody speaks": (Manners(alternates=True), (), [f"user: {SILENCE}"]),
+    "by turns, and nobody speaks": (
+        TemplateCapabilities(alternates=True),
+        (),
+        [f"user: {EMPTY_TURN}"],
+    ),
     "a user first": (
-        Manners(user_first=True),
+        TemplateCapabilities(user_first=True),
         (SYSTEM, calling(call("1")), result("1")),
-        ["system: system", f"user: {SILENCE}", "assistant: +1", "tool: result 1"],
+        ["system: system", f"user: {EMPTY_TURN}", "assistant: +1", "tool: result 1"],
     ),
     "one call at a time": (
-        Manners(calls="single"),
+        TemplateCapabilities(calls="single"),
         (
             USER,
             calling(call("1"), call("2"), call("3"), text="look"),
@@ -164,17 +172,17 @@ CASES: dict[str, tuple[Manners, tuple[Message, ...], list[str]]] = {
         ],
     ),
     "no calls": (
-        Manners(calls="never"),
+        TemplateCapabilities(calls="never"),
         (calling(call("1"), call("2"), text="look"), result("1"), calling(call("3"))),
         ["assistant: look\n<+1+2>", "tool: result 1", "assistant: <+3>"],
     ),
     "no results": (
-        Manners(calls="never", results="never"),
+        TemplateCapabilities(calls="never", results="never"),
         (calling(call("1")), result("1", "x")),
         ["assistant: <+1>", "user: <tool_response>\nx\n</tool_response>"],
     ),
     "results after calls only": (
-        Manners(results="answers"),
+        TemplateCapabilities(results="answers"),
         (result("1", "x"), calling(call("1")), result("1"), result("9"), USER, result("1", "y")),
         [
             "user: <tool_response>\nx\n</tool_response>",
@@ -186,32 +194,32 @@ CASES: dict[str, tuple[Manners, tuple[Message, ...], list[str]]] = {
         ],
     ),
     "results by the id of a call only": (
-        Manners(results="matched"),
+        TemplateCapabilities(results="matched"),
         (calling(call("1"), call("2")), result("9", "x"), result("2")),
         ["assistant: +1+2", "user: <tool_response>\nx\n</tool_response>", "tool: result 2"],
     ),
     "no text beside calls": (
-        Manners(beside="split"),
+        TemplateCapabilities(text_with_calls="split"),
         (calling(call("1"), text="look"), calling(call("2")), ANSWER),
         ["assistant: look", "assistant: +1", "assistant: +2", "assistant: assistant"],
     ),
     "arguments that are no object": (
-        Manners(arguments="object", results="answers"),
+        TemplateCapabilities(arguments="object", results="answers"),
         (calling(call("1", arguments="[1]")), result("1", "x"), calling(call("2"))),
         ["assistant: <+1>", "user: <tool_response>\nx\n</tool_response>", "assistant: +2"],
     ),
     "arguments that are no JSON": (
-        Manners(arguments="object"),
+        TemplateCapabilities(arguments="object"),
         (calling(call("1", arguments='{"a": '), call("2")),),
         ["assistant: <+1+2>"],
     ),
     "arguments of any kind": (
-        Manners(),
+        TemplateCapabilities(),
         (calling(call("1", arguments='{"a": ')),),
         ["assistant: +1"],
     ),
     "only users and assistants": (
-        STRICTEST,
+        MINIMAL,
         (SYSTEM, calling(call("1")), result("1", "x"), USER),
         [
             "user: system",
@@ -228,16 +236,20 @@ def test_a_conversation_takes_the_templates_shape(name: str) -> None:
     assert given_to(manners, *messages) == expected
 
 
-@pytest.mark.parametrize("manners", [Manners(alternates=True), Manners(calls="single")])
-def test_a_long_conversation_is_shaped_in_a_time_by_its_length(manners: Manners) -> None:
+@pytest.mark.parametrize(
+    "manners", [TemplateCapabilities(alternates=True), TemplateCapabilities(calls="single")]
+)
+def test_a_long_conversation_is_shaped_in_a_time_by_its_length(
+    manners: TemplateCapabilities,
+) -> None:
     """Each of many turns that looked at all the others would take minutes."""
     many = 40_000
     calls = tuple(ToolCall(str(i), "f", "{}") for i in range(many))
     results = [Message("tool", "x", tool_call_id="none") for _ in range(many)]
     users = [Message("user", "x")] * many
-    turns = turns_of([*users, Message("assistant", tool_calls=calls), *results], ROLES, as_given)
+    turns = to_turns([*users, Message("assistant", tool_calls=calls), *results], ROLES, as_given)
     began = time.thread_time()
-    shaped(turns, manners)
+    fit_to_template(turns, manners)
     assert time.thread_time() - began < 6
 
 
@@ -256,7 +268,7 @@ SAID = st.one_of(
     ),
 )
 MANNERS = st.builds(
-    Manners,
+    TemplateCapabilities,
     system=st.sampled_from(["anywhere", "first", "question", "never"]),
     alternates=st.booleans(),
     user_first=st.booleans(),
@@ -278,7 +290,9 @@ def words_shown(turn: Turn) -> list[str]:
 
 
 @given(st.lists(SAID, max_size=8), MANNERS)
-def test_whatever_the_manners_nothing_is_lost(messages: list[Message], manners: Manners) -> None:
+def test_whatever_the_manners_nothing_is_lost(
+    messages: list[Message], manners: TemplateCapabilities
+) -> None:
     numbered_words = [
         replace(
             message,
@@ -290,8 +304,8 @@ def test_whatever_the_manners_nothing_is_lost(messages: list[Message], manners: 
         )
         for i, message in enumerate(messages)
     ]
-    for plainer in plainer_and_plainer(manners):
-        turns = shaped(turns_of(numbered_words, ROLES, as_given), plainer)
+    for plainer in fallbacks(manners):
+        turns = fit_to_template(to_turns(numbered_words, ROLES, as_given), plainer)
         found = [word for turn in turns for word in words_shown(turn) if word.startswith("word")]
         assert sorted(found) == sorted(
             word for message in numbered_words for word in words_of(message) if word
@@ -302,7 +316,7 @@ def test_whatever_the_manners_nothing_is_lost(messages: list[Message], manners: 
 def test_the_strictest_template_hears_users_and_assistants_by_turns(
     messages: list[Message],
 ) -> None:
-    turns = shaped(turns_of(messages, ROLES, as_given), STRICTEST)
+    turns = fit_to_template(to_turns(messages, ROLES, as_given), MINIMAL)
     assert [turn.role for turn in turns] == [
         ("user", "assistant")[i % 2] for i in range(len(turns))
     ]
@@ -320,7 +334,7 @@ def test_results_have_the_name_and_the_id_of_their_call() -> None:
         result("z"),
         Message("tool", "x", tool_call_id="y", name="own"),
     )
-    turns = turns_of(messages, ROLES, numbered)
+    turns = to_turns(messages, ROLES, numbered_call_id)
     assert [(turn.name, turn.call_id) for turn in turns if turn.role == "tool"] == [
         ("g", "functions.g:1"),
         ("f", "functions.f:0"),
@@ -331,21 +345,23 @@ def test_results_have_the_name_and_the_id_of_their_call() -> None:
 
 
 def test_ids_stay_where_the_family_would_write_them() -> None:
-    assert numbered("functions.f:7", "f", 0) == "functions.f:7"
-    assert nine_characters("a1B2c3D4e", "f", 0) == "a1B2c3D4e"
-    made = [nine_characters(id, "f", 0) for id in ("call_1", "call_2", "a1B2c3D4é", "")]
+    assert numbered_call_id("functions.f:7", "f", 0) == "functions.f:7"
+    assert nine_character_id("a1B2c3D4e", "f", 0) == "a1B2c3D4e"
+    made = [nine_character_id(id, "f", 0) for id in ("call_1", "call_2", "a1B2c3D4é", "")]
     assert len(set(made)) == 4
     assert all(len(id) == 9 and id.isascii() and id.isalnum() for id in made)
 
 
 def test_reasoning_stays_with_the_calls() -> None:
     message = replace(calling(call("1"), text="look"), reasoning="hm")
-    text, calls = shaped(turns_of([message], ROLES, as_given), Manners(beside="split"))
+    text, calls = fit_to_template(
+        to_turns([message], ROLES, as_given), TemplateCapabilities(text_with_calls="split")
+    )
     assert (text.reasoning, calls.reasoning) == ("", "hm")
 
 
 def test_arguments_left_out_are_an_empty_object() -> None:
-    (turn,) = turns_of([calling(call("1", arguments=""))], ROLES, as_given)
+    (turn,) = to_turns([calling(call("1", arguments=""))], ROLES, as_given)
     assert turn.calls[0].arguments == "{}"
 
 
@@ -367,7 +383,7 @@ TAGS = (("<think>", "</think>"),)
     ],
 )
 def test_reasoning_in_the_text_is_taken_out(text: str, reasoning: str, answer: str) -> None:
-    (turn,) = turns_of([said("assistant", text)], ROLES, as_given, TAGS)
+    (turn,) = to_turns([said("assistant", text)], ROLES, as_given, TAGS)
     assert (turn.reasoning, "".join(map(str, turn.parts))) == (reasoning, answer)
 
 
@@ -379,15 +395,19 @@ def test_reasoning_in_the_text_is_taken_out(text: str, reasoning: str, answer: s
     ],
 )
 def test_text_of_users_and_text_beside_reasoning_stays(message: Message) -> None:
-    (turn,) = turns_of([message], ROLES, as_given, TAGS)
+    (turn,) = to_turns([message], ROLES, as_given, TAGS)
     assert turn.parts == ("<think>hm</think>yes",)
     assert turn.reasoning == (message.reasoning or "")
 
 
 def test_reasoning_is_looked_for_where_the_template_would() -> None:
-    assert think_marks("{{ x.split('</think>') }}", Manners()) == [("<think>", "</think>")]
-    assert think_marks("{{ x }}", Manners()) == []
-    assert ("<think>", "</think>") in think_marks("{{ x }}", Manners(reasoning="key"))
+    assert think_delimiters("{{ x.split('</think>') }}", TemplateCapabilities()) == [
+        ("<think>", "</think>")
+    ]
+    assert think_delimiters("{{ x }}", TemplateCapabilities()) == []
+    assert ("<think>", "</think>") in think_delimiters(
+        "{{ x }}", TemplateCapabilities(reasoning="key")
+    )
 
 
 # Templates
@@ -398,90 +418,92 @@ END = "{% endfor %}"
 CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ ARGS }}{% endfor %}"
 WHOLE = "{{ m.role }}{{ m.content }}" + CALLS.replace("ARGS", "c.function.arguments | tojson")
 
-ASKED: dict[str, tuple[str, Manners]] = {
-    "takes everything": (WHOLE, Manners()),
-    "leaves calls out": ("{{ m.role }}{{ m.content }}", Manners(calls="never")),
+ASKED: dict[str, tuple[str, TemplateCapabilities]] = {
+    "takes everything": (WHOLE, TemplateCapabilities()),
+    "leaves calls out": ("{{ m.role }}{{ m.content }}", TemplateCapabilities(calls="never")),
     "writes arguments as they are": (
         "{{ m.content }}" + CALLS.replace("ARGS", "c.function.arguments"),
-        Manners(arguments="text"),
+        TemplateCapabilities(arguments="text"),
     ),
     "joins arguments as text": (
         "{{ m.content }}" + CALLS.replace("ARGS", "'' + c.function.arguments"),
-        Manners(arguments="text"),
+        TemplateCapabilities(arguments="text"),
     ),
     "looks into arguments": (
         "{{ m.content }}" + CALLS.replace("ARGS", "c.function.arguments.items() | list"),
-        Manners(arguments="object"),
+        TemplateCapabilities(arguments="object"),
     ),
     "refuses a second call": (
         "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('') }}{% endif %}"
         + WHOLE,
-        Manners(calls="single"),
+        TemplateCapabilities(calls="single"),
     ),
     "says calls or text": (
         "{% if m.tool_calls %}" + CALLS.replace("ARGS", "c.function.arguments | tojson") + "{% else"
         " %}{{ m.content }}{% endif %}",
-        Manners(beside="split"),
+        TemplateCapabilities(text_with_calls="split"),
     ),
     "wants null beside calls": (
         "{% if m.content is none %}"
         + CALLS.replace("ARGS", "c.function.arguments | tojson")
         + "{% else %}{{ m.content }}{% endif %}",
-        Manners(beside="split", silence=None),
+        TemplateCapabilities(text_with_calls="split", empty_content=None),
     ),
     "drops a later system": (
         "{% if m.role != 'system' or loop.first %}" + WHOLE + "{% endif %}",
-        Manners(system="first"),
+        TemplateCapabilities(system="first"),
     ),
     "has no system": (
         "{% if m.role == 'system' %}{{ raise_exception('') }}{% endif %}" + WHOLE,
-        Manners(system="never"),
+        TemplateCapabilities(system="never"),
     ),
     "has the system at the question": (
         "{% if m.role != 'system' %}{% if loop.last and m.role == 'user' %}"
         "{{ messages[0].content }}{% endif %}" + WHOLE + "{% endif %}",
-        Manners(system="question"),
+        TemplateCapabilities(system="question"),
     ),
     "leaves results out": (
         "{% if m.role != 'tool' %}" + WHOLE + "{% endif %}",
-        Manners(results="never"),
+        TemplateCapabilities(results="never"),
     ),
     "refuses a result of no call": (
         "{% if m.role == 'tool' and not loop.previtem.tool_calls %}{{ raise_exception('') }}"
         "{% endif %}" + WHOLE,
-        Manners(results="answers", calls="single"),
+        TemplateCapabilities(results="answers", calls="single"),
     ),
     "refuses two users": (
         "{% if loop.previtem and m.role == 'user' == loop.previtem.role %}{{ raise_exception('') }}"
         "{% endif %}" + WHOLE,
-        Manners(alternates=True),
+        TemplateCapabilities(alternates=True),
     ),
     "skips the first turn if it is no user's": (
         "{% if not (loop.first and m.role == 'assistant') %}" + WHOLE + "{% endif %}",
-        Manners(user_first=True),
+        TemplateCapabilities(user_first=True),
     ),
-    "reads reasoning": ("{{ m.reasoning_content }}" + WHOLE, Manners(reasoning="key")),
-    "reads thoughts": ("{{ m.thinking }}" + WHOLE, Manners(reasoning="key")),
+    "reads reasoning": ("{{ m.reasoning_content }}" + WHOLE, TemplateCapabilities(reasoning="key")),
+    "reads thoughts": ("{{ m.thinking }}" + WHOLE, TemplateCapabilities(reasoning="key")),
     "reads parts": (
         "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
         "{{ p.text }}{{ p.thinking }}{% endfor %}{% endif %}"
         + CALLS.replace("ARGS", "c.function.arguments | tojson"),
-        Manners(reasoning="part"),
+        TemplateCapabilities(reasoning="part"),
     ),
-    "can't be asked": ("{{ m.name + m.content }}", Manners()),
+    "can't be asked": ("{{ m.name + m.content }}", TemplateCapabilities()),
 }
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_a_template_is_asked_for_its_manners(name: str) -> None:
     body, expected = ASKED[name]
-    assert manners_of(ChatTemplate(EACH + body + END), {}) == expected
+    assert template_capabilities(ChatTemplate(EACH + body + END), {}) == expected
 
 
 def test_a_template_is_asked_with_the_checkpoints_tokens() -> None:
     template = ChatTemplate(EACH + "{{ eos_token + m.content }}" + END)
-    assert manners_of(template, {"eos_token": "</s>"}) == Manners(calls="never")
-    assert manners_of(template, {}) == Manners()
+    assert template_capabilities(template, {"eos_token": "</s>"}) == TemplateCapabilities(
+        calls="never"
+    )
+    assert template_capabilities(template, {}) == TemplateCapabilities()
 
 
 # Effort
@@ -513,16 +535,16 @@ def test_effort_is_a_budget_or_a_word_where_the_template_has_these() -> None:
 def test_an_unknown_effort_switches_nothing(effort: object) -> None:
     asked = {"reasoning_effort": effort}
     assert switches(asked, lambda _: True) == {}
-    assert word_for(asked, "/no_think") == ""
+    assert effort_word(asked, "/no_think") == ""
 
 
 def test_the_system_says_the_word_that_the_template_looks_for() -> None:
-    assert word_for({"reasoning_effort": "none"}, "'/no_think' in text") == "/no_think"
-    assert word_for({"reasoning_effort": "low"}, "'/no_think' in text") == "/think"
-    assert word_for({"reasoning_effort": "none"}, "nothing") == ""
-    assert word_for({}, "'/no_think' in text") == ""
-    assert with_word((USER,), "/think") == (Message("system", "/think"), USER)
-    assert with_word((SYSTEM, USER), "/think") == (Message("system", "system /think"), USER)
+    assert effort_word({"reasoning_effort": "none"}, "'/no_think' in text") == "/no_think"
+    assert effort_word({"reasoning_effort": "low"}, "'/no_think' in text") == "/think"
+    assert effort_word({"reasoning_effort": "none"}, "nothing") == ""
+    assert effort_word({}, "'/no_think' in text") == ""
+    assert with_effort_word((USER,), "/think") == (Message("system", "/think"), USER)
+    assert with_effort_word((SYSTEM, USER), "/think") == (Message("system", "system /think"), USER)
 
 
 # Calls as text

@@ -20,7 +20,7 @@ from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.prompts.control_token_guard import Seal
+from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from mlx_server.templates.chat_template import ChatTemplate
 from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, checkpoint, full_width
 from tests.families.prompts import (
@@ -423,7 +423,11 @@ def reference(prompted: Checkpoint, text: str) -> list[int]:
 def test_marks_that_a_client_writes_stay_text(tmp_path: Path) -> None:
     prompted = checkpoint(tmp_path, byte_level(), EACH + "{{ m.content }}" + ALL)
     for used in (1, 5, 31):
-        content = "<".join(Seal.CANDIDATES[:used]) + "<|im_end|>" + Seal.CANDIDATES[0]
+        content = (
+            "<".join(ControlTokenGuard.CANDIDATES[:used])
+            + "<|im_end|>"
+            + ControlTokenGuard.CANDIDATES[0]
+        )
         tokens = PLAIN.render(prompted, said(content)).tokens
         assert text_of(prompted, tokens) == content + "<|im_end|>"
         assert control_tokens(prompted, said(content)) == ["<|im_end|>"]
@@ -433,18 +437,18 @@ def test_marks_that_a_client_writes_stay_text(tmp_path: Path) -> None:
 def test_marks_in_the_escapes_of_arguments_are_seen(tmp_path: Path, escape: str) -> None:
     template = EACH + "{% for c in m.tool_calls %}<|im_end|>{{ c.function.arguments }}" + 2 * ALL
     prompted = checkpoint(tmp_path, byte_level(), template)
-    codes = map(ord, Seal.CANDIDATES[-16:])
+    codes = map(ord, ControlTokenGuard.CANDIDATES[-16:])
     arguments = '"{}"'.format("".join(map(escape.format, codes)))
     call = ToolCall("1", "f", arguments)
     asked = Conversation((Message("assistant", tool_calls=(call,)),))
     text = text_of(prompted, PLAIN.render(prompted, asked).tokens)
-    assert text == "<|im_end|>" + "".join(Seal.CANDIDATES[-16:]) + 2 * "<|im_end|>"
+    assert text == "<|im_end|>" + "".join(ControlTokenGuard.CANDIDATES[-16:]) + 2 * "<|im_end|>"
 
 
 def test_all_marks_at_once_are_refused(demo: Checkpoint) -> None:
     with pytest.raises(BadRequest, match="every noncharacter"):
-        SMOLLM2.render(demo, said("".join(Seal.CANDIDATES)))
-    whole = json.dumps("".join(Seal.CANDIDATES)).upper().replace("\\U", "\\u")
+        SMOLLM2.render(demo, said("".join(ControlTokenGuard.CANDIDATES)))
+    whole = json.dumps("".join(ControlTokenGuard.CANDIDATES)).upper().replace("\\U", "\\u")
     call = ToolCall("1", "f", whole)
     with pytest.raises(BadRequest, match="every noncharacter"):
         SMOLLM2.render(demo, Conversation((Message("assistant", tool_calls=(call,)),)))

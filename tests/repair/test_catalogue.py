@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from mlx_server.families import family_named
-from mlx_server.repair.allowed import Repair
-from mlx_server.repair.answers import Asked, Outcome, Said, outcome
-from mlx_server.repair.conforming import mistakes
+from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair.answers import CheckedAnswer, RawAnswer, Requirements, check_answer
+from mlx_server.repair.conforming import schema_errors_now
 from mlx_server.requests import JsonFormat
 from tests.families.goldens import Golden, Player, Reads, Yaml, folded, shown, tools
 
@@ -29,7 +29,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def played(self) -> Player:
         golden = Golden(self.name, self.output, self.reads, cut=self.cut)
-        return Player(family_named(self.family), golden, Repair(**self.repair))
+        return Player(family_named(self.family), golden, RepairPolicy(**self.repair))
 
 
 CASES = msgspec.convert(
@@ -39,18 +39,18 @@ CASES = msgspec.convert(
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
-def ended(case: Case, reads: Reads) -> Outcome:
-    said = Said(
+def ended(case: Case, reads: Reads) -> CheckedAnswer:
+    said = RawAnswer(
         reads.text,
         reads.reasoning,
         len(reads.calls),
         "length" if case.cut else "stop",
-        call_marks=family_named(case.family).call_marks(tools()),
+        call_delimiters=family_named(case.family).call_delimiters(tools()),
     )
-    asked = Asked(
+    asked = Requirements(
         JsonFormat(case.schema) if case.schema else None, "required" if case.must_call else "auto"
     )
-    return outcome(said, asked, Repair(**case.repair), mistakes)
+    return check_answer(said, asked, RepairPolicy(**case.repair), schema_errors_now)
 
 
 @every_case

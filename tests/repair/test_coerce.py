@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.repair.coerce import coerced, read_as, takes_text
-from mlx_server.repair.exact import Written
+from mlx_server.repair.exact import ExactFloat
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 BOOLEAN, NULL = {"type": "boolean"}, {"type": "null"}
@@ -67,9 +67,9 @@ def same(found: Any, wanted: Any) -> bool:
         (STRING, "5", "5"),
         (STRING, "true", "true"),
         (STRING, 5, "5"),
-        (STRING, Written("3.10"), "3.10"),
-        (STRING, Written("12345678901234567890.12"), "12345678901234567890.12"),
-        (STRING, Written("1e999"), math.inf),
+        (STRING, ExactFloat("3.10"), "3.10"),
+        (STRING, ExactFloat("12345678901234567890.12"), "12345678901234567890.12"),
+        (STRING, ExactFloat("1e999"), math.inf),
         (STRING, 0.5, 0.5),  # nobody knows how it was written
         (STRING, True, "true"),
         (STRING, None, None),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.repair.conforming import Unchecked, conforms
+from mlx_server.repair.conforming import CheckFailed, schema_errors
 
 PERSON = {
     "type": "object",
@@ -39,13 +39,13 @@ PERSON = {
     ids=str,
 )
 def test_what_is_wrong_is_named(value: Any, schema: Any, wrong: list[str]) -> None:
-    found = conforms(value, schema)
+    found = schema_errors(value, schema)
     assert all(error.startswith(begin) for error, begin in zip(found, wrong, strict=True)), found
 
 
 def test_it_is_not_too_much_to_read() -> None:
     schema = {"items": {"const": "x" * 1000}}
-    found = conforms(list(range(100)), schema)
+    found = schema_errors(list(range(100)), schema)
     assert len(found) == limits.CHECK_ERRORS.value
     assert all(len(error) <= limits.CHECK_ERROR_CHARACTERS.value + 1 for error in found)
 
@@ -68,5 +68,5 @@ DOUBLING = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in ran
     ids=lambda schema: str(schema)[:40],
 )
 def test_what_can_not_be_found_out_is_said_to_be_so(schema: Any) -> None:
-    with pytest.raises(Unchecked):
-        conforms("a" * 40 + "!", schema, seconds=1)
+    with pytest.raises(CheckFailed):
+        schema_errors("a" * 40 + "!", schema, seconds=1)

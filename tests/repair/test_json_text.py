@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.json_text import around, json_text
+from mlx_server.repair.json_text import json_text, text_around_json
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_what_would_have_to_be_guessed_is_not(text: str) -> None:
 
 
 def test_what_stands_around() -> None:
-    assert around('<think>Paris.</think>\n```json\n{"a": 1}\n```') == "Paris."
-    assert around('{"a": 1}') == ""
+    assert text_around_json('<think>Paris.</think>\n```json\n{"a": 1}\n```') == "Paris."
+    assert text_around_json('{"a": 1}') == ""
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.text("ab \"'\\,:é", max_size=6)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.names import tool_named
+from mlx_server.repair.names import match_tool_name
 
 TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "___")
 
@@ -34,7 +34,7 @@ TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "_
     ],
 )
 def test_the_tool_that_was_meant(written: str, meant: str) -> None:
-    assert tool_named(written, TOOLS) == meant
+    assert match_tool_name(written, TOOLS) == meant
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ def test_the_tool_that_was_meant(written: str, meant: str) -> None:
     ],
 )
 def test_no_tool_is_guessed(written: str) -> None:
-    assert tool_named(written, TOOLS) is None
+    assert match_tool_name(written, TOOLS) is None
 
 
 @given(st.text(), st.lists(st.text(), max_size=4))
 def test_it_is_one_of_them_or_none(written: str, names: list[str]) -> None:
-    found = tool_named(written, names)
+    found = match_tool_name(written, names)
     assert found is None or found in names
     assert (found == written) == (written in names)
 
 
 def test_a_name_without_end_takes_no_time() -> None:
-    assert tool_named("<|" * 200_000, TOOLS) is None
-    assert tool_named("x" * 400_000, TOOLS) is None
+    assert match_tool_name("<|" * 200_000, TOOLS) is None
+    assert match_tool_name("x" * 400_000, TOOLS) is None

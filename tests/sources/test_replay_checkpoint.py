@@ -18,7 +18,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.messages import Conversation, Message
-from mlx_server.pool.prepare import ModelSpec, Prepared, prepare
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.families import byte_level
@@ -249,7 +249,7 @@ def test_a_tokenizer_that_can_not_be_read_is_told(tmp_path: Path, content: str |
 # As `prepare` puts it together
 
 
-def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> Prepared:
+def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> PreparedModel:
     monkeypatch.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
     (folder / "said.jsonl").write_text('{"output": "Hello."}')
     found = ModelSpec("r", f"replay:{folder / 'said.jsonl'}", **spec)  # type: ignore[arg-type]

@@ -455,7 +455,7 @@ def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
     from mlx_server.sources import hub as hub_module
 
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert "is full. Make room" in hub_module._fix(hub_module.Wanted("org/name"), full)
+    assert "is full. Make room" in hub_module._fix(hub_module.HubModel("org/name"), full)
 
 
 ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]

@@ -12,7 +12,7 @@ from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import Prompt
 from mlx_server.sources import transcript
-from mlx_server.sources.transcript import Entry, Transcript, read_transcript
+from mlx_server.sources.transcript import Transcript, TranscriptEntry, read_transcript
 from tests.families import byte_level
 
 VOCABULARY = 300
@@ -61,14 +61,14 @@ def test_every_field_is_read_from_either_kind_of_file(tmp_path: Path, suffix: st
     entries = [full, {"output_token_ids": [0, 5, VOCABULARY - 1]}]
     whole = json.dumps(entries, ensure_ascii=suffix == ".json")
     found = read(tmp_path, entries if suffix in (".jsonl", ".ndjson") else whole, suffix)
-    assert found.pick(said("Hi")) == Entry(
+    assert found.pick(said("Hi")) == TranscriptEntry(
         output=full["output"],  # type: ignore[arg-type]
         match="Hi",
         finish="length",
         delay_ms=12.5,
         generation_prompt="<think>\n",
     )
-    assert found.pick(said("Ho")) == Entry(output_token_ids=(0, 5, VOCABULARY - 1))
+    assert found.pick(said("Ho")) == TranscriptEntry(output_token_ids=(0, 5, VOCABULARY - 1))
 
 
 def test_yaml_is_written_by_hand(tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_tokens_are_those_of_the_output(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     text = "Hi<|im_end|>"
-    assert Entry(output=text).tokens(tokenizer) == tokenizer.encode(text)
-    assert Entry(output_token_ids=(3, 1, 2)).tokens(tokenizer) == [3, 1, 2]
-    assert Entry(output="").tokens(tokenizer) == []
+    assert TranscriptEntry(output=text).tokens(tokenizer) == tokenizer.encode(text)
+    assert TranscriptEntry(output_token_ids=(3, 1, 2)).tokens(tokenizer) == [3, 1, 2]
+    assert TranscriptEntry(output="").tokens(tokenizer) == []
 
 
 MALFORMED: list[tuple[Any, str]] = [

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mlx_server import limits
-from mlx_server.store import Item, Response, Store
+from mlx_server.store import ItemRecord, ResponseRecord, Store
 from mlx_server.store.usage import ROW_BYTES
 
 P = ParamSpec("P")
@@ -35,22 +35,22 @@ def runs(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return run
 
 
-def items(*ids: str) -> list[Item]:
-    return [Item(id, b'{"id":"%s"}' % id.encode()) for id in ids]
+def items(*ids: str) -> list[ItemRecord]:
+    return [ItemRecord(id, b'{"id":"%s"}' % id.encode()) for id in ids]
 
 
 def response(
     id: str,
     status: str = "completed",
-    output: list[Item] | None = None,
+    output: list[ItemRecord] | None = None,
     *,
     at: float = 0,
     previous: str | None = None,
     conversation: str | None = None,
     note: str = "",
-) -> Response:
+) -> ResponseRecord:
     body = msgspec.json.encode({"id": id, "status": status, "note": note})
-    return Response(id, at, status, body, tuple(output or ()), previous, conversation)
+    return ResponseRecord(id, at, status, body, tuple(output or ()), previous, conversation)
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.store import Conversation, Retention, Store
-from mlx_server.store.ageing import DOUBT_SECONDS, Ageing
+from mlx_server.store import ConversationRecord, Retention, Store
+from mlx_server.store.ageing import DOUBT_SECONDS, AgeClock
 from tests.store.make import items, response, runs
 
 DAY = 86400.0
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 async def opened(path: Path, clocks: Clocks, **retention: int) -> Store:
     store = await Store.open(path, Retention(days=30, **retention), clock=lambda: clocks.wall)
-    store._ageing = Ageing(lambda: clocks.wall, lambda: clocks.steady)
+    store._ageing = AgeClock(lambda: clocks.wall, lambda: clocks.steady)
     return store
 
 
@@ -37,7 +37,7 @@ async def filled(path: Path, clocks: Clocks) -> Store:
     store = await opened(path, clocks)
     for day in (40, 20, 0):
         await store.begin(response(f"{day}", at=clocks.wall - day * DAY), "me", items("i"))
-    await store.create_conversation(Conversation("c", clocks.wall, b"{}"), "me")
+    await store.create_conversation(ConversationRecord("c", clocks.wall, b"{}"), "me")
     return store
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.errors import BadRequest, NotFound, StoreFull, StoreUnavailable, TooLarge
-from mlx_server.store import Conversation, Item, Retention, Store, file
+from mlx_server.store import ConversationRecord, ItemRecord, Retention, Store, file
 from tests.store.make import items, limit, recounted, response, runs
 
 DAY = 86400.0
@@ -21,8 +21,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.db"
 
 
-def big(id: str, size: int = 10_000) -> Item:
-    return Item(id, b"x" * size)
+def big(id: str, size: int = 10_000) -> ItemRecord:
+    return ItemRecord(id, b"x" * size)
 
 
 @runs
@@ -36,7 +36,7 @@ async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
         counts.append(stored)
 
     await note()
-    await store.create_conversation(Conversation("c", 0, b"{}"), "me", items("1"))
+    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1"))
     await note()
     await store.begin(response("r", "in_progress", conversation="c"), "me", [big("a")], [b"e"])
     await note()
@@ -73,8 +73,8 @@ async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
         store.begin(response("2", output=[big("b")]), "me"),
         store.begin(response("2", note="x" * 10_000), "me"),
         store.begin(response("2"), "me", events=[b"x" * 10_000]),
-        store.create_conversation(Conversation("c", 0, b"{}"), "me", [big("b")]),
-        store.create_conversation(Conversation("c", 0, b"x" * 10_000), "me"),
+        store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("b")]),
+        store.create_conversation(ConversationRecord("c", 0, b"x" * 10_000), "me"),
     ):
         with pytest.raises(StoreFull, match="Your key may have 30000 bytes stored") as error:
             await call
@@ -82,7 +82,7 @@ async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
         assert "DELETE /v1/responses" in error.value.message
         assert "`store.bytes_per_key`" in error.value.message
     assert (await store.stats()).responses == 1
-    await store.create_conversation(Conversation("c", 0, b"{}"), "me", [big("b", 5000)])
+    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("b", 5000)])
     for call in (
         store.add_items("c", "me", [big("c")], 1),
         store.update_conversation("c", "me", b"x" * 10_000, 1),
@@ -174,8 +174,8 @@ async def test_pages_end_where_they_get_large(
     limit(monkeypatch, "PAGE_BYTES", 1000)
     store = await Store.open(path)
     given = [big(f"{n}", size) for n, size in enumerate(sizes)]
-    await store.create_conversation(Conversation("c", 0, b"{}"), "me", given)
-    pages: list[list[Item]] = []
+    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", given)
+    pages: list[list[ItemRecord]] = []
     more, after = True, None
     while more:
         page = await store.conversation_items("c", "me", after, 5, order)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ async def test_what_is_read_back_is_measured_before(path: Path) -> None:
     for n in range(8):
         previous = f"{n - 1}" if n else None
         await store.begin(response(f"{n}", previous=previous), "me", [big("i")])
-    await store.create_conversation(Conversation("c", 0, b"{}"), "me", [big("i")])
+    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("i")])
     asked: list[str] = []
     await store._submit(lambda: store._connected().set_trace_callback(asked.append))
     for call in (
@@ -234,7 +234,7 @@ async def test_a_conversation_has_so_many_items(
 ) -> None:
     limit(monkeypatch, "CONVERSATION_ITEMS", 3)
     store = await Store.open(path)
-    await store.create_conversation(Conversation("c", 0, b"{}"), "me", items("1", "2"))
+    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1", "2"))
     with pytest.raises(BadRequest, match="at most 3 items"):
         await store.add_items("c", "me", items("3", "4"), 0)
     await store.begin(response("r", conversation="c"), "me", items("3"))

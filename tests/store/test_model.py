@@ -14,7 +14,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlx_server.errors import BadRequest, NotFound
-from mlx_server.store import RUNNING, Conversation, Item, Response, Retention, Store
+from mlx_server.store import (
+    RUNNING,
+    ConversationRecord,
+    ItemRecord,
+    ResponseRecord,
+    Retention,
+    Store,
+)
 from tests.store.make import items, recounted, response
 
 DAY = 86400.0
@@ -31,18 +38,18 @@ Key = tuple[str, str]
 
 @dataclass
 class Known:
-    response: Response
-    input: list[Item]
+    response: ResponseRecord
+    input: list[ItemRecord]
     events: list[bytes]
     order: int
 
 
 @dataclass
 class Talk:
-    conversation: Conversation
+    conversation: ConversationRecord
     used_at: float
     order: int
-    items: dict[str, Item] = field(default_factory=dict)
+    items: dict[str, ItemRecord] = field(default_factory=dict)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -130,7 +137,7 @@ class StoreMachine(RuleBasedStateMachine):
     def create(self, owner: str, id: str, put: list[str]) -> None:
         if (owner, id) in self.talks:
             return
-        made = Conversation(id, self.now, b"{}")
+        made = ConversationRecord(id, self.now, b"{}")
         self.run(self.store.create_conversation(made, owner, items(*put)))
         held = {item.id: item for item in items(*put)}
         self.talks[owner, id] = Talk(made, self.now, next(self.orders), held)
@@ -256,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
             return self.refused(self.store.conversation(id, owner), NotFound)
         assert self.run(self.store.conversation(id, owner)) == talk.conversation
         expected = list(talk.items.values())[:: -1 if backwards else 1]
-        found: list[Item] = []
+        found: list[ItemRecord] = []
         after, more = None, True
         while more:
             order = "desc" if backwards else "asc"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mlx_server.errors import NotFound
-from mlx_server.store import RUNNING, Conversation, Item, Retention, Store, file
+from mlx_server.store import RUNNING, ConversationRecord, ItemRecord, Retention, Store, file
 from tests.store.make import finish, items, response
 from tests.store.recording import Disk, Recording, library, recorded
 
@@ -57,7 +57,7 @@ async def snapshot(store: Store) -> Snapshot:
 
 def writes(store: Store, rng: random.Random) -> list[Write]:
     def ended(id: str) -> Write:
-        item = Item(f"big-{id}", rng.randbytes(rng.choice([10, 2000, 30_000])))
+        item = ItemRecord(f"big-{id}", rng.randbytes(rng.choice([10, 2000, 30_000])))
         made = response(id, "completed", [item])
         return lambda: store.put(made, "me", [b"e1", b"e2"])
 
@@ -65,7 +65,7 @@ def writes(store: Store, rng: random.Random) -> list[Write]:
         made = response(id, "in_progress", at=int(id[1:]), conversation="c")
         return lambda: store.begin(made, "me", items(f"in-{id}"))
 
-    plan: list[Write] = [lambda: store.create_conversation(Conversation("c", 0, b"{}"), "me")]
+    plan: list[Write] = [lambda: store.create_conversation(ConversationRecord("c", 0, b"{}"), "me")]
     for n, id in enumerate(IDS):
         plan += [begun(id), ended(id)] if n % 5 else [begun(id)]
         if n % 4 == 3:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
-from mlx_server.store import Conversation, Item, Retention, Store
+from mlx_server.store import ConversationRecord, ItemRecord, Retention, Store
 from mlx_server.store import store as store_module
 from tests.store.make import items, limit, response, runs
 
@@ -43,7 +43,7 @@ async def test_a_response_comes_back_as_it_was_put(path: Path) -> None:
 async def test_another_owner_sees_nothing(path: Path) -> None:
     store = await Store.open(path)
     await store.begin(response("r", "in_progress"), "me", items("a"))
-    await store.create_conversation(Conversation("c", 0, b"{}"), "me", items("b"))
+    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("b"))
     foreign = [
         store.get("r", "you"),
         store.delete("r", "you"),
@@ -134,7 +134,7 @@ async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -
     store = await Store.open(path)
     for n in range(5):
         previous = f"{n - 1}" if n else None
-        await store.begin(response(f"{n}", previous=previous), "me", [Item("i", b"x" * 100)])
+        await store.begin(response(f"{n}", previous=previous), "me", [ItemRecord("i", b"x" * 100)])
     await store.begin(response("itself", previous="itself"), "me")
     limit(monkeypatch, "CHAIN_RESPONSES", 5)
     assert len(await store.chain("4", "me")) == 5
@@ -156,9 +156,9 @@ async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -
 @runs
 async def test_conversations(path: Path) -> None:
     store = await Store.open(path)
-    await store.create_conversation(Conversation("c", 7, b'{"a":1}'), "me", items("1", "2"))
+    await store.create_conversation(ConversationRecord("c", 7, b'{"a":1}'), "me", items("1", "2"))
     await store.update_conversation("c", "me", b'{"a":2}', 8)
-    assert await store.conversation("c", "me") == Conversation("c", 7, b'{"a":2}')
+    assert await store.conversation("c", "me") == ConversationRecord("c", 7, b'{"a":2}')
     await store.add_items("c", "me", items("3"), 9)
     with pytest.raises(BadRequest, match="'2'"):
         await store.add_items("c", "me", items("4", "2"), 9)
@@ -179,7 +179,7 @@ async def test_conversations(path: Path) -> None:
 @runs
 async def test_a_conversation_takes_the_items_of_what_was_answered(path: Path) -> None:
     store = await Store.open(path)
-    await store.create_conversation(Conversation("c", 0, b"{}"), "me", items("1"))
+    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1"))
     for id, status in (("r", "completed"), ("s", "failed"), ("t", "incomplete")):
         await store.begin(response(id, "in_progress", conversation="c"), "me", items("1", f"{id}i"))
         await store.put(response(id, status, items(f"{id}o")), "me")
@@ -193,8 +193,8 @@ async def test_a_conversation_takes_the_items_of_what_was_answered(path: Path) -
 @runs
 async def test_an_item_by_its_id_is_the_newest(path: Path) -> None:
     store = await Store.open(path)
-    await store.begin(response("r", output=[Item("i", b"old")]), "me")
-    await store.begin(response("s"), "me", [Item("i", b"new")])
+    await store.begin(response("r", output=[ItemRecord("i", b"old")]), "me")
+    await store.begin(response("s"), "me", [ItemRecord("i", b"new")])
     assert (await store.item("i", "me")).body == b"new"
     await store.delete("s", "me")
     assert (await store.item("i", "me")).body == b"old"
@@ -205,7 +205,7 @@ async def test_an_item_by_its_id_is_the_newest(path: Path) -> None:
 async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await Store.open(path)
     limit(monkeypatch, "STORED_PIECE_BYTES", 1000)
-    big = [*items("a"), Item("b", b"x" * 1001)]
+    big = [*items("a"), ItemRecord("b", b"x" * 1001)]
     with pytest.raises(TooLarge, match="1001 bytes"):
         await store.begin(response("r"), "me", big)
     with pytest.raises(TooLarge):
@@ -215,7 +215,7 @@ async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.Mo
     with pytest.raises(BadRequest, match="'a' already"):
         await store.begin(response("r"), "me", items("a", "a"))
     assert (await store.stats()).responses == (await store.stats()).items == 0
-    await store.begin(response("r"), "me", [Item("b", b"x" * 1000)])
+    await store.begin(response("r"), "me", [ItemRecord("b", b"x" * 1000)])
     with pytest.raises(sqlite3.IntegrityError):  # the same id twice is our own mistake
         await store.begin(response("r"), "me")
     with pytest.raises(msgspec.DecodeError):
@@ -266,8 +266,8 @@ async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPa
     for day in range(60, 101, 4):
         await store.begin(response(f"{day}", at=day * DAY), "me", items("i"), [b"e"])
     await store.begin(response("running", "in_progress", at=0), "me")
-    await store.create_conversation(Conversation("idle", 0, b"{}"), "me", items("i"))
-    await store.create_conversation(Conversation("used", 0, b"{}"), "me")
+    await store.create_conversation(ConversationRecord("idle", 0, b"{}"), "me", items("i"))
+    await store.create_conversation(ConversationRecord("used", 0, b"{}"), "me")
     await store.add_items("used", "me", items("i"), now)
     assert await store.prune() == 3 + 4 + 1  # too old; too many, with the running one; idle
     stats = await store.stats()
@@ -281,7 +281,7 @@ async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPa
 @runs
 async def test_an_old_response_does_not_age_its_conversation(path: Path) -> None:
     store = await Store.open(path, clock=lambda: 100 * DAY)
-    await store.create_conversation(Conversation("c", 90 * DAY, b"{}"), "me")
+    await store.create_conversation(ConversationRecord("c", 90 * DAY, b"{}"), "me")
     await store.begin(response("r", at=0, conversation="c"), "me")
     assert await store.prune() == 1
     assert (await store.conversation("c", "me")).created_at == 90 * DAY
@@ -294,7 +294,7 @@ async def test_one_step_of_pruning_is_bounded_in_bytes(
 ) -> None:
     store = await Store.open(path, Retention(count=0))
     for n in range(5):
-        await store.begin(response(f"{n}"), "me", [Item("i", b"x" * 500)], [b"e" * 500])
+        await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 500)], [b"e" * 500])
     monkeypatch.setattr(store_module, "BATCH_BYTES", 1001)
     assert await store._prune_some("response") == 2
     await store.close()
@@ -304,7 +304,7 @@ async def test_one_step_of_pruning_is_bounded_in_bytes(
 async def test_pruning_lets_others_in_between_and_gives_space_back(path: Path) -> None:
     store = await Store.open(path, Retention(count=0))
     for n in range(120):
-        await store.begin(response(f"{n}"), "me", [Item("i", b"x" * 50_000)])
+        await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 50_000)])
     pruning = asyncio.create_task(store.prune())
     await asyncio.sleep(0)  # it has made its first call
     seen = (await store.stats()).responses

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.errors import NotFound, StoreUnavailable
-from mlx_server.store import Item, Retention, Store, database, file
+from mlx_server.store import ItemRecord, Retention, Store, database, file
 from tests.store.make import items, response, runs
 
 
@@ -32,7 +32,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def filled(path: Path, count: int = 3) -> Store:
     store = await Store.open(path)
     for n in range(count):
-        await store.begin(response(f"{n}"), "me", [Item("i", b"x" * 3000)])
+        await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 3000)])
     return store
 
 
@@ -93,12 +93,12 @@ async def test_a_file_that_may_not_grow(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(file, "PRAGMAS", (*file.PRAGMAS, "PRAGMA max_page_count = 40"))
     store = await filled(path)
     with pytest.raises(StoreUnavailable, match="disk is full: free some space"):
-        await store.begin(response("r"), "me", [Item("i", b"x" * 200_000)])
+        await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 200_000)])
     with pytest.raises(NotFound):
         await store.get("r", "me")
     assert (await store.stats()).items == 3
     await store.delete("1", "me")
-    await store.begin(response("r"), "me", [Item("i", b"x" * 3000)])
+    await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 3000)])
     await store.close()
 
 
@@ -117,11 +117,11 @@ async def test_a_disk_that_refuses_writes(path: Path) -> None:
     store = await filled(path)
     with files_up_to(300_000):
         with pytest.raises(StoreUnavailable, match="check the disk"):
-            await store.begin(response("r"), "me", [Item("i", b"x" * 500_000)])
+            await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 500_000)])
         assert (await store.get("1", "me")).status == "completed"
         with pytest.raises(NotFound):
             await store.get("r", "me")
-    await store.begin(response("r"), "me", [Item("i", b"x" * 500_000)])
+    await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 500_000)])
     await store.close()
     assert sound(path)
 

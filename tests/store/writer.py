@@ -7,21 +7,21 @@ import random
 import sys
 from pathlib import Path
 
-from mlx_server.store import Item, Response, Store
+from mlx_server.store import ItemRecord, ResponseRecord, Store
 
 OWNER = "me"
 
 
-def stored(id: str, status: str) -> Response:
+def stored(id: str, status: str) -> ResponseRecord:
     """The same for the same arguments, small or large by the id's number."""
     size = (0, 100, 3_000, 40_000)[int(id.split("-")[1]) % 4]
     body = b'{"id":"%s","status":"%s"}' % (id.encode(), status.encode())
-    output = Item(f"out-{id}", status.encode() * size)
-    return Response(id, 0, status, body, (output,))
+    output = ItemRecord(f"out-{id}", status.encode() * size)
+    return ResponseRecord(id, 0, status, body, (output,))
 
 
-def given(id: str) -> list[Item]:
-    return [Item(f"in-{id}", id.encode() * 50)]
+def given(id: str) -> list[ItemRecord]:
+    return [ItemRecord(f"in-{id}", id.encode() * 50)]
 
 
 def said(verb: str, id: str) -> None:

@@ -7,13 +7,13 @@ import psutil
 import pytest
 
 from mlx_server.system import keep_awake
-from mlx_server.system.keep_awake import LINGER_SECONDS, KeepAwake, Wakefulness, keep_awake_command
+from mlx_server.system.keep_awake import LINGER_SECONDS, AwakeState, KeepAwake, keep_awake_command
 
 SLEEPS = (sys.executable, "-ISc", "import time; time.sleep(1000)")
 
 
 def test_it_is_wanted_from_the_first_row_until_a_while_after_the_last() -> None:
-    state = Wakefulness()
+    state = AwakeState()
     assert not state.wanted(0.0)
     state.count(1, 10.0)
     state.count(2, 11.0)

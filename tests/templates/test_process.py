@@ -55,7 +55,7 @@ def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
     os.kill(own.pid, signal.SIGSTOP)
     with pytest.raises(Stopped):
-        ask(own, child.Compile(b"", "a", 0.05))
+        ask(own, child.CompileTemplate(b"", "a", 0.05))
     assert not own.is_alive
 
 
@@ -139,7 +139,7 @@ def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     own = WarmProcess(PROGRAM)
     try:
         assert "secret" not in psutil.Process(own.pid).environ().values()
-        ask(own, child.Compile(b"", "a", 1))
+        ask(own, child.CompileTemplate(b"", "a", 1))
         assert psutil.Process(own.pid).num_fds() == 3
     finally:
         own.end()

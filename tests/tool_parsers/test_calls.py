@@ -15,7 +15,7 @@ from mlx_server.events import (
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import gemma
-from mlx_server.tool_parsers.calls import Calls, new_id
+from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 
 SCHEMA = {
     "type": "object",
@@ -31,7 +31,7 @@ TOOLS = [Tool("write", parameters=SCHEMA), Tool("now"), Tool("get_a"), Tool("Get
 class Heard:
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.calls = Calls(3, TOOLS, self.events.append)
+        self.calls = ToolCallEmitter(3, TOOLS, self.events.append)
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -179,7 +179,7 @@ def test_all_at_once(heard: Heard) -> None:
 def test_a_repair_goes_on_where_the_call_was_broken(heard: Heard) -> None:
     call = heard.calls.start("write")
     call.text("text", "half a t")
-    heard.calls.repaired([("write", {"text": "half a text", "count": 1}), ("now", {})])
+    heard.calls.add_repaired([("write", {"text": "half a text", "count": 1}), ("now", {})])
     assert heard.arguments() == '{"text": "half a text", "count": 1}'
     assert [e.name for e in heard.of(ToolCallStarted)] == ["write", "now"]
     assert heard.calls.finished == 2
@@ -199,5 +199,5 @@ def test_a_repair_is_made_of_all_calls_or_none(heard: Heard, found: Any) -> None
     heard.calls.start("write").text("text", "half a t")
     told = list(heard.events)
     with pytest.raises(Malformed):
-        heard.calls.repaired(found)
+        heard.calls.add_repaired(found)
     assert heard.events == told

@@ -6,8 +6,8 @@ import pytest
 
 from mlx_server.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import Layout, MarkupParser
-from mlx_server.parsers.parse_context import Reading
+from mlx_server.parsers.markup import MarkupLayout, MarkupParser
+from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.tool_parsers import glm, glm4
 
 TOOLS = (
@@ -63,7 +63,7 @@ def test_no_call(text: str) -> None:
     ],
 )
 def test_the_same_call_again_at_once_is_not_told_of(written: list[str], told: list[str]) -> None:
-    parser = MarkupParser(Layout(notations=(glm.GLM,)), Reading(tools=TOOLS))
+    parser = MarkupParser(MarkupLayout(call_formats=(glm.GLM,)), ParseContext(tools=TOOLS))
     text = "".join(map(block, written))
     events = [event for letter in text for event in parser.feed(-1, letter)]
     events += parser.finish("", cut=False)

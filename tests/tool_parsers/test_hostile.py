@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_server.events import Event
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.parse_context import Reading
+from mlx_server.parsers.parse_context import ParseContext
 from tests.families.goldens import NO_TOKEN, Reads, Unit, folded, goldens_of, shown, tools
 
 # gpt-oss is read by token ids alone: what is text to the others means nothing to its parser
@@ -40,7 +40,7 @@ class Written:
 
     def read(self, units: Sequence[Unit]) -> list[Event]:
         control = dict(enumerate(self.family.special_tokens))
-        reading = Reading(tools=tools(), ends_with=self.prompt_end, control=control)
+        reading = ParseContext(tools=tools(), ends_with=self.prompt_end, control=control)
         parser = self.family.make_parser(reading)
         events = [event for token, text in units for event in parser.feed(token, text)]
         return events + parser.finish("", cut=self.cut)

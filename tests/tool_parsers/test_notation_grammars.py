@@ -9,12 +9,12 @@ from mlx_server.events import Event
 from mlx_server.families import family_named
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import Reading
+from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.schemas import report
-from mlx_server.tool_parsers.blocks import block_of
-from mlx_server.tool_parsers.call_format import Notation, gathered
+from mlx_server.tool_parsers.blocks import block_rule
+from mlx_server.tool_parsers.call_format import CallFormat, finished_calls
 from mlx_server.tool_parsers.format_text import FORMATS
-from mlx_server.tool_parsers.parameters import Unwritable
+from mlx_server.tool_parsers.parameters import UncallableTool
 from tests.families.goldens import tokenizer_of
 from tests.walks import accepts, walk
 
@@ -88,14 +88,14 @@ CLOSING = (
 )
 
 
-def grammar_of(family: str, notation: Notation, opens: str, tools: tuple[Tool, ...]) -> str:
+def grammar_of(family: str, notation: CallFormat, opens: str, tools: tuple[Tool, ...]) -> str:
     lark = Lark(tokenizer_of(family).control_tokens)
     (block,) = notation.blocks
-    return lark.source(f"{lark.text(opens)} {block_of(block, lark, tools, several=True)}")
+    return lark.source(f"{lark.text(opens)} {block_rule(block, lark, tools, several=True)}")
 
 
-def marked(family: str) -> list[tuple[Notation, str]]:
-    notations = family_named(family).layout_with().notations
+def marked(family: str) -> list[tuple[CallFormat, str]]:
+    notations = family_named(family).layout_with().call_formats
     return [(n, opens) for n in notations if n.blocks for opens in n.opens]
 
 
@@ -103,7 +103,7 @@ def read(family: str, ids: list[int], tools: tuple[Tool, ...]) -> list[Event]:
     tokenizer = tokenizer_of(family)
     text = tokenizer.detokenizer()
     control = tokenizer.control_tokens
-    parser = family_named(family).make_parser(Reading(tools=tools, control=control))
+    parser = family_named(family).make_parser(ParseContext(tools=tools, control=control))
     events = [event for id in ids for event in parser.feed(id, text.feed(id))]
     return events + parser.finish(text.finish(), cut=False)
 
@@ -117,9 +117,9 @@ def test_what_is_allowed_is_read_as_calls(family: str) -> None:
             said = f"seed {seed}: {tokenizer_of(family).raw(ids)!r}"
             events = read(family, ids, TOOLS)
             kinds = {type(event).__name__ for event in events}
-            kinds -= {"Repaired"} if notation.mends else set()
+            kinds -= {"Repaired"} if notation.repairs else set()
             assert kinds <= {"ToolCallStarted", "ToolCallDelta", "ToolCallFinished"}, said
-            calls = gathered(events)
+            calls = finished_calls(events)
             assert calls, said
             assert len(calls) == sum(type(e).__name__ == "ToolCallStarted" for e in events), said
             schemas = {tool.name: tool.parameters for tool in TOOLS}
@@ -127,7 +127,7 @@ def test_what_is_allowed_is_read_as_calls(family: str) -> None:
                 jsonschema.validate(call["arguments"], schemas[call["name"]])
 
 
-def opening(family: str) -> tuple[Notation, str]:
+def opening(family: str) -> tuple[CallFormat, str]:
     return marked(family)[0]
 
 
@@ -263,7 +263,7 @@ def test_gemma_follows_a_schema(parameters: dict[str, Any], text: str, right: bo
 )
 def test_what_has_no_way_to_be_written_is_refused(family: str, tool: Tool) -> None:
     notation, _ = opening(family)
-    with pytest.raises(Unwritable, match="This model has no way to write"):
+    with pytest.raises(UncallableTool, match="This model has no way to write"):
         notation.blocks[0].call(Lark(), tool)
 
 

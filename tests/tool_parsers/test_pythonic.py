@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.events import Event, ToolCallDelta
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.pythonic import bare_list, parse_tool_call
 from mlx_server.tool_parsers.source import Source
 
@@ -114,7 +114,7 @@ def test_a_key_given_twice_is_malformed(twice: str) -> None:
 def test_a_string_streams_and_a_value_comes_whole() -> None:
     events: list[Event] = []
     source = Source()
-    steps = bare_list(source, Calls(0, TOOLS, events.append))
+    steps = bare_list(source, ToolCallEmitter(0, TOOLS, events.append))
 
     def written(text: str) -> str:
         events.clear()

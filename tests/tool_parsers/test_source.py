@@ -32,7 +32,7 @@ def played(units: Units, single: frozenset[str], read: Callable[[Source], Steps[
     try:
         for unit in units:
             if isinstance(unit, Token):
-                source.feed_mark(unit)
+                source.feed_delimiter(unit)
             else:
                 source.feed(unit)
             next(steps)

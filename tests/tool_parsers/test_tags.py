@@ -8,7 +8,7 @@ import pytest
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import dsml, minimax_m2, qwen3_coder, seed_oss
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source
 
 PROPERTIES = {
@@ -157,7 +157,7 @@ def test_forgotten_ends(text: str) -> None:
 def test_a_string_comes_as_it_is_written() -> None:
     text = qwen(("content", "a" * 500 + "\n</param " + "b" * 500))
     events: list[Event] = []
-    calls = Calls(0, TOOLS, events.append)
+    calls = ToolCallEmitter(0, TOOLS, events.append)
     source = Source()
     steps = qwen3_coder.QWEN3_CODER.read(source, calls)
     for number, letter in enumerate(text, start=1):

@@ -13,7 +13,7 @@ from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallSt
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values as reader
-from mlx_server.tool_parsers.calls import Calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
@@ -90,7 +90,7 @@ def cuts(draw: Any, text: str) -> list[str]:
 def read(pieces: list[str], schema: Any = TYPED) -> list[Event]:
     """The arguments of one call, from the opening brace on."""
     events: list[Event] = []
-    calls = Calls(0, [Tool("f", parameters=schema)], events.append)
+    calls = ToolCallEmitter(0, [Tool("f", parameters=schema)], events.append)
     source = Source()
 
     def steps() -> Steps[None]:

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from mlx_server.checkpoints.architectures import module_of
-from mlx_server.engine.messages import AdapterLoaded, Cancel, LimitCache, LoadAdapter
+from mlx_server.engine.messages import AdapterLoaded, CancelRows, LimitCache, LoadAdapter
 from mlx_server.families import FAMILIES
 from mlx_server.worker import batch_support
 from tests.worker.architectures import ARCHITECTURES, CONFIGS, WINDOW
@@ -85,7 +85,7 @@ def test_four_ragged_rows_say_what_mlx_lm_says(served: Served) -> None:
 def test_a_cancelled_row_leaves_the_others_as_they_were(served: Served) -> None:
     rows = [served.bench.begin(prompt, TOKENS) for prompt in served.prompts]
     begun = [served.bench.step() for _ in range(6)]
-    served.bench.engine.handle(Cancel([rows[1]]))
+    served.bench.engine.handle(CancelRows([rows[1]]))
     steps = [*begun, served.bench.finish()]
     for place in (0, 2, 3):
         tokens = [token for step in steps for token in step.get(rows[place], [])]
@@ -121,7 +121,7 @@ def test_a_row_with_an_adapter_beside_others(served: Served, tmp_path: Path) -> 
     assert expected != served.expected[:2]
 
 
-@pytest.mark.parametrize("name", batch_support.WRONG_TOGETHER)
+@pytest.mark.parametrize("name", batch_support.UNBATCHABLE)
 def test_what_is_said_to_be_wrong_together_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,8 @@ import pytest
 from mlx_server.engine.messages import Generate, Schedule, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import sampling
-from mlx_server.worker.batch import Batch, Done
-from mlx_server.worker.phases import Prefill
+from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.budget import PrefillBudget
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prompt_queue import SHARED
@@ -73,11 +73,11 @@ class Run:
         asked = Generate(
             number, "m", ask.prompt, ask.max_tokens, list(ask.stop_tokens), ask.sampling
         )
-        asked.script = list(ask.script) if ask.script else None
+        asked.forced_tokens = list(ask.script) if ask.script else None
         asked.client = ask.client
         self.batch.add(asked)
 
-    def step(self) -> Done:
+    def step(self) -> StepResult:
         """A token for every row, and a piece of the next prompt."""
         done = self.batch.step()
         if done.tokens and self.batch._following():
@@ -105,15 +105,15 @@ class Run:
     def stages(self) -> tuple[int, int, int]:
         """How many rows wait, are in prefill, decode."""
         batch = self.batch
-        return batch.waiting - len(batch._prefilling), len(batch._prefilling), len(batch._decode)
+        return batch.waiting - len(batch._prefilling), len(batch._prefilling), len(batch._decoder)
 
     def assert_nothing_is_left(self) -> None:
         assert self.stages == (0, 0, 0)
         assert len(self.batch) == self.batch.waiting == 0
         assert not self.batch.rows
         assert self.batch._group is None
-        assert not self.batch._decode.prompt_cache
-        assert self.batch.step() == Done()
+        assert not self.batch._decoder.prompt_cache
+        assert self.batch.step() == StepResult()
 
 
 def together(model: Any, asks: Sequence[Ask], *, concurrency: int = 16) -> list[list[Token]]:
@@ -332,7 +332,7 @@ def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any) ->
     while not run.answers[4]:
         run.step()
         assert sum(run.stages[1:]) <= 3
-    assert len(run.batch._aside) == 1
+    assert len(run.batch._kept_decode) == 1
     assert not run.answers[3]
     run.finish()
     expected = [ids(alone(tiny_model, ask)) for ask in [*asks, newcomer]]
@@ -524,13 +524,13 @@ def test_short_prompts_are_packed_into_one_piece(tiny_model: Any) -> None:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Fills with how many tokens of each row every piece computes."""
     pieces: list[list[int]] = []
-    prompt = Prefill.prompt
+    prompt = PrefillBatch.prompt
 
-    def counted(self: Prefill, tokens: list[list[int]]) -> None:
+    def counted(self: PrefillBatch, tokens: list[list[int]]) -> None:
         pieces.append([len(row) for row in tokens])
         prompt(self, tokens)
 
-    monkeypatch.setattr(Prefill, "prompt", counted)
+    monkeypatch.setattr(PrefillBatch, "prompt", counted)
     return pieces
 
 

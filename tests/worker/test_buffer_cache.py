@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import Stepped
+from mlx_server.engine.messages import StepOutput
 from mlx_server.worker import buffer_cache
 from mlx_server.worker.buffer_cache import EVERY_STEPS, FLOOR_BYTES, LEAST_STEPS, Buffers
 from mlx_server.worker.worker import Engine
@@ -66,7 +66,7 @@ def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.Monk
         reports += engine.step()
         held.append(mx.get_cache_memory())
         given_back += len(held) > 1 and held[-2] > floor > held[-1]
-    steps = of(Stepped, reports)
+    steps = of(StepOutput, reports)
     assert sum(len(step.tokens) for step in steps) == 4 * 1500
     # What 256 steps leave behind at most. If nothing were ever given back it would be 78 MB.
     assert max(held) < 30 * floor

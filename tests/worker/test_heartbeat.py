@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.worker.heartbeat import REST_SECONDS, Heart
+from mlx_server.worker.heartbeat import REST_SECONDS, HeartbeatMonitor
 
 
 class Clocks:
@@ -26,70 +26,78 @@ def clocks() -> Clocks:
 
 
 @pytest.fixture
-def heart(clocks: Clocks) -> Heart:
-    return Heart(lambda: clocks.monotonic, lambda: clocks.wall, lambda: clocks.processor)
+def heart(clocks: Clocks) -> HeartbeatMonitor:
+    return HeartbeatMonitor(lambda: clocks.monotonic, lambda: clocks.wall, lambda: clocks.processor)
 
 
-def step(heart: Heart, clocks: Clocks, seconds: float) -> None:
+def step(heart: HeartbeatMonitor, clocks: Clocks, seconds: float) -> None:
     heart.step_begins(warm=True, doing="generating")
     clocks.pass_(seconds)
     heart.step_ends()
 
 
-def test_a_step_is_told_with_its_time_and_the_processors(heart: Heart, clocks: Clocks) -> None:
+def test_a_step_is_told_with_its_time_and_the_processors(
+    heart: HeartbeatMonitor, clocks: Clocks
+) -> None:
     step(heart, clocks, 0.5)
     heart.step_begins(warm=True, doing="generating")
     clocks.pass_(2.0, processor=0.25)
-    beat = heart.beat()
+    beat = heart.heartbeat()
     assert (beat.step_seconds, beat.longest_seconds, beat.processor_seconds) == (2.0, 0.5, 0.25)
     assert beat.doing == "generating"
     heart.step_ends()
-    assert heart.beat().step_seconds == 0
+    assert heart.heartbeat().step_seconds == 0
 
 
-def test_a_step_that_is_the_first_of_its_kind_has_no_longest(heart: Heart, clocks: Clocks) -> None:
+def test_a_step_that_is_the_first_of_its_kind_has_no_longest(
+    heart: HeartbeatMonitor, clocks: Clocks
+) -> None:
     step(heart, clocks, 0.5)
     heart.step_begins(warm=False, doing="loading x")
-    assert heart.beat().longest_seconds == 0
+    assert heart.heartbeat().longest_seconds == 0
 
 
-def test_a_long_step_is_forgotten(heart: Heart, clocks: Clocks) -> None:
+def test_a_long_step_is_forgotten(heart: HeartbeatMonitor, clocks: Clocks) -> None:
     step(heart, clocks, 20.0)
     for _ in range(500):
         step(heart, clocks, 0.02)
     heart.step_begins(warm=True, doing="generating")
-    assert 0.02 <= heart.beat().longest_seconds < 1.0
+    assert 0.02 <= heart.heartbeat().longest_seconds < 1.0
 
 
-def test_a_step_after_a_rest_is_as_cold_as_a_first_one(heart: Heart, clocks: Clocks) -> None:
+def test_a_step_after_a_rest_is_as_cold_as_a_first_one(
+    heart: HeartbeatMonitor, clocks: Clocks
+) -> None:
     step(heart, clocks, 0.5)
     clocks.pass_(REST_SECONDS - 1)
     heart.step_begins(warm=True, doing="generating")
-    assert heart.beat().longest_seconds
+    assert heart.heartbeat().longest_seconds
     heart.step_ends()
     clocks.pass_(REST_SECONDS + 1)
-    heart.beat()
+    heart.heartbeat()
     heart.step_begins(warm=True, doing="generating")
-    assert heart.beat().longest_seconds == 0
+    assert heart.heartbeat().longest_seconds == 0
 
 
-def test_a_step_in_which_the_machine_slept_begins_anew(heart: Heart, clocks: Clocks) -> None:
+def test_a_step_in_which_the_machine_slept_begins_anew(
+    heart: HeartbeatMonitor, clocks: Clocks
+) -> None:
     step(heart, clocks, 0.5)
     heart.step_begins(warm=True, doing="generating")
     clocks.pass_(4.0)
-    heart.beat()
+    heart.heartbeat()
     clocks.sleep(3600.0)
     clocks.pass_(0.5)
-    beat = heart.beat()
+    beat = heart.heartbeat()
     assert (beat.step_seconds, beat.longest_seconds) == (0.0, 0.0)
     clocks.pass_(6.0)
-    beat = heart.beat()
+    beat = heart.heartbeat()
     assert (beat.step_seconds, beat.longest_seconds) == (6.0, 0.0)
 
 
-def test_the_rest_while_the_machine_slept_counts(heart: Heart, clocks: Clocks) -> None:
+def test_the_rest_while_the_machine_slept_counts(heart: HeartbeatMonitor, clocks: Clocks) -> None:
     step(heart, clocks, 0.5)
     clocks.sleep(3600.0)
-    heart.beat()
+    heart.heartbeat()
     heart.step_begins(warm=True, doing="generating")
-    assert heart.beat().longest_seconds == 0
+    assert heart.heartbeat().longest_seconds == 0

@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_server.engine.messages import Cancel, Generate, Load, Loaded, Prefilled, Report, Stepped
+from mlx_server.engine.messages import (
+    CancelRows,
+    Generate,
+    LoadModel,
+    ModelLoaded,
+    Prefilled,
+    Report,
+    StepOutput,
+)
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import KINDS, Kind
@@ -28,8 +36,8 @@ class Bench:
         self.engine = Engine(concurrency=8, cache_bytes=cache_bytes)
         self.cached: dict[int, int] = {}
         self._next = 0
-        reports = [*self.engine.handle(Load("m", str(path))), *self._until_idle()]
-        assert any(isinstance(report, Loaded) for report in reports), reports
+        reports = [*self.engine.handle(LoadModel("m", str(path))), *self._until_idle()]
+        assert any(isinstance(report, ModelLoaded) for report in reports), reports
 
     def begin(self, prompt: Sequence[int], tokens: int = TOKENS, adapter: str | None = None) -> int:
         self._next += 1
@@ -40,7 +48,7 @@ class Bench:
     def step(self) -> Answers:
         answers: Answers = {}
         for report in self.engine.step():
-            if isinstance(report, Stepped):
+            if isinstance(report, StepOutput):
                 for token in report.tokens:
                     answers.setdefault(token.row, []).append(token.id)
             elif isinstance(report, Prefilled):
@@ -90,7 +98,7 @@ def test_a_row_that_is_cancelled_leaves_the_others_as_they_were(path: Path) -> N
     alone = [bench.answer(prompt) for prompt in prompts(6)]
     rows = [bench.begin(prompt) for prompt in prompts(6)]
     together = [bench.step() for _ in range(9)]
-    bench.engine.handle(Cancel([rows[1], rows[4]]))
+    bench.engine.handle(CancelRows([rows[1], rows[4]]))
     together.append(bench.finish())
     for place in (0, 2, 3, 5):
         tokens = [token for step in together for token in step.get(rows[place], [])]

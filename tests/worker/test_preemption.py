@@ -11,14 +11,14 @@ import pytest
 
 from mlx_server.engine.messages import (
     Admitted,
-    Load,
-    Preempt,
+    LoadModel,
+    PreemptRows,
     Prefilled,
-    Resume,
+    PromptLogprobs,
+    ResumeRows,
     RowFailed,
-    Scored,
     Thinking,
-    Unload,
+    UnloadModel,
 )
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.replay_model import ReplayModel
@@ -62,11 +62,11 @@ def test_each_kind_of_row_goes_on_as_if_nothing_had_happened(
     run.until_decoding()
     steps(run, 4)
     before = {number: len(answer) for number, answer in run.answers.items()}
-    preempted = [number for number in run.batch._decode.uids if number % 3]
+    preempted = [number for number in run.batch._decoder.uids if number % 3]
     for number in preempted:
         run.batch.preempt(number)
     assert set(run.batch.rows) > set(preempted)
-    assert not set(run.batch._decode.uids) & set(preempted)
+    assert not set(run.batch._decoder.uids) & set(preempted)
     run.finish()
     assert {n: len(run.answers[n]) for n in preempted} == {n: before[n] for n in preempted}
     for number in preempted:
@@ -81,8 +81,8 @@ def test_what_is_preempted_holds_no_memory(tiny_model: Any) -> None:
     run.join(0, Ask(a_prompt(900), max_tokens=40, sampling=GREEDY))
     run.until_decoding()
     steps(run, 3)
-    mx.eval([cache.state for cache in run.batch._decode.prompt_cache])
-    held = sum(cache.nbytes for cache in run.batch._decode.prompt_cache)
+    mx.eval([cache.state for cache in run.batch._decoder.prompt_cache])
+    held = sum(cache.nbytes for cache in run.batch._decoder.prompt_cache)
     before = mx.get_active_memory()
     run.batch.preempt(0)
     assert before - mx.get_active_memory() >= 0.9 * held > 0
@@ -174,7 +174,7 @@ def test_what_was_recorded_is_played_on() -> None:
 
 def guided(path: Path, prompt_cache: int) -> Engine:
     engine = Engine(cache_bytes=prompt_cache)
-    engine.handle(Load("tiny", str(path), ENDS))
+    engine.handle(LoadModel("tiny", str(path), ENDS))
     drain(engine)
     return engine
 
@@ -193,9 +193,9 @@ def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: in
     reports = [report for each in asks for report in engine.handle(each)]
     for turn in range(200):
         if turn < 60:
-            engine.handle(Preempt([turn % 6]))
+            engine.handle(PreemptRows([turn % 6]))
         if turn > 3:
-            engine.handle(Resume([(turn - 4) % 6]))
+            engine.handle(ResumeRows([(turn - 4) % 6]))
         reports += engine.step()
     reports += drain(engine)
     assert not of(RowFailed, reports)
@@ -203,7 +203,7 @@ def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: in
     for row in range(6):
         assert ids(tokens_of(row, reports)) == ids(tokens_of(row, expected))
         assert tokens_of(row, reports)[-1].finish
-    assert len(of(Scored, reports)) == 1
+    assert len(of(PromptLogprobs, reports)) == 1
     assert sorted(report.row for report in of(Admitted, reports)) == list(range(6))
     assert sorted(report.row for report in of(Prefilled, reports)) == list(range(6))
 
@@ -213,6 +213,6 @@ def test_what_is_preempted_fails_with_its_model(tiny_path: Path) -> None:
     run(engine, ask(0, tokens=2))
     engine.handle(ask(1, tokens=500))
     engine.step()
-    engine.handle(Preempt([1, 77]))
+    engine.handle(PreemptRows([1, 77]))
     assert engine.pause is None
-    assert [report.row for report in of(RowFailed, engine.handle(Unload("tiny")))] == [1]
+    assert [report.row for report in of(RowFailed, engine.handle(UnloadModel("tiny")))] == [1]

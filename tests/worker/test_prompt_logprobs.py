@@ -9,7 +9,7 @@ import pytest
 from mlx_server.engine.messages import Generate, Logprobs
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.prompt_logprobs import PIECE, score
+from mlx_server.worker.prompt_logprobs import PIECE, prompt_logprobs
 from tests.worker.test_batch import a_prompt
 
 LENGTHS = [1, 2, 3, PIECE - 1, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 1, 3 * PIECE - 20]
@@ -17,7 +17,7 @@ LENGTHS = [1, 2, 3, PIECE - 1, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 1, 3 * P
 
 def scored(model: Any, prompt: list[int], top: int) -> tuple[list[Logprobs], list[Any], int]:
     """What `score` returns, and in how many pieces it got there."""
-    scoring = score(model, prompt, top)
+    scoring = prompt_logprobs(model, prompt, top)
     pieces = 0
     while True:
         try:

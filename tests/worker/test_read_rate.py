@@ -3,12 +3,12 @@
 import pytest
 
 from mlx_server.worker import read_rate
-from mlx_server.worker.read_rate import ALONE_SECONDS, BESIDE_SECONDS, ReadPace
+from mlx_server.worker.read_rate import ALONE_SECONDS, DECODING_SECONDS, WeightReadPace
 
 GB = 10**9
 
 
-def seconds_of_pieces(pace: ReadPace, rate: float, pieces: int) -> list[float]:
+def seconds_of_pieces(pace: WeightReadPace, rate: float, pieces: int) -> list[float]:
     taken = []
     for _ in range(pieces):
         nbytes = pace.nbytes
@@ -19,34 +19,34 @@ def seconds_of_pieces(pace: ReadPace, rate: float, pieces: int) -> list[float]:
 
 @pytest.mark.parametrize("rate", [0.2 * GB, 1 * GB, 3 * GB, 8 * GB])
 def test_pieces_take_their_time_whatever_the_disk(rate: float) -> None:
-    pace = ReadPace()
-    pace.beside = True
+    pace = WeightReadPace()
+    pace.while_decoding = True
     *_, last = seconds_of_pieces(pace, rate, 10)
-    assert last == pytest.approx(max(BESIDE_SECONDS, read_rate.LEAST_BYTES / rate), rel=0.01)
-    pace.beside = False
+    assert last == pytest.approx(max(DECODING_SECONDS, read_rate.LEAST_BYTES / rate), rel=0.01)
+    pace.while_decoding = False
     *_, last = seconds_of_pieces(pace, rate, 10)
     assert last == pytest.approx(ALONE_SECONDS, rel=0.01)
-    pace.beside = True  # a row has come: at once
-    assert pace.nbytes / rate == pytest.approx(max(BESIDE_SECONDS, read_rate.LEAST_BYTES / rate))
+    pace.while_decoding = True  # a row has come: at once
+    assert pace.nbytes / rate == pytest.approx(max(DECODING_SECONDS, read_rate.LEAST_BYTES / rate))
 
 
 def test_beside_rows_the_disk_is_used_for_most_of_what_it_can() -> None:
     """Of a step of 20 ms that another model takes, not 8 MB: 0.4 GB a second."""
-    pace = ReadPace()
-    pace.beside = True
+    pace = WeightReadPace()
+    pace.while_decoding = True
     seconds_of_pieces(pace, 6 * GB, 10)
-    assert pace.nbytes / (BESIDE_SECONDS + 0.020) > 1.5 * GB
+    assert pace.nbytes / (DECODING_SECONDS + 0.020) > 1.5 * GB
 
 
 def test_a_piece_from_the_page_cache_does_not_make_the_next_one_endless() -> None:
-    pace = ReadPace()
+    pace = WeightReadPace()
     pace.learn(8 << 20, 1e-9)
     assert pace.nbytes <= 4 * (8 << 20)
 
 
 def test_a_disk_that_becomes_slow_is_noticed_within_some_pieces() -> None:
-    pace = ReadPace()
-    pace.beside = True
+    pace = WeightReadPace()
+    pace.while_decoding = True
     seconds_of_pieces(pace, 6 * GB, 10)
     taken = seconds_of_pieces(pace, 0.3 * GB, 8)
-    assert taken[-1] < 2 * BESIDE_SECONDS
+    assert taken[-1] < 2 * DECODING_SECONDS

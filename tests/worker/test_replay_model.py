@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine.messages import Cancel, Load, Loaded, Scored, Token
+from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, PromptLogprobs, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.worker import Engine
@@ -127,8 +127,11 @@ def path(tmp_path: Path) -> Path:
 def engine(path: Path) -> Engine:
     engine = Engine(concurrency=4, cache_bytes=1 << 20)
     for model in ("slow", "quick"):
-        engine.handle(Load(model, str(path)))
-    assert of(Loaded, drain(engine)) == [Loaded("slow", WIDTH, 0), Loaded("quick", WIDTH, 0)]
+        engine.handle(LoadModel(model, str(path)))
+    assert of(ModelLoaded, drain(engine)) == [
+        ModelLoaded("slow", WIDTH, 0),
+        ModelLoaded("quick", WIDTH, 0),
+    ]
     return engine
 
 
@@ -164,7 +167,7 @@ def test_it_takes_its_time_and_another_model_does_not_wait(engine: Engine, clock
 def test_the_delay_of_a_row_goes_with_it(engine: Engine, clock: Clock) -> None:
     engine.handle(ask(0, model="slow", script=[5], delay=3600.0, tokens=100))
     until_it_rests(engine)
-    engine.handle(Cancel([0]))
+    engine.handle(CancelRows([0]))
     assert engine.pause is None
     engine.handle(ask(1, model="slow", script=[6, 7], tokens=2))
     reports = until(engine, lambda reports: len(tokens_of(1, reports)) == 2)
@@ -174,7 +177,7 @@ def test_the_delay_of_a_row_goes_with_it(engine: Engine, clock: Clock) -> None:
 def test_a_prompt_of_it_can_be_scored(engine: Engine) -> None:
     rows = [ask(n, model="quick", prompt=300, script=[5, 6], tokens=2, score=True) for n in (0, 1)]
     reports = run(engine, *rows)
-    assert [len(scored.logprobs) for scored in of(Scored, reports)] == [299, 299]
+    assert [len(scored.logprobs) for scored in of(PromptLogprobs, reports)] == [299, 299]
     assert [ids(tokens_of(row, reports)) for row in (0, 1)] == [[5, 6]] * 2
 
 

@@ -43,7 +43,7 @@ def drawn(count: int, sampling: SamplingParams, logits: Numbers) -> list[int]:
     """`count` draws of one row, made as so many rows of one batch."""
     rows = [a_row(sampling, width=len(logits)) for _ in range(count)]
     for number, row in enumerate(rows):
-        row.drawn = number
+        row.sampled = number
     return chosen(rows, np.tile(logits, (count, 1)))
 
 
@@ -232,7 +232,7 @@ def test_seeds_differ_in_all_their_64_bits_and_their_sign() -> None:
     for seed in seeds:
         rows = [a_row(SamplingParams(seed=seed), width=4096) for _ in range(8)]
         for number, row in enumerate(rows):
-            row.drawn = number
+            row.sampled = number
         answers.append(tuple(chosen(rows, flat)))
         assert len(set(answers[-1])) > 1  # each draw is another
     # -2**63 and 2**63 are the same 64 bits

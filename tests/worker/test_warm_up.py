@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import Load, Loaded, Loading, Prefilled, Report, Stepped
+from mlx_server.engine.messages import (
+    LoadModel,
+    ModelLoaded,
+    ModelLoading,
+    Prefilled,
+    Report,
+    StepOutput,
+)
 from mlx_server.worker import warm_up as module
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.warm_up import ROWS, warm_up
@@ -16,7 +23,7 @@ from tests.worker.test_worker import ask, load, of, run, tokens_of
 
 @pytest.fixture(autouse=True)
 def _as_with_metal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WORTH_IT", True)
+    monkeypatch.setattr(module, "IS_WARM_UP_USEFUL", True)
 
 
 class Watched(Batch):
@@ -66,7 +73,7 @@ def test_a_model_that_can_not_be_warmed_up_is_loaded_all_the_same(
     with monkeypatch.context() as broken:
         broken.setattr(Batch, "step", fails)
         engine = Engine(concurrency=4)
-        assert of(Loaded, load(engine, tiny_path))
+        assert of(ModelLoaded, load(engine, tiny_path))
     assert len(tokens_of(0, run(engine, ask(0)))) == 5
 
 
@@ -75,7 +82,7 @@ def test_nothing_of_it_is_reported_kept_or_changes_an_answer(
 ) -> None:
     engine = Engine(concurrency=4, cache_bytes=1 << 30)
     reports = load(engine, tiny_path)
-    assert {type(report) for report in reports} == {Loading, Loaded}
+    assert {type(report) for report in reports} == {ModelLoading, ModelLoaded}
     assert engine._cache.nbytes == 0
     assert engine.warm
     assert not any(engine._batches.values())
@@ -96,12 +103,12 @@ def test_other_models_decode_meanwhile(tiny_path: Path) -> None:
         engine.step()
     load_second: list[Report] = []
 
-    engine.handle(Load("second", str(tiny_path)))
+    engine.handle(LoadModel("second", str(tiny_path)))
     warming = []
-    while not of(Loaded, load_second):
+    while not of(ModelLoaded, load_second):
         load_second = engine.step()
         if engine.doing.startswith("warming"):
-            warming.append(sum(len(step.tokens) for step in of(Stepped, load_second)))
+            warming.append(sum(len(step.tokens) for step in of(StepOutput, load_second)))
     assert len(warming) > 5
     assert all(warming)
 
@@ -110,14 +117,14 @@ def test_a_replay_model_has_nothing_to_compile(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "replay", "vocab_size": 320}))
     engine = Engine(concurrency=4)
 
-    engine.handle(Load("played", str(tmp_path)))
-    assert of(Loaded, engine.step())
+    engine.handle(LoadModel("played", str(tmp_path)))
+    assert of(ModelLoaded, engine.step())
 
 
 def test_a_cpu_which_compiles_nothing_is_not_warmed_up(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WORTH_IT", False)
+    monkeypatch.setattr(module, "IS_WARM_UP_USEFUL", False)
     batch = Watched(tiny_model)
     batch.shapes.clear()
     assert not list(warm_up(batch, 8))

@@ -16,31 +16,31 @@ import pytest
 from mlx_server.engine.messages import (
     AdapterFailed,
     Admitted,
-    Cancel,
+    CancelRows,
     Command,
     DeviceFailed,
     Generate,
     LimitCache,
-    Load,
     LoadAdapter,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Preempt,
+    LoadModel,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelUnloaded,
+    PreemptRows,
     Prefilled,
+    PromptLogprobs,
     Report,
     RowFailed,
-    Scored,
-    Stepped,
+    StepOutput,
     Token,
-    Unload,
-    Unloaded,
+    UnloadModel,
 )
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import read_rate, worker
-from mlx_server.worker.batch import Batch, Done
-from mlx_server.worker.lora.adapters import Adapters
-from mlx_server.worker.phases import Prefill
+from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.lora.adapters import AdapterWeights
+from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prompt_logprobs import PIECE, Scoring
 from mlx_server.worker.sampling import Sampler
@@ -90,7 +90,7 @@ def tokens_of(row: int, reports: list[Report]) -> list[Token]:
 
 
 def tokens(reports: list[Report]) -> list[Token]:
-    return [token for step in of(Stepped, reports) for token in step.tokens]
+    return [token for step in of(StepOutput, reports) for token in step.tokens]
 
 
 def failures(reports: list[Report]) -> dict[int, str]:
@@ -98,7 +98,7 @@ def failures(reports: list[Report]) -> dict[int, str]:
 
 
 def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:
-    engine.handle(Load(model, str(path)))
+    engine.handle(LoadModel(model, str(path)))
     return drain(engine)
 
 
@@ -124,13 +124,13 @@ def test_a_load_reports_its_bytes_and_then_the_model(
     engine = Engine()
     assert engine.pause is None
     *progress, loaded = load(engine, tiny_path)
-    done = [report.done for report in of(Loading, progress)]
+    done = [report.done for report in of(ModelLoading, progress)]
     assert len(done) == len(progress) > 4
     assert done == sorted(set(done))
-    assert {report.total for report in of(Loading, progress)} == {done[-1]}
+    assert {report.total for report in of(ModelLoading, progress)} == {done[-1]}
     size = (tiny_path / "model.safetensors").stat().st_size
     assert 0.9 * size < done[-1] < size  # the rest of the file is its header
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, ModelLoaded)
     assert (loaded.model, loaded.vocabulary) == ("tiny", 320)
     assert loaded.nbytes >= done[-1]
     assert engine.pause is None
@@ -142,9 +142,9 @@ def test_other_models_decode_while_one_loads(
     monkeypatch.setattr(read_rate, "MOST_BYTES", 50_000)
     engine.handle(ask(0, tokens=1000))
     until(engine, lambda reports: bool(tokens_of(0, reports)))
-    engine.handle(Load("second", str(tiny_path)))
-    reports = until(engine, lambda reports: bool(of(Loaded, reports)))
-    pieces = [at for at, report in enumerate(reports) if isinstance(report, Loading)]
+    engine.handle(LoadModel("second", str(tiny_path)))
+    reports = until(engine, lambda reports: bool(of(ModelLoaded, reports)))
+    pieces = [at for at, report in enumerate(reports) if isinstance(report, ModelLoading)]
     assert len(pieces) > 4
     assert all(tokens_of(0, reports[one:next]) for one, next in pairwise(pieces))
 
@@ -181,13 +181,13 @@ def test_a_load_that_fails_is_reported_and_the_engine_goes_on(
     shutil.copytree(tiny_path, folder)
     damage(folder)
     engine = Engine()
-    engine.handle(Load("damaged", str(folder)))
-    (failed,) = of(LoadFailed, drain(engine))
+    engine.handle(LoadModel("damaged", str(folder)))
+    (failed,) = of(ModelLoadFailed, drain(engine))
     assert failed.model == "damaged"
     assert reason in failed.message
 
     assert 0 in failures(run(engine, ask(0, model="damaged")))
-    assert of(Loaded, load(engine, tiny_path))
+    assert of(ModelLoaded, load(engine, tiny_path))
     assert len(tokens_of(1, run(engine, ask(1)))) == 5
 
 
@@ -196,7 +196,7 @@ def test_tokens_end_with_a_finish_and_the_engine_rests(engine: Engine, answer: l
     assert reports[:4] == [Admitted(0), Admitted(1), Prefilled(0, 0), Prefilled(1, 0)]
     assert ids(tokens_of(0, reports)) == answer
     assert [token.finish for token in tokens_of(1, reports)] == [None, "length"]
-    assert of(Stepped, reports)[-1].waiting == 0
+    assert of(StepOutput, reports)[-1].waiting == 0
     assert engine.pause is None
     assert engine.step() == []
 
@@ -251,11 +251,11 @@ def test_what_can_not_be_done_fails_alone(
     engine: Engine, answer: list[int], command: Generate, score: bool
 ) -> None:
     """MLX itself would read and write past the end of an array."""
-    command.score = score
+    command.prompt_logprobs = score
     reports = run(engine, command, ask(1))
     assert list(failures(reports)) == [0]
     assert tokens_of(0, reports) == []
-    assert of(Scored, reports) == []
+    assert of(PromptLogprobs, reports) == []
     assert ids(tokens_of(1, reports)) == answer
 
 
@@ -274,7 +274,7 @@ def test_a_step_that_fails_takes_its_batch_and_no_other(
 
     unlucky, step = engine._batches["tiny"], Batch.step
 
-    def fails(self: Batch) -> Done:
+    def fails(self: Batch) -> StepResult:
         if self is unlucky:
             raise MemoryError("no room")
         return step(self)
@@ -298,20 +298,20 @@ def test_cancel_frees_rows_wherever_they_are(engine: Engine, answer: list[int]) 
     engine.handle(ask(5, prompt=3 * PIECE, score=True))
     for _ in range(4):
         engine.step()
-    assert engine.handle(Cancel([0, 2, 3, 5])) == []
-    engine.handle(Cancel([1]))
+    assert engine.handle(CancelRows([0, 2, 3, 5])) == []
+    engine.handle(CancelRows([1]))
     reports = drain(engine)
     assert ids(tokens_of(4, reports)) == answer
     assert {token.row for token in tokens(reports)} == {4}
-    assert of(Scored, reports) == []
+    assert of(PromptLogprobs, reports) == []
 
 
 def test_cancelling_rows_unknown_or_finished_is_harmless(engine: Engine, answer: list[int]) -> None:
-    engine.handle(Cancel([17, -1]))
+    engine.handle(CancelRows([17, -1]))
     run(engine, ask(0))
-    engine.handle(Cancel([0]))
+    engine.handle(CancelRows([0]))
     engine.handle(ask(1))
-    engine.handle(Cancel([0, 0]))
+    engine.handle(CancelRows([0, 0]))
     assert ids(tokens_of(1, drain(engine))) == answer
 
 
@@ -320,9 +320,9 @@ def test_the_last_report_of_the_waiting_says_none(engine: Engine) -> None:
     for row in range(6):
         engine.handle(ask(row, tokens=1000))
     engine.handle(ask(6, prompt=3 * PIECE, score=True))
-    assert of(Stepped, engine.step())[0].waiting == 3
-    (last,) = engine.handle(Cancel(list(range(7))))
-    assert isinstance(last, Stepped)
+    assert of(StepOutput, engine.step())[0].waiting == 3
+    (last,) = engine.handle(CancelRows(list(range(7))))
+    assert isinstance(last, StepOutput)
     assert (last.tokens, last.waiting) == ([], 0)
     assert engine.pause is None
 
@@ -334,17 +334,17 @@ def test_waiting_counts_the_rows_of_all_models(engine: Engine, tiny_path: Path) 
     for row in range(7, 12):
         engine.handle(ask(row, tokens=1000, model="second"))
     reports = until(engine, lambda reports: {0, 7} <= {t.row for t in tokens(reports)})
-    assert of(Stepped, reports)[-1].waiting == 3 + 1
+    assert of(StepOutput, reports)[-1].waiting == 3 + 1
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3 * PIECE])
 def test_a_row_may_be_scored_only(engine: Engine, prompt: int) -> None:
     reports = run(engine, ask(0, prompt=prompt, tokens=0, score=True))
     assert reports[0] == Admitted(0)
-    (scored,) = of(Scored, reports)
+    (scored,) = of(PromptLogprobs, reports)
     assert len(scored.logprobs) == prompt - 1
     assert tokens_of(0, reports) == []
-    assert of(Stepped, reports)[-1].waiting == 0
+    assert of(StepOutput, reports)[-1].waiting == 0
     assert engine.pause is None
 
 
@@ -356,7 +356,7 @@ def test_a_scored_row_goes_on_as_one_that_is_not(engine: Engine, prompt: int) ->
         ask(0, prompt=prompt, sampling=sampling, score=True),
         ask(1, prompt=prompt, sampling=sampling),
     )
-    (scored,) = of(Scored, reports)
+    (scored,) = of(PromptLogprobs, reports)
     assert {len(entry.top) for entry in scored.logprobs} <= {2}
     assert ids(tokens_of(0, reports)) == ids(tokens_of(1, reports))
     assert Prefilled(0, 0) in reports  # scored it was, but not known from before
@@ -368,7 +368,7 @@ def test_prompts_are_scored_one_after_the_other(engine: Engine) -> None:
     """Each holds a cache while it is scored, and takes its time from the rows that decode."""
     for row in (0, 1, 2):
         engine.handle(ask(row, prompt=2 * PIECE + 1, tokens=0, score=True))
-    steps = [[scored.row for scored in of(Scored, engine.step())] for _ in range(9)]
+    steps = [[scored.row for scored in of(PromptLogprobs, engine.step())] for _ in range(9)]
     assert steps == [[], [], [0], [], [], [1], [], [], [2]]
 
 
@@ -389,7 +389,7 @@ def test_a_scoring_that_fails_fails_alone(
         raise MemoryError("no room")
 
     engine.handle(ask(0))
-    monkeypatch.setattr(worker, "score", fails)
+    monkeypatch.setattr(worker, "prompt_logprobs", fails)
     reports = run(engine, ask(1, score=True))
     assert failures(reports) == {1: "MemoryError: no room"}
     assert ids(tokens_of(0, reports)) == answer
@@ -410,7 +410,7 @@ def test_a_scored_row_that_can_not_go_on_fails_alone(
 
 FAILING = {
     "before the model is called": (Batch, "_known"),
-    "in a prompt": (Prefill, "prompt"),
+    "in a prompt": (PrefillBatch, "prompt"),
     "when a row has ended": (Batch, "_keep"),
 }
 
@@ -435,7 +435,7 @@ def test_wherever_a_step_fails_every_row_hears_of_it(
     assert not any(token.finish for token in tokens(before))
     ended = {token.row for token in tokens(after) if token.finish}
     assert set(failures(after)) | ended == set(range(7))
-    assert of(Stepped, after)[-1].waiting == 0
+    assert of(StepOutput, after)[-1].waiting == 0
     assert engine.pause is None
     assert ids(tokens_of(9, run(engine, ask(9)))) == answer
 
@@ -467,13 +467,13 @@ def turns(engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> T
     clock, step = Clock(), Batch.step
     run_by(clock, engine)
 
-    def timed(self: Batch) -> Done:
+    def timed(self: Batch) -> StepResult:
         done = step(self)
         clock.now += 0.1 if self is engine._batches["tiny"] else 0.01
         return done
 
     monkeypatch.setattr(Batch, "step", timed)
-    return lambda steps: [of(Stepped, engine.step())[-1].model for _ in range(steps)]
+    return lambda steps: [of(StepOutput, engine.step())[-1].model for _ in range(steps)]
 
 
 def test_models_get_the_same_time_and_none_starves(engine: Engine, turns: Turns) -> None:
@@ -499,7 +499,7 @@ def test_a_model_that_worked_while_others_rested_owes_them_nothing(
 ) -> None:
     engine.handle(ask(0, tokens=1000))
     turns(200)
-    engine.handle(Cancel([0]))
+    engine.handle(CancelRows([0]))
     engine.handle(ask(1, tokens=1000, model="second"))
     turns(5)
     engine.handle(ask(2, tokens=1000))
@@ -533,10 +533,10 @@ def test_unloading_gives_the_memory_back(tiny_path: Path) -> None:
     reports = run(engine, *(ask(row, prompt=300 + row) for row in range(4)))
     engine.handle(ask(4, prompt=70, tokens=1000))
     reports = until(engine, lambda reports: len(tokens_of(4, reports)) > 3)
-    stepped = of(Stepped, reports)[-1]
+    stepped = of(StepOutput, reports)[-1]
     assert stepped.cache_bytes > 4 * 300 * 512
     assert stepped.active_bytes > loaded + stepped.cache_bytes
-    (last,) = of(Stepped, engine.handle(Unload("tiny")))
+    (last,) = of(StepOutput, engine.handle(UnloadModel("tiny")))
     assert last.cache_bytes == 0
     assert active_memory() - before < 10_000
 
@@ -550,14 +550,14 @@ def test_unloading_fails_the_rows_that_are_left_and_no_others(
         engine.handle(ask(row, tokens=1000, model="second"))
     engine.handle(ask(6, prompt=3 * PIECE, model="second", score=True))
     before = until(engine, lambda reports: {0, 9} <= {t.row for t in tokens(reports)})
-    reports = engine.handle(Unload("second"))
+    reports = engine.handle(UnloadModel("second"))
     assert set(failures(reports)) == set(range(7))
-    assert of(Stepped, reports)[-1].waiting == 0
-    assert reports[-1] == Unloaded("second")
+    assert of(StepOutput, reports)[-1].waiting == 0
+    assert reports[-1] == ModelUnloaded("second")
     assert ids(tokens_of(9, before + drain(engine))) == answer
 
     assert "second" in failures(run(engine, ask(10, model="second")))[10]
-    assert of(Loaded, load(engine, tiny_path, "second"))
+    assert of(ModelLoaded, load(engine, tiny_path, "second"))
     assert ids(tokens_of(11, run(engine, ask(11, model="second")))) == answer
 
 
@@ -567,29 +567,29 @@ def test_a_model_is_unloaded_while_it_loads(
     monkeypatch.setattr(read_rate, "MOST_BYTES", 50_000)
     engine = Engine()
     before = active_memory()
-    engine.handle(Load("tiny", str(tiny_path)))
-    assert of(Loading, engine.step() + engine.step())
-    reports = engine.handle(Unload("tiny"))
-    assert [failed.model for failed in of(LoadFailed, reports)] == ["tiny"]
-    assert reports[-1] == Unloaded("tiny")
+    engine.handle(LoadModel("tiny", str(tiny_path)))
+    assert of(ModelLoading, engine.step() + engine.step())
+    reports = engine.handle(UnloadModel("tiny"))
+    assert [failed.model for failed in of(ModelLoadFailed, reports)] == ["tiny"]
+    assert reports[-1] == ModelUnloaded("tiny")
     assert engine.pause is None
     assert active_memory() - before < 10_000
 
 
 def test_unloading_what_is_not_there_is_reported_all_the_same(engine: Engine) -> None:
-    assert engine.handle(Unload("absent"))[-1] == Unloaded("absent")
+    assert engine.handle(UnloadModel("absent"))[-1] == ModelUnloaded("absent")
 
 
 def test_the_prompt_cache_gives_way_when_told_to(tiny_path: Path) -> None:
     engine = Engine(cache_bytes=1 << 30)
     load(engine, tiny_path)
-    full = of(Stepped, run(engine, *(ask(row, prompt=60 + row) for row in range(4))))[-1]
+    full = of(StepOutput, run(engine, *(ask(row, prompt=60 + row) for row in range(4))))[-1]
     again = run(engine, ask(4, prompt=63))
     assert of(Prefilled, again) == [Prefilled(4, 61)]
 
     half = full.cache_bytes // 2
     assert engine.handle(LimitCache(half)) == []
-    left = of(Stepped, run(engine, ask(5, prompt=5)))[-1].cache_bytes
+    left = of(StepOutput, run(engine, ask(5, prompt=5)))[-1].cache_bytes
     assert half // 2 < left <= half
     engine.handle(LimitCache(0))
     assert of(Prefilled, run(engine, ask(6, prompt=63))) == [Prefilled(6, 0)]
@@ -603,7 +603,7 @@ def test_a_conversation_that_ends_alone_needs_no_room_next_to_it(tiny_path: Path
     engine = Engine(cache_bytes=1 << 30)
     load(engine, tiny_path)
     engine.handle(LimitCache(0))
-    assert of(Stepped, run(engine, ask(0, prompt=60)))[-1].cache_bytes > 0
+    assert of(StepOutput, run(engine, ask(0, prompt=60)))[-1].cache_bytes > 0
     (known,) = of(Prefilled, run(engine, ask(1, prompt=60)))
     assert known.cached_tokens >= 58
 
@@ -614,7 +614,7 @@ def test_neither_does_one_that_is_cancelled(tiny_path: Path) -> None:
     engine.handle(LimitCache(0))
     engine.handle(ask(0, prompt=60, tokens=1000))
     until(engine, lambda reports: bool(tokens(reports)))
-    assert of(Stepped, engine.handle(Cancel([0])))[-1].cache_bytes > 0
+    assert of(StepOutput, engine.handle(CancelRows([0])))[-1].cache_bytes > 0
 
 
 def test_one_that_ends_next_to_others_is_kept_if_there_is_room(tiny_path: Path) -> None:
@@ -624,7 +624,7 @@ def test_one_that_ends_next_to_others_is_kept_if_there_is_room(tiny_path: Path) 
     engine.handle(ask(0, prompt=60, tokens=1000))
     engine.handle(ask(1, prompt=70, tokens=3))
     reports = until(engine, lambda seen: any(t.row == 1 and t.finish for t in tokens(seen)))
-    assert of(Stepped, reports)[-1].cache_bytes == 0
+    assert of(StepOutput, reports)[-1].cache_bytes == 0
 
 
 NO_MEMORY = (
@@ -640,7 +640,7 @@ IGNORED = (
 def struck(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
     """The next step of any model fails as a GPU does."""
 
-    def fails(batch: Batch) -> Done:
+    def fails(batch: Batch) -> StepResult:
         raise RuntimeError(text)
 
     with monkeypatch.context() as patched:
@@ -671,7 +671,7 @@ def test_a_gpu_error_fails_all_that_it_may_have_spoiled(
     assert (failed.kind, failed.ends, two.broken) == ("out_of_memory", False, False)
     assert set(failures(reports)) == {0, 1}
     assert all("memory ran out" in message for message in failures(reports).values())
-    assert two._cache.nbytes == of(Stepped, reports)[-1].cache_bytes == 0
+    assert two._cache.nbytes == of(StepOutput, reports)[-1].cache_bytes == 0
     again = run(two, ask(2, prompt=60), ask(3, model="second"), ask(4))
     assert Prefilled(2, 0) in of(Prefilled, again)  # whichever model comes first
     assert ids(tokens_of(3, again)) == ids(tokens_of(4, again)) == answer
@@ -701,24 +701,24 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
         raise RuntimeError(NO_MEMORY)
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker.Engine, "_score", fails)
+        patched.setattr(worker.Engine, "_compute_prompt_logprobs", fails)
         two.handle(ask(6, prompt=3 * PIECE, score=True))
         reports = two.step()
     assert of(DeviceFailed, reports)
     assert set(failures(reports)) == {0, 1, 6}
     with monkeypatch.context() as patched:
         patched.setattr(worker.Engine, "_load_piece", fails)
-        two.handle(Load("third", str(tiny_path)))
+        two.handle(LoadModel("third", str(tiny_path)))
         reports = two.step()
     assert of(DeviceFailed, reports)
-    assert of(LoadFailed, reports)
+    assert of(ModelLoadFailed, reports)
 
 
 FAILS_IN: dict[str, tuple[Any, str, Command]] = {
-    "cancel": (Batch, "cancel", Cancel([0])),
-    "preempt": (Batch, "preempt", Preempt([0])),
-    "unload": (PromptCache, "forget", Unload("second")),
-    "adapter": (Adapters, "load", LoadAdapter("tiny", "a", "nowhere")),
+    "cancel": (Batch, "cancel", CancelRows([0])),
+    "preempt": (Batch, "preempt", PreemptRows([0])),
+    "unload": (PromptCache, "forget", UnloadModel("second")),
+    "adapter": (AdapterWeights, "load", LoadAdapter("tiny", "a", "nowhere")),
 }
 
 
@@ -741,9 +741,9 @@ def test_a_gpu_error_in_a_command_is_one_too(
     (failed,) = of(DeviceFailed, reports)
     assert (failed.kind, failed.ends, two.broken) == ("out_of_memory", False, False)
     assert set(failures(reports)) == {0, 1}
-    assert of(Stepped, reports)[-1].waiting == 0
+    assert of(StepOutput, reports)[-1].waiting == 0
     if name == "unload":
-        assert of(Unloaded, reports) == [Unloaded("second")]
+        assert of(ModelUnloaded, reports) == [ModelUnloaded("second")]
     if name == "adapter":
         assert "adapter_config.json" in of(AdapterFailed, reports)[0].message
     assert tokens_of(7, run(two, ask(7)))
@@ -755,7 +755,7 @@ def test_a_gpu_error_in_both_tries_of_a_command_ends_the_process(
     def fails(*_: object) -> Any:
         raise RuntimeError(NO_MEMORY)
 
-    monkeypatch.setattr(Adapters, "load", fails)
+    monkeypatch.setattr(AdapterWeights, "load", fails)
     reports = two.handle(LoadAdapter("tiny", "a", "nowhere"))
     assert [failed.ends for failed in of(DeviceFailed, reports)] == [False, True]
     assert not of(AdapterFailed, reports), "its files are not at fault"
@@ -782,5 +782,5 @@ def test_clients_take_turns_with_their_scorings(tiny_path: Path) -> None:
         ask(1, client="many", **long),
         ask(2, client="late", **{**long, "prompt": 2 * PIECE}),
     ]
-    ended = [report.row for report in of(Scored, run(engine, *scorings))]
+    ended = [report.row for report in of(PromptLogprobs, run(engine, *scorings))]
     assert ended == [2, 0, 1]

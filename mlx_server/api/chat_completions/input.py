@@ -16,7 +16,7 @@ from mlx_server.api.content import text_of
 from mlx_server.api.tool_choice import check_choice, check_offered
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.requests import GenerateRequest, Named, ToolChoice
+from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
 
 def to_request(body: ChatBody) -> GenerateRequest:
@@ -27,13 +27,13 @@ def to_request(body: ChatBody) -> GenerateRequest:
         messages=messages(body.messages),
         tools=tools,
         template_kwargs=body.template_kwargs(body.reasoning_effort, "reasoning_effort"),
-        response_format=formats.told(constrained["format"]),
+        response_format=formats.prompt_description(constrained["format"]),
     )
     return GenerateRequest(
         model=body.model,
-        **body.adapted(),
+        **body.adapter_choice(),
         **constrained,
-        whole=not body.stream,
+        buffered=not body.stream,
         progress=body.include_progress,
         prompts=(conversation,),
         n=body.n or 1,
@@ -45,7 +45,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tool_choice=tool_choice,
         thinking_budget=body.budget(),
-        implied=body.implied(body.reasoning_effort),
+        implied=body.implied_sampling(body.reasoning_effort),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
     )
@@ -73,7 +73,7 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
                 check_offered(name, tools)
             return tuple(tool for tool in tools if tool.name in names), allowed.mode
         case FunctionChoice(function=function):
-            choice: ToolChoice = Named(function.name)
+            choice: ToolChoice = NamedTool(function.name)
         case said:
             choice = said or "auto"
     check_choice(choice, tools)

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from mlx_server.api.accumulator import Answer, Tally, prompt_progress
+from mlx_server.api.accumulator import AccumulatedAnswer, Accumulator, prompt_progress
 from mlx_server.events import (
     Event,
     Finished,
@@ -24,26 +24,29 @@ Wire = dict[str, Any]
 
 class ChatOutput:
     def __init__(self, *, model: str, n: int, logprobs: bool, include_usage: bool) -> None:
-        self._tally = Tally(model=model, prompts=1, n=n)
+        self._accumulator = Accumulator(model=model, prompts=1, n=n)
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._began = time.time()
         self._created = int(self._began)
 
-    async def gather(self, events: AsyncIterator[Event]) -> Wire:
+    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
-            self._tally.add(event)
-        choices = [self._choice(i, answer) for i, answer in enumerate(self._tally.answers)]
-        usage, remarks = self._tally.usage(), self._tally.remarks(*self._tally.answers)
+            self._accumulator.add(event)
+        choices = [self._choice(i, answer) for i, answer in enumerate(self._accumulator.answers)]
+        usage, remarks = (
+            self._accumulator.usage(),
+            self._accumulator.warnings(*self._accumulator.answers),
+        )
         return {**self._head("chat.completion"), "choices": choices, "usage": usage, **remarks}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
-            self._tally.add(event)
+            self._accumulator.add(event)
             match event:
                 case Started():
-                    for index in range(len(self._tally.answers)):
+                    for index in range(len(self._accumulator.answers)):
                         yield self._chunk(index, {"role": "assistant", "content": ""})
                 case PromptProgress(index):
                     progress = prompt_progress(event, time.time() - self._began)
@@ -59,10 +62,10 @@ class ChatOutput:
                     piece = {"index": call, "function": {"arguments": arguments}}
                     yield self._chunk(index, {"tool_calls": [piece]})
                 case Finished(index, reason):
-                    remarks = self._tally.remarks(self._tally.answers[index])
+                    remarks = self._accumulator.warnings(self._accumulator.answers[index])
                     yield {**self._chunk(index, {}, finish_reason=reason), **remarks}
         if self._include_usage:
-            usage = self._tally.usage()
+            usage = self._accumulator.usage()
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage}
 
     def _head(self, kind: str) -> Wire:
@@ -70,8 +73,8 @@ class ChatOutput:
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._tally.model,
-            **self._tally.fingerprinted(),
+            "model": self._accumulator.model,
+            **self._accumulator.fingerprint_fields(),
         }
 
     def _chunk(
@@ -90,7 +93,7 @@ class ChatOutput:
         usage = {"usage": None} if self._include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
 
-    def _choice(self, index: int, answer: Answer) -> Wire:
+    def _choice(self, index: int, answer: AccumulatedAnswer) -> Wire:
         reasoning = "".join(answer.reasoning)
         text = "".join(answer.texts)
         thought = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}

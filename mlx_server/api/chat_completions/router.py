@@ -4,7 +4,7 @@ from mlx_server.api.body import documented, read
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.output import ChatOutput
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.handlers import answer
+from mlx_server.api.handlers import respond
 from mlx_server.request_threads import in_thread
 
 PATH = "/v1/chat/completions"
@@ -23,4 +23,4 @@ async def chat_completions(http: Request) -> Response:
         include_usage=body.include_usage,
     )
     ignored = body.ignored()
-    return await answer(http, request, output, stream=bool(body.stream), ignored=ignored)
+    return await respond(http, request, output, stream=bool(body.stream), ignored=ignored)

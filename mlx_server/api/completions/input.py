@@ -16,9 +16,9 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         raise BadRequest("`max_tokens: 0` needs `echo: true`.", param="max_tokens")
     return GenerateRequest(
         model=body.model,
-        **body.adapted(),
+        **body.adapter_choice(),
         **body.constrained(),
-        whole=not body.stream,
+        buffered=not body.stream,
         progress=body.include_progress,
         prompts=_prompts(body.prompt),
         n=n,

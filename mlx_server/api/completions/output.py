@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from mlx_server.api.accumulator import Tally, prompt_progress
+from mlx_server.api.accumulator import Accumulator, prompt_progress
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
 
 Wire = dict[str, Any]
@@ -15,7 +15,7 @@ class CompletionOutput:
     def __init__(
         self, *, model: str, prompts: int, n: int, logprobs: bool, include_usage: bool
     ) -> None:
-        self._tally = Tally(model=model, prompts=prompts, n=n)
+        self._accumulator = Accumulator(model=model, prompts=prompts, n=n)
         self._offsets = [0] * (prompts * n)
         """Of each answer, the characters of the tokens reported so far: where the next begins."""
         self._logprobs = logprobs
@@ -24,19 +24,22 @@ class CompletionOutput:
         self._began = time.time()
         self._created = int(self._began)
 
-    async def gather(self, events: AsyncIterator[Event]) -> Wire:
+    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
-            self._tally.add(event)
+            self._accumulator.add(event)
         choices = [
             self._choice(i, "".join(answer.texts), answer.logprobs, answer.finish_reason)
-            for i, answer in enumerate(self._tally.answers)
+            for i, answer in enumerate(self._accumulator.answers)
         ]
-        usage, remarks = self._tally.usage(), self._tally.remarks(*self._tally.answers)
+        usage, remarks = (
+            self._accumulator.usage(),
+            self._accumulator.warnings(*self._accumulator.answers),
+        )
         return {**self._head(), "choices": choices, "usage": usage, **remarks}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
-            self._tally.add(event)
+            self._accumulator.add(event)
             match event:
                 case PromptProgress(index):
                     progress = prompt_progress(event, time.time() - self._began)
@@ -44,18 +47,18 @@ class CompletionOutput:
                 case TextDelta(index, text, logprobs):
                     yield self._chunk(self._choice(index, text, logprobs, None))
                 case Finished(index, reason):
-                    remarks = self._tally.remarks(self._tally.answers[index])
+                    remarks = self._accumulator.warnings(self._accumulator.answers[index])
                     yield {**self._chunk(self._choice(index, "", (), reason)), **remarks}
         if self._include_usage:
-            yield {**self._head(), "choices": [], "usage": self._tally.usage()}
+            yield {**self._head(), "choices": [], "usage": self._accumulator.usage()}
 
     def _head(self) -> Wire:
         return {
             "id": self._id,
             "object": "text_completion",
             "created": self._created,
-            "model": self._tally.model,
-            **self._tally.fingerprinted(),
+            "model": self._accumulator.model,
+            **self._accumulator.fingerprint_fields(),
         }
 
     def _chunk(self, choice: Wire) -> Wire:

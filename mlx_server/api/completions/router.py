@@ -4,7 +4,7 @@ from mlx_server.api.body import documented, read
 from mlx_server.api.completions.input import to_request
 from mlx_server.api.completions.output import CompletionOutput
 from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.api.handlers import answer
+from mlx_server.api.handlers import respond
 
 PATH = "/v1/completions"
 
@@ -23,4 +23,4 @@ async def completions(http: Request) -> Response:
         include_usage=body.include_usage,
     )
     ignored = body.ignored()
-    return await answer(http, request, output, stream=bool(body.stream), ignored=ignored)
+    return await respond(http, request, output, stream=bool(body.stream), ignored=ignored)

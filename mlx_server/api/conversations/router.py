@@ -10,8 +10,8 @@ from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, U
 from mlx_server.api.handlers import json_response
 from mlx_server.api.responses.create import room_of
 from mlx_server.api.responses.pagination import After, Limit, Sorted
-from mlx_server.api.responses.state import page_body, taken
-from mlx_server.store import Conversation, Store
+from mlx_server.api.responses.state import page_body, stored_items
+from mlx_server.store import ConversationRecord, Store
 
 PATH = "/v1/conversations"
 ONE = PATH + "/{id}"
@@ -25,9 +25,9 @@ router = APIRouter()
 async def create(http: Request) -> Response:
     body = await read(http, ConversationBody)
     store, owner = _store(http), http.state.owner
-    items = await taken(body.items or (), store, owner, room_of(http))
+    items = await stored_items(body.items or (), store, owner, room_of(http))
     kept = msgspec.json.encode({"metadata": body.metadata or {}})
-    made = Conversation(f"conv_{uuid.uuid4().hex}", int(time.time()), kept)
+    made = ConversationRecord(f"conv_{uuid.uuid4().hex}", int(time.time()), kept)
     await store.create_conversation(made, owner, items)
     return json_response(_wire(made))
 
@@ -56,7 +56,7 @@ async def delete(http: Request, id: str) -> Response:
 async def add_items(http: Request, id: str) -> Response:
     body = await read(http, ItemsBody)
     store, owner = _store(http), http.state.owner
-    items = await taken(body.items, store, owner, room_of(http))
+    items = await stored_items(body.items, store, owner, room_of(http))
     await store.add_items(id, owner, items, time.time())
     return json_response(page_body(items, has_more=False))
 
@@ -87,7 +87,7 @@ def _store(http: Request) -> Store:
     return found
 
 
-def _wire(conversation: Conversation) -> dict[str, Any]:
+def _wire(conversation: ConversationRecord) -> dict[str, Any]:
     kept = msgspec.json.decode(conversation.body, type=dict[str, Any])
     made = int(conversation.created_at)
     return {"id": conversation.id, "object": "conversation", "created_at": made, **kept}

@@ -10,14 +10,14 @@ from mlx_server.errors import BadRequest
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
 from mlx_server.messages import Conversation, Tool
-from mlx_server.requests import GenerateRequest, Named, ToolChoice
+from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
 USUAL_TAG, USUAL_PARSER = "think", "hermes"
 """What clients of this contract name by default. What they mean is had from every family: its own
 parser reads its answers."""
 
 
-class Limits(TypedDict):
+class TokenLimits(TypedDict):
     max_tokens: int | None
     thinking_budget: int | None
     max_response_tokens: int | None
@@ -29,16 +29,16 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
             "/generate does not stream: send `stream: true` to /v1/chat/completions.",
             param="stream",
         )
-    _check_known("think_tag", body.think_tag, [USUAL_TAG, *_tags(family)])
+    _check_known("think_tag", body.think_tag, [USUAL_TAG, *_think_tags(family)])
     _check_known("tool_parser", body.tool_parser, [USUAL_PARSER, family.name])
     tools = tuple(Tool(t.name, t.description, t.parameters or {}) for t in body.tools or ())
     choice = _choice(body)
     check_choice(choice, tools)
     return GenerateRequest(
         model=model,
-        **body.adapted(),
+        **body.adapter_choice(),
         **_limits(body),
-        whole=True,
+        buffered=True,
         prompts=(Conversation(messages(body.messages), tools),),
         stop=body.stops(),
         choices=body.choices(),
@@ -48,7 +48,7 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
     )
 
 
-def _limits(body: NativeBody) -> Limits:
+def _limits(body: NativeBody) -> TokenLimits:
     thinking, response = body.max_thinking_tokens, body.max_response_tokens
     if body.two_pass is not False:
         return {
@@ -67,11 +67,11 @@ def _limits(body: NativeBody) -> Limits:
 
 def _choice(body: NativeBody) -> ToolChoice:
     if isinstance(body.tool_choice, FunctionName):
-        return Named(body.tool_choice.name)
+        return NamedTool(body.tool_choice.name)
     return body.tool_choice or "auto"
 
 
-def _tags(family: ModelFamily) -> list[str]:
+def _think_tags(family: ModelFamily) -> list[str]:
     """The marks that begin its reasoning, and what stands between their brackets."""
     ((*_, shapes, _),) = rows([family])
     opening = [shape.partition("…")[0] for shape in shapes]

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.api import strict_json
-from mlx_server.api.accumulator import Tally
+from mlx_server.api.accumulator import Accumulator
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.messages import ToolCall
@@ -13,34 +13,34 @@ from mlx_server.messages import ToolCall
 Wire = dict[str, Any]
 
 
-class _Refused(Exception):
+class _InvalidCall(Exception):
     """A call that nobody should make."""
 
 
 class NativeOutput:
     def __init__(self, *, model: str) -> None:
-        self._tally = Tally(model=model, prompts=1, n=1)
+        self._accumulator = Accumulator(model=model, prompts=1, n=1)
         self._pieces_before: dict[str, int] = {}
         """Of text, by the id of a call."""
 
-    async def gather(self, events: AsyncIterator[Event]) -> Wire:
-        (answer,) = self._tally.answers
+    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
+        (answer,) = self._accumulator.answers
         async for event in events:
-            self._tally.add(event)
+            self._accumulator.add(event)
             if isinstance(event, ToolCallStarted):
                 self._pieces_before.setdefault(event.id, len(answer.texts))
         calls, errors = _checked(answer.calls)
         before = self._pieces_before[answer.calls[0].id] if answer.calls else None
         return {
-            "model": self._tally.model,
+            "model": self._accumulator.model,
             "thinking": "".join(answer.reasoning),
             "response": "".join(answer.texts),
             "tool_calls": calls,
             "pre_tool_text": None if before is None else "".join(answer.texts[:before]),
             "finish_reason": "error" if errors and not calls else answer.finish_reason,
             **({"errors": errors} if errors else {}),
-            "usage": self._tally.usage(),
-            **self._tally.remarks(answer),
+            "usage": self._accumulator.usage(),
+            **self._accumulator.warnings(answer),
         }
 
 
@@ -51,7 +51,7 @@ def _checked(calls: list[ToolCall]) -> tuple[list[Wire], list[Wire]]:
         named = {"id": call.id, "name": call.name}
         try:
             good.append({**named, "arguments": _arguments(call.arguments)})
-        except _Refused as refused:
+        except _InvalidCall as refused:
             errors.append({**named, "message": str(refused)})
     return good, errors
 
@@ -59,11 +59,11 @@ def _checked(calls: list[ToolCall]) -> tuple[list[Wire], list[Wire]]:
 def _arguments(text: str) -> dict[str, Any]:
     raw = text.encode(errors="surrogatepass")
     if len(raw) > limits.NATIVE_ARGUMENTS_BYTES.value:
-        raise _Refused(
+        raise _InvalidCall(
             f"The arguments are over {limits.NATIVE_ARGUMENTS_BYTES.value >> 10} KiB: "
             f"{len(raw)} bytes."
         )
     try:
         return strict_json.parse_object(raw)
     except BadRequest as error:
-        raise _Refused(f"The arguments are no JSON object: {error.message}") from None
+        raise _InvalidCall(f"The arguments are no JSON object: {error.message}") from None

@@ -2,7 +2,7 @@ from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import documented, read
 from mlx_server.api.client_disconnect import while_connected
-from mlx_server.api.handlers import answer_whole
+from mlx_server.api.handlers import respond_buffered
 from mlx_server.api.native.input import to_request
 from mlx_server.api.native.output import NativeOutput
 from mlx_server.api.native.protocol import NativeBody
@@ -24,7 +24,7 @@ async def generate(http: Request) -> Response:
     model = body.model or _first(pool)
     family = await while_connected(http, _family(pool, model))
     request = await in_thread(to_request, body, model, family)
-    return await answer_whole(http, request, NativeOutput(model=model), ignored=ignored)
+    return await respond_buffered(http, request, NativeOutput(model=model), ignored=ignored)
 
 
 def _first(pool: Pool) -> str:
@@ -34,5 +34,5 @@ def _first(pool: Pool) -> str:
 
 
 async def _family(pool: Pool, model: str) -> ModelFamily:
-    with pool.place(1):
+    with pool.row_slot(1):
         return (await pool.prepared(pool.named(model)[0])).family

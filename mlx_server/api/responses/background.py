@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from mlx_server.api.responses.event_log import Log
+from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.run import Events, Run
 from mlx_server.errors import Overloaded, ServerError
@@ -13,11 +13,11 @@ BUSY_SECONDS = 1.0
 
 
 class Background:
-    def __init__(self, run: Run, events: Callable[[], Events], log: Log | None) -> None:
+    def __init__(self, run: Run, events: Callable[[], Events], log: EventLog | None) -> None:
         """log: for one that is streamed."""
         self.run = run
         self.task: asyncio.Task[None] | None = None
-        self._make_events = events
+        self._event_source = events
         run.log = log
         for chunk in run.output.queue():
             self._note(chunk)
@@ -61,7 +61,7 @@ class Background:
                 return
             except Overloaded:
                 await asyncio.sleep(BUSY_SECONDS)
-                self.run.renew(self._make_events())
+                self.run.renew(self._event_source())
 
     async def _note_all(self, chunks: AsyncGenerator[Wire]) -> None:
         async for chunk in chunks:

@@ -12,11 +12,11 @@ NO_CONTAINER = "auto"
 """OpenAI's word for one that is still to be made; the key may not be left out."""
 
 
-class WebSearchCall(OutputItem):
+class StreamedWebSearchCall(OutputItem):
     kind = "web_search_call"
 
-    def __init__(self, place: int, action: Wire) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int, action: Wire) -> None:
+        super().__init__(output_index)
         self._action = action
 
     def wire(self) -> Wire:
@@ -27,11 +27,11 @@ class WebSearchCall(OutputItem):
         yield self._event("web_search_call.in_progress")
 
 
-class CodeInterpreterCall(OutputItem):
+class StreamedCodeInterpreterCall(OutputItem):
     kind = "code_interpreter_call"
 
-    def __init__(self, place: int, code: str) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int, code: str) -> None:
+        super().__init__(output_index)
         self._code = code
 
     def wire(self) -> Wire:
@@ -49,12 +49,12 @@ class CodeInterpreterCall(OutputItem):
         yield from super().end(status)
 
 
-def item_of(call: BuiltInCall, place: int, *, interprets: bool) -> OutputItem | None:
+def item_of(call: BuiltInCall, output_index: int, *, interprets: bool) -> OutputItem | None:
     """None: it is part of the reasoning. interprets: the client knows of a code interpreter."""
     if action := action_of(call):
-        return WebSearchCall(place, action)
+        return StreamedWebSearchCall(output_index, action)
     if interprets and not call.tool.startswith("browser"):
-        return CodeInterpreterCall(place, call.text)
+        return StreamedCodeInterpreterCall(output_index, call.text)
     return None
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from mlx_server.api.responses.create import events_of, read_all
-from mlx_server.api.responses.input import Asked
+from mlx_server.api.responses.input import ParsedRequest
 from mlx_server.api.responses.items import Wire, new_id, sealed
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -31,8 +31,8 @@ ASK = (
 async def compact(http: Request, body: ResponsesBody) -> Wire:
     found = await read_all(http, body)
     output = ResponseOutput(new_response(body, "", stored=False), encrypts=False)
-    async with aclosing(events_of(http, _asking(found.asked.request))) as events:
-        response = await output.gather(events)
+    async with aclosing(events_of(http, _asking(found.parsed.request))) as events:
+        response = await output.aggregate(events)
     summary = "".join(_texts(response["output"])).strip()
     if not summary:
         raise BadRequest(
@@ -50,14 +50,14 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
     }
 
 
-def _asking(request: GenerateRequest) -> Asked:
+def _asking(request: GenerateRequest) -> ParsedRequest:
     """For text and nothing else."""
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
     messages = (*conversation.messages, Message("user", ASK))
     asked = Conversation(messages, template_kwargs=conversation.template_kwargs)
     text = replace(request, prompts=(asked,), format=None, tool_choice="auto")
-    return Asked(text, McpTools(), ())
+    return ParsedRequest(text, McpTools(), ())
 
 
 def _is_users(item: Wire) -> bool:

@@ -18,5 +18,5 @@ async def input_tokens(http: Request, body: ResponsesBody) -> int:
     name, _ = pool.named(body.model)
     prepared = await pool.prepared(name)
     silent = replace(prepared, transcript=None)  # or a replay model would be an answer further
-    planned = await in_thread(plan, silent, found.asked.request, model=name)
+    planned = await in_thread(plan, silent, found.parsed.request, model=name)
     return planned.prompt_tokens

@@ -10,58 +10,58 @@ from starlette.requests import HTTPConnection
 
 from mlx_server.api.metrics import Metrics
 from mlx_server.api.responses.background import Background
-from mlx_server.api.responses.event_log import Log
-from mlx_server.api.responses.input import Asked, input_items, to_request
+from mlx_server.api.responses.event_log import EventLog
+from mlx_server.api.responses.input import ParsedRequest, input_items, to_request
 from mlx_server.api.responses.items import Wire, new_id, read_items, wire
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
-from mlx_server.api.responses.run import Events, Record, Run, Unkept
+from mlx_server.api.responses.run import Events, NullRunStore, Run, RunRecord
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.responses.state import (
+    ReadBackBudget,
     Recalled,
-    Room,
     as_stored,
-    earlier,
+    earlier_items,
     read_wires,
-    referred,
+    referenced_items,
 )
-from mlx_server.api.responses.truncation import fitted
+from mlx_server.api.responses.truncation import truncate_to_fit
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tool_loop import respond
 from mlx_server.mcp import Connectors
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.store import Item
+from mlx_server.store import ItemRecord
 
 NOTHING: Recalled = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Created:
+class CreatedResponse:
     run: Run
     background: Background | None
-    said: Sequence[Item]
+    context: Sequence[ItemRecord]
     """By whomever, up to this response."""
     ignored: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Read:
+class ResolvedRequest:
     """A request with all that belongs to it."""
 
-    asked: Asked
+    parsed: ParsedRequest
     earlier: Sequence[Wire]
     own: Sequence[Wire]
-    said: Sequence[Item]
+    context: Sequence[ItemRecord]
     """All of these."""
-    input: Sequence[Item]
+    input: Sequence[ItemRecord]
     """What is stored of it."""
 
 
 async def create(
     connection: HTTPConnection, body: ResponsesBody, recalled: Recalled = NOTHING
-) -> Created:
+) -> CreatedResponse:
     runs: Runs = connection.app.state.runs
     stored = body.store is not False
     if body.background and not stored:
@@ -72,7 +72,7 @@ async def create(
     _check_ended(runs, body.previous_response_id, connection.state.owner)
     found = await read_all(connection, body, recalled)
     is_recalled = body.previous_response_id in recalled
-    record = Record(
+    record = RunRecord(
         id=new_id("response"),
         owner=connection.state.owner,
         created_at=time.time(),
@@ -82,11 +82,11 @@ async def create(
     )
     response = new_response(body, record.id, stored=stored)
     output = ResponseOutput(response, encrypts=body.encrypts, interprets=body.interprets)
-    events = partial(events_of, connection, found.asked)
-    run = Run(record, output, events(), runs if stored else Unkept())
-    log = Log(runs.logs) if body.stream else None
+    events = partial(events_of, connection, found.parsed)
+    run = Run(record, output, events(), runs if stored else NullRunStore())
+    log = EventLog(runs.logs) if body.stream else None
     background = Background(run, events, log) if body.background else None
-    return Created(run, background, found.said, found.asked.ignored)
+    return CreatedResponse(run, background, found.context, found.parsed.ignored)
 
 
 def _check_ended(runs: Runs, previous: str | None, owner: str) -> None:
@@ -101,39 +101,39 @@ def _check_ended(runs: Runs, previous: str | None, owner: str) -> None:
 
 async def read_all(
     connection: HTTPConnection, body: ResponsesBody, recalled: Recalled = NOTHING
-) -> Read:
+) -> ResolvedRequest:
     store, owner = connection.app.state.runs.store, connection.state.owner
     room = room_of(connection)
-    before = await earlier(
+    before = await earlier_items(
         body.previous_response_id, body.conversation_id, store, owner, recalled, room
     )
-    references = await referred(body.input, store, owner, room)
+    references = await referenced_items(body.input, store, owner, room)
     whole = body.previous_response_id in recalled  # nobody finds those before it in the store
-    return await in_thread(_read, body, before, references, whole)
+    return await in_thread(_resolved, body, before, references, whole)
 
 
-def room_of(connection: HTTPConnection) -> Room:
+def room_of(connection: HTTPConnection) -> ReadBackBudget:
     """For what a request reads back."""
-    return Room(connection.app.state.max_body_bytes, connection.state.body_bytes)
+    return ReadBackBudget(connection.app.state.max_body_bytes, connection.state.body_bytes)
 
 
-def _read(
-    body: ResponsesBody, stored: Sequence[Item], references: dict[str, Wire], whole: bool
-) -> Read:
+def _resolved(
+    body: ResponsesBody, stored: Sequence[ItemRecord], references: dict[str, Wire], whole: bool
+) -> ResolvedRequest:
     before = read_wires(stored)
     items = input_items(body, references.__getitem__)
     asked = to_request(body, items, read_items(before))
     own = [wire(item) for item in items]
     told = as_stored(own)
     said = [*stored, *told]
-    return Read(asked, before, own, said, said if whole else told)
+    return ResolvedRequest(asked, before, own, said, said if whole else told)
 
 
-def events_of(connection: HTTPConnection, asked: Asked) -> Events:
+def events_of(connection: HTTPConnection, asked: ParsedRequest) -> Events:
     pool: Pool = connection.app.state.pool
     metrics: Metrics = connection.app.state.metrics
     connectors: Connectors = connection.app.state.connectors
     answer = partial(respond, tools=asked.mcp, connectors=connectors, pool=pool)
     request = replace(asked.request, client=connection.state.client)
-    events = fitted(request, answer) if asked.truncates else answer(request)
+    events = truncate_to_fit(request, answer) if asked.truncates else answer(request)
     return metrics.observed(events)

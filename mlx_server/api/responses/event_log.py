@@ -7,13 +7,13 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.byte_budget import ByteBudget
 
 
-class Log:
+class EventLog:
     """It grows, and is read from any place by any number of readers, each at its own pace."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self.events: list[bytes] = []
         """JSON; the place of each is its sequence number."""
         self.is_full = False
@@ -33,14 +33,14 @@ class Log:
         else:
             self.is_full = True
         self.is_full = self.is_full or self._bytes > limits.STREAM_LOG_BYTES.value
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
         """Readers go on to the end of it."""
         self._complete = True
         self._budget.give_back(self._bytes)
         self._bytes = 0
-        self._tell()
+        self._notify()
 
     def drop(self) -> None:
         """It is stored: readers find there what they have not read yet."""
@@ -57,7 +57,7 @@ class Log:
                 return
             await self._news.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 

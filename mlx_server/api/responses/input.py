@@ -15,7 +15,7 @@ from mlx_server.api.responses.items import (
     read_items,
 )
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.tool_selection import offered
+from mlx_server.api.responses.tool_selection import select_tools
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools
@@ -25,7 +25,7 @@ Resolve = Callable[[str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     request: GenerateRequest
     mcp: McpTools
     ignored: tuple[str, ...]
@@ -51,7 +51,7 @@ def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:
 
 def to_request(
     body: ResponsesBody, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
-) -> Asked:
+) -> ParsedRequest:
     """earlier: what the conversation held before this request's own items."""
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
@@ -59,19 +59,19 @@ def to_request(
     if not said and not approvals and body.instructions is None:
         raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
     instructions = [Message("system", body.instructions)] if body.instructions else []
-    chosen = offered(body, listed=_listed(everything))
+    chosen = select_tools(body, listed=_listed(everything))
     constrained = body.constrained()
     conversation = Conversation(
         messages=(*instructions, *said),
         tools=chosen.tools,
         template_kwargs=body.template_kwargs(body.effort, "reasoning.effort"),
-        response_format=formats.told(constrained["format"]),
+        response_format=formats.prompt_description(constrained["format"]),
     )
     request = GenerateRequest(
         model=body.model,
-        **body.adapted(),
+        **body.adapter_choice(),
         **constrained,
-        whole=not body.stream,
+        buffered=not body.stream,
         progress=body.include_progress,
         prompts=(conversation,),
         max_tokens=body.max_output_tokens,
@@ -82,7 +82,7 @@ def to_request(
         logprobs=body.logprobs,
         tool_choice=chosen.choice,
         thinking_budget=body.budget(),
-        implied=body.implied(body.effort),
+        implied=body.implied_sampling(body.effort),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
         raw_messages=bool(body.enable_response_messages),
@@ -90,7 +90,7 @@ def to_request(
     mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
     hosted = dict.fromkeys(f"input.{item.type}" for item in items if isinstance(item, HostedItem))
     truncates = body.truncation == "auto"
-    return Asked(request, mcp, (*body.ignored(), *hosted), truncates)
+    return ParsedRequest(request, mcp, (*body.ignored(), *hosted), truncates)
 
 
 def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:

@@ -28,20 +28,20 @@ DENIED = "The user has denied this call"
 
 
 @dataclass
-class Said:
+class AssistantDraft:
     reasoning: list[str] = field(default_factory=list)
     text: str | None = None
     phase: Phase | None = None
 
 
-class Turns:
+class ItemsToMessages:
     """Takes items one by one; `messages` and `approvals` are whole after `end`."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.approvals: list[Approval] = []
         """Answers to requests that the model has not heard of since."""
-        self._said: list[Said] = []
+        self._drafts: list[AssistantDraft] = []
         self._calls: list[ToolCall] = []
         self._results: list[Message] = []
         """Of calls that were run here, in the turn that is not over yet."""
@@ -51,13 +51,13 @@ class Turns:
     def add(self, item: InputItem, where: str) -> None:
         match item:
             case MessageItem(role="assistant"):
-                said = self._speak()
+                said = self._end_assistant()
                 said.text, said.phase = text_of(item.content, f"{where}.content"), item.phase
             case MessageItem(role=role):
                 self.end()
                 self.messages.append(Message(role, text_of(item.content, f"{where}.content")))
             case ReasoningItem():
-                self._think(_reasoning(item, where))
+                self._add_reasoning(_reasoning(item, where))
             case FunctionCallItem():
                 self._call(ToolCall(item.call_id, item.name, arguments_of(item)))
             case CustomCallItem():
@@ -66,7 +66,7 @@ class Turns:
             case CallOutputItem():
                 self._answer(item, where)
             case McpCallItem():
-                self._made(item)
+                self._mcp_call(item)
             case McpApprovalRequestItem():
                 self._requests[item.id] = item
             case McpApprovalResponseItem():
@@ -77,9 +77,9 @@ class Turns:
 
     def end(self) -> None:
         """What comes next is nobody's who spoke last."""
-        said, calls = self._said, tuple(self._calls)
+        said, calls = self._drafts, tuple(self._calls)
         if calls:  # results have to follow their calls, so these are one turn with all the rest
-            said = [_as_one(said)]
+            said = [_merged(said)]
         self.messages += [
             Message(
                 "assistant",
@@ -91,24 +91,24 @@ class Turns:
             for each in said
         ]
         self.messages += self._results
-        self._said, self._calls, self._results = [], [], []
+        self._drafts, self._calls, self._results = [], [], []
 
-    def _speak(self) -> Said:
+    def _end_assistant(self) -> AssistantDraft:
         """Where the model's next text goes."""
-        self._hear()
+        self._flush()
         if self._results:
             self.end()
-        if not self._said or self._said[-1].text is not None:
-            self._said.append(Said())
-        return self._said[-1]
+        if not self._drafts or self._drafts[-1].text is not None:
+            self._drafts.append(AssistantDraft())
+        return self._drafts[-1]
 
-    def _think(self, text: str) -> None:
-        said = self._speak()
+    def _add_reasoning(self, text: str) -> None:
+        said = self._end_assistant()
         if text:
             said.reasoning.append(text)
 
     def _call(self, call: ToolCall) -> None:
-        self._hear()
+        self._flush()
         self._calls.append(call)
         self._known.add(call.id)
 
@@ -122,10 +122,10 @@ class Turns:
         output = text_of(item.output, f"{where}.output")
         self.messages.append(Message("tool", output, tool_call_id=item.call_id))
 
-    def _made(self, item: McpCallItem) -> None:
+    def _mcp_call(self, item: McpCallItem) -> None:
         id = item.id or f"mcp_{len(self.messages)}_{len(self._calls)}"
         self._call(ToolCall(id, item.name, item.arguments or "", server=item.server_label))
-        output = item.output if item.output is not None else _told(item.error)
+        output = item.output if item.output is not None else _error_text(item.error)
         self._results.append(Message("tool", output, tool_call_id=id))
 
     def _approve(self, item: McpApprovalResponseItem, where: str) -> None:
@@ -147,7 +147,7 @@ class Turns:
             )
         )
 
-    def _hear(self) -> None:
+    def _flush(self) -> None:
         """The model goes on, so it knows of the approvals: what was granted follows as calls."""
         answered, self.approvals = self.approvals, []
         for denied in (approval for approval in answered if not approval.approve):
@@ -157,10 +157,10 @@ class Turns:
             self._results.append(Message("tool", told, tool_call_id=call.id))
 
 
-def _as_one(said: Sequence[Said]) -> Said:
+def _merged(said: Sequence[AssistantDraft]) -> AssistantDraft:
     spoken = [(each.text, each.phase) for each in said if each.text]
     phases = {phase for _, phase in spoken}
-    return Said(
+    return AssistantDraft(
         reasoning=[text for each in said for text in each.reasoning],
         text="\n\n".join(text for text, _ in spoken),
         phase=phases.pop() if len(phases) == 1 else None,
@@ -191,7 +191,7 @@ def _unsealed(token: str, where: str) -> str:
     return found
 
 
-def _told(error: object) -> str:
+def _error_text(error: object) -> str:
     """What is said in it, in whichever of its forms."""
     match error:
         case None:
@@ -209,7 +209,7 @@ def _is_text(part: object) -> bool:
 
 def messages_of(items: Iterable[tuple[InputItem, str]]) -> tuple[list[Message], list[Approval]]:
     """Of items, each with the place where the client finds it."""
-    turns = Turns()
+    turns = ItemsToMessages()
     for item, where in items:
         turns.add(item, where)
     turns.end()

@@ -6,7 +6,7 @@ There is one way to both: the response is what the stream's events have made of 
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
-from mlx_server.api.accumulator import prompt_progress, remarks
+from mlx_server.api.accumulator import prompt_progress, warnings_body
 from mlx_server.api.responses import built_in, stream
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, OutputItem
@@ -18,7 +18,7 @@ from mlx_server.events import (
     Finished,
     McpCallDelta,
     McpCallFinished,
-    McpCallMade,
+    McpCallReady,
     McpCallStarted,
     PromptProgress,
     ReasoningDelta,
@@ -29,17 +29,17 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
     ToolsListed,
-    Unmet,
+    Violation,
 )
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
-UNANSWERED = (
-    stream.Reasoning,
-    stream.McpCall,
-    stream.McpListTools,
-    built_in.WebSearchCall,
-    built_in.CodeInterpreterCall,
+NO_ANSWER = (
+    stream.StreamedReasoning,
+    stream.StreamedMcpCall,
+    stream.StreamedMcpListTools,
+    built_in.StreamedWebSearchCall,
+    built_in.StreamedCodeInterpreterCall,
 )
 """Items behind which an answer is still to come."""
 
@@ -56,7 +56,7 @@ class ResponseOutput:
         self._items: list[OutputItem] = []
         self._text: stream.TextItem | None = None
         """The item that text goes to."""
-        self._calls: dict[int, stream.Call] = {}
+        self._calls: dict[int, stream.StreamedCall] = {}
         """Those that have not ended."""
         self._number = 0
         self._created = time.time()
@@ -64,34 +64,34 @@ class ResponseOutput:
         self._prompt_tokens = 0
         self._input_messages: tuple[Wire, ...] = ()
         self._unenforced: tuple[str, ...] = ()
-        self._unheard: list[str] | None = None
+        self._ignored: list[str] | None = None
         self._repairs: list[Repaired] = []
-        self._unmet: list[Unmet] = []
+        self._violations: list[Violation] = []
 
     @property
     def response(self) -> Wire:
         """As it is now."""
         return {**self._response, "output": [item.wire() for item in self._items]}
 
-    async def gather(self, events: AsyncIterator[Event]) -> Wire:
+    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
             for _ in self.feed(event):
                 pass
         return self.response
 
-    def tell_ignored(self, names: Iterable[str]) -> None:
+    def add_ignored(self, names: Iterable[str]) -> None:
         """Parameters, of these and of what the model ignores: in the response itself, where there
         is no header for them."""
-        self._unheard = list(names)
+        self._ignored = list(names)
 
     def queue(self) -> Iterator[Wire]:
         """For a response that has to wait for its turn."""
         self._response["status"] = "queued"
         self._begun = True
-        yield from self._numbered([self._told("created"), self._told("queued")])
+        yield from self._numbered([self._status_event("created"), self._status_event("queued")])
 
     def feed(self, event: Event) -> Iterator[Wire]:
-        return self._numbered(self._made_of(event))
+        return self._numbered(self._chunks_of(event))
 
     def fail(self, error: ServerError) -> Iterator[Wire]:
         code = "invalid_prompt" if isinstance(error, BadRequest) else "server_error"
@@ -109,62 +109,66 @@ class ResponseOutput:
             yield {"type": event["type"], "sequence_number": self._number, **event}
             self._number += 1
 
-    def _told(self, what: str) -> Wire:
+    def _status_event(self, what: str) -> Wire:
         return {"type": f"response.{what}", "response": self.response}
 
     def _ended(self, status: str, event: str, **more: object) -> Wire:
-        said = remarks(self._repairs, self._unenforced, self._unmet, self._unheard or ())
+        said = warnings_body(self._repairs, self._unenforced, self._violations, self._ignored or ())
         self._response.update(status=status, **more, **said)
-        return self._told(event)
+        return self._status_event(event)
 
-    def _made_of(self, event: Event) -> Iterator[Wire]:
+    def _chunks_of(self, event: Event) -> Iterator[Wire]:
         match event:
             case Started():
                 yield from self._start(event)
             case PromptProgress():
                 progress = prompt_progress(event, time.time() - self._created)
-                yield {**self._told("in_progress"), **progress}
+                yield {**self._status_event("in_progress"), **progress}
             case TextDelta():
                 yield from self._add_text(event)
             case ReasoningDelta(_, text):
                 yield from self._add_reasoning(text)
             case ToolCallStarted(_, call):
-                yield from self._open(call, stream.FunctionCall(self._place, event))
+                yield from self._open(
+                    call, stream.StreamedFunctionCall(self._next_output_index, event)
+                )
             case McpCallStarted(_, call):
-                yield from self._open(call, stream.McpCall(self._place, event))
+                yield from self._open(call, stream.StreamedMcpCall(self._next_output_index, event))
             case ToolCallDelta(_, call, arguments) | McpCallDelta(_, call, arguments):
                 yield from self._calls[call].add(arguments)
-            case McpCallMade(_, call):
-                yield from self._calls[call].made()
+            case McpCallReady(_, call):
+                yield from self._calls[call].finished_events()
             case ToolCallFinished(_, call):
                 yield from self._calls.pop(call).end("completed")
             case McpCallFinished(_, call):
                 made = self._calls.pop(call)
-                assert isinstance(made, stream.McpCall)
+                assert isinstance(made, stream.StreamedMcpCall)
                 yield from made.run(event)
             case BuiltInCall():
                 yield from self._add_built_in(event)
             case ToolsListed():
-                yield from self._whole(stream.McpListTools(self._place, event))
+                yield from self._whole(stream.StreamedMcpListTools(self._next_output_index, event))
             case ApprovalRequested():
-                yield from self._whole(stream.McpApprovalRequest(self._place, event))
+                yield from self._whole(
+                    stream.StreamedMcpApprovalRequest(self._next_output_index, event)
+                )
             case Repaired():
                 self._repairs.append(event)
-            case Unmet():
-                self._unmet.append(event)
+            case Violation():
+                self._violations.append(event)
             case Finished():
                 yield from self._finish(event)
 
     @property
-    def _place(self) -> int:
+    def _next_output_index(self) -> int:
         """Of the item that comes next."""
         return len(self._items)
 
     def _start(self, event: Started) -> Iterator[Wire]:
         self._prompt_tokens = event.prompt_tokens
         self._unenforced = event.unenforced
-        if self._unheard is not None:
-            self._unheard += event.ignored
+        if self._ignored is not None:
+            self._ignored += event.ignored
         self._input_messages = tuple(map(dict, event.messages))
         self._response.update(status="in_progress", model=event.model)
         if event.sampling:
@@ -172,43 +176,47 @@ class ResponseOutput:
             self._response.update(used)
         if not self._begun:
             self._begun = True
-            yield self._told("created")
-        yield self._told("in_progress")
+            yield self._status_event("created")
+        yield self._status_event("in_progress")
 
     def _add_text(self, event: TextDelta) -> Iterator[Wire]:
         if event.text or event.logprobs:
-            if not self._goes_on(event):
-                yield from self._go_on_with(stream.Message(self._place, event.phase))
+            if not self._continues_text(event):
+                yield from self._continue_item(
+                    stream.StreamedMessage(self._next_output_index, event.phase)
+                )
             assert self._text
             yield from self._text.add(event.text, event.logprobs)
 
-    def _goes_on(self, event: TextDelta) -> bool:
+    def _continues_text(self, event: TextDelta) -> bool:
         said = self._text
-        return isinstance(said, stream.Message) and event.phase in (None, said.phase)
+        return isinstance(said, stream.StreamedMessage) and event.phase in (None, said.phase)
 
     def _add_reasoning(self, text: str) -> Iterator[Wire]:
         if text:
-            if not isinstance(self._text, stream.Reasoning):
-                reasoning = stream.Reasoning(self._place, encrypts=self._encrypts)
-                yield from self._go_on_with(reasoning)
+            if not isinstance(self._text, stream.StreamedReasoning):
+                reasoning = stream.StreamedReasoning(
+                    self._next_output_index, encrypts=self._encrypts
+                )
+                yield from self._continue_item(reasoning)
             assert self._text
             yield from self._text.add(text)
 
     def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
-        item = built_in.item_of(event, self._place, interprets=self._interprets)
+        item = built_in.item_of(event, self._next_output_index, interprets=self._interprets)
         if item:
             yield from self._whole(item, "failed" if event.is_whole else "incomplete")
         elif event.text:
-            reasoning = stream.Reasoning(self._place, encrypts=self._encrypts)
+            reasoning = stream.StreamedReasoning(self._next_output_index, encrypts=self._encrypts)
             yield from self._add(reasoning)
             yield from reasoning.add(event.text)
             yield from reasoning.end("completed" if event.is_whole else "incomplete")
 
-    def _go_on_with(self, item: stream.TextItem) -> Iterator[Wire]:
+    def _continue_item(self, item: stream.TextItem) -> Iterator[Wire]:
         yield from self._add(item)
         self._text = item
 
-    def _open(self, call: int, item: stream.Call) -> Iterator[Wire]:
+    def _open(self, call: int, item: stream.StreamedCall) -> Iterator[Wire]:
         yield from self._add(item)
         self._calls[call] = item
 
@@ -236,7 +244,7 @@ class ResponseOutput:
     def _finish(self, event: Finished) -> Iterator[Wire]:
         cut = event.reason == "length"
         if event.reason == "stop" and not self._has_answer():
-            yield from self._go_on_with(stream.Message(self._place))
+            yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
         yield from self._close("incomplete" if cut else "completed")
         usage = self._usage(event)
         self._response.update(self._raw(event))
@@ -249,7 +257,7 @@ class ResponseOutput:
 
     def _has_answer(self) -> bool:
         """Clients look for a message, or for calls, to know what to do next."""
-        return bool(self._items) and not isinstance(self._items[-1], UNANSWERED)
+        return bool(self._items) and not isinstance(self._items[-1], NO_ANSWER)
 
     def _raw(self, event: Finished) -> Wire:
         if not self._input_messages:

@@ -8,7 +8,7 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.fields import Effort, Items, ResponseTokens, SamplingBody, WireModel
-from mlx_server.api.formats import Constrained, JsonObjectFormat, StructuredOutputs, TextFormat
+from mlx_server.api.formats import FormatChoice, JsonObjectFormat, StructuredOutputs, TextFormat
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.tools import Choice, OtherTool, ToolParam
 from mlx_server.api.thinking import ThinkingBody
@@ -146,15 +146,15 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         given = self.conversation
         return given.id if isinstance(given, ConversationParam) else given
 
-    def constrained(self) -> Constrained:
+    def constrained(self) -> FormatChoice:
         found = [*self._of_text(), *formats.of_structured_outputs(self.structured_outputs)]
-        return formats.only(found, otherwise="text.format")
+        return formats.the_only_format(found, otherwise="text.format")
 
     def ignored(self) -> list[str]:
         unknown = formats.unknown_in(self.structured_outputs)
         return [*super().ignored(), *unknown, *dict.fromkeys(self._without_use())]
 
-    def _of_text(self) -> Iterator[Constrained]:
+    def _of_text(self) -> Iterator[FormatChoice]:
         match self.text and self.text.format:
             case JsonObjectFormat():
                 yield {"format": JsonFormat(), "format_param": "text.format"}

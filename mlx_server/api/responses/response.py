@@ -27,8 +27,8 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
         **({"conversation": {"id": body.conversation_id}} if body.conversation_id else {}),
         "instructions": body.instructions,
         "output": [],
-        "tools": [_tool(tool) for tool in body.tools or () if not isinstance(tool, OtherTool)],
-        "tool_choice": _choice(body),
+        "tools": [_tool_wire(tool) for tool in body.tools or () if not isinstance(tool, OtherTool)],
+        "tool_choice": _choice_wire(body),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "max_tool_calls": body.max_tool_calls,
         "max_output_tokens": body.max_output_tokens,
@@ -36,7 +36,7 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
             "effort": body.effort,
             "summary": None,
         },
-        "text": _text(body.text or Text()),
+        "text": _text_wire(body.text or Text()),
         "truncation": body.truncation or "disabled",
         "temperature": choices.get("temperature", 1.0),
         "top_p": choices.get("top_p", 1.0),
@@ -54,14 +54,14 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
     }
 
 
-def _choice(body: ResponsesBody) -> Any:
+def _choice_wire(body: ResponsesBody) -> Any:
     given = body.tool_choice
     if given is None or isinstance(given, str):
         return given or "auto"
     return given.model_dump(exclude_none=True)
 
 
-def _tool(tool: ToolParam) -> Wire:
+def _tool_wire(tool: ToolParam) -> Wire:
     match tool:
         case FunctionTool():
             return {
@@ -72,11 +72,11 @@ def _tool(tool: ToolParam) -> Wire:
                 "strict": bool(tool.strict),
             }
         case McpTool():  # what is secret in it is not for everyone who may read the response
-            return tool.model_dump(exclude_none=True, include=TOLD_OF_SERVERS)
+            return tool.model_dump(exclude_none=True, include=ECHOED_SERVER_FIELDS)
     return {}
 
 
-TOLD_OF_SERVERS = {
+ECHOED_SERVER_FIELDS = {
     "type",
     "server_label",
     "server_url",
@@ -87,7 +87,7 @@ TOLD_OF_SERVERS = {
 }
 
 
-def _text(text: Text) -> Wire:
+def _text_wire(text: Text) -> Wire:
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     match text.format:
         case JsonSchemaFormat() as asked:

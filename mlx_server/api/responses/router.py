@@ -11,8 +11,8 @@ from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response
 from mlx_server.api.responses import compaction, counting
 from mlx_server.api.responses.background import Background
-from mlx_server.api.responses.create import Created, create
-from mlx_server.api.responses.event_log import Log, decoded
+from mlx_server.api.responses.create import CreatedResponse, create
+from mlx_server.api.responses.event_log import EventLog, decoded
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.pagination import After, Limit, Sorted
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -46,18 +46,20 @@ async def responses(http: Request) -> Response:
         if body.stream:
             is_streaming = True
             return EventStream(run.chunks(), headers, source=run)
-        return json_response(await while_connected(http, run.whole()), headers)
+        return json_response(await while_connected(http, run.complete()), headers)
     finally:
         if not is_streaming:
             await run.aclose()
 
 
-async def _in_background(http: Request, created: Created, background: Background) -> Response:
+async def _in_background(
+    http: Request, created: CreatedResponse, background: Background
+) -> Response:
     runs, run = _runs(http), created.run
     try:
         runs.claim(background)
-        run.output.tell_ignored(())  # by the model, later: there is a header for the others
-        await run.keep()
+        run.output.add_ignored(())  # by the model, later: there is a header for the others
+        await run.store()
     except BaseException:
         runs.discard(background)
         await run.aclose()
@@ -132,7 +134,7 @@ def _no_stream(id: str) -> BadRequest:
     )
 
 
-async def _followed(runs: Runs, run: Run, log: Log, start: int) -> AsyncGenerator[Wire]:
+async def _followed(runs: Runs, run: Run, log: EventLog, start: int) -> AsyncGenerator[Wire]:
     """While it is made from memory, and when it has ended from the store."""
     async for event in log.read(start):
         yield event

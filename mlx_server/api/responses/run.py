@@ -7,13 +7,13 @@ from typing import Protocol
 
 import msgspec
 
-from mlx_server.api.handlers import Resumed
-from mlx_server.api.responses.event_log import Log
+from mlx_server.api.handlers import PrependedEvents
+from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.output import BROKEN, ResponseOutput
 from mlx_server.errors import ServerError
 from mlx_server.events import Event, Finished, Started
-from mlx_server.store import Item, Response
+from mlx_server.store import ItemRecord, ResponseRecord
 
 log = logging.getLogger("mlx_server.api")
 
@@ -23,20 +23,20 @@ Events = AsyncGenerator[Event]
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What the store is told of a response, beside itself."""
 
     id: str
     owner: str
     created_at: float
-    input: Sequence[Item]
+    input: Sequence[ItemRecord]
     previous: str | None = None
     conversation: str | None = None
 
-    def of(self, response: Wire) -> Response:
-        output = [Item(item["id"], msgspec.json.encode(item)) for item in response["output"]]
+    def response_record(self, response: Wire) -> ResponseRecord:
+        output = [ItemRecord(item["id"], msgspec.json.encode(item)) for item in response["output"]]
         rest = {name: value for name, value in response.items() if name != "output"}
-        return Response(
+        return ResponseRecord(
             self.id,
             self.created_at,
             response["status"],
@@ -47,7 +47,7 @@ class Record:
         )
 
 
-class Keeping(Protocol):
+class RunStore(Protocol):
     """What is to outlive a run, and where."""
 
     async def begin(self, run: "Run") -> None: ...
@@ -60,7 +60,7 @@ class Keeping(Protocol):
     def forget(self, run: "Run") -> None: ...
 
 
-class Unkept:
+class NullRunStore:
     """Of what the client wants to leave nothing."""
 
     async def begin(self, run: "Run") -> None:
@@ -80,17 +80,17 @@ class Run:
     """It has to be closed, whatever becomes of it."""
 
     def __init__(
-        self, record: Record, output: ResponseOutput, events: Events, keeping: Keeping
+        self, record: RunRecord, output: ResponseOutput, events: Events, run_store: RunStore
     ) -> None:
         self.record = record
         self.output = output
-        self.log: Log | None = None
+        self.log: EventLog | None = None
         """Of one in the background that is streamed."""
         self.ended = False
         self.failure: ServerError | None = None
         self._events = events
-        self._keeping = keeping
-        self._kept = False
+        self._run_store = run_store
+        self._is_stored = False
         self._started: Started | None = None
 
     @property
@@ -99,20 +99,20 @@ class Run:
 
     async def begin(self) -> Started:
         """Kept, then taken by the engine. Raises what is wrong; then nothing is kept of it."""
-        await self.keep()
+        await self.store()
         try:
             return await self.start()
         except ServerError:
             self.ended = True
-            self._keeping.forget(self)
+            self._run_store.forget(self)
             raise
 
-    async def keep(self) -> None:
-        self._kept = True
+    async def store(self) -> None:
+        self._is_stored = True
         try:
-            await self._keeping.begin(self)
+            await self._run_store.begin(self)
         except ServerError:
-            self._kept = False
+            self._is_stored = False
             raise
         self.record = replace(self.record, input=())  # it is large, and in the store now
 
@@ -130,9 +130,9 @@ class Run:
         """Its events. The last one is told when the response is kept as it has become."""
         assert self._started
         try:
-            async for event in Resumed(self._started, self._events):
+            async for event in PrependedEvents(self._started, self._events):
                 for chunk in self.output.feed(event):
-                    yield await self._told(chunk)
+                    yield await self._recorded(chunk)
         except Exception as error:
             async for chunk in self.fail(error):
                 yield chunk
@@ -141,9 +141,9 @@ class Run:
         """Not a word of the model's: it is there for others to go on from."""
         for event in (Started(self.response["model"], 0), Finished(0, "tool_calls", 0, 0)):
             for chunk in self.output.feed(event):
-                yield await self._told(chunk)
+                yield await self._recorded(chunk)
 
-    async def whole(self) -> Wire:
+    async def complete(self) -> Wire:
         response = self.response
         async for chunk in self.chunks():
             response = chunk.get("response", response)
@@ -165,23 +165,23 @@ class Run:
 
     async def aclose(self) -> None:
         """Cancels it, if it has not ended."""
-        if self._kept and not self.ended:
+        if self._is_stored and not self.ended:
             self.ended = True
             for _ in self.output.cancel():
                 pass
-            self._keeping.end_later(self)
+            self._run_store.end_later(self)
         await self._events.aclose()
 
     async def _last(self, chunks: Iterator[Wire]) -> AsyncGenerator[Wire]:
         if not self.ended:
             for chunk in chunks:
-                yield await self._told(chunk)
+                yield await self._recorded(chunk)
 
-    async def _told(self, chunk: Wire) -> Wire:
+    async def _recorded(self, chunk: Wire) -> Wire:
         if chunk["type"] not in TERMINAL:
             return chunk
         self.ended = True
         events = [*self.log.events, msgspec.json.encode(chunk)] if self.log else []
-        if await self._keeping.end(self, events):
+        if await self._run_store.end(self, events):
             return chunk
         return {**chunk, "response": {**chunk["response"], "store": False}}

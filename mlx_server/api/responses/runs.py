@@ -10,7 +10,7 @@ from mlx_server import limits
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.run import Run
-from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.web_sockets import OpenSockets
 from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
 from mlx_server.store import Store
@@ -30,14 +30,14 @@ NOT_STORED = {"code": "server_error", "message": "What was said could not be sto
 
 
 class Runs:
-    """`Keeping` for those that are stored."""
+    """`RunStore` for those that are stored."""
 
     def __init__(self, store: Store, places: int) -> None:
         self.store = store
         self.stopping = asyncio.Event()
         self.sockets = OpenSockets()
-        self.logs = Budget(limits.STREAM_LOGS_BYTES.value)
-        self.socket_memory = Budget(limits.SOCKETS_MEMORY_BYTES.value)
+        self.logs = ByteBudget(limits.STREAM_LOGS_BYTES.value)
+        self.socket_memory = ByteBudget(limits.SOCKETS_MEMORY_BYTES.value)
         self._turn = asyncio.Semaphore(places)
         self._running: dict[tuple[str, str], Run] = {}
         self._background: dict[str, Background] = {}
@@ -57,20 +57,20 @@ class Runs:
                 "Responses that have ended can't be stored, and no more are begun until they are: "
                 "see the server's log, or send `store: false`."
             )
-        await self.store.begin(record.of(run.response), record.owner, record.input)
+        await self.store.begin(record.response_record(run.response), record.owner, record.input)
         self._running[record.id, record.owner] = run
 
     async def end(self, run: Run, events: Sequence[bytes]) -> bool:
-        storing = self._do(self._end(run, run.response, events))
+        storing = self._in_task(self._end(run, run.response, events))
         await asyncio.wait({storing}, timeout=STORING_SECONDS)
         return storing.done() and storing.result()
 
     def end_later(self, run: Run) -> None:
-        self._do(self._end(run, run.response, ()))
+        self._in_task(self._end(run, run.response, ()))
 
     def forget(self, run: Run) -> None:
         self._running.pop((run.record.id, run.record.owner), None)
-        self._do(self._forgotten(run))
+        self._in_task(self._forgotten(run))
 
     def claim(self, background: Background) -> None:
         """A place in the background, until it has ended or `discard`."""
@@ -121,7 +121,7 @@ class Runs:
             task.cancel()
         await asyncio.gather(*self._later, return_exceptions=True)
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _in_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
@@ -131,24 +131,26 @@ class Runs:
         """Whether it is stored as it is."""
         record = run.record
         try:
-            await _insist(lambda: self.store.put(record.of(response), record.owner, events))
+            await _retry(
+                lambda: self.store.put(record.response_record(response), record.owner, events)
+            )
             if run.log:
                 run.log.drop()
             return True
         except ServerError as error:
             log.error("response %s can't be stored: %s", record.id, error)
             failed = {**response, "status": "failed", "error": NOT_STORED, "output": []}
-            await _insist(lambda: self.store.put(record.of(failed), record.owner))
+            await _retry(lambda: self.store.put(record.response_record(failed), record.owner))
             return False
         finally:
             self._running.pop((record.id, record.owner), None)
 
     async def _forgotten(self, run: Run) -> None:
         with suppress(NotFound):
-            await _insist(lambda: self.store.delete(run.record.id, run.record.owner))
+            await _retry(lambda: self.store.delete(run.record.id, run.record.owner))
 
 
-async def _insist(write: Callable[[], Coroutine[Any, Any, object]]) -> None:
+async def _retry(write: Callable[[], Coroutine[Any, Any, object]]) -> None:
     pause = RETRY_SECONDS
     while True:
         try:

@@ -25,10 +25,10 @@ End = Literal["completed", "incomplete", "failed"]
 class OutputItem:
     kind = ""
 
-    def __init__(self, place: int, id: str | None = None) -> None:
+    def __init__(self, output_index: int, id: str | None = None) -> None:
         self.id = id or new_id(self.kind)
         self.status = "in_progress"
-        self._place = place
+        self._output_index = output_index
 
     def wire(self) -> Wire:
         """As it is now."""
@@ -45,10 +45,10 @@ class OutputItem:
         return {"id": self.id, "type": self.kind, "status": self.status}
 
     def _whole(self, what: str) -> Wire:
-        return {"type": f"response.{what}", "output_index": self._place, "item": self.wire()}
+        return {"type": f"response.{what}", "output_index": self._output_index, "item": self.wire()}
 
     def _event(self, what: str, **more: object) -> Wire:
-        place = {"item_id": self.id, "output_index": self._place}
+        place = {"item_id": self.id, "output_index": self._output_index}
         return {"type": f"response.{what}", **place, **more}
 
 
@@ -57,8 +57,8 @@ class TextItem(OutputItem):
 
     part = ""
 
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int) -> None:
+        super().__init__(output_index)
         self._pieces: list[str] = []
         self._begun = False
 
@@ -89,11 +89,11 @@ class TextItem(OutputItem):
         return {}
 
 
-class Reasoning(TextItem):
+class StreamedReasoning(TextItem):
     kind, part = "reasoning", "reasoning_text"
 
-    def __init__(self, place: int, *, encrypts: bool) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int, *, encrypts: bool) -> None:
+        super().__init__(output_index)
         self._encrypts = encrypts
 
     def wire(self) -> Wire:
@@ -103,11 +103,11 @@ class Reasoning(TextItem):
         return {**self._head(), "summary": [], "content": self._content(), **more}
 
 
-class Message(TextItem):
+class StreamedMessage(TextItem):
     kind, part = "message", "output_text"
 
-    def __init__(self, place: int, phase: Phase | None = None) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int, phase: Phase | None = None) -> None:
+        super().__init__(output_index)
         self.phase = phase
         self._tokens: list[Wire] = []
 
@@ -127,13 +127,13 @@ class Message(TextItem):
         return {"logprobs": added}
 
 
-class Call(OutputItem):
+class StreamedCall(OutputItem):
     """One with arguments, which come in pieces."""
 
     arguments = ""
 
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int) -> None:
+        super().__init__(output_index)
         self._pieces: list[str] = []
         self._whole_arguments = False
 
@@ -141,37 +141,37 @@ class Call(OutputItem):
         self._pieces.append(arguments)
         yield self._event(f"{self.arguments}.delta", delta=arguments)
 
-    def made(self) -> Events:
+    def finished_events(self) -> Events:
         """The arguments have come to their end."""
         if not self._whole_arguments:
             self._whole_arguments = True
-            yield self._event(f"{self.arguments}.done", **self._told())
+            yield self._event(f"{self.arguments}.done", **self._final_fields())
 
     def end(self, status: End) -> Events:
-        yield from self.made()
+        yield from self.finished_events()
         yield from super().end(status)
 
-    def _told(self) -> Wire:
+    def _final_fields(self) -> Wire:
         return {"arguments": "".join(self._pieces)}
 
 
-class FunctionCall(Call):
+class StreamedFunctionCall(StreamedCall):
     kind, arguments = "function_call", "function_call_arguments"
 
-    def __init__(self, place: int, call: ToolCallStarted) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int, call: ToolCallStarted) -> None:
+        super().__init__(output_index)
         self._call = call
 
     def wire(self) -> Wire:
         called = {"call_id": self._call.id, "name": self._call.name}
-        return {**self._head(), **called, **self._told()}
+        return {**self._head(), **called, **self._final_fields()}
 
 
-class McpCall(Call):
+class StreamedMcpCall(StreamedCall):
     kind, arguments = "mcp_call", "mcp_call_arguments"
 
-    def __init__(self, place: int, call: McpCallStarted) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int, call: McpCallStarted) -> None:
+        super().__init__(output_index)
         self._call = call
         self._result: McpCallFinished | None = None
 
@@ -181,7 +181,7 @@ class McpCall(Call):
             **self._head(),
             "server_label": self._call.server,
             "name": self._call.name,
-            **self._told(),
+            **self._final_fields(),
             "approval_request_id": self._call.approval,
             "output": result.output if result else None,
             "error": _error(result.error) if result and result.error is not None else None,
@@ -193,18 +193,18 @@ class McpCall(Call):
 
     def run(self, result: McpCallFinished) -> Events:
         self._result = result
-        yield from self.made()
+        yield from self.finished_events()
         failed = result.error is not None
         yield self._event("mcp_call.failed" if failed else "mcp_call.completed")
         self.status = "failed" if failed else "completed"
         yield self._whole("output_item.done")
 
 
-class McpListTools(OutputItem):
+class StreamedMcpListTools(OutputItem):
     kind = "mcp_list_tools"
 
-    def __init__(self, place: int, listed: ToolsListed) -> None:
-        super().__init__(place)
+    def __init__(self, output_index: int, listed: ToolsListed) -> None:
+        super().__init__(output_index)
         self._listed = listed
         self._tools: list[Wire] = []
 
@@ -228,12 +228,12 @@ class McpListTools(OutputItem):
         yield from super().end(status)
 
 
-class McpApprovalRequest(OutputItem):
+class StreamedMcpApprovalRequest(OutputItem):
     kind = "mcp_approval_request"
 
-    def __init__(self, place: int, asked: ApprovalRequested) -> None:
-        super().__init__(place, asked.id)
-        self._asked = asked
+    def __init__(self, output_index: int, request: ApprovalRequested) -> None:
+        super().__init__(output_index, request.id)
+        self._asked = request
 
     def wire(self) -> Wire:
         return {

@@ -22,21 +22,21 @@ from mlx_server.requests import (
     NO_TOOLS,
     McpChoice,
     McpServer,
-    Named,
+    NamedTool,
     ToolChoice,
     ToolFilter,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class ToolSelection:
     tools: tuple[Tool, ...]
     choice: ToolChoice
     servers: tuple[McpServer, ...]
     mcp_choice: McpChoice | None = None
 
 
-def offered(body: ResponsesBody, *, listed: Container[str]) -> Offered:
+def select_tools(body: ResponsesBody, *, listed: Container[str]) -> ToolSelection:
     """What the model may call, and whether it has to."""
     given = list(enumerate(body.tools or ()))
     tools = tuple(_tool(tool) for _, tool in given if isinstance(tool, FunctionTool))
@@ -50,10 +50,10 @@ def offered(body: ResponsesBody, *, listed: Container[str]) -> Offered:
             return _allowed(allowed, tools, servers)
         case McpChoiceParam(server_label=label, name=name):
             _check_server(label, servers)
-            return Offered(tools, "auto", servers, McpChoice(label, name))
+            return ToolSelection(tools, "auto", servers, McpChoice(label, name))
         case FunctionChoice(name=name):
             check_offered(name, tools)
-            return Offered(tools, Named(name), servers)
+            return ToolSelection(tools, NamedTool(name), servers)
         case OtherTool(type=kind):
             raise BadRequest(
                 f"`tool_choice` wants a tool of type {kind[:64]!r}: there are none here.",
@@ -63,12 +63,12 @@ def offered(body: ResponsesBody, *, listed: Container[str]) -> Offered:
             choice = said or "auto"
     if not servers:
         check_choice(choice, tools)
-    return Offered(tools, choice, servers)
+    return ToolSelection(tools, choice, servers)
 
 
 def _allowed(
     allowed: AllowedToolsChoice, tools: Sequence[Tool], servers: Sequence[McpServer]
-) -> Offered:
+) -> ToolSelection:
     names = {choice.name for choice in allowed.tools if isinstance(choice, FunctionChoice)}
     of_servers: dict[str, set[str] | None] = {}
     for choice in allowed.tools:
@@ -83,7 +83,7 @@ def _allowed(
     left = tuple(_narrowed(s, of_servers[s.label]) for s in servers if s.label in of_servers)
     if not left:
         check_choice(allowed.mode, kept)
-    return Offered(kept, allowed.mode, left)
+    return ToolSelection(kept, allowed.mode, left)
 
 
 def _narrowed(server: McpServer, names: set[str] | None) -> McpServer:

@@ -19,7 +19,7 @@ from mlx_server.requests import GenerateRequest
 Respond = Callable[[GenerateRequest], AsyncGenerator[Event]]
 
 
-async def fitted(request: GenerateRequest, respond: Respond) -> AsyncGenerator[Event]:
+async def truncate_to_fit(request: GenerateRequest, respond: Respond) -> AsyncGenerator[Event]:
     """The answer to as much of the conversation as fits."""
     (whole,) = request.prompts
     assert isinstance(whole, Conversation)
@@ -33,13 +33,13 @@ async def fitted(request: GenerateRequest, respond: Respond) -> AsyncGenerator[E
                     yield event
             return
         except ContextTooLong:
-            shorter = await in_thread(without_oldest, whole, 2**attempt)
+            shorter = await in_thread(drop_oldest, whole, 2**attempt)
             if begun or len(shorter.messages) == len(left.messages):
                 raise
             left = shorter
 
 
-def without_oldest(conversation: Conversation, turns: int) -> Conversation:
+def drop_oldest(conversation: Conversation, turns: int) -> Conversation:
     said = conversation.messages
     asked = [i for i, message in enumerate(said) if message.role == "user"]
     if not asked:

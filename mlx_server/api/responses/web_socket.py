@@ -24,12 +24,12 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.run import Run, log
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.responses.state import as_stored
-from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.web_sockets import ReceivedMessage
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.request_threads import in_thread, size_of_request
-from mlx_server.store import Item
-from mlx_server.system.logs import Asked, asked
+from mlx_server.store import ItemRecord
+from mlx_server.system.logs import RequestLogContext, request_context
 
 SLOW_SECONDS = 30.0
 """How long one event may take to leave."""
@@ -42,7 +42,7 @@ OURS = ("type", "stream", "stream_options", "generate", "stream_id")
 """What a frame has beside a request's fields, or instead of them."""
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client is, or might as well be."""
 
 
@@ -51,48 +51,48 @@ class InvalidText(Exception):
 
 
 @dataclass(frozen=True)
-class Answering:
+class ActiveResponse:
     run: Run
     warms_up: bool
 
     async def begin(self) -> AsyncGenerator[Wire]:
         if self.warms_up:
-            await self.run.keep()
+            await self.run.store()
             return self.run.prepared()
         await self.run.begin()
         return self.run.chunks()
 
 
-class Memory:
+class UnstoredContext:
     """What was said in responses that are not stored, the latest few of them."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.said: OrderedDict[str, Sequence[Item]] = OrderedDict()
+    def __init__(self, budget: ByteBudget) -> None:
+        self.contexts: OrderedDict[str, Sequence[ItemRecord]] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._budget = budget
         """Of all sockets."""
 
-    def keep(self, id: str, said: Sequence[Item]) -> None:
+    def keep(self, id: str, context: Sequence[ItemRecord]) -> None:
         """In place of what it had by this id. What finds no room is forgotten."""
         self.forget(id)
-        size = sum(len(item.body) for item in said)
+        size = sum(len(item.body) for item in context)
         most = limits.SOCKET_MEMORY_BYTES.value
         if size > most:
             return
-        while self.said and (
-            len(self.said) >= limits.SOCKET_RESPONSES.value
+        while self.contexts and (
+            len(self.contexts) >= limits.SOCKET_RESPONSES.value
             or sum(self._sizes.values()) + size > most
         ):
-            self.forget(next(iter(self.said)))
+            self.forget(next(iter(self.contexts)))
         if self._budget.take(size):
-            self.said[id], self._sizes[id] = said, size
+            self.contexts[id], self._sizes[id] = context, size
 
     def forget(self, id: str) -> None:
-        if self.said.pop(id, None) is not None:
+        if self.contexts.pop(id, None) is not None:
             self._budget.give_back(self._sizes.pop(id))
 
     def clear(self) -> None:
-        for id in list(self.said):
+        for id in list(self.contexts):
             self.forget(id)
 
 
@@ -101,7 +101,7 @@ class Socket:
         self._websocket = websocket
         self._runs = runs
         self._frames: asyncio.Queue[ReceivedMessage] = asyncio.Queue(limits.SOCKET_FRAMES.value + 1)
-        self._memory = Memory(runs.socket_memory)
+        self._unstored = UnstoredContext(runs.socket_memory)
         self._lane: str | None = None
         """Of the request that is answered."""
 
@@ -113,14 +113,14 @@ class Socket:
             try:
                 await self._serve()
             finally:
-                self._memory.clear()
+                self._unstored.clear()
 
     async def _serve(self) -> None:
         await self._websocket.accept()
         if this := asyncio.current_task():
             self._runs.connect(this)
         answering = asyncio.create_task(self._answer_all())
-        reading = asyncio.create_task(self._read())
+        reading = asyncio.create_task(self._receive_frames())
         try:
             await asyncio.wait({reading, answering}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -129,7 +129,7 @@ class Socket:
             codes = await asyncio.gather(reading, answering, return_exceptions=True)
         await self._close(next((code for code in codes if isinstance(code, int)), BROKE))
 
-    async def _read(self) -> int:
+    async def _receive_frames(self) -> int:
         """All the time, or nobody would notice that the client has left."""
         while True:
             message = await self._websocket.receive()
@@ -148,7 +148,7 @@ class Socket:
                     await self._answer(frame)
                 finally:
                     frame.finish()
-        except Gone:
+        except ClientGone:
             pass
         except InvalidText:
             return NOT_UTF8
@@ -179,7 +179,7 @@ class Socket:
     async def _answer(self, frame: ReceivedMessage) -> None:
         began = time.perf_counter()
         status: int | str = "gone"
-        asked.set(Asked(self._websocket.state.request_id))
+        request_context.set(RequestLogContext(self._websocket.state.request_id))
         try:
             status = await self._status(frame)
         finally:
@@ -195,7 +195,7 @@ class Socket:
         except ServerError as error:
             await self._refuse(error)
             return error.status
-        except (Gone, InvalidText, asyncio.CancelledError):
+        except (ClientGone, InvalidText, asyncio.CancelledError):
             raise
         except Exception as error:
             log.error("a WebSocket's request broke", exc_info=error)
@@ -203,34 +203,34 @@ class Socket:
             return ServerError.status
         return 200
 
-    async def _created(self, frame: ReceivedMessage) -> Answering:
+    async def _created(self, frame: ReceivedMessage) -> ActiveResponse:
         """All else of the request may be large, and is not kept for as long as its answer takes."""
         request = await _parsed(frame)
         self._lane = _lane(request)
         body = await in_thread(_body, request)
-        created = await create(self._websocket, body, self._memory.said)
-        created.run.output.tell_ignored(created.ignored)
+        created = await create(self._websocket, body, self._unstored.contexts)
+        created.run.output.add_ignored(created.ignored)
         if body.store is False:
-            self._memory.keep(created.run.record.id, created.said)
-        return Answering(created.run, warms_up=request.get("generate") is False)
+            self._unstored.keep(created.run.record.id, created.context)
+        return ActiveResponse(created.run, warms_up=request.get("generate") is False)
 
-    async def _respond(self, answering: Answering, frame: ReceivedMessage) -> None:
-        run = answering.run
+    async def _respond(self, active: ActiveResponse, frame: ReceivedMessage) -> None:
+        run = active.run
         id = run.record.id
         ended = False
         try:
-            chunks = await answering.begin()
+            chunks = await active.begin()
             frame.release()
             async for chunk in chunks:
                 await self._send(chunk)
             ended = True
         finally:
             await run.aclose()
-            said = self._memory.said.get(id)
+            said = self._unstored.contexts.get(id)
             if said is not None and ended:
-                self._memory.keep(id, [*said, *as_stored(run.response["output"])])
+                self._unstored.keep(id, [*said, *as_stored(run.response["output"])])
             else:
-                self._memory.forget(id)
+                self._unstored.forget(id)
 
     async def _refuse(self, error: ServerError) -> None:
         await self._send({"type": "error", "status": error.status, **error.body()})
@@ -242,7 +242,7 @@ class Socket:
             async with asyncio.timeout(SLOW_SECONDS):
                 await self._websocket.send_text(text)
         except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
-            raise Gone from None
+            raise ClientGone from None
 
     async def _close(self, code: int) -> None:
         if self._websocket.application_state == WebSocketState.CONNECTED:
@@ -265,11 +265,11 @@ async def _parsed(frame: ReceivedMessage) -> Wire:
     if not frame.is_text:
         raise BadRequest("Frames should be text.")
     if len(frame.data) <= LARGE_BYTES:
-        return _read(frame.data)
-    return await frame.read(_read)
+        return _parse_json(frame.data)
+    return await frame.read(_parse_json)
 
 
-def _read(data: bytes) -> Wire:
+def _parse_json(data: bytes) -> Wire:
     if not _is_utf8(data):
         raise InvalidText
     return strict_json.parse_object(data)

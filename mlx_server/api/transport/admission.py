@@ -21,7 +21,7 @@ class Admission:
         self._most_per_address = most_per_address
         self._open: dict[object, str] = {}
         """The source of each, by its transport, which stays when a WebSocket takes over."""
-        self._of_source: Counter[str] = Counter()
+        self._open_per_source: Counter[str] = Counter()
         self._idle: dict[Closable, str] = {}
         """Those without a byte of a request, the longest idle first."""
         self._arriving: dict[Closable, str] = {}
@@ -32,20 +32,20 @@ class Admission:
 
     def enter(self, transport: object, source: str) -> bool:
         """Whether it may stay; one that may not is the caller's to refuse."""
-        is_much = self._of_source[source] >= self._most_per_address
+        is_much = self._open_per_source[source] >= self._most_per_address
         is_full = len(self._open) >= self._most
         if (is_much or is_full) and not self._make_place(source if is_much else None):
             return False
         self._open[transport] = source
-        self._of_source[source] += 1
+        self._open_per_source[source] += 1
         return True
 
     def leave(self, transport: object) -> None:
         source = self._open.pop(transport, None)
         if source is not None:
-            self._of_source[source] -= 1
-            if not self._of_source[source]:
-                del self._of_source[source]
+            self._open_per_source[source] -= 1
+            if not self._open_per_source[source]:
+                del self._open_per_source[source]
 
     def is_idle(self, connection: Closable, source: str) -> None:
         self._arriving.pop(connection, None)

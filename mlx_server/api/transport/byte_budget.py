@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 
-class Budget:
+class ByteBudget:
     """First come, first served. One that wants more than there is at all gets it alone."""
 
     def __init__(self, most_bytes: int) -> None:

@@ -34,7 +34,7 @@ class StrictConnection(h11.Connection):
         if isinstance(event, h11.Request):
             self._small_chunks = 0
             after = self.trailing_data[0]
-            self._refuse_if(_wrong_with(event, before[: len(before) - len(after)], after))
+            self._refuse_if(_framing_error(event, before[: len(before) - len(after)], after))
         elif isinstance(event, h11.Data) and _is_small_chunk(event):
             self._small_chunks += 1
             if self._small_chunks > limits.SMALL_CHUNKS.value:
@@ -69,7 +69,7 @@ def _too_many(lines: int) -> str | None:
     return None
 
 
-def _wrong_with(request: h11.Request, head: bytes, after: bytes) -> str | None:
+def _framing_error(request: h11.Request, head: bytes, after: bytes) -> str | None:
     headers = dict(request.headers)
     if BARE_LINE_END.search(head):
         return "Each line of a request's head must end with CR LF."

@@ -13,7 +13,7 @@ from websockets.server import ServerProtocol
 from mlx_server import limits
 from mlx_server.api.transport.admission import Admission, source_of
 from mlx_server.api.transport.framing import StrictConnection, upgrade_of
-from mlx_server.api.transport.slow_clients import Unread
+from mlx_server.api.transport.slow_clients import SlowClientGuard
 from mlx_server.errors import BadRequest, Overloaded, ServerError
 
 log = logging.getLogger("mlx_server.http")
@@ -22,7 +22,7 @@ UNUSED = {h11.IDLE, h11.SEND_RESPONSE}
 """States in which no answer has begun."""
 
 
-class Http(Unread, H11Protocol):
+class StrictHttp(SlowClientGuard, H11Protocol):
     receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS.value)
     """From its first byte, or from the connection; by the clock, since bytes may drip for ever."""
 
@@ -72,7 +72,7 @@ class Http(Unread, H11Protocol):
             self._refuse(BadRequest("This is not the handshake of a WebSocket."))
             return
         self._arrived()
-        self._stop_waiting()
+        self._stop_deadline()
         self.admission.is_busy(self)
         super().handle_websocket_upgrade(event)
         if self.flow.write_paused:  # by the answer before, which is not told to a new protocol
@@ -166,5 +166,7 @@ def _is_handshake(event: h11.Request) -> bool:
     return bool(requests) and trial.accept(requests[0]).status_code == 101
 
 
-def http(receive_seconds: float, admission: Admission) -> type[Http]:
-    return type("Http", (Http,), {"receive_seconds": receive_seconds, "admission": admission})
+def http(receive_seconds: float, admission: Admission) -> type[StrictHttp]:
+    return type(
+        "StrictHttp", (StrictHttp,), {"receive_seconds": receive_seconds, "admission": admission}
+    )

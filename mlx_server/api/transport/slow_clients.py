@@ -13,7 +13,7 @@ LEAST_BYTES = 64 << 10
 """Whoever reads less of a long answer in the time there is does not read."""
 
 
-class Unread(asyncio.Protocol):
+class SlowClientGuard(asyncio.Protocol):
     """Before one of uvicorn's protocols: cuts the connection of a client that does not read.
 
     Closing it would not do: that waits for what is unread. uvicorn sends nothing more while
@@ -22,7 +22,7 @@ class Unread(asyncio.Protocol):
 
     send_seconds: ClassVar[float] = float(limits.SEND_SECONDS.value)
     transport: asyncio.Transport
-    _patience: asyncio.TimerHandle | None = None
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -33,33 +33,33 @@ class Unread(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._wait()
+        self._start_deadline()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_waiting()
+        self._stop_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop_waiting()
+        self._stop_deadline()
 
-    def _wait(self) -> None:
+    def _start_deadline(self) -> None:
         left = self.transport.get_write_buffer_size()
         loop = asyncio.get_running_loop()
-        self._patience = loop.call_later(self.send_seconds, self._check_progress, left)
+        self._deadline = loop.call_later(self.send_seconds, self._check_progress, left)
 
     def _check_progress(self, before: int) -> None:
         left = self.transport.get_write_buffer_size()
         if left > before - LEAST_BYTES:
             self.transport.abort()
         else:
-            self._wait()
+            self._start_deadline()
 
-    def _stop_waiting(self) -> None:
-        if self._patience:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_deadline(self) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
 
 
-def patient(protocol: type[P], send_seconds: float) -> type[P]:
+def guard_slow_clients(protocol: type[P], send_seconds: float) -> type[P]:
     return type(protocol.__name__, (protocol,), {"send_seconds": send_seconds})

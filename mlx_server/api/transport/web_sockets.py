@@ -12,8 +12,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from mlx_server import limits
-from mlx_server.api.transport.byte_budget import Budget
-from mlx_server.api.transport.slow_clients import Unread
+from mlx_server.api.transport.byte_budget import ByteBudget
+from mlx_server.api.transport.slow_clients import SlowClientGuard
 from mlx_server.errors import Overloaded
 from mlx_server.request_threads import in_thread
 from mlx_server.system import descriptors
@@ -114,14 +114,14 @@ class ReceivedMessage:
         finish()
 
 
-class WebSockets(Unread, WebSocketsSansIOProtocol):
+class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
     """Reads on as long as what waits is small. A large message takes its room from a budget that
     all connections share, and none is read while another one is answered.
     """
 
     receive_seconds: ClassVar[float] = 30.0
     """For one message, from its first byte; not counted while it is not read."""
-    budget: ClassVar[Budget] = Budget(limits.FRAME_BYTES.value)
+    budget: ClassVar[ByteBudget] = ByteBudget(limits.FRAME_BYTES.value)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -320,7 +320,11 @@ def has_hung_up(descriptor: int) -> bool:
     return bool(peer.poll(0))
 
 
-def web_sockets(receive_seconds: float, max_bytes: int) -> type[WebSockets]:
+def web_sockets(receive_seconds: float, max_bytes: int) -> type[StrictWebSockets]:
     """max_bytes: of one message."""
-    budget = Budget(max(limits.FRAME_BYTES.value, max_bytes))
-    return type("WebSockets", (WebSockets,), {"receive_seconds": receive_seconds, "budget": budget})
+    budget = ByteBudget(max(limits.FRAME_BYTES.value, max_bytes))
+    return type(
+        "StrictWebSockets",
+        (StrictWebSockets,),
+        {"receive_seconds": receive_seconds, "budget": budget},
+    )

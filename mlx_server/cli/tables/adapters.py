@@ -11,8 +11,8 @@ from rich.text import Text
 from mlx_server.cli.tables.pool import PIPE_WIDTH
 from mlx_server.config.settings import AdapterSettings, ModelSettings, Settings
 from mlx_server.errors import AdapterInvalid
-from mlx_server.lora.base_model import read_base
-from mlx_server.lora.catalog import AdapterSpec, Catalog, Place
+from mlx_server.lora.base_model import read_base_shapes
+from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
 from mlx_server.pool.prepare import REPLAY
 from mlx_server.sources.source import adapter_on_disk, on_disk
 
@@ -22,7 +22,7 @@ NOT_FETCHED = "is not in the local cache: it is fetched when it is first asked f
 
 
 @dataclass
-class Row:
+class AdapterRow:
     """One adapter, for all the models that it may be for."""
 
     name: str
@@ -38,12 +38,12 @@ class Row:
         return self.spec is not None or self.not_fetched
 
 
-def rows_of(settings: Settings) -> list[Row]:
+def rows_of(settings: Settings) -> list[AdapterRow]:
     """Nothing is fetched for it."""
-    rows: dict[tuple[str, Path | None], Row] = {}
+    rows: dict[tuple[str, Path | None], AdapterRow] = {}
     for model_id, model in settings.models.items():
-        for name, path, found in _found(model, settings.server.adapters_dir):
-            row = rows.setdefault((name, path), Row(name))
+        for name, path, found in _row_of(model, settings.server.adapters_dir):
+            row = rows.setdefault((name, path), AdapterRow(name))
             if isinstance(found, AdapterSpec):
                 row.spec = found
                 row.models.append(model_id if on_disk(model.source) else f"{model_id}?")
@@ -55,31 +55,31 @@ def rows_of(settings: Settings) -> list[Row]:
     return sorted(rows.values(), key=lambda row: row.name)
 
 
-def _found(
+def _row_of(
     model: ModelSettings, folder: Path | None
 ) -> Iterator[tuple[str, Path | None, AdapterSpec | AdapterInvalid | None]]:
     if model.source.startswith(REPLAY):  # it has no layers
         return
-    base = read_base(on_disk(model.source), model.source)
-    listed: dict[str, Place] = {}
+    base = read_base_shapes(on_disk(model.source), model.source)
+    listed: dict[str, AdapterLocation] = {}
     for name, entry in model.adapters.items():
-        if (place := _place(entry)) is None:
+        if (place := _location_of(entry)) is None:
             yield name, None, None
         else:
             listed[name] = place
-    catalog = Catalog(base, listed, folder)
-    places = catalog.places()
+    catalog = AdapterCatalog(base, listed, folder)
+    places = catalog.locations()
     for name, found in catalog.all().items():
         if name in listed or name not in model.adapters:
             yield name, places[name].path, found
 
 
-def _place(entry: AdapterSettings) -> Place | None:
+def _location_of(entry: AdapterSettings) -> AdapterLocation | None:
     path = adapter_on_disk(entry.path)
-    return Place(path, entry.pinned, entry.allow_other_base) if path else None
+    return AdapterLocation(path, entry.pinned, entry.allow_other_base) if path else None
 
 
-def show(rows: list[Row], console: Console) -> bool:
+def show(rows: list[AdapterRow], console: Console) -> bool:
     """Whether all are fine."""
     if not rows:
         console.print("There are no adapters. See adapters/README.md.", soft_wrap=True)
@@ -88,19 +88,19 @@ def show(rows: list[Row], console: Console) -> bool:
     for column in COLUMNS:
         table.add_column(column, no_wrap=column not in ("models", "base"), overflow="fold")
     for row in rows:
-        table.add_row(*map(_text, _cells(row)))
+        table.add_row(*map(_printable, _cells(row)))
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     console.print(table)
     for row in rows:
         if row.not_fetched:
-            console.print(_text(f"{row.name} {NOT_FETCHED}"), soft_wrap=True)
+            console.print(_printable(f"{row.name} {NOT_FETCHED}"), soft_wrap=True)
         elif not row.is_ok:
-            console.print(_text(f"{row.name}: {row.wrong[0]}"), soft_wrap=True)
+            console.print(_printable(f"{row.name}: {row.wrong[0]}"), soft_wrap=True)
     return all(row.is_ok for row in rows)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: AdapterRow) -> list[str]:
     models = ", ".join(row.models) or "-"
     if (spec := row.spec) is None:
         return [row.name, models, *["-"] * 6, "not fetched" if row.not_fetched else "wrong"]
@@ -115,6 +115,6 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 1e6:.0f} MB" if nbytes >= 10e6 else f"{nbytes / 1e3:.0f} kB"
 
 
-def _text(text: str) -> Text:
+def _printable(text: str) -> Text:
     """As it is: no markup, and nothing that a terminal would obey."""
     return Text("".join(c if c.isprintable() else " " for c in text))

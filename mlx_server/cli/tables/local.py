@@ -12,7 +12,7 @@ from mlx_server.sources.local import LocalModel
 
 COLUMNS = ("model", "family", "weights", "fits")
 
-NOTHING = (
+NO_MODELS = (
     "No checkpoints were found in the Hugging Face cache or in LM Studio's folders. Fetch one with "
     "`mlx-server pull mlx-community/Qwen3-4B-4bit`."
 )
@@ -21,7 +21,7 @@ NOTHING = (
 def show(models: Sequence[LocalModel], budget: int, console: Console) -> None:
     """budget: the bytes that models may take together."""
     if not models:
-        console.print(Text(NOTHING), soft_wrap=True)
+        console.print(Text(NO_MODELS), soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False)
     for column in COLUMNS:

@@ -44,15 +44,15 @@ def show(pool: dict[str, Any], console: Console) -> None:
     for column in COLUMNS:
         table.add_column(column, no_wrap=column != "source", overflow="fold")
     for model in pool["models"]:
-        table.add_row(*map(_text, _cells(model)))
+        table.add_row(*map(_printable, _cells(model)))
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     console.print(table)
     for model in pool["models"]:
         if model["error"]:
-            console.print(_text(f"{model['id']} failed: {model['error']}"), soft_wrap=True)
+            console.print(_printable(f"{model['id']} failed: {model['error']}"), soft_wrap=True)
         for row in model.get("prefilling", ()):
-            console.print(_text(_prefill(model["id"], row)), soft_wrap=True)
+            console.print(_printable(_prefill(model["id"], row)), soft_wrap=True)
     used, budget, cache = (_size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
     console.print(
         Text(f"{used} of {budget} in use, {cache} of it by the prompt cache"), soft_wrap=True
@@ -64,7 +64,7 @@ def _prefill(model: str, row: dict[str, int]) -> str:
     return f"{model}: {computed:,} of the {prompt:,} tokens of a prompt are computed"
 
 
-def _text(text: str) -> Text:
+def _printable(text: str) -> Text:
     """As it is: no markup, and nothing that a terminal would obey."""
     return Text("".join(c if c.isprintable() else " " for c in text))
 

@@ -13,7 +13,7 @@ from mlx_server.store import Retention, Stats, Store
 
 
 @dataclass(frozen=True)
-class Found:
+class StoreSummary:
     path: Path
     retention: Retention
     stats: Stats | None
@@ -21,31 +21,31 @@ class Found:
     pruned: int | None = None
 
 
-def look(settings: Settings, *, prune: bool = False) -> Found:
+def look(settings: Settings, *, prune: bool = False) -> StoreSummary:
     """Also while a server has it open."""
     path = settings.store.path
     kept = settings.store
     retention = Retention(kept.days, kept.count, kept.bytes, kept.bytes_per_key)
     if not path.exists():
-        return Found(path, retention, None)
+        return StoreSummary(path, retention, None)
     return asyncio.run(_visit(path, retention, prune=prune))
 
 
-async def _visit(path: Path, retention: Retention, *, prune: bool) -> Found:
+async def _visit(path: Path, retention: Retention, *, prune: bool) -> StoreSummary:
     store = await Store.visit(path, retention)
     try:
         pruned = await store.prune() if prune else None
-        return Found(path, retention, await store.stats(), pruned)
+        return StoreSummary(path, retention, await store.stats(), pruned)
     finally:
         await store.close()
 
 
-def show(found: Found, console: Console) -> None:
+def show(found: StoreSummary, console: Console) -> None:
     for line in _lines(found):
-        console.print(_text(line), soft_wrap=True)
+        console.print(_printable(line), soft_wrap=True)
 
 
-def _lines(found: Found) -> list[str]:
+def _lines(found: StoreSummary) -> list[str]:
     kept = f"for {found.retention.days:g} days, at most {found.retention.count} of each"
     if (stats := found.stats) is None:
         return [f"{found.path}: nothing is stored yet", f"kept           {kept}"]
@@ -73,6 +73,6 @@ def _day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(moment))
 
 
-def _text(text: str) -> Text:
+def _printable(text: str) -> Text:
     """As it is: no markup, and nothing that a terminal would obey."""
     return Text("".join(c if c.isprintable() else " " for c in text))

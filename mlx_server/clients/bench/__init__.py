@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter
 
 from mlx_server.clients.bench.exchange import Api, Exchange, Target
-from mlx_server.clients.bench.result import Load, Result
+from mlx_server.clients.bench.result import Result, Workload
 from mlx_server.clients.chat import client_of, served_models
 from mlx_server.errors import BadRequest, GenerationFailed, SettingsError
 
@@ -32,7 +32,9 @@ def measure(
     for words in asyncio.run(words_for(target, prompt_tokens)):
         for count in clients:
             asked = requests or max(4, 2 * count)
-            load = Load(count, asked, words, max_tokens, shared_prefix, f"{seed} {words} {count}")
+            load = Workload(
+                count, asked, words, max_tokens, shared_prefix, f"{seed} {words} {count}"
+            )
             asyncio.run(warm_up(target, load))
             yield asyncio.run(run(target, load))
 
@@ -46,7 +48,7 @@ def target_of(url: str, key: str | None, model: str | None, api: Api) -> Target:
     return Target(url, served[0], key, api)
 
 
-async def run(target: Target, load: Load) -> Result:
+async def run(target: Target, load: Workload) -> Result:
     exchanges = [Exchange(target, prompt, load.max_tokens) for prompt in load.prompts()]
     waiting = iter(exchanges)
 
@@ -61,7 +63,7 @@ async def run(target: Target, load: Load) -> Result:
     return _result(load, perf_counter() - began, exchanges)
 
 
-def _result(load: Load, seconds: float, exchanges: Iterable[Exchange]) -> Result:
+def _result(load: Workload, seconds: float, exchanges: Iterable[Exchange]) -> Result:
     answers, errors = [], []
     for exchange in exchanges:
         try:
@@ -71,10 +73,10 @@ def _result(load: Load, seconds: float, exchanges: Iterable[Exchange]) -> Result
     return Result(load, seconds, tuple(answers), tuple(errors))
 
 
-async def warm_up(target: Target, load: Load) -> None:
+async def warm_up(target: Target, load: Workload) -> None:
     """As many clients as will come, shortly; then the prefix, if the prompts share one."""
     words, seed = min(load.words, 16), f"{load.seed} warm-up"
-    await run(target, Load(load.clients, load.clients, words, max_tokens=4, seed=seed))
+    await run(target, Workload(load.clients, load.clients, words, max_tokens=4, seed=seed))
     if load.shared_prefix:
         await Exchange(target, load.prompt(-1), max_tokens=4).run()
 
@@ -87,7 +89,7 @@ async def words_for(target: Target, tokens: Sequence[int]) -> list[int]:
     few, many = 16, 256
 
     async def counted(words: int) -> int | None:
-        probe = Exchange(target, Load(1, 1, words, max_tokens=8).prompt(0), max_tokens=8)
+        probe = Exchange(target, Workload(1, 1, words, max_tokens=8).prompt(0), max_tokens=8)
         await probe.run()
         return probe.answer().prompt_tokens
 

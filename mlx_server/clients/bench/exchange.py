@@ -32,7 +32,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestTiming:
     """Times in seconds."""
 
     first_token: float
@@ -50,12 +50,12 @@ class Exchange:
         self._url = httpx.URL(target.url.rstrip("/").removesuffix("/v1") + PATHS[target.api])
         self._tls = _tls() if self._url.scheme == "https" else None
         self._http = h11.Connection(h11.CLIENT)
-        self._request = self._written(target, _body(target, prompt, max_tokens))
+        self._request = self._request_bytes(target, _body(target, prompt, max_tokens))
         self._began = 0.0
         self._received: list[tuple[float, bytes]] = []
         self._error = ""
 
-    def _written(self, target: Target, body: bytes) -> bytes:
+    def _request_bytes(self, target: Target, body: bytes) -> bytes:
         headers = {
             "Host": self._url.netloc.decode(),
             "Content-Type": "application/json",
@@ -90,7 +90,7 @@ class Exchange:
         finally:
             transport.abort()
 
-    def answer(self) -> Answer:
+    def answer(self) -> RequestTiming:
         """Raises GenerationFailed for whatever is no whole answer."""
         times: list[float] = []
         usage = Usage()
@@ -100,7 +100,7 @@ class Exchange:
                 times.append(time)
         if not times:
             raise GenerationFailed("An answer without text.")
-        return Answer(
+        return RequestTiming(
             first_token=times[0] - self._began,
             gaps=tuple(after - before for before, after in pairwise(times)),
             tokens=usage.completion_tokens or len(times),
@@ -187,19 +187,19 @@ def _events(content: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, byt
                 yield time, data.strip()
 
 
-class Delta(msgspec.Struct):
+class ChunkDelta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
 
-class Choice(msgspec.Struct):
+class ChunkChoice(msgspec.Struct):
     text: str | None = None
-    delta: Delta | None = None
+    delta: ChunkDelta | None = None
 
     @property
     def has_text(self) -> bool:
-        delta = self.delta or Delta()
+        delta = self.delta or ChunkDelta()
         return any((self.text, delta.content, delta.reasoning_content, delta.reasoning))
 
 
@@ -209,7 +209,7 @@ class Usage(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    choices: list[Choice] | None = None
+    choices: list[ChunkChoice] | None = None
     usage: Usage | None = None
     error: Any = None
 

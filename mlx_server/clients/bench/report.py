@@ -63,11 +63,11 @@ def _row(result: Result) -> list[str]:
     first, gap = result.first_token, result.gap
     times = [first.median, first.p95, gap.median, gap.p95]
     return [
-        str(result.load.clients),
+        str(result.workload.clients),
         "?" if result.prompt_tokens is None else str(result.prompt_tokens),
         *map(milliseconds, times),
         f"{result.tokens_per_second:.1f}",
-        f"{len(result.errors)}/{result.load.requests}",
+        f"{len(result.errors)}/{result.workload.requests}",
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from mlx_server.clients.bench.exchange import Answer
+from mlx_server.clients.bench.exchange import RequestTiming
 
 TEXT = (
     "time way day man thing woman life child world school state family student group country "
@@ -24,7 +24,7 @@ OWN_WORDS = 8
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """Each of the clients asks again when it has its answer, until all requests are made."""
 
     clients: int
@@ -73,9 +73,9 @@ def percentile(ascending: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Result:
-    load: Load
+    workload: Workload
     seconds: float
-    answers: tuple[Answer, ...]
+    answers: tuple[RequestTiming, ...]
     errors: tuple[str, ...] = ()
 
     @property

@@ -14,8 +14,11 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server import limits
-from mlx_server.worker.constrained_decoding.grammar_completion import Prospect, prospect
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary, Words
+from mlx_server.worker.constrained_decoding.grammar_completion import (
+    CompletionHints,
+    completion_hints,
+)
+from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabulary
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ LIMITS = LLParserLimits(
 )
 
 
-class Refused(ValueError):
+class GrammarRefused(ValueError):
     """The grammar can't be used. The message is for the client."""
 
 
@@ -41,33 +44,33 @@ class GrammarFailed(ValueError):
     """The grammar could not be followed any further."""
 
 
-class Compiled(NamedTuple):
+class CompiledGrammar(NamedTuple):
     matcher: LLMatcher
-    prospect: Prospect
+    completion: CompletionHints
 
-    def copy(self) -> "Compiled":
+    def copy(self) -> "CompiledGrammar":
         """For a row of one's own."""
-        return Compiled(self.matcher.deep_copy(), self.prospect)
+        return CompiledGrammar(self.matcher.deep_copy(), self.completion)
 
 
-class Compiler:
+class GrammarCompiler:
     """Used by one thread, and done so by others; `wake` is called in theirs when one is done."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._known: OrderedDict[Key, Compiled | Refused] = OrderedDict()
-        self._running: dict[Key, tuple[Future[Compiled], float]] = {}
+        self._known: OrderedDict[Key, CompiledGrammar | GrammarRefused] = OrderedDict()
+        self._running: dict[Key, tuple[Future[CompiledGrammar], float]] = {}
         """Also those that take too long: they can't be stopped."""
 
-    def compiled(self, source: str, vocabulary: Vocabulary) -> Compiled | None:
+    def compiled(self, source: str, vocabulary: Vocabulary) -> CompiledGrammar | None:
         """A copy of one's own, or None while it is compiled. Raises Refused."""
         self._collect()
         key = vocabulary, source
         if key in self._known:
             self._known.move_to_end(key)
             match self._known[key]:
-                case Refused() as refusal:
-                    raise Refused(*refusal.args)
+                case GrammarRefused() as refusal:
+                    raise GrammarRefused(*refusal.args)
                 case found:
                     return found.copy()
         if key not in self._running and len(self._running) < limits.COMPILE_THREADS.value:
@@ -75,7 +78,7 @@ class Compiler:
             self._running[key] = in_thread(work, self._wake), time.monotonic()
         left = self._seconds_left()
         if key in self._running and left[key] <= 0:
-            raise Refused(
+            raise GrammarRefused(
                 f"it takes longer than {limits.COMPILE_SECONDS.value:.0f} seconds to prepare"
             )
         if key not in self._running and max(left.values()) <= 0:
@@ -105,7 +108,7 @@ class Compiler:
         for key, (future, _) in list(self._running.items()):
             if future.done():
                 del self._running[key]
-                self._known[key] = _outcome(future)
+                self._known[key] = _finished(future)
         while len(self._known) > limits.COMPILED_GRAMMARS.value:
             self._known.popitem(last=False)
 
@@ -129,38 +132,38 @@ def _run(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-def _outcome(future: Future[Compiled]) -> Compiled | Refused:
+def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefused:
     match future.exception():
         case None:
             return future.result()
-        case Refused() as refusal:
+        case GrammarRefused() as refusal:
             return refusal
         case error:
-            return Refused(in_a_line(f"it can't be prepared: {error}"))
+            return GrammarRefused(in_a_line(f"it can't be prepared: {error}"))
 
 
-def _compile(source: str, vocabulary: Vocabulary) -> Compiled:
+def _compile(source: str, vocabulary: Vocabulary) -> CompiledGrammar:
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
-        raise Refused(f"it has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
-    matcher = LLMatcher(vocabulary.tree, source, log_level=0, limits=LIMITS)
+        raise GrammarRefused(f"it has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
+    matcher = LLMatcher(vocabulary.trie, source, log_level=0, limits=LIMITS)
     try:
         # some faults show only here
-        fill(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
+        fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
-        raise Refused(*error.args) from None
-    return Compiled(matcher, prospect(vocabulary.pieces, matcher, source))
+        raise GrammarRefused(*error.args) from None
+    return CompiledGrammar(matcher, completion_hints(vocabulary.token_classes, matcher, source))
 
 
-def fill(words: Words, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
     """With the tokens that may come next. Raises GrammarFailed."""
     check(matcher)
     if matcher.is_stopped():
-        words[:] = vocabulary.ends
+        bitmask[:] = vocabulary.ends
         return
-    fill_next_token_bitmask(matcher, words.view(np.int32)[None])
+    fill_next_token_bitmask(matcher, bitmask.view(np.int32)[None])
     check(matcher)
-    np.bitwise_and(words, vocabulary.known, out=words)
-    if not words.any():
+    np.bitwise_and(bitmask, vocabulary.known, out=bitmask)
+    if not bitmask.any():
         raise GrammarFailed("no token of this model can go on with it")
 
 

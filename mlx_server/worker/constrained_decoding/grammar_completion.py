@@ -17,7 +17,13 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from mlx_server.worker.constrained_decoding.token_classes import BLANK, STARTS, Ids, Mask, Pieces
+from mlx_server.worker.constrained_decoding.token_classes import (
+    BLANK,
+    STARTS,
+    Ids,
+    Mask,
+    TokenClasses,
+)
 
 REACH = 64
 """So many tokens above what its ending takes, a row is not restricted, unless the grammar has more
@@ -57,7 +63,7 @@ NEVER = 1 << 20
 
 
 @dataclass(frozen=True)
-class Prospect:
+class CompletionHints:
     """What is known of endings before a row begins, the same for all rows of a grammar."""
 
     hints: Sequence[list[int]] = ()
@@ -67,25 +73,27 @@ class Prospect:
     """When a row has so much more room than its ending takes, nothing needs to be forbidden."""
 
 
-def prospect(pieces: Pieces, matcher: LLMatcher, grammar: str = "") -> Prospect:
+def completion_hints(
+    classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
+) -> CompletionHints:
     """matcher: one that has read nothing; it is not changed. grammar: what it was made of, in
     Lark. Takes up to some ten milliseconds, so not on the thread that steps rows."""
     marks = dict.fromkeys(re.findall(r"<\[(\d+)\]>", grammar))
-    spelled = [way for text in _quoted(grammar) if (way := pieces.cut(text))]
-    hints = [*_made_with_control(pieces, grammar), *([int(id)] for id in marks), *spelled][:HINTS]
-    row = Ending(pieces, Prospect(hints))
+    spelled = [way for text in _literal_hints(grammar) if (way := classes.cut(text))]
+    hints = [*_control_hints(classes, grammar), *([int(id)] for id in marks), *spelled][:HINTS]
+    row = GrammarCompletion(classes, CompletionHints(hints))
     tokens = row.shortest(matcher, FIRST_STEPS)
-    return Prospect(hints, tokens, max(REACH, 2 * row.explore(matcher)))
+    return CompletionHints(hints, tokens, max(REACH, 2 * row.explore(matcher)))
 
 
-def _made_with_control(pieces: Pieces, grammar: str) -> list[list[int]]:
+def _control_hints(pieces: TokenClasses, grammar: str) -> list[list[int]]:
     """Marks of a control token, a text and another one."""
     found = re.findall(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>', grammar)
     cut = ((b, pieces.cut(_spelled(text).encode()), e) for b, text, e in dict.fromkeys(found))
     return [[int(begin), *way, int(end)] for begin, way, end in cut if way]
 
 
-def _quoted(grammar: str) -> list[bytes]:
+def _literal_hints(grammar: str) -> list[bytes]:
     """The texts that a grammar spells out, such as closing tags: where it reads free text,
     nothing else tells what may end it."""
     own = [line for line in grammar.splitlines() if "%json" not in line and line[:1] != "%"]
@@ -105,12 +113,12 @@ def _spelled(text: str) -> str:
     return found
 
 
-class Ending:
+class GrammarCompletion:
     """Of one row."""
 
-    def __init__(self, pieces: Pieces, prospect: Prospect | None = None) -> None:
-        known = prospect or Prospect()
-        self._pieces = pieces
+    def __init__(self, pieces: TokenClasses, prospect: CompletionHints | None = None) -> None:
+        known = prospect or CompletionHints()
+        self._classes = pieces
         self._hints = known.hints
         self._tokens = known.tokens
         self._reach = known.reach
@@ -159,7 +167,7 @@ class Ending:
 
     def _pass_forced(self, matcher: LLMatcher) -> None:
         for _ in range(FORCED):
-            ids = self._pieces.allowed(np.frombuffer(matcher.compute_bitmask(), dtype=np.int32))
+            ids = self._classes.allowed(np.frombuffer(matcher.compute_bitmask(), dtype=np.int32))
             if len(ids) != 1 or matcher.is_accepting():
                 return
             matcher.consume_token(int(ids[0]))
@@ -181,7 +189,7 @@ class Ending:
             for after in range(min(new, at + SPAN), at, -1):
                 if after < len(path) and not mask[path[after] >> 3] >> (path[after] & 7) & 1:
                     continue
-                rest = [*path[after:], self._pieces.stop]
+                rest = [*path[after:], self._classes.stop]
                 if matcher.validate_tokens(rest) == len(rest):
                     at = after
                     break
@@ -198,9 +206,9 @@ class Ending:
         if self._judged and self._judged[:2] == (key, self._tokens):
             return self._judged[2:]
         self._steps = STEPS
-        ids = self._pieces.allowed(mask)
+        ids = self._classes.allowed(mask)
         growth = np.zeros(len(ids), dtype=np.int64)
-        kinds = self._pieces.kind[ids]
+        kinds = self._classes.kind[ids]
         order = np.argsort(kinds, kind="stable")
         edges = np.flatnonzero(np.diff(kinds[order])) + 1
         for group in np.split(order, edges):
@@ -214,12 +222,12 @@ class Ending:
     def _judge_alike(self, matcher: LLMatcher, ids: list[int], limit: int) -> list[int] | int:
         if len(ids) > FEW:
             three = (ids[0], ids[len(ids) // 2], ids[-1])
-            some = {self._growth(matcher, id, limit) for id in three}
+            some = {self._cost_after(matcher, id, limit) for id in three}
             if len(some) == 1 or len(ids) > 4 * FEW:
                 return max(some) + RESERVE
-        return [self._growth(matcher, id, limit) for id in ids]
+        return [self._cost_after(matcher, id, limit) for id in ids]
 
-    def _growth(self, matcher: LLMatcher, token: int, limit: int) -> int:
+    def _cost_after(self, matcher: LLMatcher, token: int, limit: int) -> int:
         assert self._tokens is not None
         after = matcher.deep_copy()
         after.consume_token(token)
@@ -232,10 +240,10 @@ class Ending:
         if matcher.is_accepting():
             return []
         known = self._tokens or []
-        tails = [[*known[n:], self._pieces.stop] for n in range(min(TAILS, len(known)))][::-1]
-        return self._dive(matcher.deep_copy(), tails, limit)
+        tails = [[*known[n:], self._classes.stop] for n in range(min(TAILS, len(known)))][::-1]
+        return self._search(matcher.deep_copy(), tails, limit)
 
-    def _dive(self, matcher: LLMatcher, tails: list[list[int]], limit: int) -> list[int] | None:
+    def _search(self, matcher: LLMatcher, tails: list[list[int]], limit: int) -> list[int] | None:
         path: list[int] = []
         used: Counter[int] = Counter()
         while len(path) <= limit:
@@ -258,12 +266,12 @@ class Ending:
         return self._close(matcher) or self._part(matcher) or self._fill(matcher, used)
 
     def _reads_text(self, matcher: LLMatcher) -> bool:
-        prose = self._pieces.prose
+        prose = self._classes.prose
         return bool(prose) and all(matcher.validate_tokens([id]) for id in prose)
 
     def _leave(self, matcher: LLMatcher) -> list[int]:
         """Out of free text."""
-        quotes = [[quote] for quote, _ in self._pieces.quotes]
+        quotes = [[quote] for quote, _ in self._classes.quotes]
         for way in [*quotes, *self._hints]:
             if matcher.validate_tokens(way) == len(way):
                 after = matcher.deep_copy()
@@ -273,62 +281,62 @@ class Ending:
         return []
 
     def _close(self, matcher: LLMatcher) -> list[int]:
-        for id in self._pieces.closers:
+        for id in self._classes.closers:
             if matcher.validate_tokens([id]):
                 return [id]
-        for quote, closing in self._pieces.quotes:
+        for quote, closing in self._classes.quotes:
             if self._closes(matcher, quote):
                 return next([id] for id in closing if matcher.validate_tokens([id]))
-        if any(self._parts(matcher, id) for id in self._pieces.parting):
+        if any(self._parts(matcher, id) for id in self._classes.parting):
             return []
-        return next(([id] for id in self._pieces.small if self._stands(matcher, id)), [])
+        return next(([id] for id in self._classes.small if self._stands(matcher, id)), [])
 
     def _parts(self, matcher: LLMatcher, id: int) -> bool:
         return bool(matcher.validate_tokens([id])) and self._no_text(matcher, [id])
 
     def _no_text(self, matcher: LLMatcher, tokens: list[int]) -> bool:
         """Whether they may follow, and text may not follow them."""
-        on = [[*tokens, id] for id in self._pieces.prose] or [tokens]
+        on = [[*tokens, id] for id in self._classes.prose] or [tokens]
         return min(map(matcher.validate_tokens, on)) == len(tokens)
 
     def _stands(self, matcher: LLMatcher, id: int) -> bool:
         """Whether this is a whole value here, and not the beginning of some text."""
         return bool(matcher.validate_tokens([id])) and (
-            any(matcher.validate_tokens([id, after]) == 2 for after in self._pieces.after)
+            any(matcher.validate_tokens([id, after]) == 2 for after in self._classes.after)
             and self._no_text(matcher, [id])
         )
 
     def _closes(self, matcher: LLMatcher, quote: int) -> bool:
         """Whether a quote ends a text here; it may also begin one."""
         return bool(matcher.validate_tokens([quote])) and not any(
-            matcher.validate_tokens([quote, id]) == 2 for id in [quote, *self._pieces.prose]
+            matcher.validate_tokens([quote, id]) == 2 for id in [quote, *self._classes.prose]
         )
 
     def _part(self, matcher: LLMatcher) -> list[int]:
         """A value is complete, and more are wanted."""
-        found = (id for id in self._pieces.parting if self._parts(matcher, id))
+        found = (id for id in self._classes.parting if self._parts(matcher, id))
         return next(([id] for id in found), [])
 
-    def _goes_on(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+    def _continues(self, matcher: LLMatcher, tokens: list[int]) -> bool:
         """Whether what they end may end there: no name that is forced begins with them."""
-        behind = (*self._pieces.after, *self._pieces.colon)
+        behind = (*self._classes.after, *self._classes.colon)
         size = len(tokens) + 1
         return any(matcher.validate_tokens([*tokens, id]) == size for id in behind)
 
     def _peek(self, matcher: LLMatcher) -> list[int]:
         """The one character that a pattern waits for before its text may end."""
-        for quote, _ in self._pieces.quotes:
+        for quote, _ in self._classes.quotes:
             if not matcher.validate_tokens([quote]):
-                for id in self._pieces.single:
+                for id in self._classes.single:
                     way = [id, quote]
-                    if self._no_text(matcher, way) and self._goes_on(matcher, way):
+                    if self._no_text(matcher, way) and self._continues(matcher, way):
                         return way
         return []
 
     def _fill(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
         """Text that is wanted. Of several, what begins as nothing before: whatever a pattern or
         a recursive schema waits for comes soon, and forced text comes in long tokens."""
-        pieces = self._pieces
+        pieces = self._classes
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
         if np.count_nonzero(mask) > MANY:
             fillers = pieces.fillers
@@ -348,7 +356,7 @@ class Ending:
         if (last := next(ends, None)) is not None:
             return [last]
         starts = pieces.start[ids]
-        score = pieces.worth[ids]
+        score = pieces.cost[ids]
         for key, times in used.items():
             if key < STARTS:
                 score += 64 * times * (starts == key)

@@ -12,7 +12,7 @@ WORD = 32
 
 CLOSERS = b"} ] ) }} ]} }] ]] }) ]) )] }}} ]}} }]}".split()
 QUOTES = [b'"', b"'"]
-SMALL = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
+SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
 PROSE = [b"q", b"~", b"7"]
 """Where all of these may follow, text is being read and brackets mean nothing."""
 
@@ -23,7 +23,7 @@ LETTER, CAPITAL, DIGIT, BEYOND, BLANK, SPACED = range(256, 262)
 STARTS = 264
 
 
-class Pieces:
+class TokenClasses:
     """The tokens of a vocabulary, as an ending sees them. Made once for a model."""
 
     def __init__(
@@ -52,15 +52,15 @@ class Pieces:
             for quote in QUOTES
             if quote in self.ids
         ]
-        self.worth = np.array([_worth(text) for text in texts])
+        self.cost = np.array([_cost(text) for text in texts])
         # the one that closes stands behind the one that opens
-        self.worth[self.control] = -64 - np.arange(len(self.control)) % 64
+        self.cost[self.control] = -64 - np.arange(len(self.control)) % 64
         self.after = [*self._known([b",", b"}", b"]", b")"]), self.stop]
         self.colon = self._known([b":"])
         self.parting = self._known([b',"', b","])
         self.single = self._known(bytes([byte]) for byte in range(33, 127))
         self.linking = [b":" in text or b"," in text for text in texts]
-        self.small = self._known(SMALL)
+        self.small = self._known(SHORT_VALUES)
         self.prose = self._known(PROSE)
         self.fillers = self._fillers()
 
@@ -97,7 +97,7 @@ class Pieces:
         return np.unique(np.concatenate(ends))
 
 
-def _worth(text: bytes) -> int:
+def _cost(text: bytes) -> int:
     """The less, the sooner a token is taken; of those that cost alike, the longest."""
     cost = sum(DEAR.get(byte, 0) for byte in text[:8]) if text.strip() else 8
     if text[:1] in b'":':

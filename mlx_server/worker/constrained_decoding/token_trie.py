@@ -15,10 +15,10 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from mlx_server import limits
-from mlx_server.checkpoints.token_text import byte_letters, is_control
-from mlx_server.worker.constrained_decoding.token_classes import Pieces
+from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
+from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
 
-Words = NDArray[np.uint32]
+Bitmask = NDArray[np.uint32]
 """A bit for each token: whether it is allowed."""
 
 
@@ -26,38 +26,38 @@ CONTROL = 0xFF
 """No text has this byte. It begins what stands for a control token."""
 
 
-class Unusable(ValueError):
+class UnusableVocabulary(ValueError):
     """No grammar and no budget can be kept with this tokenizer."""
 
 
-class _Model(msgspec.Struct):
+class _TokenizerModel(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]]
 
 
-class _Added(msgspec.Struct):
+class _AddedToken(msgspec.Struct):
     content: str
     special: bool = False
 
 
-class _File(msgspec.Struct):
-    model: _Model
-    added_tokens: list[_Added] = []
+class _TokenizerFile(msgspec.Struct):
+    model: _TokenizerModel
+    added_tokens: list[_AddedToken] = []
     decoder: dict[str, Any] | None = None
 
 
 class Vocabulary:
     def __init__(self, folder: Path, stop_tokens: Sequence[int]) -> None:
         """Raises Unusable."""
-        file = _read(folder / "tokenizer.json")
+        file = _tokenizer_file(folder / "tokenizer.json")
         names = _names(file.model.vocab)
         added = dict(_numbered(file.added_tokens, names))
-        spelled = _speller(file.decoder)
+        spelled = _decoder_of(file.decoder)
         self.control = {
             id: a.content for id, a in added.items() if is_control(a.content, a.special)
         }
         size = 1 + max((*names.values(), *added), default=0)
         if size > limits.VOCABULARY_TOKENS.value:
-            raise Unusable(f"tokenizer.json has a token {size - 1}")
+            raise UnusableVocabulary(f"tokenizer.json has a token {size - 1}")
         self.text = [b""] * size
         """Of each token; a control token is byte 255 and its id in brackets."""
         for name, id in names.items():
@@ -65,40 +65,40 @@ class Vocabulary:
         for id, token in added.items():
             self.text[id] = b"\xff[%d]" % id if id in self.control else spelled(token.content)
         self.stop_tokens = [id for id in stop_tokens if 0 <= id < size]
-        self.ends = _bits(self.stop_tokens, size)
-        self.known = _bits((id for id, text in enumerate(self.text) if text), size)
+        self.ends = _bitmask(self.stop_tokens, size)
+        self.known = _bitmask((id for id, text in enumerate(self.text) if text), size)
         """A grammar can name ids that no token has."""
-        self._tree: LLTokenizer | None = None
-        self._pieces: Pieces | None = None
+        self._trie: LLTokenizer | None = None
+        self._token_classes: TokenClasses | None = None
 
     def __len__(self) -> int:
         return len(self.text)
 
-    def plant(self) -> "Vocabulary":
+    def build(self) -> "Vocabulary":
         """Makes the tree, which takes longest and keeps other threads waiting: in two parts."""
         if self.stop_tokens:
             bare = LLTokenizer(
-                TokenizerWrapper(_Tokens(self)), eos_token=self.stop_tokens, slices=[]
+                TokenizerWrapper(_LlguidanceVocabulary(self)), eos_token=self.stop_tokens, slices=[]
             )
             # with slices, a mask inside a string of JSON takes an eighth of the time
-            self._tree = bare.with_slices(LLTokenizer.general_slices())
-            self._pieces = Pieces(self.text, self.stop_tokens, self.control)
+            self._trie = bare.with_slices(LLTokenizer.general_slices())
+            self._token_classes = TokenClasses(self.text, self.stop_tokens, self.control)
         return self
 
     @property
-    def tree(self) -> LLTokenizer:
-        if self._tree is None:
-            raise Unusable("no token is known that ends an answer of this model")
-        return self._tree
+    def trie(self) -> LLTokenizer:
+        if self._trie is None:
+            raise UnusableVocabulary("no token is known that ends an answer of this model")
+        return self._trie
 
     @property
-    def pieces(self) -> Pieces:
+    def token_classes(self) -> TokenClasses:
         """What grammars are brought to their end with."""
-        assert self._pieces is not None
-        return self._pieces
+        assert self._token_classes is not None
+        return self._token_classes
 
 
-class _Tokens:
+class _LlguidanceVocabulary:
     """A vocabulary as llguidance wants it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -115,13 +115,13 @@ class _Tokens:
         return []
 
 
-def _read(path: Path) -> _File:
+def _tokenizer_file(path: Path) -> _TokenizerFile:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File)
+        return msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
     except FileNotFoundError:
-        raise Unusable("the model has no tokenizer.json") from None
+        raise UnusableVocabulary("the model has no tokenizer.json") from None
     except (OSError, msgspec.DecodeError) as error:
-        raise Unusable(f"tokenizer.json can't be read: {error}") from None
+        raise UnusableVocabulary(f"tokenizer.json can't be read: {error}") from None
 
 
 def _names(vocab: dict[str, int] | list[tuple[str, float]]) -> dict[str, int]:
@@ -130,7 +130,7 @@ def _names(vocab: dict[str, int] | list[tuple[str, float]]) -> dict[str, int]:
     return {name: id for id, (name, _) in enumerate(vocab)}
 
 
-def _numbered(added: list[_Added], names: dict[str, int]) -> Iterator[tuple[int, _Added]]:
+def _numbered(added: list[_AddedToken], names: dict[str, int]) -> Iterator[tuple[int, _AddedToken]]:
     """As the tokenizers library does it, whatever ids the file gives."""
     taken = dict(names)
     last = -1
@@ -141,14 +141,14 @@ def _numbered(added: list[_Added], names: dict[str, int]) -> Iterator[tuple[int,
             yield id, token
 
 
-def _speller(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
+def _decoder_of(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
     """Tells the bytes of a token from its name."""
     steps = list(_steps(decoder or {}))
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level
     if not kinds & {"Metaspace", "ByteFallback", "Replace"}:
-        raise Unusable("its tokenizer.json does not tell the bytes of its tokens")
+        raise UnusableVocabulary("its tokenizer.json does not tell the bytes of its tokens")
     replaced = [pair for step in steps for pair in _replacements(step)]
     return _sentence_piece(replaced, in_bytes="ByteFallback" in kinds)
 
@@ -169,8 +169,8 @@ def _replacements(step: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield mark, text
 
 
-_LETTERS = str.maketrans({letter: chr(byte) for letter, byte in byte_letters().items()})
-_LETTERED = re.compile(f"[{re.escape(''.join(byte_letters()))}]*")
+_LETTERS = str.maketrans({letter: chr(byte) for letter, byte in bytes_to_unicode().items()})
+_LETTERED = re.compile(f"[{re.escape(''.join(bytes_to_unicode()))}]*")
 
 
 def _byte_level(name: str) -> bytes:
@@ -195,7 +195,7 @@ def _no_control(text: bytes) -> bytes:
     return text.replace(b"\xff", b"\xfe")
 
 
-def _bits(ids: Sequence[int] | Iterator[int], size: int) -> Words:
+def _bitmask(ids: Sequence[int] | Iterator[int], size: int) -> Bitmask:
     flags = np.zeros(-(-size // 32) * 32, np.bool_)
     flags[list(ids)] = True
     return np.packbits(flags, bitorder="little").view(np.uint32)

@@ -13,8 +13,8 @@ from mlx_server import limits
 from mlx_server.errors import AdapterInvalid
 from mlx_server.worker.lora import layers
 from mlx_server.worker.lora.layers import EMBEDDINGS, EXPERTS, LAYERS, LINEARS, SORTING, own_type
-from mlx_server.worker.lora.slots import Delta, Slots
-from mlx_server.worker.lora.tensors import Pair, read
+from mlx_server.worker.lora.slots import AdapterSlots, LoraDelta
+from mlx_server.worker.lora.tensors import LoraTensors, read
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
 PREFIXES = ("", "model.", "language_model.", "language_model.model.")
@@ -37,14 +37,14 @@ Shape = tuple[int, ...]
 
 
 @dataclass
-class Calls:
+class LayerCalls:
     """Of one layer, in the three forwards of a trial: what came, and the type of what went."""
 
     shapes: list[Shape] = field(default_factory=list)
     dtype: mx.Dtype = mx.float32
 
 
-class Adapters:
+class AdapterWeights:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers: dict[str, dict[str, Any]] = {}
@@ -94,11 +94,11 @@ class Adapters:
         self._nbytes[adapter] = _nbytes(deltas.values())
 
     def _called(
-        self, pairs: dict[str, Pair], modules: Mapping[str, Any]
-    ) -> tuple[dict[str, Pair], dict[str, mx.Dtype]]:
+        self, pairs: dict[str, LoraTensors], modules: Mapping[str, Any]
+    ) -> tuple[dict[str, LoraTensors], dict[str, mx.Dtype]]:
         """The pairs of layers that take part, and the types that these compute in."""
         new = {path: modules[path] for path in pairs if path not in self._dtypes}
-        calls = _tried(self._model, new) if new else {}
+        calls = _trace_layers(self._model, new) if new else {}
         idle = {path for path in new if not calls[path].shapes and _adds_nothing(pairs[path])}
         used = [path for path in new if path not in idle]
         errors = (_error_of_calls(pairs[p].name, calls[p], own_type(new[p])) for p in used)
@@ -108,7 +108,7 @@ class Adapters:
         return taking_part, dtypes
 
     def _put(
-        self, adapter: str, modules: Mapping[str, Any], path: str, delta: Delta, *, head: bool
+        self, adapter: str, modules: Mapping[str, Any], path: str, delta: LoraDelta, *, head: bool
     ) -> None:
         layer = modules[path]
         layers.wrap(layer)
@@ -116,7 +116,7 @@ class Adapters:
         if own_type(layer) in EXPERTS:
             layers.wrap(modules[_parent(path)])
         if own_type(layer) in EMBEDDINGS and head:
-            layer.head.put(adapter, Delta(delta.b.T, delta.a.T))
+            layer.head.put(adapter, LoraDelta(delta.b.T, delta.a.T))
 
 
 def _refuse(errors: Iterable[str | None], fix: str) -> None:
@@ -130,8 +130,10 @@ def _refuse(errors: Iterable[str | None], fix: str) -> None:
     raise AdapterInvalid(f"{named}. {fix}")
 
 
-def _by_path(pairs: Mapping[str, Pair], modules: Mapping[str, Any]) -> dict[str, Pair]:
-    found: dict[str, Pair] = {}
+def _by_path(
+    pairs: Mapping[str, LoraTensors], modules: Mapping[str, Any]
+) -> dict[str, LoraTensors]:
+    found: dict[str, LoraTensors] = {}
     for layer, pair in pairs.items():
         path = next((p + layer for p in PREFIXES if p + layer in modules), None)
         if path is None:
@@ -142,7 +144,7 @@ def _by_path(pairs: Mapping[str, Pair], modules: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _unsupported(pair: Pair, path: str, modules: Mapping[str, Any]) -> str | None:
+def _unsupported(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | None:
     """Why no adapter can change the layer so."""
     layer = modules[path]
     kind = own_type(layer)
@@ -157,7 +159,7 @@ def _unsupported(pair: Pair, path: str, modules: Mapping[str, Any]) -> str | Non
     return None
 
 
-def _misfit(pair: Pair, path: str, modules: Mapping[str, Any]) -> str | None:
+def _misfit(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | None:
     """Why the adapter's matrices are not for the layer."""
     layer = modules[path]
     rank = pair.a.shape[-1]
@@ -184,11 +186,11 @@ def _shape(layer: Any) -> Shape:
     return (height, width) if kind in EMBEDDINGS else (width, height)
 
 
-def _tried(model: nn.Module, watched: Mapping[str, Any]) -> dict[str, Calls]:
+def _trace_layers(model: nn.Module, traced: Mapping[str, Any]) -> dict[str, LayerCalls]:
     """How layers are called while a prompt and then two tokens go through. Nothing of it is
     computed: only the graph is built."""
-    calls = {path: Calls() for path in watched}
-    with _watching(watched, calls):
+    calls = {path: LayerCalls() for path in traced}
+    with _tracing(traced, calls):
         cache = make_prompt_cache(model)
         for tokens in (TOKENS, 1, 1):
             model(mx.zeros((ROWS, tokens), mx.int32), cache=cache)
@@ -196,9 +198,9 @@ def _tried(model: nn.Module, watched: Mapping[str, Any]) -> dict[str, Calls]:
 
 
 @contextmanager
-def _watching(watched: Mapping[str, Any], calls: Mapping[str, Calls]) -> Iterator[None]:
-    types = {path: type(layer) for path, layer in watched.items()}
-    paths = {id(layer): path for path, layer in watched.items()}
+def _tracing(traced: Mapping[str, Any], calls: Mapping[str, LayerCalls]) -> Iterator[None]:
+    types = {path: type(layer) for path, layer in traced.items()}
+    paths = {id(layer): path for path, layer in traced.items()}
 
     def heard(layer: Any, x: mx.array, y: mx.array) -> mx.array:
         calls[paths[id(layer)]].shapes.append(x.shape)
@@ -213,15 +215,15 @@ def _watching(watched: Mapping[str, Any], calls: Mapping[str, Calls]) -> Iterato
             return heard(self, x, super().as_linear(x))  # type: ignore[misc]
 
     try:
-        for path, layer in watched.items():
+        for path, layer in traced.items():
             layer.__class__ = type("Watched", (Watched, types[path]), {})
         yield
     finally:
-        for path, layer in watched.items():
+        for path, layer in traced.items():
             layer.__class__ = types[path]
 
 
-def _error_of_calls(name: str, calls: Calls, kind: type) -> str | None:
+def _error_of_calls(name: str, calls: LayerCalls, kind: type) -> str | None:
     """A layer that is called in no step of decoding is read some other way, or was compiled: what
     is added to it would come to nothing, or to the same for every row."""
     sizes = [shape[0] if shape else 0 for shape in calls.shapes]
@@ -235,20 +237,20 @@ def _error_of_calls(name: str, calls: Calls, kind: type) -> str | None:
     return None
 
 
-def _adds_nothing(pair: Pair) -> bool:
+def _adds_nothing(pair: LoraTensors) -> bool:
     """As what was trained of a layer that takes no part."""
     return pair.magnitude is None and not mx.any(pair.b).item()
 
 
-def _delta(pair: Pair, layer: Any, output: mx.Dtype) -> Delta:
+def _delta(pair: LoraTensors, layer: Any, output: mx.Dtype) -> LoraDelta:
     """In no lower precision than what it is added to, or than it was stored in."""
     a, b = pair.a.astype(_finer(pair.a.dtype, output)), pair.b.astype(_finer(pair.b.dtype, output))
     b = b if pair.scale == 1 else (b * pair.scale).astype(b.dtype)
     if pair.magnitude is None:
-        return Delta(mx.contiguous(a), mx.contiguous(b))
+        return LoraDelta(mx.contiguous(a), mx.contiguous(b))
     adapted = _weight(layer).astype(mx.float32) + (a @ b).T
     grown = pair.magnitude / mx.linalg.norm(adapted, axis=1)
-    return Delta(mx.contiguous(a), (b * grown).astype(b.dtype), (grown - 1).astype(mx.float32))
+    return LoraDelta(mx.contiguous(a), (b * grown).astype(b.dtype), (grown - 1).astype(mx.float32))
 
 
 def _finer(stored: mx.Dtype, output: mx.Dtype) -> mx.Dtype:
@@ -269,7 +271,7 @@ def _weight(layer: Any) -> mx.array:
     )
 
 
-def _check_values(pairs: Mapping[str, Pair], deltas: Mapping[str, Delta]) -> None:
+def _check_values(pairs: Mapping[str, LoraTensors], deltas: Mapping[str, LoraDelta]) -> None:
     """One evaluation for all; what is loaded is in memory after it."""
     finite = mx.stack(
         [
@@ -283,7 +285,7 @@ def _check_values(pairs: Mapping[str, Pair], deltas: Mapping[str, Delta]) -> Non
             raise AdapterInvalid(f"{pairs[path].name}: some values are not finite")
 
 
-def _nbytes(deltas: Iterable[Delta]) -> int:
+def _nbytes(deltas: Iterable[LoraDelta]) -> int:
     return sum(array.nbytes for delta in deltas for array in delta.arrays)
 
 
@@ -291,7 +293,7 @@ def _parent(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _slots(layer: Any) -> list[Slots]:
+def _slots(layer: Any) -> list[AdapterSlots]:
     return [getattr(layer, name) for name in ("slots", "head") if hasattr(layer, name)]
 
 

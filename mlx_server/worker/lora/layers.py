@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.worker.lora.slots import Slots, present
+from mlx_server.worker.lora.slots import AdapterSlots, current_rows
 from mlx_server.worker.mlx_lm_internals import (
     QuantizedSwitchLinear,
     SwitchGLU,
@@ -19,7 +19,7 @@ from mlx_server.worker.mlx_lm_internals import (
 
 
 class _AdaptedLinear(nn.Module):
-    slots: Slots
+    slots: AdapterSlots
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = super().__call__(x)
@@ -27,13 +27,13 @@ class _AdaptedLinear(nn.Module):
         if rows is None:
             return y
         added = self.slots.linear(x, rows)
-        grown = self.slots.grown(y - self["bias"] if "bias" in self else y, rows)
+        grown = self.slots.scaled_by_dora(y - self["bias"] if "bias" in self else y, rows)
         return y + (added if grown is None else added + grown).astype(y.dtype)
 
 
 class _AdaptedEmbedding(nn.Module):
-    slots: Slots
-    head: Slots
+    slots: AdapterSlots
+    head: AdapterSlots
     """What is added where the embedding serves as the model's head."""
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -48,7 +48,7 @@ class _AdaptedEmbedding(nn.Module):
 
 
 class _AdaptedExperts(nn.Module):
-    slots: Slots
+    slots: AdapterSlots
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         y: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
@@ -63,7 +63,7 @@ class _SortingExperts(nn.Module):
     shows it to nobody."""
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        rows = present()
+        rows = current_rows()
         if rows is None or (rows.only is not None and rows.scale is not None):
             y: mx.array = super().__call__(x, indices)
             return y
@@ -136,9 +136,9 @@ def wrap(layer: Any) -> None:
     if type(layer) in SORTING:
         layer.__class__ = SORTING[type(layer)]
         return
-    layer.slots = Slots()
+    layer.slots = AdapterSlots()
     if type(layer) in EMBEDDINGS:
-        layer.head = Slots()
+        layer.head = AdapterSlots()
     layer.__class__ = LAYERS[type(layer)]
 
 

@@ -10,47 +10,47 @@ from functools import cached_property, reduce
 
 import mlx.core as mx
 
-Use = tuple[str | None, float]
+RowAdapter = tuple[str | None, float]
 """The adapter of a row and how much of it."""
 
-BASE: Use = (None, 1.0)
+NO_ADAPTER: RowAdapter = (None, 1.0)
 
 
-class Rows:
+class RowAdapters:
     """What each row of a forward uses."""
 
-    def __init__(self, uses: Sequence[Use]) -> None:
-        self.uses = list(uses)
-        self.active = frozenset(adapter for adapter, _ in uses if adapter is not None)
-        first = uses[0][0] if uses else None
-        self.only = first if all(adapter == first for adapter, _ in uses) else None
+    def __init__(self, row_adapters: Sequence[RowAdapter]) -> None:
+        self.row_adapters = list(row_adapters)
+        self.active = frozenset(adapter for adapter, _ in row_adapters if adapter is not None)
+        first = row_adapters[0][0] if row_adapters else None
+        self.only = first if all(adapter == first for adapter, _ in row_adapters) else None
         """The adapter that all rows use."""
         self.sorted: mx.array | None = None
         """While experts compute tokens in an order of their own: the row of each."""
-        self._places: dict[tuple[str, ...], mx.array] = {}
+        self._stack_positions: dict[tuple[str, ...], mx.array] = {}
 
     def __len__(self) -> int:
-        return len(self.uses)
+        return len(self.row_adapters)
 
     @cached_property
     def scale(self) -> float | None:
         """That of every row with an adapter; None if they differ."""
-        scales = {scale for adapter, scale in self.uses if adapter is not None}
+        scales = {scale for adapter, scale in self.row_adapters if adapter is not None}
         return scales.pop() if len(scales) == 1 else None
 
     @cached_property
     def scales(self) -> mx.array:
-        return mx.array([scale for _, scale in self.uses], mx.float32)
+        return mx.array([scale for _, scale in self.row_adapters], mx.float32)
 
-    def places(self, adapters: tuple[str, ...]) -> mx.array:
+    def stack_positions(self, adapters: tuple[str, ...]) -> mx.array:
         """Where in a stack of these adapters each row finds its own; 0 is the base."""
-        if adapters not in self._places:
+        if adapters not in self._stack_positions:
             place = {adapter: number for number, adapter in enumerate(adapters, 1)}
-            found = [place.get(adapter, 0) if adapter else 0 for adapter, _ in self.uses]
-            self._places[adapters] = mx.array(found, mx.uint32)
-        return self._places[adapters]
+            found = [place.get(adapter, 0) if adapter else 0 for adapter, _ in self.row_adapters]
+            self._stack_positions[adapters] = mx.array(found, mx.uint32)
+        return self._stack_positions[adapters]
 
-    def of_choices(self, experts: mx.array, *, in_order: bool) -> mx.array:
+    def rows_of_choices(self, experts: mx.array, *, in_order: bool) -> mx.array:
         """The row of each choice of an expert; experts: those chosen, [..., choices]."""
         if in_order:
             assert self.sorted is not None, "experts sort tokens unseen"
@@ -59,16 +59,16 @@ class Rows:
 
 
 class _Forward:
-    rows: Rows | None = None
+    rows: RowAdapters | None = None
 
 
-def present() -> Rows | None:
+def current_rows() -> RowAdapters | None:
     """The rows of this forward if any of them uses an adapter."""
     return _Forward.rows
 
 
 @contextmanager
-def using(rows: Rows) -> Iterator[None]:
+def using(rows: RowAdapters) -> Iterator[None]:
     """Around a model's call, which only builds the graph: it may be evaluated later."""
     before, _Forward.rows = _Forward.rows, rows if rows.active else None
     try:
@@ -78,19 +78,19 @@ def using(rows: Rows) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Delta:
+class LoraDelta:
     """What an adapter adds to a layer."""
 
     a: mx.array
     """[in, rank], of experts [experts, in, rank]"""
     b: mx.array
     """[rank, out], of experts [experts, rank, out], the adapter's own scale in it"""
-    growth: mx.array | None = None
+    dora_ratio: mx.array | None = None
     """[out]; of DoRA: by how much the layer's own output grows beside what is added."""
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for array in (self.a, self.b, self.growth) if array is not None]
+        return [array for array in (self.a, self.b, self.dora_ratio) if array is not None]
 
 
 @dataclass(frozen=True)
@@ -100,20 +100,20 @@ class _Stack:
     adapters: tuple[str, ...]
     a: mx.array
     b: mx.array
-    growth: mx.array | None
+    dora_ratio: mx.array | None
 
-    def delta(self, adapter: str) -> Delta:
+    def delta(self, adapter: str) -> LoraDelta:
         """A view of it."""
         at = 1 + self.adapters.index(adapter)
-        growth = None if self.growth is None else _part(self.growth, at)
-        return Delta(_part(self.a, at), _part(self.b, at), growth)
+        growth = None if self.dora_ratio is None else _part(self.dora_ratio, at)
+        return LoraDelta(_part(self.a, at), _part(self.b, at), growth)
 
 
 Found = list[tuple[_Stack, mx.array]]
 """Stacks, and where in each of them the rows find their adapters."""
 
 
-class Slots:
+class AdapterSlots:
     """What the loaded adapters add to one layer.
 
     Those that were mixed in a forward are kept stacked, and what is kept of each of them is its
@@ -122,11 +122,11 @@ class Slots:
     """
 
     def __init__(self) -> None:
-        self.deltas: dict[str, Delta] = {}
+        self.deltas: dict[str, LoraDelta] = {}
         self._stacks: dict[tuple[mx.Dtype, int], _Stack] = {}
-        self._last: tuple[Rows, Found] | None = None
+        self._last: tuple[RowAdapters, Found] | None = None
 
-    def put(self, adapter: str, delta: Delta) -> None:
+    def put(self, adapter: str, delta: LoraDelta) -> None:
         assert adapter not in self.deltas
         self.deltas[adapter] = delta
 
@@ -147,12 +147,12 @@ class Slots:
     def arrays(self) -> list[mx.array]:
         return [array for delta in self.deltas.values() for array in delta.arrays]
 
-    def rows(self) -> Rows | None:
+    def rows(self) -> RowAdapters | None:
         """The rows of this forward if any of them uses what is here."""
         rows = _Forward.rows
         return None if rows is None or rows.active.isdisjoint(self.deltas) else rows
 
-    def linear(self, x: mx.array, rows: Rows) -> mx.array:
+    def linear(self, x: mx.array, rows: RowAdapters) -> mx.array:
         """x: [rows, ..., in] or with the rows' tokens in one dimension, [rows * tokens, in]."""
         by_row = x.reshape(len(rows), -1, x.shape[-1])
         if rows.only is not None:
@@ -165,7 +165,7 @@ class Slots:
             )
         return added.reshape(*x.shape[:-1], -1)
 
-    def lookup(self, ids: mx.array, rows: Rows) -> mx.array:
+    def lookup(self, ids: mx.array, rows: RowAdapters) -> mx.array:
         by_row = ids.reshape(len(rows), -1)
         if rows.only is not None:
             delta = self.deltas[rows.only]
@@ -177,28 +177,30 @@ class Slots:
             )
         return added.reshape(*ids.shape, -1)
 
-    def grown(self, y: mx.array, rows: Rows) -> mx.array | None:
+    def scaled_by_dora(self, y: mx.array, rows: RowAdapters) -> mx.array | None:
         """y: [rows, ..., out], the layer's output without its bias. None: no DoRA here."""
         if rows.only is not None:
-            growth = self.deltas[rows.only].growth
+            growth = self.deltas[rows.only].dora_ratio
             growths = [] if growth is None else [growth]
         else:
             found = self._found(rows)
-            growths = [s.growth[at][:, None] for s, at in found if s.growth is not None]
+            growths = [s.dora_ratio[at][:, None] for s, at in found if s.dora_ratio is not None]
         if not growths:
             return None
         by_row = y.reshape(len(rows), -1, y.shape[-1])
         return _scaled(by_row * _sum(growths), rows).reshape(y.shape)
 
-    def experts(self, x: mx.array, experts: mx.array, rows: Rows, *, in_order: bool) -> mx.array:
+    def experts(
+        self, x: mx.array, experts: mx.array, rows: RowAdapters, *, in_order: bool
+    ) -> mx.array:
         """x: [..., 1, in]; in_order: tokens are sorted by expert."""
         scale: mx.array | float | None = rows.scale
         if scale is None:
-            scale = rows.scales[rows.of_choices(experts, in_order=in_order)][..., None, None]
+            scale = rows.scales[rows.rows_of_choices(experts, in_order=in_order)][..., None, None]
         if rows.only is not None:
             delta = self.deltas[rows.only]
             return _chosen(x, delta.a, delta.b, experts, scale, in_order=in_order)
-        row = rows.of_choices(experts, in_order=in_order)
+        row = rows.rows_of_choices(experts, in_order=in_order)
         return _sum(
             _chosen(
                 x,
@@ -211,13 +213,13 @@ class Slots:
             for stack, at in self._found(rows)
         )
 
-    def _found(self, rows: Rows) -> Found:
+    def _found(self, rows: RowAdapters) -> Found:
         if self._last is None or self._last[0] is not rows:
             wanted: dict[tuple[mx.Dtype, int], set[str]] = {}
             for adapter in rows.active & self.deltas.keys():
                 wanted.setdefault(_kind(self.deltas[adapter]), set()).add(adapter)
             stacks = [self._stack(kind, adapters) for kind, adapters in wanted.items()]
-            self._last = rows, [(stack, rows.places(stack.adapters)) for stack in stacks]
+            self._last = rows, [(stack, rows.stack_positions(stack.adapters)) for stack in stacks]
         return self._last[1]
 
     def _stack(self, kind: tuple[mx.Dtype, int], adapters: set[str]) -> _Stack:
@@ -233,15 +235,15 @@ class Slots:
         self.deltas |= {name: stack.delta(name) for name in names}
 
 
-def _kind(delta: Delta) -> tuple[mx.Dtype, int]:
+def _kind(delta: LoraDelta) -> tuple[mx.Dtype, int]:
     """What shares a stack has this in common. With a rank, a power of two: padding at most doubles
     what is kept."""
     return delta.a.dtype, (delta.a.shape[-1] - 1).bit_length()
 
 
-def _stacked(adapters: tuple[str, ...], deltas: list[Delta]) -> _Stack:
+def _stacked(adapters: tuple[str, ...], deltas: list[LoraDelta]) -> _Stack:
     rank = max(delta.a.shape[-1] for delta in deltas)
-    growths = [delta.growth for delta in deltas]
+    growths = [delta.dora_ratio for delta in deltas]
     grows = next((growth for growth in growths if growth is not None), None)
     return _Stack(
         adapters,
@@ -253,7 +255,7 @@ def _stacked(adapters: tuple[str, ...], deltas: list[Delta]) -> _Stack:
     )
 
 
-def _outer(inner: mx.array, stack: _Stack, at: mx.array, rows: Rows) -> mx.array:
+def _outer(inner: mx.array, stack: _Stack, at: mx.array, rows: RowAdapters) -> mx.array:
     return mx.gather_mm(_scaled(inner, rows), stack.b, rhs_indices=at)
 
 
@@ -278,7 +280,7 @@ def _sum(arrays: Iterable[mx.array]) -> mx.array:
     return reduce(mx.add, arrays)
 
 
-def _scaled(inner: mx.array, rows: Rows) -> mx.array:
+def _scaled(inner: mx.array, rows: RowAdapters) -> mx.array:
     """inner: [rows, ..., ...]"""
     if rows.scale is None:
         return inner * rows.scales[:, None, None].astype(inner.dtype)

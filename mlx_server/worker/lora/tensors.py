@@ -13,14 +13,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_server.errors import AdapterInvalid, told
+from mlx_server.errors import AdapterInvalid, public_message
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS
 
 Leaves = dict[str, mx.array]
 
 
 @dataclass(frozen=True)
-class Pair:
+class LoraTensors:
     """What an adapter brings for one layer."""
 
     name: str
@@ -36,18 +36,18 @@ class Pair:
     """An embedding's pair also serves where the embedding is the model's head."""
 
 
-def read(folder: Path) -> dict[str, Pair]:
+def read(folder: Path) -> dict[str, LoraTensors]:
     """By the path of the layer: in mlx-lm's format the model's own, in PEFT's Hugging Face's."""
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise AdapterInvalid(f"{CONFIG} can't be read: {told(error)}") from error
+        raise AdapterInvalid(f"{CONFIG} can't be read: {public_message(error)}") from error
     if not isinstance(config, dict):
         raise AdapterInvalid(f"{CONFIG} is not an object")
     return _read_peft(folder, config) if "peft_type" in config else _read_mlx(folder, config)
 
 
-def _read_mlx(folder: Path, config: dict[str, Any]) -> dict[str, Pair]:
+def _read_mlx(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
     kind = config.get("fine_tune_type", "lora")
     if kind == "full":
         raise AdapterInvalid("this is a full fine-tune: serve it as a model instead")
@@ -60,7 +60,7 @@ def _read_mlx(folder: Path, config: dict[str, Any]) -> dict[str, Pair]:
         a, b, magnitude = _parts(layer, leaves, ("lora_a", "lora_b", "m"), dora=kind == "dora")
         if a.ndim == 3:
             a, b = a.swapaxes(-1, -2), b.swapaxes(-1, -2)
-        pairs[layer] = Pair(layer, a, b, scale, magnitude)
+        pairs[layer] = LoraTensors(layer, a, b, scale, magnitude)
     return pairs
 
 
@@ -69,7 +69,7 @@ def _mlx_leaf(tensor: str) -> tuple[str, str] | None:
     return (layer, leaf) if leaf in ("lora_a", "lora_b", "m") else None
 
 
-def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, Pair]:
+def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
     if config["peft_type"] != "LORA":
         raise AdapterInvalid(f"peft_type {config['peft_type']!r} is not supported: LORA is")
     if extra := next((name for name in PEFT_EXTRAS if config.get(name)), None):
@@ -87,7 +87,7 @@ def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, Pair]:
         scale = _peft_scale(config, layer, a.shape[0])
         magnitude = None if magnitude is None else magnitude.flatten()
         # PEFT leaves a head that shares the embedding's weights as it is
-        pairs[layer] = Pair(layer, a.T, b.T, scale, magnitude, head=not lookup)
+        pairs[layer] = LoraTensors(layer, a.T, b.T, scale, magnitude, head=not lookup)
     return pairs
 
 
@@ -133,7 +133,7 @@ def _leaves(weights: Path, leaf_of: Callable[[str], tuple[str, str] | None]) -> 
     try:
         tensors = mx.load(str(weights))
     except Exception as error:
-        raise AdapterInvalid(f"{weights.name} can't be read: {told(error)}") from error
+        raise AdapterInvalid(f"{weights.name} can't be read: {public_message(error)}") from error
     assert isinstance(tensors, dict)
     layers: dict[str, Leaves] = {}
     for name, tensor in tensors.items():

@@ -6,7 +6,7 @@ steps until prefill has had no more than its share of the time.
 """
 
 from mlx_server.engine.messages import Schedule
-from mlx_server.worker.prefill.cost import Piece, PrefillCost
+from mlx_server.worker.prefill.cost import PrefillCost, PrefillPiece
 
 IDLE_SECONDS = 0.5
 """A piece with nobody waiting for tokens: short enough to notice a cancel or a newcomer soon."""
@@ -63,17 +63,17 @@ class PrefillBudget:
         seconds = min(self._gap, IDLE_SECONDS) if shared else IDLE_SECONDS
         if decoding:
             step = self._step(decoding)
-            if self._stepped < self._steps_due or self._is_behind(waiting, step):
+            if self._stepped < self._steps_due or self._owes_steps(waiting, step):
                 return 0
             # As long as one step leaves of the gap; longer, if one step is more than its share.
-            even = step / self._dues(1.0)
+            even = step / self._step_debt(1.0)
             seconds = min(self._gap, max(self._gap - step, even))
         # Pieces of one size tell nothing of what a larger one costs, which may be next to nothing.
         least = LEAST + (LEAST // 2 if self.cost.knows_one_size else 0)
         least = max(least, min(MOST_USEFUL, self.cost.useful))
         return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
 
-    def _is_behind(self, waiting: int, step: float) -> bool:
+    def _owes_steps(self, waiting: int, step: float) -> bool:
         """Whether steps are owed. While several prompts wait, they are saved up for a while: a step
         serves more rows then, and takes no longer."""
         if waiting > 1 and not self._paying:
@@ -96,14 +96,14 @@ class PrefillBudget:
         step = self._step(decoding)
         self._owed = max(self._owed - step, -step)
 
-    def prefilled(self, piece: Piece, decoding: int, seconds: float) -> None:
+    def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
         took = max(seconds - self._pending, seconds / 4) if decoding else seconds
         self.cost.learn(piece, took)
         self._single = self._single + 1 if self._stepped == 1 else 0
         self._stepped, self._pending = 0, 0.0
-        self._owed = self._owed + self._dues(took) if decoding else 0.0
+        self._owed = self._owed + self._step_debt(took) if decoding else 0.0
 
-    def _dues(self, seconds: float) -> float:
+    def _step_debt(self, seconds: float) -> float:
         """Of steps, for a piece that took so long."""
         return min(DEAREST, (1 - self._share) / self._share) * MARGIN * seconds
 

@@ -32,7 +32,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Piece:
+class PrefillPiece:
     rows: int
     length: int
     """Tokens of each of its rows."""
@@ -50,19 +50,19 @@ class Piece:
 
 class PrefillCost:
     def __init__(self) -> None:
-        self._measured: deque[tuple[Piece, float]] = deque(maxlen=MEASURED)
+        self._measured: deque[tuple[PrefillPiece, float]] = deque(maxlen=MEASURED)
         self._sizes: set[int] = set()
         """The least and the most tokens of a piece so far."""
         self._cost = np.zeros(3)
         """Seconds of a piece, of a token, and of a token for each one before it."""
 
-    def learn(self, piece: Piece, seconds: float) -> None:
+    def learn(self, piece: PrefillPiece, seconds: float) -> None:
         self._measured.append((piece, max(seconds, 1e-9)))
         sizes = {*self._sizes, piece.tokens}
         self._sizes = {min(sizes), max(sizes)}
         self._cost = self._fitted()
 
-    def seconds(self, piece: Piece) -> float:
+    def seconds(self, piece: PrefillPiece) -> float:
         return float(np.dot(self._cost, piece.causes))
 
     def tokens(self, seconds: float, rows: int, context: int) -> int:

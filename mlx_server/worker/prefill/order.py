@@ -27,7 +27,7 @@ SMALL = 2
 """Pieces: so little is left of a prompt that it is finished before another client's turn."""
 
 
-class Prompt(Protocol):
+class ScheduledPrompt(Protocol):
     """One that waits, or is being computed."""
 
     @property
@@ -41,10 +41,10 @@ class Prompt(Protocol):
         """Tokens to be computed."""
 
 
-P = TypeVar("P", bound=Prompt)
+P = TypeVar("P", bound=ScheduledPrompt)
 
 
-class Turns(Generic[P]):
+class PromptScheduler(Generic[P]):
     def __init__(self) -> None:
         self._waiting: list[P] = []
         """In order of arrival."""
@@ -114,7 +114,7 @@ class Turns(Generic[P]):
         if self._turn >= TURN:
             self._count()
         passed_over = self._passed_over.get(client, 0)
-        if any(waiting.number < prompt.number for waiting in self._of(client)):
+        if any(waiting.number < prompt.number for waiting in self._client_prompts(client)):
             passed_over += tokens
         else:
             passed_over = max(0, passed_over - PASSED_OVER_SHARE * tokens)
@@ -162,14 +162,14 @@ class Turns(Generic[P]):
         clients = dict.fromkeys(prompt.client for prompt in self._waiting)
         return sorted(clients, key=lambda client: (self._served[client], self._since[client]))
 
-    def _of(self, client: str) -> list[P]:
+    def _client_prompts(self, client: str) -> list[P]:
         return [prompt for prompt in self._waiting if prompt.client == client]
 
     def _backlog(self, client: str) -> int:
-        return sum(prompt.left for prompt in self._of(client))
+        return sum(prompt.left for prompt in self._client_prompts(client))
 
     def _first(self, client: str) -> P:
-        mine = self._of(client)
+        mine = self._client_prompts(client)
         if self._passed_over.get(client, 0) >= PASSED_OVER:
             return mine[0]
         return min(mine, key=lambda prompt: prompt.left)

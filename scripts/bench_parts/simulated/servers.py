@@ -14,7 +14,7 @@ from bench_parts.contenders import answering, fast
 from bench_parts.models import model_folder
 from bench_parts.tables import Row
 from mlx_server.clients.bench.exchange import Exchange, Target
-from mlx_server.clients.bench.result import Load
+from mlx_server.clients.bench.result import Workload
 from mlx_server.errors import GenerationFailed
 
 NOTE = (
@@ -98,7 +98,9 @@ async def _ask(target: Target, words: int, tokens: int) -> tuple[float, list[flo
 
 
 def _exchange(target: Target, words: int, tokens: int) -> Exchange:
-    return Exchange(target, Load(1, 1, words, tokens, seed=os.urandom(8).hex()).prompt(0), tokens)
+    return Exchange(
+        target, Workload(1, 1, words, tokens, seed=os.urandom(8).hex()).prompt(0), tokens
+    )
 
 
 def _variables(pair: str, own: Path | None) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from bench_parts.simulated.forward import forward
 from bench_parts.simulated.roofline import pair, seconds
 from mlx_server.engine.messages import DEFAULT_SCHEDULE, Generate, Schedule
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.batch import Batch, Done
+from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 
 VOCABULARY = 320
@@ -95,7 +95,7 @@ class Simulation:
         self.answers.append(Answer(self.now, client))
         return self.answers[-1]
 
-    def step(self) -> Done:
+    def step(self) -> StepResult:
         before = self.now
         done = self.batch.step()
         if done.progress:

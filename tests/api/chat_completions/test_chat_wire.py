@@ -479,7 +479,7 @@ def test_a_mistake_of_ours_is_told_without_its_details(
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("mlx_server.api.accumulator.Tally.add", broken)
+    monkeypatch.setattr("mlx_server.api.accumulator.Accumulator.add", broken)
     response = post(client, stream=stream)
     found = wire.error_of(events(response)[-1]) if stream else error(response, status=500)
     assert found["code"] == "internal_error"

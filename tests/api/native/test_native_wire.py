@@ -27,7 +27,7 @@ from mlx_server.events import (
 )
 from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Tool
-from mlx_server.requests import GenerateRequest, Named, ToolChoice
+from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 from tests.api import wire
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, ok
 
@@ -113,7 +113,7 @@ def test_limits(asked: Json, limits: tuple[int | None, ...]) -> None:
         ("auto", "auto"),
         ("none", "none"),
         ("required", "required"),
-        ({"name": "g"}, Named("g")),
+        ({"name": "g"}, NamedTool("g")),
     ],
 )
 def test_tools(choice: Any, expected: ToolChoice) -> None:
@@ -226,7 +226,7 @@ def gathered(*events: Event, reason: FinishReason = "stop") -> Json:
             yield event
         yield Finished(0, reason, 10, 0, reasoning_tokens=4)
 
-    return asyncio.run(NativeOutput(model="any").gather(told()))
+    return asyncio.run(NativeOutput(model="any").aggregate(told()))
 
 
 def call(number: int, arguments: str, *, whole: bool = True) -> Sequence[Event]:

@@ -10,7 +10,7 @@ from mlx_server.api.responses.input import input_items, references, to_request
 from mlx_server.api.responses.item_messages import SUMMARY
 from mlx_server.api.responses.items import read_items, sealed, wire
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.truncation import fitted, without_oldest
+from mlx_server.api.responses.truncation import drop_oldest, truncate_to_fit
 from mlx_server.errors import BadRequest, ContextTooLong, NotFound
 from mlx_server.events import Event, Finished, Started
 from mlx_server.messages import Conversation, Message, ToolCall
@@ -18,12 +18,12 @@ from mlx_server.requests import (
     ALL_TOOLS,
     NO_TOOLS,
     Approval,
-    Choice,
+    ChoiceFormat,
     GenerateRequest,
     JsonFormat,
     McpChoice,
     McpTools,
-    Named,
+    NamedTool,
     ToolFilter,
 )
 
@@ -440,7 +440,7 @@ def test_a_list_that_the_client_knows() -> None:
         ("auto", "auto"),
         ("none", "none"),
         ("required", "required"),
-        ({"type": "function", "name": "f"}, Named("f")),
+        ({"type": "function", "name": "f"}, NamedTool("f")),
     ],
 )
 def test_choice(choice: Any, made: Any) -> None:
@@ -541,7 +541,7 @@ def test_what_the_engine_is_asked() -> None:
     assert (request.max_tokens, request.max_response_tokens, request.thinking_budget) == (5, 4, 7)
     assert (request.seed, request.stop, request.logprobs) == (1, ("a",), 2)
     assert (request.adapter, request.adapter_scale) == ("french", 0.5)
-    assert (request.parallel_calls, request.whole) == (False, True)
+    assert (request.parallel_calls, request.buffered) == (False, True)
     assert set(request.choices) == {"temperature", "top_p", "top_k", "min_p", "presence_penalty"}
 
 
@@ -570,7 +570,7 @@ def test_formats() -> None:
     assert request.format_param == "text.format.schema"
     assert asked(text={"format": {"type": "json_object"}})[0].format == JsonFormat()
     assert asked(text={"format": {"type": "text"}})[0].format is None
-    assert asked(structured_outputs={"choice": ["a", "b"]})[0].format == Choice(("a", "b"))
+    assert asked(structured_outputs={"choice": ["a", "b"]})[0].format == ChoiceFormat(("a", "b"))
     error = refused(text={"format": AS_JSON}, structured_outputs={"regex": "a"})
     assert error.param == "structured_outputs.regex"
 
@@ -599,10 +599,10 @@ def turns(count: int) -> list[Message]:
     ("dropped", "left"), [(0, "0123"), (1, "123"), (3, "3"), (4, "3"), (100, "3")]
 )
 def test_the_oldest_turns_go_and_the_last_one_stays(dropped: int, left: str) -> None:
-    found = without_oldest(Conversation(tuple(turns(4))), dropped).messages
+    found = drop_oldest(Conversation(tuple(turns(4))), dropped).messages
     assert found[0] == Message("system", "s")
     assert "".join(m.content for m in found if m.role == "user") == left
-    assert without_oldest(Conversation(found[:1]), dropped).messages == found[:1]
+    assert drop_oldest(Conversation(found[:1]), dropped).messages == found[:1]
 
 
 class Room:
@@ -624,7 +624,7 @@ class Room:
 def answered(count: int, room: Room) -> list[Event]:
     async def everything() -> list[Event]:
         request = GenerateRequest("tiny", (Conversation(tuple(turns(count))),))
-        return [event async for event in fitted(request, room.respond)]
+        return [event async for event in truncate_to_fit(request, room.respond)]
 
     return asyncio.run(everything())
 

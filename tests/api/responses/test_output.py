@@ -12,7 +12,7 @@ from mlx_server.api.responses.items import read_items, unsealed
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
-from mlx_server.api.responses.run import Record, Run, Unkept
+from mlx_server.api.responses.run import NullRunStore, Run, RunRecord
 from mlx_server.errors import BadRequest, EngineDied
 from mlx_server.events import (
     ApprovalRequested,
@@ -21,7 +21,7 @@ from mlx_server.events import (
     ListedTool,
     McpCallDelta,
     McpCallFinished,
-    McpCallMade,
+    McpCallReady,
     McpCallStarted,
     ReasoningDelta,
     Repaired,
@@ -114,7 +114,7 @@ def mcp(call: int, output: str | None, error: str | None = None) -> list[Event]:
         McpCallStarted(0, call, f"c{call}", "docs", "find"),
         McpCallDelta(0, call, '{"a"'),
         McpCallDelta(0, call, ":1}"),
-        McpCallMade(0, call),
+        McpCallReady(0, call),
         McpCallFinished(0, call, output, error),
     ]
 
@@ -132,8 +132,8 @@ WITH_MCP: dict[str, list[Event]] = {
         McpCallStarted(0, 1, "b", "docs", "find", approval="mcpr_1"),
         McpCallDelta(0, 1, "{}"),
         McpCallDelta(0, 0, "{}"),
-        McpCallMade(0, 0),
-        McpCallMade(0, 1),
+        McpCallReady(0, 0),
+        McpCallReady(0, 1),
         McpCallFinished(0, 1, "second"),
         McpCallFinished(0, 0, "first"),
         *said("both"),
@@ -165,13 +165,13 @@ def streamed(events: Sequence[Event], failure: Exception | None = None, **asked:
 
 
 async def _chunks(made: ResponseOutput, events: AsyncGenerator[Event]) -> list[Json]:
-    run = Run(Record("resp_1", "", 0.0, ()), made, events, Unkept())
+    run = Run(RunRecord("resp_1", "", 0.0, ()), made, events, NullRunStore())
     await run.begin()
     return [chunk async for chunk in run.chunks()]
 
 
 def gathered(events: Sequence[Event], **asked: Any) -> Json:
-    return asyncio.run(output(**asked).gather(_told(events)))
+    return asyncio.run(output(**asked).aggregate(_told(events)))
 
 
 def shape(response: Json) -> list[tuple[str, str]]:
@@ -291,7 +291,7 @@ def test_how_it_was_sampled_is_told_whoever_chose_it() -> None:
         yield Started("tiny", 1, sampling=SamplingParams(temperature=0.6, top_p=0.9))
         yield STOPPED
 
-    response = asyncio.run(output(top_p=0.9).gather(events()))
+    response = asyncio.run(output(top_p=0.9).aggregate(events()))
     assert (response["temperature"], response["top_p"]) == (0.6, 0.9)
 
 

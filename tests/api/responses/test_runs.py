@@ -15,9 +15,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from mlx_server.api.responses import runs
 from mlx_server.api.responses import web_socket as lines
-from mlx_server.api.responses.event_log import Log
-from mlx_server.api.transport.byte_budget import Budget
-from mlx_server.api.transport.web_sockets import WebSockets
+from mlx_server.api.responses.event_log import EventLog
+from mlx_server.api.transport.byte_budget import ByteBudget
+from mlx_server.api.transport.web_sockets import StrictWebSockets
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import Store
 from tests.api import wire
@@ -105,7 +105,7 @@ def test_what_was_refused_is_forgotten(tiny_path: Path) -> None:
 
 def test_a_log_is_read_while_it_grows() -> None:
     async def read() -> list[list[int]]:
-        log = Log(Budget(1 << 20))
+        log = EventLog(ByteBudget(1 << 20))
         readers = [asyncio.create_task(numbers(log, start)) for start in (0, 2, 9)]
         for number in range(5):
             log.add({"sequence_number": number})
@@ -116,7 +116,7 @@ def test_a_log_is_read_while_it_grows() -> None:
     assert asyncio.run(read()) == [[0, 1, 2, 3, 4], [2, 3, 4], [], [4]]
 
 
-async def numbers(log: Log, start: int) -> list[int]:
+async def numbers(log: EventLog, start: int) -> list[int]:
     return [event["sequence_number"] async for event in log.read(start)]
 
 
@@ -129,7 +129,7 @@ async def until(condition: Callable[[], object]) -> None:
 @asynccontextmanager
 async def listening(app: Any, **options: Any) -> AsyncIterator[uvicorn.Server]:
     config = uvicorn.Config(
-        app, port=0, ws=WebSockets, ws_per_message_deflate=False, log_config=None, **options
+        app, port=0, ws=StrictWebSockets, ws_per_message_deflate=False, log_config=None, **options
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

@@ -4,17 +4,17 @@ import asyncio
 
 import pytest
 
-from mlx_server.api.responses.web_socket import Memory
-from mlx_server.api.transport.byte_budget import Budget
+from mlx_server.api.responses.web_socket import UnstoredContext
+from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.web_sockets import OpenSockets
 from mlx_server.errors import Overloaded
-from mlx_server.store import Item
+from mlx_server.store import ItemRecord
 from tests.store.make import limit, runs
 
 
 @runs
 async def test_first_come_first_served() -> None:
-    budget = Budget(10)
+    budget = ByteBudget(10)
     first, second, third = (budget.reserve(size) for size in (6, 6, 2))
     await asyncio.sleep(0)
     assert [f.done() for f in (first, second, third)] == [True, False, False], "none is overtaken"
@@ -29,7 +29,7 @@ async def test_first_come_first_served() -> None:
 
 @runs
 async def test_who_leaves_the_line_is_passed_over() -> None:
-    budget = Budget(10)
+    budget = ByteBudget(10)
     assert budget.take(10)
     first, second = budget.reserve(5), budget.reserve(5)
     first.cancel()
@@ -40,7 +40,7 @@ async def test_who_leaves_the_line_is_passed_over() -> None:
 
 @runs
 async def test_what_is_larger_than_all_of_it_is_alone() -> None:
-    budget = Budget(10)
+    budget = ByteBudget(10)
     assert budget.take(1)
     large = budget.reserve(100)
     assert not large.done()
@@ -49,24 +49,24 @@ async def test_what_is_larger_than_all_of_it_is_alone() -> None:
     assert not budget.take(1)
 
 
-def said(size: int) -> list[Item]:
-    return [Item("i", b"x" * size)]
+def said(size: int) -> list[ItemRecord]:
+    return [ItemRecord("i", b"x" * size)]
 
 
 def test_a_connection_remembers_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, "SOCKET_MEMORY_BYTES", 100)
-    budget = Budget(150)
-    memory, other = Memory(budget), Memory(budget)
+    budget = ByteBudget(150)
+    memory, other = UnstoredContext(budget), UnstoredContext(budget)
     for n in range(3):
         memory.keep(f"{n}", said(40))
-    assert list(memory.said) == ["1", "2"]
+    assert list(memory.contexts) == ["1", "2"]
     memory.keep("large", said(101))
-    assert list(memory.said) == ["1", "2"]
+    assert list(memory.contexts) == ["1", "2"]
     memory.keep("2", said(60))
-    assert list(memory.said) == ["1", "2"]
+    assert list(memory.contexts) == ["1", "2"]
     assert budget.used == 100
     other.keep("a", said(60))
-    assert not other.said, "there is no room for it in all"
+    assert not other.contexts, "there is no room for it in all"
     other.keep("b", said(50))
     assert budget.used == 150
     for each in (memory, other):

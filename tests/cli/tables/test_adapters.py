@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mlx_server.cli import app, machine_checks
-from mlx_server.cli.tables.adapters import COLUMNS, Row, rows_of, show
+from mlx_server.cli.tables.adapters import COLUMNS, AdapterRow, rows_of, show
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.lora.config import CONFIG
 from tests.lora.test_catalog import (
@@ -44,7 +44,7 @@ def models(folder: Path, **adapters: str) -> None:
     )
 
 
-def rows() -> list[Row]:
+def rows() -> list[AdapterRow]:
     return rows_of(load_settings(None, environ={}))
 
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app
 from mlx_server.clients.bench import exchange, measure, numbers, run, words_for
-from mlx_server.clients.bench.exchange import Answer, Api, Target
+from mlx_server.clients.bench.exchange import Api, RequestTiming, Target
 from mlx_server.clients.bench.report import COLUMNS, report
-from mlx_server.clients.bench.result import Load, Result, Spread, percentile
+from mlx_server.clients.bench.result import Result, Spread, Workload, percentile
 from mlx_server.errors import GenerationFailed, SettingsError
 
 DONE = "data: [DONE]\n\n"
@@ -114,7 +114,7 @@ def serve() -> Iterator[Serve]:
 
 def asked(server: Server, *, clients: int = 1, requests: int = 1, api: Api = "chat") -> Result:
     target = Target(server.url, "m", api=api)
-    return asyncio.run(run(target, Load(clients, requests, words=5, max_tokens=4)))
+    return asyncio.run(run(target, Workload(clients, requests, words=5, max_tokens=4)))
 
 
 @pytest.mark.parametrize(
@@ -139,16 +139,16 @@ def test_a_spread_needs_no_order_and_no_values() -> None:
 
 
 def test_prompts_differ_from_the_first_words_on() -> None:
-    prompts = Load(1, 20, 30, 4, seed="a").prompts()
-    assert prompts == Load(4, 20, 30, 4, seed="a").prompts()
+    prompts = Workload(1, 20, 30, 4, seed="a").prompts()
+    assert prompts == Workload(4, 20, 30, 4, seed="a").prompts()
     assert {len(prompt.split()) for prompt in prompts} == {30}
     assert len({tuple(prompt.split()[:3]) for prompt in prompts}) == 20
-    assert not set(prompts) & set(Load(1, 20, 30, 4, seed="b").prompts())
+    assert not set(prompts) & set(Workload(1, 20, 30, 4, seed="b").prompts())
 
 
 @pytest.mark.parametrize(("words", "own"), [(30, 8), (6, 3), (1, 0)])
 def test_prompts_may_share_all_but_their_last_words(words: int, own: int) -> None:
-    prompts = [p.split() for p in Load(1, 9, words, 4, shared_prefix=True, seed="a").prompts()]
+    prompts = [p.split() for p in Workload(1, 9, words, 4, shared_prefix=True, seed="a").prompts()]
     assert {len(prompt) for prompt in prompts} == {words}
     assert len({tuple(prompt[: words - own]) for prompt in prompts}) == 1
     assert len({tuple(prompt) for prompt in prompts}) == (9 if own else 1)
@@ -182,8 +182,12 @@ def test_without_usage_pieces_are_counted(serve: Serve) -> None:
 
 
 def test_gaps_and_rates_are_arithmetic() -> None:
-    answers = (Answer(1.0, (0.1, 0.3), 3, 10), Answer(2.0, (0.2,), 5, 20), Answer(6.0, (), 2, 30))
-    result = Result(Load(3, 3, 5, 5), 2.0, answers)
+    answers = (
+        RequestTiming(1.0, (0.1, 0.3), 3, 10),
+        RequestTiming(2.0, (0.2,), 5, 20),
+        RequestTiming(6.0, (), 2, 30),
+    )
+    result = Result(Workload(3, 3, 5, 5), 2.0, answers)
     assert (result.first_token.mean, result.first_token.median) == (3.0, 2.0)
     assert result.first_token.p95 == pytest.approx(5.6)
     assert result.gap.median == pytest.approx(0.2)
@@ -227,7 +231,7 @@ def test_an_error_is_one_request_s_own(serve: Serve) -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         target = Target(f"http://127.0.0.1:{free.getsockname()[1]}", "m")
-    result = asyncio.run(run(target, Load(2, 3, 5, 4)))
+    result = asyncio.run(run(target, Workload(2, 3, 5, 4)))
     assert len(result.errors) == 3
     assert math.isnan(result.first_token.median)
 
@@ -247,7 +251,7 @@ def test_an_answer_that_never_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_asked(serve: Serve) -> None:
     server = serve(PLAIN, *STORY)
-    load = Load(1, 1, words=5, max_tokens=4)
+    load = Workload(1, 1, words=5, max_tokens=4)
     asyncio.run(run(Target(f"{server.url}/v1/", "m", "key"), load))
     asyncio.run(run(Target(server.url, "m", api="completions"), load))
     chat, completion = server.bodies
@@ -285,13 +289,13 @@ def test_every_length_with_every_number_of_clients(serve: Serve) -> None:
     server = serve(script=counting)
     target = Target(server.url, "m", api="completions")
     results = list(measure(target, [1, 3], [30, 50], 7))
-    assert [(r.load.clients, r.load.requests) for r in results] == [(1, 4), (3, 6)] * 2
+    assert [(r.workload.clients, r.workload.requests) for r in results] == [(1, 4), (3, 6)] * 2
     assert [r.prompt_tokens for r in results] == [30, 30, 50, 50]
     prompts = [body["prompt"] for body in server.bodies if body["max_tokens"] == 7]
     assert len(prompts) == len(set(prompts)) == 20
     (warm,) = measure(target, [2], [30], 7, requests=5, shared_prefix=True)
     measured = [body for body in server.bodies[-5:] if body["max_tokens"] == 7]
-    assert warm.load.requests == len(measured) == 5
+    assert warm.workload.requests == len(measured) == 5
 
 
 def test_lists_of_numbers() -> None:
@@ -355,7 +359,9 @@ def test_what_can_not_be_measured(
 
 def test_a_terminal_gets_a_table() -> None:
     console = Console(force_terminal=True, width=120, file=io.StringIO())
-    result = Result(Load(4, 2, 5, 4), 1.0, (Answer(0.0123, (0.0045,), 2, 7),), ("\x1bcut",))
+    result = Result(
+        Workload(4, 2, 5, 4), 1.0, (RequestTiming(0.0123, (0.0045,), 2, 7),), ("\x1bcut",)
+    )
     assert not report([result], console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for cell in ("clients", "tokens/s", "12.3", "4.5", "2.0", "1/2", "1 failed: cut"):

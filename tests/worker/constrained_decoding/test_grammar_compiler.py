@@ -19,22 +19,22 @@ import tokenizers
 from mlx_server import limits
 from mlx_server.engine.messages import (
     Admitted,
-    Cancel,
+    CancelRows,
     Generate,
-    Load,
+    LoadModel,
     Report,
     RowFailed,
     RowRefused,
-    Stepped,
+    StepOutput,
     Thinking,
     Token,
-    Unload,
+    UnloadModel,
 )
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import read_rate
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding import logit_constraints as guide
-from mlx_server.worker.constrained_decoding.logit_constraints import Caps, Guide
+from mlx_server.worker.constrained_decoding.logit_constraints import AdditiveMask, LogitConstraint
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from mlx_server.worker.worker import Engine
 from tests.grammars.matching import compiled
@@ -69,7 +69,7 @@ def loaded(
     path: Path, stops: list[int] = ENDS, concurrency: int = 8, cache_bytes: int = 0
 ) -> Engine:
     made = Engine(concurrency=concurrency, cache_bytes=cache_bytes)
-    made.handle(Load("tiny", str(path), stops))
+    made.handle(LoadModel("tiny", str(path), stops))
     drain(made)
     return made
 
@@ -155,7 +155,7 @@ def test_guided_and_free_rows_come_and_go_and_answer_as_alone(tiny_path: Path, s
             reports += mixed.handle(coming.pop(0))
         if dice.random() < 0.03:
             victim = dice.randrange(len(asks))
-            reports += mixed.handle(Cancel([victim]))
+            reports += mixed.handle(CancelRows([victim]))
             cancelled[victim] = len(tokens_of(victim, reports))
         reports += mixed.step()
     assert cancelled
@@ -183,7 +183,7 @@ def _any_row(dice: random.Random, row: int) -> Generate:
     )
 
 
-class Poisoned(Guide):
+class Poisoned(LogitConstraint):
     """Errs at some step of its row."""
 
     at = 0
@@ -205,14 +205,14 @@ def test_a_row_whose_grammar_errs_ends_alone(
     assert not failures(before)
     poisoned = f"{endless}// poisoned\n"
 
-    def guide(asked: Generate) -> Guide | None:
+    def guide(asked: Generate) -> LogitConstraint | None:
         made = make(asked)
         if made and asked.grammar == poisoned:
             made.__class__, Poisoned.at = Poisoned, step
         return made
 
-    make = engine._guides.guide
-    monkeypatch.setattr(engine._guides, "guide", guide)
+    make = engine._constraints.constraint
+    monkeypatch.setattr(engine._constraints, "constraint", guide)
     asks[3].grammar = poisoned
     after = run(engine, *asks)
     assert [failed.row for failed in of(RowFailed, after)] == [3]
@@ -222,7 +222,7 @@ def test_a_row_whose_grammar_errs_ends_alone(
     for row in {*range(8)} - {3}:
         assert ids(tokens_of(row, after)) == ids(tokens_of(row, before))
     assert not engine._batches["tiny"]
-    assert of(Stepped, after)[-1].waiting == 0
+    assert of(StepOutput, after)[-1].waiting == 0
 
 
 def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) -> None:
@@ -250,18 +250,18 @@ def course(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | int]:
     """In order: the shapes of what is begun to be computed, and how many rows are capped."""
     noted: list[tuple[int, ...] | int] = []
     computed: Callable[..., None] = mx.async_eval
-    capped = Caps.step
+    capped = AdditiveMask.step
 
     def compute(*arrays: Any) -> None:
         noted.extend(array.shape for array in arrays if isinstance(array, mx.array))
         computed(*arrays)
 
-    def cap(caps: Caps, tokens: Sequence[int | None], width: int) -> Any:
+    def cap(caps: AdditiveMask, tokens: Sequence[int | None], width: int) -> Any:
         noted.append(len(tokens))
         return capped(caps, tokens, width)
 
     monkeypatch.setattr(mx, "async_eval", compute)
-    monkeypatch.setattr(Caps, "step", cap)
+    monkeypatch.setattr(AdditiveMask, "step", cap)
     return noted
 
 
@@ -279,13 +279,13 @@ def test_only_guided_rows_are_capped_and_while_the_logits_are_computed(
 def test_what_a_guide_of_ours_raises_ends_its_row_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Guide, words: Any) -> bool:
+    def fails(self: LogitConstraint, words: Any) -> bool:
         if self.left == 4:
             raise MemoryError("no room")
         return restrict(self, words)
 
-    restrict = Guide._restrict
-    monkeypatch.setattr(Guide, "_restrict", fails)
+    restrict = LogitConstraint._restrict
+    monkeypatch.setattr(LogitConstraint, "_restrict", fails)
     reports = run(engine, ask(0, grammar=WORDS, tokens=9), ask(1, tokens=9))
     assert {*failures(reports)} == {0}
     assert len(tokens_of(1, reports)) == 9
@@ -294,13 +294,13 @@ def test_what_a_guide_of_ours_raises_ends_its_row_alone(
 def test_what_errs_behind_the_last_token_is_nobody_s_concern(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Guide, words: Any) -> bool:
+    def fails(self: LogitConstraint, words: Any) -> bool:
         if self.left <= 0:
             raise MemoryError("no room")
         return restrict(self, words)
 
-    restrict = Guide._restrict
-    monkeypatch.setattr(Guide, "_restrict", fails)
+    restrict = LogitConstraint._restrict
+    monkeypatch.setattr(LogitConstraint, "_restrict", fails)
     reports = run(engine, ask(0, grammar=WORDS, tokens=9))
     assert len(tokens_of(0, reports)) == 9
     assert not failures(reports)
@@ -383,7 +383,7 @@ def test_a_model_that_rules_out_all_that_is_allowed_ends_its_row_alone(
         logits = computed(self, *args, **rest)
         return mx.where(mx.array(digits), -mx.inf, logits)
 
-    texts = engine._guides._vocabularies["tiny"].result(60).text
+    texts = engine._constraints._vocabularies["tiny"].result(60).text
     digits = np.zeros(320, np.bool_)
     digits[: len(texts)] = [text.isdigit() for text in texts]
     monkeypatch.setattr(network, "__call__", no_digits)
@@ -411,7 +411,7 @@ class Says:
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 77, 320])
 def test_caps_are_as_wide_as_the_logits(width: int) -> None:
     says = [Says({0, width - 1}), Says(None)]
-    caps = Caps(cast(list[Guide], says))
+    caps = AdditiveMask(cast(list[LogitConstraint], says))
     for _ in range(2):
         found = caps.step([None, 5], width)
         assert found is not None
@@ -436,7 +436,7 @@ class Gate:
         self.open = threading.Event()
         compile = grammar_compiler._compile
 
-        def held(source: str, vocabulary: Vocabulary) -> grammar_compiler.Compiled:
+        def held(source: str, vocabulary: Vocabulary) -> grammar_compiler.CompiledGrammar:
             self.begun.append(source)
             self.arrivals.release()
             assert self.open.wait(60)
@@ -456,7 +456,7 @@ def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, gate: Gate) ->
     reports = engine.handle(ask(0, grammar=DIGITS)) + engine.handle(ask(1, tokens=50))
     reports += until(engine, lambda reports: len(tokens_of(1, reports)) == 50)
     assert [admitted.row for admitted in of(Admitted, reports)] == [1]
-    assert {step.waiting for step in of(Stepped, reports)[1:]} == {1}
+    assert {step.waiting for step in of(StepOutput, reports)[1:]} == {1}
     assert engine.pause
     assert 0 < engine.pause <= limits.COMPILE_SECONDS.value
     gate.open.set()
@@ -492,8 +492,8 @@ def test_the_oldest_of_many_grammars_are_forgotten(
 
 def test_rows_that_wait_for_a_grammar_can_be_cancelled(engine: Engine, gate: Gate) -> None:
     engine.handle(ask(0, grammar=DIGITS))
-    (left,) = engine.handle(Cancel([0]))
-    assert isinstance(left, Stepped)
+    (left,) = engine.handle(CancelRows([0]))
+    assert isinstance(left, StepOutput)
     assert left.waiting == 0
     assert engine.pause is None
     gate.open.set()
@@ -502,7 +502,7 @@ def test_rows_that_wait_for_a_grammar_can_be_cancelled(engine: Engine, gate: Gat
 
 def test_rows_that_wait_for_a_grammar_go_with_their_model(engine: Engine, gate: Gate) -> None:
     engine.handle(ask(0, grammar=DIGITS))
-    assert {*failures(engine.handle(Unload("tiny")))} == {0}
+    assert {*failures(engine.handle(UnloadModel("tiny")))} == {0}
     assert engine.pause is None
     gate.open.set()
     assert drain(engine) == []
@@ -513,9 +513,9 @@ def test_a_model_loaded_again_compiles_for_its_own_tokens(
 ) -> None:
     gate.open.set()
     before = run(engine, ask(0, grammar=DIGITS))
-    engine.handle(Unload("tiny"))
-    assert not engine._guides._compiler._known
-    engine.handle(Load("tiny", str(tiny_path), ENDS))
+    engine.handle(UnloadModel("tiny"))
+    assert not engine._constraints._compiler._known
+    engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
     drain(engine)
     assert ids(tokens_of(0, run(engine, ask(0, grammar=DIGITS)))) == ids(tokens_of(0, before))
     assert gate.begun == [DIGITS, DIGITS]
@@ -540,10 +540,10 @@ def test_what_takes_too_long_is_refused(
 def test_its_thread_tells_when_it_is_done(tiny_path: Path, gate: Gate) -> None:
     woken = threading.Event()
     engine = Engine(wake=woken.set)
-    engine.handle(Load("tiny", str(tiny_path), ENDS))
+    engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
     drain(engine)
     assert woken.wait(60)  # for the vocabulary
-    until(engine, lambda _: engine._guides._vocabularies["tiny"].done())
+    until(engine, lambda _: engine._constraints._vocabularies["tiny"].done())
     woken.clear()
     engine.handle(ask(0, grammar=DIGITS))
     assert not woken.is_set()
@@ -557,7 +557,7 @@ def test_its_thread_tells_when_it_is_done(tiny_path: Path, gate: Gate) -> None:
 def read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders whose vocabularies were read after that of its first model."""
     folders: list[str] = []
-    engine._guides._vocabularies["tiny"].result(60)
+    engine._constraints._vocabularies["tiny"].result(60)
 
     def noted(folder: Path, stop_tokens: Sequence[int]) -> Vocabulary:
         folders.append(folder.name)
@@ -568,16 +568,16 @@ def read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def others(tiny_path: Path, tmp_path: Path) -> list[Load]:
+def others(tiny_path: Path, tmp_path: Path) -> list[LoadModel]:
     """Two more models."""
     paths = [tmp_path / name for name in ("second", "third")]
     for path in paths:
         shutil.copytree(tiny_path, path)
-    return [Load(path.name, str(path), ENDS) for path in paths]
+    return [LoadModel(path.name, str(path), ENDS) for path in paths]
 
 
 @pytest.fixture
-def streaming(engine: Engine, others: list[Load], read: list[str]) -> Engine:
+def streaming(engine: Engine, others: list[LoadModel], read: list[str]) -> Engine:
     """Its row 0 has been answered all the while that the others loaded."""
     engine.handle(ask(0, tokens=1_000_000))
     for load in others:
@@ -591,37 +591,37 @@ def test_vocabularies_are_read_when_no_row_is_kept_waiting(
 ) -> None:
     until(streaming, lambda reports: len(tokens_of(0, reports)) == 20)
     assert not read
-    streaming.handle(Cancel([0]))
+    streaming.handle(CancelRows([0]))
     streaming.step()
-    streaming._guides._vocabularies["second"].result(60)
+    streaming._constraints._vocabularies["second"].result(60)
     streaming.step()
-    streaming._guides._vocabularies["third"].result(60)
+    streaming._constraints._vocabularies["third"].result(60)
     assert read == ["second", "third"]
 
 
 def test_a_vocabulary_is_read_beside_the_weights_if_nobody_answers(
-    engine: Engine, others: list[Load], read: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, others: list[LoadModel], read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_rate, "MOST_BYTES", 1)
     engine.handle(others[0])
     engine.step()
     assert engine.loading
-    engine._guides._vocabularies["second"].result(60)
+    engine._constraints._vocabularies["second"].result(60)
     assert read == ["second"]
 
 
 def test_a_row_that_is_guided_waits_for_no_others(streaming: Engine, read: list[str]) -> None:
     streaming.handle(ask(1, model="third", grammar=DIGITS))
-    streaming._guides._vocabularies["third"].result(60)
+    streaming._constraints._vocabularies["third"].result(60)
     until(streaming, lambda reports: len(tokens_of(1, reports)) == 5)
     assert read == ["third"]
 
 
 def test_no_vocabulary_is_read_for_a_model_that_is_gone(streaming: Engine, read: list[str]) -> None:
-    streaming.handle(Unload("second"))
-    streaming.handle(Cancel([0]))
+    streaming.handle(UnloadModel("second"))
+    streaming.handle(CancelRows([0]))
     streaming.step()
-    streaming._guides._vocabularies["third"].result(60)
+    streaming._constraints._vocabularies["third"].result(60)
     assert read == ["third"]
 
 

@@ -15,8 +15,12 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
-from mlx_server.worker.constrained_decoding.grammar_completion import Ending, Prospect, prospect
-from mlx_server.worker.constrained_decoding.token_classes import Ids, Pieces
+from mlx_server.worker.constrained_decoding.grammar_completion import (
+    CompletionHints,
+    GrammarCompletion,
+    completion_hints,
+)
+from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 
 pytestmark = pytest.mark.tables
@@ -32,8 +36,8 @@ class World:
     stop: int
 
     @cached_property
-    def pieces(self) -> Pieces:
-        return Pieces(self.text, [self.stop], self.control)
+    def pieces(self) -> TokenClasses:
+        return TokenClasses(self.text, [self.stop], self.control)
 
     @cached_property
     def wishes(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
@@ -58,8 +62,8 @@ WISHES: dict[str, Callable[[bytes], float]] = {
 
 @pytest.fixture(scope="module")
 def demo(demo_path: Path) -> World:
-    known = Vocabulary(demo_path, [2]).plant()
-    return World(known.text, known.control, known.tree, 2)
+    known = Vocabulary(demo_path, [2]).build()
+    return World(known.text, known.control, known.trie, 2)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +95,13 @@ def say(
     limit: int,
     wish: str = "anything",
     seed: int = 0,
-    known: Prospect | None = None,
+    known: CompletionHints | None = None,
     *,
     guarded: bool = True,
 ) -> Said:
     """Among what is allowed, what the wish likes best; a stop token only where little else is."""
     dice = np.random.default_rng(seed)
-    matcher, ending = world.matcher(grammar), Ending(world.pieces, known)
+    matcher, ending = world.matcher(grammar), GrammarCompletion(world.pieces, known)
     mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
     said: list[int] = []
     ended = False
@@ -211,7 +215,7 @@ def comes_to_its_end(
     world: World, grammar: str, wish: str, check: Callable[[bytes], object]
 ) -> None:
     """Under what the shortest ending takes for a limit, and under more."""
-    known = prospect(world.pieces, world.matcher(grammar), grammar)
+    known = completion_hints(world.pieces, world.matcher(grammar), grammar)
     assert known.tokens is not None
     need = len(known.tokens) + 1
     for seed, limit in enumerate([need, need + MORE[wish]]):
@@ -239,11 +243,11 @@ def test_with_a_token_for_each_byte(bytewise: World, name: str, wish: str) -> No
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> None:
     grammar = json_of(SCHEMAS[name])
-    known = prospect(demo.pieces, demo.matcher(grammar), grammar)
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
     assert known.tokens is not None
     for wish in ("anything", "opening"):
         matcher = demo.matcher(grammar)
-        ending = Ending(demo.pieces, known)
+        ending = GrammarCompletion(demo.pieces, known)
         mask = np.zeros((1, -(-len(demo.text) // 32)), np.int32)
         for token in say(demo, grammar, 120, wish, guarded=False).tokens:
             fill_next_token_bitmask(matcher, mask)
@@ -256,7 +260,7 @@ def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> Non
 @pytest.mark.parametrize("name", ["simple", "forty properties", "formats"])
 def test_a_limit_that_no_ending_fits_restricts_nothing(demo: World, name: str) -> None:
     grammar = json_of(SCHEMAS[name])
-    known = prospect(demo.pieces, demo.matcher(grammar), grammar)
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
     assert known.tokens is not None
     limit = len(known.tokens) // 2
     guarded = say(demo, grammar, limit, "text", 1, known)
@@ -344,7 +348,7 @@ def test_a_call_is_not_begun_where_it_cannot_be_ended(bytewise: World) -> None:
     begins = {}
     for left in (20, 1000):
         fill_next_token_bitmask(matcher, mask)
-        Ending(bytewise.pieces).allow(matcher, mask[0], left)
+        GrammarCompletion(bytewise.pieces).allow(matcher, mask[0], left)
         begins[left] = 258 in bytewise.pieces.allowed(mask[0])
         assert ord("a") in bytewise.pieces.allowed(mask[0])
     assert begins == {20: False, 1000: True}
@@ -354,6 +358,6 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     matcher = demo.matcher(json_of(SCHEMAS["tree"]))
     before = matcher.compute_bitmask()
     mask = np.frombuffer(before, np.int32).copy()
-    Ending(demo.pieces, prospect(demo.pieces, matcher)).allow(matcher, mask, 30)
+    GrammarCompletion(demo.pieces, completion_hints(demo.pieces, matcher)).allow(matcher, mask, 30)
     assert matcher.compute_bitmask() == before
     assert not matcher.is_error()

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import Generate, Load, Report, Thinking, Token
+from mlx_server.engine.messages import Generate, LoadModel, Report, Thinking, Token
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.thinking_budget import Budget, cut_short
+from mlx_server.worker.constrained_decoding.thinking_budget import (
+    ThinkingBudget,
+    end_reasoning_early,
+)
 from mlx_server.worker.worker import Engine
 from tests.tiny import ENDOFTEXT, IM_END, IM_START
 from tests.worker.test_batch import a_prompt, ids
@@ -23,11 +26,11 @@ OPEN, CLOSE, LT, THINK, GT, SLASH, A, WILD, SILENT = range(len(TEXT))
 OPENS, CLOSES = [b"<think>", b"\xff[0]"], [b"</think>", b"\xff[1]"]
 
 
-def budget(tokens: int, *, inside: bool = False, end: Iterable[int] = (CLOSE, A)) -> Budget:
-    return Budget(Thinking(tokens, inside, OPENS, CLOSES, list(end)), TEXT)
+def budget(tokens: int, *, inside: bool = False, end: Iterable[int] = (CLOSE, A)) -> ThinkingBudget:
+    return ThinkingBudget(Thinking(tokens, inside, OPENS, CLOSES, list(end)), TEXT)
 
 
-def until_used_up(budget: Budget, tokens: Iterable[int]) -> int | None:
+def until_used_up(budget: ThinkingBudget, tokens: Iterable[int]) -> int | None:
     """How many of these tokens it takes."""
     for count, token in enumerate(tokens):
         if budget.used_up:
@@ -68,7 +71,7 @@ def test_a_mark_may_begin_a_longer_one() -> None:
         ([0, 1, 5, 5], 3),
         ([0, 1, 2, 5, 5], 4),  # more than two, since nobody could tell
     ]:
-        counted = Budget(Thinking(2, False, opens, [b"</c>"], []), text)
+        counted = ThinkingBudget(Thinking(2, False, opens, [b"</c>"], []), text)
         assert until_used_up(counted, said) == taken
 
 
@@ -78,7 +81,7 @@ def test_what_is_no_text_counts_too() -> None:
 
 def test_marks_that_text_spells_are_not_control_tokens() -> None:
     text = [*TEXT, b"\xfe[1]"]
-    spelled = Budget(Thinking(2, True, OPENS, CLOSES, [A]), text)
+    spelled = ThinkingBudget(Thinking(2, True, OPENS, CLOSES, [A]), text)
     assert until_used_up(spelled, [len(TEXT), A, A]) == 2
 
 
@@ -111,7 +114,10 @@ def test_it_counts_not_how_marks_are_cut() -> None:
         cuts = sorted({0, len(text), *dice.choices(range(len(text)), k=4)})
         tokens = [text[a:b] for a, b in pairwise(cuts)]
         letters = [bytes([byte]) for byte in text]
-        ends = [Budget(Thinking(10**6, False, OPENS, CLOSES, [0]), of) for of in (tokens, letters)]
+        ends = [
+            ThinkingBudget(Thinking(10**6, False, OPENS, CLOSES, [0]), of)
+            for of in (tokens, letters)
+        ]
         for each, of in zip(ends, (tokens, letters), strict=True):
             for token in range(len(of)):
                 each.advance(token)
@@ -140,7 +146,7 @@ def test_a_script_goes_on_behind_its_reasoning(
     script: list[int], end: list[int], said: list[int]
 ) -> None:
     asked = Thinking(2, True, OPENS, CLOSES, end)
-    assert cut_short(script, asked, TEXT) == said
+    assert end_reasoning_early(script, asked, TEXT) == said
 
 
 END = [IM_START, ENDOFTEXT + 3 + 10, 77]
@@ -154,7 +160,7 @@ def engine(request: pytest.FixtureRequest, tiny_path: Path, tmp_path: Path) -> E
         (path / "config.json").write_text('{"model_type": "replay", "vocab_size": 320}')
         (path / "tokenizer.json").write_text((tiny_path / "tokenizer.json").read_text())
     made = Engine(concurrency=4)
-    made.handle(Load("m", str(path), [IM_END]))
+    made.handle(LoadModel("m", str(path), [IM_END]))
     drain(made)
     return made
 
@@ -163,7 +169,9 @@ def ask(engine: Engine, row: int, thinking: Thinking, tokens: int = 40, **rest: 
     script = [30 + i for i in range(60)] if engine._batches["m"].plays else None
     fields: dict[str, Any] = {"stop_tokens": [], "sampling": SamplingParams(temperature=0), **rest}
     prompt = a_prompt(6, seed=row)
-    return Generate(row, "m", prompt, max_tokens=tokens, script=script, thinking=thinking, **fields)
+    return Generate(
+        row, "m", prompt, max_tokens=tokens, forced_tokens=script, thinking=thinking, **fields
+    )
 
 
 def answer(engine: Engine, asked: Generate) -> tuple[list[Token], list[Report]]:

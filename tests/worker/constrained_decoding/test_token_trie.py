@@ -13,8 +13,12 @@ from tokenizers import AddedToken, decoders, models
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.families import FAMILIES
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from mlx_server.worker.constrained_decoding.grammar_compiler import fill
-from mlx_server.worker.constrained_decoding.token_trie import Unusable, Vocabulary, Words
+from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
+from mlx_server.worker.constrained_decoding.token_trie import (
+    Bitmask,
+    UnusableVocabulary,
+    Vocabulary,
+)
 
 pytestmark = pytest.mark.tables
 
@@ -114,7 +118,7 @@ def test_added_tokens_have_the_ids_that_the_tokenizers_library_gives_them(
 def test_what_can_t_be_used(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(Unusable, match=r"tokenizer.json"):
+    with pytest.raises(UnusableVocabulary, match=r"tokenizer.json"):
         Vocabulary(tmp_path, [0])
 
 
@@ -129,18 +133,18 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     made.add_tokens([AddedToken(t, special=t[1] == "|") for t in ("<|end|>", "<tool>", "<|x|>")])
     made.save(str(folder / "tokenizer.json"))
     ends = [id for t in ("<|end|>", "<|x|>") if (id := made.token_to_id(t)) is not None]
-    return Vocabulary(folder, [*ends, 99_999]).plant()
+    return Vocabulary(folder, [*ends, 99_999]).build()
 
 
 def allowed(matcher: LLMatcher, vocabulary: Vocabulary) -> list[int]:
-    words: Words = np.zeros_like(vocabulary.ends)
-    fill(words, matcher, vocabulary)
+    words: Bitmask = np.zeros_like(vocabulary.ends)
+    fill_bitmask(words, matcher, vocabulary)
     return list(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")))
 
 
 def matcher(vocabulary: Vocabulary, start: str) -> LLMatcher:
     source = f'%llguidance {{"no_forcing": true}}\nstart: {start}\n'
-    made = LLMatcher(vocabulary.tree, source, log_level=0)
+    made = LLMatcher(vocabulary.trie, source, log_level=0)
     assert not made.is_error(), made.get_error()
     return made
 
@@ -179,7 +183,7 @@ def test_all_tokens_that_end_an_answer_end_a_grammar(vocabulary: Vocabulary) -> 
 
 
 def test_no_grammar_without_a_token_to_end_with(demo_path: Path) -> None:
-    without = Vocabulary(demo_path, []).plant()
+    without = Vocabulary(demo_path, []).build()
     assert len(without) == 49_152
-    with pytest.raises(Unusable, match="ends an answer"):
-        _ = without.tree
+    with pytest.raises(UnusableVocabulary, match="ends an answer"):
+        _ = without.trie

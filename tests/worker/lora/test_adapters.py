@@ -18,22 +18,22 @@ from mlx_server.engine.messages import (
     AdapterFailed,
     AdapterLoaded,
     AdapterUnloaded,
-    Cancel,
+    CancelRows,
     Generate,
-    Load,
     LoadAdapter,
-    Loaded,
+    LoadModel,
+    ModelLoaded,
     Prefilled,
+    PromptLogprobs,
     Report,
     RowFailed,
-    Scored,
-    Stepped,
+    StepOutput,
     Token,
-    Unload,
     UnloadAdapter,
+    UnloadModel,
 )
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.prompt_logprobs import score
+from mlx_server.worker.prompt_logprobs import prompt_logprobs
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import GPT_OSS, KINDS, LLAMA, Kind
 from tests.worker.lora_files import (
@@ -79,8 +79,8 @@ class Desk:
         self.answers: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
         self.failed: dict[int, str] = {}
-        self.engine.handle(Load("m", str(path)))
-        assert any(isinstance(report, Loaded) for report in self.finish())
+        self.engine.handle(LoadModel("m", str(path)))
+        assert any(isinstance(report, ModelLoaded) for report in self.finish())
 
     @property
     def model(self) -> Any:
@@ -124,7 +124,7 @@ class Desk:
     def _noted(self, reports: list[Report]) -> list[Report]:
         for report in reports:
             match report:
-                case Stepped(tokens=tokens):
+                case StepOutput(tokens=tokens):
                     for token in tokens:
                         self.answers[token.row].append(token.id)
                 case Prefilled(row, cached):
@@ -317,7 +317,7 @@ def test_rows_come_and_go(coming: "Coming", cache_bytes: int, seed: int) -> None
         if asked and dice.random() < 0.05:
             row = dice.choice(list(asked))
             cancelled.add(row)
-            desk.engine.handle(Cancel([row]))
+            desk.engine.handle(CancelRows([row]))
         desk.step()
     desk.finish()
     assert not desk.failed
@@ -399,7 +399,7 @@ def test_what_is_unloaded_leaves_no_prompts_behind(case: Case) -> None:
     kept = cache.nbytes
     desk.unload("two")
     assert cache.nbytes == kept / 2  # two of four
-    desk.engine.handle(Unload("m"))
+    desk.engine.handle(UnloadModel("m"))
     assert cache.nbytes == 0
     failed = desk.load("one", case.one)
     assert isinstance(failed, AdapterFailed)
@@ -412,14 +412,14 @@ def test_a_prompt_is_scored_by_its_adapter(case: Case) -> None:
     for (adapter, scale), reference in case.references.items():
         told = Told(prompt, adapter, scale)
         row = desk.begin(told, score=True)
-        (scored,) = [report for report in desk.finish() if isinstance(report, Scored)]
+        (scored,) = [report for report in desk.finish() if isinstance(report, PromptLogprobs)]
         exact = list(_scored(reference.model, prompt))
         assert [entry.chosen for entry in scored.logprobs] == pytest.approx(exact, abs=1e-3)
         assert_same(desk.answers[row], reference.answer(prompt))
 
 
 def _scored(model: Any, prompt: list[int]) -> Iterator[float]:
-    scoring = score(model, prompt, 0)
+    scoring = prompt_logprobs(model, prompt, 0)
     while True:
         try:
             next(scoring)

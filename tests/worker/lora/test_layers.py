@@ -14,8 +14,8 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlx_server.errors import AdapterInvalid
 from mlx_server.worker.lora import adapters as adapters_module
-from mlx_server.worker.lora.adapters import TRAIN_OTHERS, Adapters, _refuse
-from mlx_server.worker.lora.slots import Delta, Rows, Slots, using
+from mlx_server.worker.lora.adapters import TRAIN_OTHERS, AdapterWeights, _refuse
+from mlx_server.worker.lora.slots import AdapterSlots, LoraDelta, RowAdapters, using
 from tests.worker.lora_files import save
 
 WIDTH, RANK = 8, 2
@@ -102,10 +102,10 @@ def test_each_row_has_its_own(kind: Callable[[], Toy], tmp_path: Path) -> None:
     model = kind()
     ids = mx.arange(12).reshape(4, 3)
     x, base = model.embed(ids), model(ids)
-    adapters = Adapters(model)
+    adapters = AdapterWeights(model)
     adapters.load("one", adapter(tmp_path / "one", pair(1), scale=3.0))
     adapters.load("two", adapter(tmp_path / "two", pair(2)))
-    with using(Rows([("one", 1.0), (None, 1.0), ("two", 1.0), ("one", 0.5)])):
+    with using(RowAdapters([("one", 1.0), (None, 1.0), ("two", 1.0), ("one", 0.5)])):
         mixed = model(ids)
     one = x @ pair(1)["layer.lora_a"] @ pair(1)["layer.lora_b"] * 3
     two = x @ pair(2)["layer.lora_a"] @ pair(2)["layer.lora_b"]
@@ -133,7 +133,7 @@ def test_a_layer_in_which_it_would_come_to_nothing_is_refused(name: str, tmp_pat
     model = make()
     kind = type(model.layer)
     with pytest.raises(AdapterInvalid, match=f"^layer.*{said}"):
-        Adapters(model).load("one", adapter(tmp_path, pair()))
+        AdapterWeights(model).load("one", adapter(tmp_path, pair()))
     assert type(model.layer) is kind
     assert not hasattr(model.layer, "slots")
 
@@ -147,7 +147,7 @@ def test_each_layer_that_is_refused_is_named_with_the_fix(tmp_path: Path) -> Non
         for key, matrix in pair().items()
     }
     with pytest.raises(AdapterInvalid) as caught:
-        Adapters(model).load("one", adapter(tmp_path, three))
+        AdapterWeights(model).load("one", adapter(tmp_path, three))
     assert caught.value.message == (
         "layer: a RMSNorm can't take LoRA here; other: a RMSNorm can't take LoRA here. "
         f"{TRAIN_OTHERS}"
@@ -164,7 +164,7 @@ def test_a_step_that_was_compiled_before_is_found_out_too(tmp_path: Path) -> Non
     model = Compiled()
     mx.eval(model(mx.array([[1]])))
     with pytest.raises(AdapterInvalid, match="does not call this layer"):
-        Adapters(model).load("one", adapter(tmp_path, pair()))
+        AdapterWeights(model).load("one", adapter(tmp_path, pair()))
 
 
 def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(
@@ -173,10 +173,10 @@ def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(
     model = Idle()
     tensors = {**pair(), "layer.lora_b": mx.zeros((RANK, WIDTH))}
     with pytest.raises(AdapterInvalid, match="adds nothing"):
-        Adapters(model).load("one", adapter(tmp_path / "one", tensors))
+        AdapterWeights(model).load("one", adapter(tmp_path / "one", tensors))
     tensors |= {"embed.lora_a": mx.ones((16, RANK)), "embed.lora_b": mx.ones((RANK, WIDTH))}
-    Adapters(model).load("two", adapter(tmp_path / "two", tensors))
-    with using(Rows([("two", 1.0)])):
+    AdapterWeights(model).load("two", adapter(tmp_path / "two", tensors))
+    with using(RowAdapters([("two", 1.0)])):
         assert same(model(mx.array([[5]])), model.embed.weight[5] + RANK)
 
 
@@ -189,23 +189,23 @@ def test_an_adapter_is_kept_at_no_less_than_either_precision(
 ) -> None:
     model = Toy()
     model.set_dtype(model_type)
-    Adapters(model).load("one", adapter(tmp_path, pair(dtype=stored)))
+    AdapterWeights(model).load("one", adapter(tmp_path, pair(dtype=stored)))
     assert [array.dtype for array in model.layer.slots.deltas["one"].arrays] == [mx.float32] * 2
-    with using(Rows([("one", 1.0)])):
+    with using(RowAdapters([("one", 1.0)])):
         assert model(mx.array([[1]])).dtype == model_type
 
 
 def test_an_unused_adapter_costs_nothing(tmp_path: Path) -> None:
     """The graph of a forward is the same as before."""
     model = Toy()
-    adapters = Adapters(model)
+    adapters = AdapterWeights(model)
     before = _graph(model)
     adapters.load("one", adapter(tmp_path, pair()))
-    with using(Rows([(None, 1.0), (None, 0.5)])):
+    with using(RowAdapters([(None, 1.0), (None, 0.5)])):
         assert _graph(model) == before
-    with using(Rows([("other", 1.0)])):
+    with using(RowAdapters([("other", 1.0)])):
         assert _graph(model) == before
-    with using(Rows([("one", 1.0)])):
+    with using(RowAdapters([("one", 1.0)])):
         assert _graph(model) > before
     adapters.unload("one")
     assert _graph(model) == before
@@ -218,22 +218,24 @@ def _graph(model: Toy) -> int:
     return len(drawing.getvalue().splitlines())
 
 
-def slots(*ranks: int) -> Slots:
-    made = Slots()
+def slots(*ranks: int) -> AdapterSlots:
+    made = AdapterSlots()
     for n, rank in enumerate(ranks):
         a, b = mx.random.split(mx.random.key(n))
         size = (WIDTH, rank), (rank, WIDTH)
-        made.put(f"{n}", Delta(mx.random.normal(size[0], key=a), mx.random.normal(size[1], key=b)))
+        made.put(
+            f"{n}", LoraDelta(mx.random.normal(size[0], key=a), mx.random.normal(size[1], key=b))
+        )
     return made
 
 
-def stacked(made: Slots) -> list[tuple[str, ...]]:
+def stacked(made: AdapterSlots) -> list[tuple[str, ...]]:
     return sorted(stack.adapters for stack in made._stacks.values())
 
 
-def computed(made: Slots, *adapters: str | None) -> None:
+def computed(made: AdapterSlots, *adapters: str | None) -> None:
     """And that it is right."""
-    rows = Rows([(adapter, 1.0) for adapter in adapters])
+    rows = RowAdapters([(adapter, 1.0) for adapter in adapters])
     x = mx.ones((len(adapters), 1, WIDTH))
     expected = [
         x[0] @ made.deltas[adapter].a @ made.deltas[adapter].b if adapter else mx.zeros((1, WIDTH))
@@ -269,13 +271,13 @@ def test_only_what_was_mixed_is_stacked_and_stays_so() -> None:
 
 def test_a_name_that_comes_again_has_its_new_weights() -> None:
     made = slots(RANK, RANK)
-    rows = Rows([("0", 1.0), ("1", 1.0)])
+    rows = RowAdapters([("0", 1.0), ("1", 1.0)])
     x = mx.ones((2, 1, WIDTH))
     before = made.linear(x, rows)
     delta = made.deltas["1"]
     mx.eval(before, delta.arrays)
     made.remove("1")
-    made.put("1", Delta(-delta.a, delta.b))
+    made.put("1", LoraDelta(-delta.a, delta.b))
     after = made.linear(x, rows)
     assert same(after[0], before[0])
     assert same(after[1], -before[1])
@@ -293,13 +295,13 @@ def test_ranks_far_from_each_other_are_stacked_apart() -> None:
 
 def test_what_is_stacked_is_in_memory_once() -> None:
     size, count = 1 << 20, 8
-    made = Slots()
+    made = AdapterSlots()
     memory = mx.get_active_memory()
     for n in range(count):
-        made.put(f"{n}", Delta(mx.full((size // 64, 8), 0.5), mx.full((8, size // 64), 0.5)))
+        made.put(f"{n}", LoraDelta(mx.full((size // 64, 8), 0.5), mx.full((8, size // 64), 0.5)))
     mx.eval(made.arrays)
     loose = mx.get_active_memory() - memory
-    rows = Rows([(f"{n}", 1.0) for n in range(count)])
+    rows = RowAdapters([(f"{n}", 1.0) for n in range(count)])
     mx.eval(made.linear(mx.ones((count, 1, size // 64)), rows))
     del rows
     gc.collect()
@@ -315,11 +317,11 @@ def test_what_is_stacked_is_in_memory_once() -> None:
 
 def test_what_is_unloaded_gives_its_memory_back_at_once(tmp_path: Path) -> None:
     model = Toy()
-    adapters = Adapters(model)
+    adapters = AdapterWeights(model)
     sizes = []
     for n in range(4):
         sizes.append(adapters.load(f"{n}", adapter(tmp_path / f"{n}", pair(n, rank=512))))
-    with using(Rows([(f"{n}", 1.0) for n in range(4)])):
+    with using(RowAdapters([(f"{n}", 1.0) for n in range(4)])):
         mx.eval(model(mx.array([[n] for n in range(4)])))
     gc.collect()
     mx.clear_cache()

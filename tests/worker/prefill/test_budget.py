@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.engine.messages import Schedule
 from mlx_server.worker.prefill.budget import IDLE_SECONDS, LEAST, MOST, PrefillBudget
-from mlx_server.worker.prefill.cost import FIRST, GROWTH, Piece, PrefillCost
+from mlx_server.worker.prefill.cost import FIRST, GROWTH, PrefillCost, PrefillPiece
 from tests.worker.simulated import PAIRS, beside, crowd, together_by_mlx_lm
 
 pytestmark = pytest.mark.tables
@@ -27,7 +27,7 @@ class Machine:
     background: bool = False
     """Whether the end of a step is waited for in the next call."""
 
-    def seconds(self, piece: Piece) -> float:
+    def seconds(self, piece: PrefillPiece) -> float:
         return self.piece + piece.tokens * (
             self.token + self.attention * (piece.context + piece.length / 2)
         )
@@ -45,7 +45,7 @@ class Run:
     """What a budget makes of a machine that always has prompts to compute."""
 
     gaps: list[float]
-    pieces: list[Piece]
+    pieces: list[PrefillPiece]
     prefilling: float = 0.0
     decoding: float = 0.0
 
@@ -56,7 +56,7 @@ def run(machine: Machine, *, decoding: int = 4, waiting: int = 1, pieces: int = 
     for _ in range(20_000):
         tokens = budget.piece(decoding, waiting, 1, context)
         if tokens:
-            piece = Piece(1, tokens, context)
+            piece = PrefillPiece(1, tokens, context)
             took = machine.seconds(piece)
             budget.prefilled(piece, decoding, took + pending)
             found.prefilling += took
@@ -130,7 +130,7 @@ def test_with_nobody_decoding_a_piece_takes_half_a_second(machine: Machine) -> N
 def test_a_model_whose_neighbours_stream_computes_shorter_pieces() -> None:
     budget = PrefillBudget(SCHEDULE)
     for _ in range(10):
-        piece = Piece(1, budget.piece(0, 1, 1, 0, shared=True), 0)
+        piece = PrefillPiece(1, budget.piece(0, 1, 1, 0, shared=True), 0)
         budget.prefilled(piece, 0, GPU.seconds(piece))
     assert GPU.seconds(piece) == pytest.approx(SCHEDULE.longest_gap, rel=0.1)
 
@@ -140,12 +140,12 @@ def test_sizes_keep_to_their_limits_on_absurd_machines() -> None:
         budget = PrefillBudget(SCHEDULE)
         for _ in range(50):
             budget.stepped(4, 0.01)
-            budget.prefilled(Piece(1, 64, 0), 4, seconds)
+            budget.prefilled(PrefillPiece(1, 64, 0), 4, seconds)
         assert LEAST <= budget.piece(0, 1, 1, 0) <= MOST
         assert budget.piece(4, 1, 1, 0) in (0, *range(LEAST, MOST + 1))
 
 
-COSTS: list[tuple[Callable[[Piece], float], float]] = [
+COSTS: list[tuple[Callable[[PrefillPiece], float], float]] = [
     (lambda piece: 0.1 + 0.0007 * piece.tokens, 0.02),
     (lambda piece: 0.0007 * piece.tokens + 5e-8 * piece.tokens * piece.context, 0.05),
     (lambda piece: max(0.1, 0.0007 * piece.tokens), 0.1),
@@ -155,32 +155,32 @@ COSTS: list[tuple[Callable[[Piece], float], float]] = [
 
 @pytest.mark.parametrize(("cost", "error"), COSTS)
 def test_what_a_piece_costs_is_learned_at_any_context(
-    cost: Callable[[Piece], float], error: float
+    cost: Callable[[PrefillPiece], float], error: float
 ) -> None:
     learned, context = PrefillCost(), 0
     assert learned.tokens(0.3, 1, 0) == FIRST
     for _ in range(30):
-        piece = Piece(1, max(1, learned.tokens(0.3, 1, context)), context)
+        piece = PrefillPiece(1, max(1, learned.tokens(0.3, 1, context)), context)
         learned.learn(piece, cost(piece))
         context += piece.length
     for beyond in (0, context, 2 * context):
-        piece = Piece(1, learned.tokens(0.3, 1, beyond), beyond)
+        piece = PrefillPiece(1, learned.tokens(0.3, 1, beyond), beyond)
         assert cost(piece) <= 0.3 * (1 + error)
-    piece = Piece(1, learned.tokens(0.3, 1, context), context)
+    piece = PrefillPiece(1, learned.tokens(0.3, 1, context), context)
     assert cost(piece) >= 0.3 * (1 - error)
 
 
 def test_a_piece_grows_by_steps() -> None:
     learned = PrefillCost()
-    learned.learn(Piece(1, 50, 0), 0.01)
+    learned.learn(PrefillPiece(1, 50, 0), 0.01)
     assert learned.tokens(10.0, 1, 0) == 50 * GROWTH
 
 
 def test_a_machine_that_gets_slower_is_followed_at_once() -> None:
     learned = PrefillCost()
     for _ in range(24):
-        learned.learn(Piece(1, 300, 0), 0.3)
-    learned.learn(Piece(1, 300, 0), 0.9)
+        learned.learn(PrefillPiece(1, 300, 0), 0.3)
+    learned.learn(PrefillPiece(1, 300, 0), 0.9)
     assert learned.tokens(0.3, 1, 0) <= 120
 
 
