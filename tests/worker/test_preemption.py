@@ -185,7 +185,7 @@ def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: in
     asks = [
         *(ask(row, grammar=each, tokens=40, stop_tokens=ENDS) for row, each in enumerate(GRAMMARS)),
         ask(3, thinking=thinking, tokens=30, stop_tokens=ENDS),
-        ask(4, score=True, tokens=20, sampling=SamplingParams(temperature=0, logprobs=2)),
+        ask(4, prompt_logprobs=True, tokens=20, sampling=SamplingParams(temperature=0, logprobs=2)),
         ask(5, tokens=20, sampling=SamplingParams(seed=5, presence_penalty=1.0)),
     ]
     expected = run(guided(tiny_path, 0), *deepcopy(asks))

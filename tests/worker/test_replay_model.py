@@ -150,10 +150,10 @@ def until_it_rests(engine: Engine) -> list[Token]:
 
 def test_it_takes_its_time_and_another_model_does_not_wait(engine: Engine, clock: Clock) -> None:
     script = [5, 6, 7, 8]
-    engine.handle(ask(0, model="slow", script=script, delay=3600.0, tokens=4))
+    engine.handle(ask(0, model="slow", forced_tokens=script, delay=3600.0, tokens=4))
     assert until_it_rests(engine) == []
     for token in script:
-        engine.handle(ask(1, model="quick", script=[*range(100, 200)], tokens=100))
+        engine.handle(ask(1, model="quick", forced_tokens=[*range(100, 200)], tokens=100))
         other = until(engine, lambda _: engine.pause != 0)
         assert ids(tokens_of(1, other)) == list(range(100, 200))
         assert tokens_of(0, other) == []
@@ -165,17 +165,20 @@ def test_it_takes_its_time_and_another_model_does_not_wait(engine: Engine, clock
 
 
 def test_the_delay_of_a_row_goes_with_it(engine: Engine, clock: Clock) -> None:
-    engine.handle(ask(0, model="slow", script=[5], delay=3600.0, tokens=100))
+    engine.handle(ask(0, model="slow", forced_tokens=[5], delay=3600.0, tokens=100))
     until_it_rests(engine)
     engine.handle(CancelRows([0]))
     assert engine.pause is None
-    engine.handle(ask(1, model="slow", script=[6, 7], tokens=2))
+    engine.handle(ask(1, model="slow", forced_tokens=[6, 7], tokens=2))
     reports = until(engine, lambda reports: len(tokens_of(1, reports)) == 2)
     assert ids(tokens_of(1, reports)) == [6, 7]
 
 
 def test_a_prompt_of_it_can_be_scored(engine: Engine) -> None:
-    rows = [ask(n, model="quick", prompt=300, script=[5, 6], tokens=2, score=True) for n in (0, 1)]
+    rows = [
+        ask(n, model="quick", prompt=300, forced_tokens=[5, 6], tokens=2, prompt_logprobs=True)
+        for n in (0, 1)
+    ]
     reports = run(engine, *rows)
     assert [len(scored.logprobs) for scored in of(PromptLogprobs, reports)] == [299, 299]
     assert [ids(tokens_of(row, reports)) for row in (0, 1)] == [[5, 6]] * 2
@@ -184,8 +187,8 @@ def test_a_prompt_of_it_can_be_scored(engine: Engine) -> None:
 def test_a_script_that_is_empty_fails_its_row_alone(engine: Engine) -> None:
     reports = run(
         engine,
-        ask(0, model="quick", script=[]),
-        ask(1, model="quick", script=[5, 6], tokens=2),
+        ask(0, model="quick", forced_tokens=[]),
+        ask(1, model="quick", forced_tokens=[5, 6], tokens=2),
     )
     assert tokens_of(0, reports) == []
     assert ids(tokens_of(1, reports)) == [5, 6]

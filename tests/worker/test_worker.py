@@ -239,8 +239,8 @@ def named(command: Generate) -> str:
         ask(0, sampling=SamplingParams(frequency_penalty=math.inf)),
         ask(0, sampling=SamplingParams(logit_bias={3: math.inf})),
         ask(0, sampling=SamplingParams(logprobs=-1)),
-        ask(0, script=[1, 2]),  # of a model that plays none
-        ask(0, script=[]),
+        ask(0, forced_tokens=[1, 2]),  # of a model that plays none
+        ask(0, forced_tokens=[]),
         ask(0, delay=-1.0),
         ask(0, delay=math.nan),
         ask(0, delay=math.inf),
@@ -295,7 +295,7 @@ def test_cancel_frees_rows_wherever_they_are(engine: Engine, answer: list[int]) 
     for row in range(4):
         engine.handle(ask(row, tokens=1000))
     engine.handle(ask(4))  # waits for a place
-    engine.handle(ask(5, prompt=3 * PIECE, score=True))
+    engine.handle(ask(5, prompt=3 * PIECE, prompt_logprobs=True))
     for _ in range(4):
         engine.step()
     assert engine.handle(CancelRows([0, 2, 3, 5])) == []
@@ -319,7 +319,7 @@ def test_the_last_report_of_the_waiting_says_none(engine: Engine) -> None:
     """Also when those that waited were cancelled, so that no step follows."""
     for row in range(6):
         engine.handle(ask(row, tokens=1000))
-    engine.handle(ask(6, prompt=3 * PIECE, score=True))
+    engine.handle(ask(6, prompt=3 * PIECE, prompt_logprobs=True))
     assert of(StepOutput, engine.step())[0].waiting == 3
     (last,) = engine.handle(CancelRows(list(range(7))))
     assert isinstance(last, StepOutput)
@@ -339,7 +339,7 @@ def test_waiting_counts_the_rows_of_all_models(engine: Engine, tiny_path: Path) 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3 * PIECE])
 def test_a_row_may_be_scored_only(engine: Engine, prompt: int) -> None:
-    reports = run(engine, ask(0, prompt=prompt, tokens=0, score=True))
+    reports = run(engine, ask(0, prompt=prompt, tokens=0, prompt_logprobs=True))
     assert reports[0] == Admitted(0)
     (scored,) = of(PromptLogprobs, reports)
     assert len(scored.logprobs) == prompt - 1
@@ -353,7 +353,7 @@ def test_a_scored_row_goes_on_as_one_that_is_not(engine: Engine, prompt: int) ->
     sampling = SamplingParams(temperature=0, logprobs=2)
     reports = run(
         engine,
-        ask(0, prompt=prompt, sampling=sampling, score=True),
+        ask(0, prompt=prompt, sampling=sampling, prompt_logprobs=True),
         ask(1, prompt=prompt, sampling=sampling),
     )
     (scored,) = of(PromptLogprobs, reports)
@@ -367,7 +367,7 @@ def test_a_scored_row_goes_on_as_one_that_is_not(engine: Engine, prompt: int) ->
 def test_prompts_are_scored_one_after_the_other(engine: Engine) -> None:
     """Each holds a cache while it is scored, and takes its time from the rows that decode."""
     for row in (0, 1, 2):
-        engine.handle(ask(row, prompt=2 * PIECE + 1, tokens=0, score=True))
+        engine.handle(ask(row, prompt=2 * PIECE + 1, tokens=0, prompt_logprobs=True))
     steps = [[scored.row for scored in of(PromptLogprobs, engine.step())] for _ in range(9)]
     assert steps == [[], [], [0], [], [], [1], [], [], [2]]
 
@@ -376,7 +376,7 @@ def test_scoring_leaves_the_rows_that_decode_their_steps(engine: Engine) -> None
     engine.handle(ask(0, tokens=50))
     for _ in range(3):
         engine.step()
-    engine.handle(ask(1, prompt=3 * PIECE, tokens=0, score=True))
+    engine.handle(ask(1, prompt=3 * PIECE, tokens=0, prompt_logprobs=True))
     assert len(tokens_of(0, engine.step() + engine.step())) == 2
     assert engine.pause == 0
 
@@ -390,7 +390,7 @@ def test_a_scoring_that_fails_fails_alone(
 
     engine.handle(ask(0))
     monkeypatch.setattr(worker, "prompt_logprobs", fails)
-    reports = run(engine, ask(1, score=True))
+    reports = run(engine, ask(1, prompt_logprobs=True))
     assert failures(reports) == {1: "MemoryError: no room"}
     assert ids(tokens_of(0, reports)) == answer
 
@@ -403,7 +403,7 @@ def test_a_scored_row_that_can_not_go_on_fails_alone(
 
     engine.handle(ask(0))
     monkeypatch.setattr(Batch, "add", fails)
-    reports = run(engine, ask(1, prompt=3 * PIECE, score=True))
+    reports = run(engine, ask(1, prompt=3 * PIECE, prompt_logprobs=True))
     assert failures(reports) == {1: "MemoryError: no room"}
     assert ids(tokens_of(0, reports)) == answer
 
@@ -548,7 +548,7 @@ def test_unloading_fails_the_rows_that_are_left_and_no_others(
     engine.handle(ask(9))
     for row in range(6):  # four decode, two wait
         engine.handle(ask(row, tokens=1000, model="second"))
-    engine.handle(ask(6, prompt=3 * PIECE, model="second", score=True))
+    engine.handle(ask(6, prompt=3 * PIECE, model="second", prompt_logprobs=True))
     before = until(engine, lambda reports: {0, 9} <= {t.row for t in tokens(reports)})
     reports = engine.handle(UnloadModel("second"))
     assert set(failures(reports)) == set(range(7))
@@ -702,7 +702,7 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
 
     with monkeypatch.context() as patched:
         patched.setattr(worker.Engine, "_compute_prompt_logprobs", fails)
-        two.handle(ask(6, prompt=3 * PIECE, score=True))
+        two.handle(ask(6, prompt=3 * PIECE, prompt_logprobs=True))
         reports = two.step()
     assert of(DeviceFailed, reports)
     assert set(failures(reports)) == {0, 1, 6}

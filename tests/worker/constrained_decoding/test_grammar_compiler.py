@@ -179,7 +179,7 @@ def _any_row(dice: random.Random, row: int) -> Generate:
         sampling=dice.choice(MIXED[:-1]) if dice.random() < 0.5 else SamplingParams(seed=row),
         grammar=dice.choice([None, None, *GRAMMARS]),
         thinking=dice.choice([None, None, thinking]),
-        score=dice.random() < 0.2,
+        prompt_logprobs=dice.random() < 0.2,
     )
 
 
@@ -652,7 +652,7 @@ def test_a_replay_model_says_what_its_grammar_lets_it(
     player: Engine, demo_tokenizer: tokenizers.Tokenizer, script: str, said: str | None
 ) -> None:
     tokens = [*demo_tokenizer.encode(script).ids, 2]
-    asked = ask(0, tokens=60, grammar=JSON, script=tokens, stop_tokens=[2, 0])
+    asked = ask(0, tokens=60, grammar=JSON, forced_tokens=tokens, stop_tokens=[2, 0])
     reports = run(player, asked)
     assert not failures(reports)
     answer: list[Token] = tokens_of(0, reports)

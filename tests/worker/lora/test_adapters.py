@@ -411,7 +411,7 @@ def test_a_prompt_is_scored_by_its_adapter(case: Case) -> None:
     desk = Desk(case.path).loaded(one=case.one, two=case.two)
     for (adapter, scale), reference in case.references.items():
         told = Told(prompt, adapter, scale)
-        row = desk.begin(told, score=True)
+        row = desk.begin(told, prompt_logprobs=True)
         (scored,) = [report for report in desk.finish() if isinstance(report, PromptLogprobs)]
         exact = list(_scored(reference.model, prompt))
         assert [entry.chosen for entry in scored.logprobs] == pytest.approx(exact, abs=1e-3)
@@ -457,7 +457,7 @@ def test_unloading_fails_the_rows_that_use_it_and_no_others(case: Case) -> None:
     decoding = [desk.begin(told) for told in tolds]
     while desk.engine._batches["m"].waiting:
         desk.step()
-    waiting, scored = desk.begin(tolds[1]), desk.begin(tolds[1], score=True)
+    waiting, scored = desk.begin(tolds[1]), desk.begin(tolds[1], prompt_logprobs=True)
     desk.unload("one")
     assert set(desk.failed) == {decoding[1], waiting, scored}
     desk.finish()
