@@ -40,8 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_worker = hasattr(config, "workerinput")  # which is given paths, and the option
-    if not is_worker and config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         config.option.all = True
     handle, os.environ[outbound.VARIABLE] = tempfile.mkstemp(prefix="outbound-")
     os.close(handle)

@@ -26,6 +26,8 @@ from mlx_server.checkpoints.memory_estimate import (
 from mlx_server.errors import ModelUnusable
 from mlx_server.worker import weights
 
+pytestmark = pytest.mark.tables
+
 BASE = {
     "hidden_size": 32,
     "intermediate_size": 32,

@@ -34,6 +34,8 @@ from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.table import markdown
 from tests.hostile.outbound import sitecustomize as outbound
 
+pytestmark = pytest.mark.tables
+
 ROOT = Path(__file__).parents[2]
 MAC_PROBE = """
 import json

@@ -33,6 +33,7 @@ from mlx_server.prompts.harmony_vocabulary import (
     shipped,
 )
 from tests.families import SAMPLES, byte_level, write_checkpoint
+from tests.slowness import slowness
 
 pytestmark = pytest.mark.tables
 
@@ -274,7 +275,7 @@ def test_endless_words_take_no_endless_time(gpt_oss: Checkpoint, character: str)
     text = character * 100_000
     begun = time.process_time()
     tokens = tokens_of(gpt_oss, said(text))
-    assert time.process_time() - begun < 10
+    assert time.process_time() - begun < 10 * slowness()
     assert f"<|message|>{text}<|end|><|start|>assistant" in encoding().decode(tokens)
 
 

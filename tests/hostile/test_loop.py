@@ -28,6 +28,7 @@ from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.app import HttpServer, create_app, server_of
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.live.server import TINY, eventually
+from tests.slowness import slowness
 
 pytestmark = pytest.mark.alone
 
@@ -215,7 +216,11 @@ def _goes_on(watch: Watch, url: str) -> Iterator[None]:
         yield
         assert http.get("/metrics").status_code == 200
     assert watch.longest > 0
-    assert watch.longest < MOST_SECONDS, "\n\n".join(watch.seen)
+    assert is_short(watch.longest), "\n\n".join(watch.seen)
+
+
+def is_short(seconds: float) -> bool:
+    return seconds < MOST_SECONDS or seconds < MOST_SECONDS * slowness()
 
 
 def posted(watch: Watch, url: str, path: str, body: Body) -> httpx.Response:
@@ -223,7 +228,7 @@ def posted(watch: Watch, url: str, path: str, body: Body) -> httpx.Response:
         for _ in range(TRIES):
             watch.longest = 0.0
             response = http.post(path, json=body)
-            if watch.longest < MOST_SECONDS:
+            if is_short(watch.longest):
                 break
     return response
 
@@ -245,17 +250,21 @@ def test_the_loop_goes_on_whatever_field_is_large(watch: Watch, url: str, name: 
     assert response.status_code in (200, 400), response.text[:300]
 
 
-def test_frames_of_a_websocket(url: str) -> None:
+def test_frames_of_a_websocket(watch: Watch, url: str) -> None:
     frame = {
         "type": "response.create",
         "model": TINY,
         "input": [HI] * (limits.JSON_NODES.value - 99),
     }
     address = url.replace("http", "ws", 1) + RESPONSES
-    with connect(address, open_timeout=60, proxy=None) as socket:
-        socket.send(json.dumps(frame))
-        told = json.loads(socket.recv(120))
-    assert told["error"]["code"] == "context_length_exceeded"
+    for _ in range(TRIES):
+        watch.longest = 0.0
+        with connect(address, open_timeout=60, proxy=None) as socket:
+            socket.send(json.dumps(frame))
+            told = json.loads(socket.recv(120))
+        assert told["error"]["code"] == "context_length_exceeded"
+        if is_short(watch.longest):
+            break
 
 
 ESCAPES = json.dumps("🙂" * (1 << 20)).encode()

@@ -23,6 +23,7 @@ from mlx_server.messages import Tool
 from mlx_server.parsers.harmony import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.prompts.harmony_vocabulary import SPECIAL, TOKENS, encoding
+from tests.slowness import slowness
 
 TOOLS = (
     Tool("get_time", None, {}),
@@ -190,10 +191,10 @@ def test_long_arguments_take_no_long_time() -> None:
     text = 'naïve \\n \\"code\\" 🗼 ' * 4000
     begun = time.thread_time()
     ((_, _, arguments),) = heard(CALL + f'{{"text": "{text}"}}')
-    assert time.thread_time() - begun < 4
+    assert time.thread_time() - begun < 4 * slowness()
     assert arguments == {"text": json.loads(f'"{text}"')}
     found = heard(FINAL + f'{{"name": "note", "arguments": {{"text": "{text}"}}}}')
-    assert time.thread_time() - begun < 8
+    assert time.thread_time() - begun < 8 * slowness()
     assert found == [["call", "note", arguments]]
 
 
@@ -201,7 +202,7 @@ def test_many_messages_take_no_long_time() -> None:
     begun = time.thread_time()
     output = "<|channel|>final<|message|>x<|end|><|start|>assistant" * 3000
     assert heard(output) == [["text", "x" * 3000]]
-    assert time.thread_time() - begun < 4
+    assert time.thread_time() - begun < 4 * slowness()
 
 
 def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:

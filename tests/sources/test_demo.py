@@ -32,6 +32,8 @@ from mlx_server.sources.demo import Wheel, demo_checkpoint
 from mlx_server.sources.gguf_checkpoint import tokenizer
 from mlx_server.sources.source import resolve
 
+pytestmark = pytest.mark.live
+
 WIDTH, INNER, HEADS, KV_HEADS = 32, 64, 4, 2
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = CONTROL + sorted(ByteLevel.alphabet()) + ["hi", "12", "Ġ1"]

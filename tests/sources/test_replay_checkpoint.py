@@ -23,6 +23,8 @@ from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.families import byte_level
 
+pytestmark = pytest.mark.tables
+
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 ROOT = Path(__file__).parents[2]
 

@@ -24,6 +24,8 @@ from mlx_server.sources import demo
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve
 
+pytestmark = pytest.mark.live
+
 CHECKPOINT = ["config.json", "tokenizer.json", "model.safetensors"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BODY = b"{}" * 500

@@ -15,6 +15,8 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.parse_context import ParseContext
 from tests.families.goldens import NO_TOKEN, Reads, Unit, folded, goldens_of, shown, tools
 
+pytestmark = pytest.mark.hostile
+
 # gpt-oss is read by token ids alone: what is text to the others means nothing to its parser
 NAMES = [family.name for family in FAMILIES if family.name != "gpt_oss"]
 

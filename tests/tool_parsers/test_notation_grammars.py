@@ -18,6 +18,8 @@ from mlx_server.tool_parsers.parameters import UncallableTool
 from tests.families.goldens import tokenizer_of
 from tests.walks import accepts, walk
 
+pytestmark = pytest.mark.tables
+
 NOTATED = [
     *("qwen3_coder", "nemotron3", "seed_oss", "minimax_m2", "deepseek_v32", "glm4_5", "kimi_k3"),
     *("gemma4", "functiongemma", "lfm2", "olmo3", "llama4"),

@@ -16,6 +16,9 @@ from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
+from tests.slowness import slowness
+
+pytestmark = pytest.mark.tables
 
 TYPED = {"type": "object", "properties": {"s": {"type": "string"}, "t": {"type": "string"}}}
 """Values of `s` and `t` stream."""
@@ -239,5 +242,5 @@ def test_a_long_string_takes_time_by_its_length(written: str, key: str, size: in
     text = f'{{"{key}": "{written * (200_000 // len(written))}"}}'
     began = time.thread_time()
     events = read([text[at : at + size] for at in range(0, len(text), size)])
-    assert time.thread_time() - began < 4
+    assert time.thread_time() - began < 4 * slowness()
     assert json.loads(arguments(events)) == json.loads(text)
