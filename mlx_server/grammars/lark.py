@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlx_server.schemas.report import may_use_name, simplified
+from mlx_server.schemas.report import may_use_name, plain
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Text that a grammar forces would be tokenised, and could become a control token."""
@@ -41,7 +41,7 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
         """JSON that follows a schema (see schema.py for those that can be used)."""
-        return self.rule(body_of_json(simplified(schema, lenient=lenient)))
+        return self.rule(body_of_json(plain(schema, lenient=lenient)))
 
     def text(self, literal: str) -> str:
         """Exactly this; control tokens that it spells are meant as such."""

@@ -13,7 +13,7 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import gbnf, schema
 from mlx_server.grammars.lark import body_of_json
 from mlx_server.schemas import patterns
-from mlx_server.schemas.report import simplified
+from mlx_server.schemas.report import plain
 
 _TOKEN = re.compile(
     r"(?P<blank>[ \t]+|(?:#|//)[^\n]*)|(?P<line>(?:\r?\n)+)"
@@ -132,7 +132,7 @@ def _token_text(token: _Token) -> str:
 
 def _schema(found: Any) -> str:
     schema.check(found, strict=True)
-    return body_of_json(simplified(found))
+    return body_of_json(plain(found))
 
 
 def _refused(line: int, why: str) -> InvalidGrammar:

@@ -271,7 +271,7 @@ def _has_no_effect(schema: Mapping[str, Any], key: str) -> bool:
     return False
 
 
-def simplified(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
+def plain(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
     """With pointers only, without what says nothing, and, if lenient, without the gaps.
 
     `oneOf` stays where references may point into it; it is to be read as `anyOf`.

@@ -6,7 +6,7 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.schemas.view import View
 
-ALL_ALLOWED = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+ALL = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
 
 def type_of(value: Any) -> str:
@@ -30,8 +30,8 @@ def named(schema: Mapping[str, Any]) -> frozenset[str]:
     """Those of its own `type`, where every integer is a number; all if it has none."""
     said = schema.get("type")
     names = said if isinstance(said, list) else [said]
-    types = frozenset(name for name in names if isinstance(name, str)) & ALL_ALLOWED
-    return (types | {"integer"} if "number" in types else types) or ALL_ALLOWED
+    types = frozenset(name for name in names if isinstance(name, str)) & ALL
+    return (types | {"integer"} if "number" in types else types) or ALL
 
 
 def types_of(schema: Mapping[str, Any], view: View) -> frozenset[str]:
@@ -66,14 +66,12 @@ class _Types:
     def of(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
         schema = resolved(schema, self._view)
         if not depth or len(self._known) > limits.COERCED_PARTS.value:
-            return ALL_ALLOWED
+            return ALL
         if id(schema) not in self._known:
-            types = self._known[id(schema)] = (
-                ALL_ALLOWED  # a schema that leads back to itself adds nothing
-            )
+            types = self._known[id(schema)] = ALL  # a schema that leads back to itself adds nothing
             for allowed in self._constraints(schema, depth - 1):
                 types &= allowed
-            self._known[id(schema)] = types or ALL_ALLOWED
+            self._known[id(schema)] = types or ALL
         return self._known[id(schema)]
 
     def _constraints(self, schema: Mapping[str, Any], depth: int) -> Iterator[frozenset[str]]:

@@ -10,7 +10,7 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.report import simplified, unsupported_keywords
+from mlx_server.schemas.report import plain, unsupported_keywords
 from mlx_server.schemas.view import View
 from tests.grammars.matching import matcher_of, matches
 
@@ -162,7 +162,7 @@ def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
     assert f"{at}/{keyword} " in refusal(found, strict=True)
     matcher_of(JsonFormat(found, strict=False))
     with pytest.raises(InvalidGrammar):
-        simplified(found)
+        plain(found)
 
 
 @pytest.mark.parametrize(
@@ -287,10 +287,7 @@ def test_a_member_carries_no_more_than_it_refers_to() -> None:
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
     found = {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"uniqueItems": True}}}
     assert [str(gap) for gap in unsupported_keywords(View(found))] == ["uniqueItems at #/x/y"]
-    assert simplified(found, lenient=True) == {
-        "properties": {"a": {"$ref": "#/x/y"}},
-        "x": {"y": {}},
-    }
+    assert plain(found, lenient=True) == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
 
 
 def _chain(length: int) -> dict[str, Any]:
