@@ -51,7 +51,7 @@ TRANSCRIPT = [
     {"output": THINKS + SEARCH},
     {"output": THINKS + "It starts faster."},
 ]
-"""Of the model that the documents call qwen3-4b."""
+"""What the model plays that the documents call qwen3-4b."""
 
 
 @dataclass(frozen=True)
@@ -343,6 +343,17 @@ def test_each_link_leads_to_a_file_and_a_heading_in_it(path: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    """Their paths are from the root, or from the folder of the table."""
+    folder = ROOT / "tests/hostile"
+    promises = re.findall(
+        r"^\| \d+ \|.*\| (.*) \|$", (folder / "README.md").read_text(), re.MULTILINE
+    )
+    paths = [path for shown in promises for path in re.findall(r"`(.*?)`", shown)]
+    assert len(paths) >= len(promises) > 0
+    assert [path for path in paths if not any((at / path).exists() for at in (ROOT, folder))] == []
 
 
 def anchors(path: Path) -> set[str]:
