@@ -34,10 +34,9 @@ from tests.live.server import LiveServer, serving
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".github", "adapters", "mlx_server", "scripts", "tests")
-DOCUMENTS = [
-    *ROOT.glob("*.md"),
-    *(path for each in FOLDERS for path in (ROOT / each).rglob("*.md")),
-]
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(path for each in FOLDERS for path in (ROOT / each).rglob("*.md"))]
+)
 
 URL, MCP_URL = "http://127.0.0.1:8000", "https://example.com/mcp"
 """What snippets name; a test puts in the servers that it started."""
@@ -259,7 +258,8 @@ HOW: dict[str, dict[str, Ways]] = {
         "Your own models": (settings,),
         "Tools and reasoning": (
             python_printing(
-                "I should look it up.", "name='get_weather'", """'{"city": "Paris"}'"""
+                "I should look it up.\n",
+                """Function(arguments='{"city": "Paris"}', name='get_weather')\n""",
             ),
         ),
         "Structured output": (python_printing("name='", "country='", "sights=["),),
