@@ -204,7 +204,7 @@ def models(
         bool, typer.Option("--families", help="The model families that are known, instead.")
     ] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="These as README.md has them.")
+        bool, typer.Option("--markdown", help="The families as a table in Markdown.")
     ] = False,
     local: Annotated[
         bool, typer.Option("--local", help="The checkpoints on this machine, instead.")

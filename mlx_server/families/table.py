@@ -1,4 +1,4 @@
-"""The families as a table: for README.md, and for `mlx-server models --families`."""
+"""The families as a table: for families/README.md and `mlx-server models --families`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,7 @@ def rows(families: Iterable[ModelFamily] = FAMILIES) -> list[Row]:
 
 
 def markdown() -> str:
-    """As it stands in README.md."""
+    """The table in Markdown, as families/README.md has it."""
     cells = ([_code([name]), *map(_code, lists)] for name, *lists in rows())
     lines = [COLUMNS, ["---"] * len(COLUMNS), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -38,7 +38,7 @@ class CallArguments(Protocol):
     def write(self, lark: Lark, tool: Tool) -> str:
         """Symbols of a rule."""
 
-    def lacks(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
         """What of the tool's schema they are not held to, beyond what JSON is not held to."""
 
 
@@ -51,7 +51,7 @@ class JsonArguments:
     def write(self, lark: Lark, tool: Tool) -> str:
         return schema.arguments(tool.parameters, lark, strict=tool.strict)
 
-    def lacks(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
         return ()
 
 
@@ -80,7 +80,7 @@ class LiteralArguments:
         comma = lark.terminal(r"/,\x20?/")
         return f"{comma_separated_rule(arguments_of(tool), written, lark, comma)} {closing}"
 
-    def lacks(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
         return unsupported_keywords.unsupported_one_by_one(tool)
 
 
@@ -285,7 +285,7 @@ class NamedCallFormat:
             "call": self._written,
             "between": None if self._stands_alone else self.between,
             "after": ("]" if self.listed else "", closes),
-            "lacks": self.arguments.lacks,
+            "unsupported": self.arguments.unsupported,
             "space": self.space,
         }
         if not self.opens:

@@ -44,7 +44,7 @@ def main(
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all that was measured to it.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables for the README.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
     lora: Annotated[
         bool, typer.Option("--lora", help="Adapters instead, on the demo model.")
     ] = False,

@@ -1,4 +1,4 @@
-"""The outcomes as a table for the terminal and as one for the README."""
+"""The outcomes as a table for the terminal and as one for scripts/bench_parts/README.md."""
 
 from collections.abc import Iterable, Iterator
 from math import isnan

@@ -125,7 +125,7 @@ def test_no_family_is_hidden_by_one_that_asks_for_the_same() -> None:
 
 def test_the_readme_has_the_table() -> None:
     """`mlx-server models --families --markdown` prints it."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    readme = (Path(__file__).parents[2] / "mlx_server/families/README.md").read_text("utf-8")
     found = re.search(r"<!-- families[^>]*-->\n(.*?)<!-- /families -->", readme, re.DOTALL)
     assert found
     assert found[1] == markdown()

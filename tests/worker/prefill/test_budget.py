@@ -186,7 +186,7 @@ def test_a_machine_that_gets_slower_is_followed_at_once() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_long_prompt_next_to_a_stream(pair: str) -> None:
-    """On simulated machines; what the README's table shows by the clock on the wall."""
+    """On simulated machines; scripts/bench_parts/README.md has a table by the wall clock."""
     found = beside(pair)
     assert found.first_token <= 1.30 * found.alone
     assert found.speed >= 0.2

@@ -1,0 +1,398 @@
+"""Every snippet of every document is run as far as possible here; every link leads somewhere.
+
+`HOW` says how: one entry for each heading, one way for each fenced block under it.
+"""
+
+import hashlib
+import json
+import lzma
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import typer
+import uvicorn
+import yaml
+from mcp.server.mcpserver import MCPServer
+
+from mlx_server.cli import app
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.table import rows
+from tests.families import byte_level, checkpoint
+from tests.hostile.corpus.attack import case
+from tests.live.server import LiveServer, serving
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (".github", "adapters", "mlx_server", "scripts", "tests")
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(path for each in FOLDERS for path in (ROOT / each).rglob("*.md"))]
+)
+
+URL, MCP_URL = "http://127.0.0.1:8000", "https://example.com/mcp"
+"""What snippets name; a test puts in the servers that it started."""
+
+THINKS = "<think>\nI should look it up.\n</think>\n\n"
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+WEATHER = "Let me see. " + CALL.format("get_weather", '{"city": "Paris"}')
+SEARCH = CALL.format("search", '{"query": "release"}')
+TRANSCRIPT = [
+    {"match": "What is the weather in Paris?", "output": THINKS + WEATHER},
+    {"output": THINKS + SEARCH},
+    {"output": THINKS + "It starts faster."},
+]
+"""What the model plays that the documents call qwen3-4b."""
+
+
+@dataclass(frozen=True)
+class Block:
+    document: str
+    heading: str
+    line: int
+    language: str
+    code: str
+
+
+FENCE, HEADING = re.compile(r"( *)```(\w*)$"), re.compile(r"#+ (.*)")
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    heading, indent, language, code = "", "", "", list[str]()
+    first = 0
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        fence = FENCE.fullmatch(line)
+        if first and fence:
+            document = path.relative_to(ROOT).as_posix()
+            yield Block(document, heading, first, language, "\n".join(code) + "\n")
+            first = 0
+        elif first:
+            code.append(line.removeprefix(indent))
+        elif fence:
+            indent, language, first, code = fence[1], fence[2], number, []
+        elif found := HEADING.fullmatch(line):
+            heading = found[1]
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A block on its way through a test, the block that follows it, and where it runs."""
+
+    block: Block
+    following: Block | None
+    folder: Path
+    request: pytest.FixtureRequest
+
+    @property
+    def shown(self) -> str:
+        assert self.following
+        return self.following.code
+
+    @property
+    def server(self) -> LiveServer:
+        server: LiveServer = self.request.getfixturevalue("server")
+        return server
+
+    @property
+    def code(self) -> str:
+        """It names the servers of the test."""
+        code = self.block.code
+        if MCP_URL in code:
+            code = code.replace(MCP_URL, self.request.getfixturevalue("mcp_url"))
+        return code.replace(URL, self.server.url) if URL in code else code
+
+
+Run = Callable[[Snippet], None]
+
+
+@dataclass(frozen=True)
+class NotHere:
+    reason: str
+
+
+def is_shown(snippet: Snippet) -> None:
+    """The block before this one prints it, and its own test compares the two."""
+
+
+def output(command: list[str], folder: Path) -> str:
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def python(snippet: Snippet) -> None:
+    """It prints the next block, in any order of lines."""
+    printed = output([sys.executable, "-c", snippet.code], snippet.folder)
+    assert sorted(printed.splitlines()) == sorted(snippet.shown.splitlines())
+
+
+def python_printing(*expected: str) -> Run:
+    def run(snippet: Snippet) -> None:
+        printed = output([sys.executable, "-c", snippet.code], snippet.folder)
+        assert [text for text in expected if text not in printed] == [], printed
+
+    return run
+
+
+def curl(snippet: Snippet) -> str:
+    if not shutil.which("curl"):
+        pytest.skip("there is no curl")
+    code = snippet.code.replace("curl ", "curl -sS --noproxy '*' ")
+    return output(["sh", "-c", code], snippet.folder)
+
+
+def names_paris(snippet: Snippet) -> None:
+    assert "Paris" in json.loads(curl(snippet))["choices"][0]["message"]["content"]
+
+
+def generates(snippet: Snippet) -> None:
+    """The next block is its answer, but for the id of the call and the counts of tokens."""
+    answer, shown = json.loads(curl(snippet)), json.loads(snippet.shown)
+    assert shown.pop("usage").keys() <= answer.pop("usage").keys()
+    for body in (answer, shown):
+        body["tool_calls"][0]["id"] = ""
+    assert answer == shown
+
+
+def shows_metrics(snippet: Snippet) -> None:
+    names = {line.partition(" ")[0].partition("{")[0] for line in curl(snippet).splitlines()}
+    assert names == {f"mlx_server_{kind}_bytes" for kind in ("active", "buffer", "peak")}
+
+
+def commands(snippet: Snippet) -> None:
+    """They take long or change this machine, so only their options are parsed."""
+    code = re.sub(r"\s#.*", "", snippet.block.code.replace("\\\n", " "))
+    for line in re.split(r"&&|\n", code.strip()):
+        name, *arguments = shlex.split(line)
+        command = name.removeprefix(".venv/bin/")
+        if command in ("mlx-server", "scripts/serve"):
+            parse([*(["serve"] if command == "scripts/serve" else []), *arguments])
+        elif command == "mlx_lm.lora":
+            from mlx_lm.lora import build_parser
+
+            build_parser().parse_args(arguments)
+        elif command != "sleep":
+            text = subprocess.check_output([ROOT / command, "--help"], text=True)
+            words = [word for word in arguments if not word.isupper()]
+            assert [word for word in words if word not in text] == []
+
+
+def parse(arguments: list[str]) -> None:
+    """As the command line does, without running the command."""
+    command: Any = typer.main.get_command(app)
+    rest = arguments
+    while hasattr(command, "commands"):
+        command, rest = command.commands[rest[0]], rest[1:]
+    if "--help" not in rest:
+        command.make_context("mlx-server", list(rest))
+
+
+def settings(snippet: Snippet) -> None:
+    file = snippet.folder / "models.yaml"
+    file.write_text(snippet.block.code)
+    (snippet.folder / "answers.yaml").write_text("- output: Yes.")
+    for folder in ("lora/support", "lora/mine"):
+        (snippet.folder / folder).mkdir(parents=True)
+    written = yaml.safe_load(snippet.block.code)["models"]
+    assert list(load_settings(file).models) == list(written)
+
+
+def transcript(snippet: Snippet) -> None:
+    """The server's model `fake` plays it."""
+    matching, other = yaml.safe_load(snippet.block.code)
+    with snippet.server.openai() as client:
+        for text, entry in ((matching["match"], matching), ("Why?", other)):
+            messages: Any = [{"role": "user", "content": text}]
+            answer = client.chat.completions.create(model="fake", messages=messages)
+            assert answer.choices[0].message.content == entry["output"]
+
+
+def family(snippet: Snippet) -> None:
+    """A checkpoint of each of its types belongs to it, and its calls are found."""
+    names: dict[str, Any] = {}
+    exec(snippet.block.code, names)
+    found: ModelFamily = names["EXAMPLE"]
+    like = checkpoint(snippet.folder, byte_level(), "{{ messages }}")
+    kinds = [replace(like, model_type=type) for type in found.model_types]
+    assert [found.evidence(kind) for kind in kinds] == [1, 1]
+    assert rows([found])[0][3:] == (["<think>…</think>"], ["<tool_call>…</tool_call>"])
+
+
+def attack(snippet: Snippet) -> None:
+    """The corpus has it, word for word."""
+    assert eval(f"{{{snippet.block.code}}}", {"case": case})
+    corpus = (ROOT / snippet.block.document).parent.glob("*.py")
+    assert any(snippet.block.code.strip() in path.read_text() for path in corpus)
+
+
+def conversation(snippet: Snippet) -> None:
+    [line] = snippet.block.code.splitlines()
+    assert [each["role"] for each in json.loads(line)["messages"]] == ["user", "assistant"]
+
+
+def checksum(snippet: Snippet) -> None:
+    [file] = (ROOT / snippet.block.document).parent.glob("*.xz")
+    found = hashlib.sha256(lzma.decompress(file.read_bytes())).hexdigest()
+    assert found == snippet.block.code.strip()
+
+
+LICENCE = NotHere("The text of a licence runs nowhere.")
+INSTALL = NotHere("The address is made up; tests/live/test_wheel.py installs a wheel.")
+LANGCHAIN = NotHere("scripts/conformance runs it, with packages that the tests do without.")
+KILLS = NotHere("It kills by name; tests/hostile/test_health.py kills an engine by its id.")
+MAC = NotHere("Only a Mac has the program.")
+
+Ways = tuple[Run | NotHere, ...]
+HOW: dict[str, dict[str, Ways]] = {
+    "README.md": {
+        "mlx-server": (commands, names_paris, python, is_shown),
+        "Install": (INSTALL,),
+        "Your own models": (settings,),
+        "Tools and reasoning": (
+            python_printing(
+                "I should look it up.\n",
+                """Function(arguments='{"city": "Paris"}', name='get_weather')\n""",
+            ),
+        ),
+        "Structured output": (python_printing("name='", "country='", "sights=["),),
+        "Test your app offline": (settings, transcript),
+    },
+    "mlx_server/api/README.md": {
+        "Responses": (python_printing("Paris", "Rome"),),
+        "MCP": (python_printing("It starts faster."),),
+        "LangChain": (LANGCHAIN,),
+    },
+    "mlx_server/api/native/README.md": {"POST /generate": (generates, is_shown)},
+    "mlx_server/families/README.md": {"Adding a model family": (family,)},
+    "mlx_server/prompts/data/README.md": {"o200k_base.tiktoken.xz": (checksum, LICENCE)},
+    "adapters/README.md": {
+        "One per request": (python, is_shown),
+        "Train your own": (conversation, commands),
+        "Adapters from elsewhere": (settings,),
+    },
+    "tests/hostile/corpus/README.md": {"The hostile corpus": (attack,)},
+    ".github/CONTRIBUTING.md": {"Contributing": (commands,)},
+    ".github/MAC.md": {
+        "On a Mac: ten commands": (
+            *(commands, commands, names_paris, commands, commands, commands, commands),
+            *(shows_metrics, KILLS, MAC, commands),
+        )
+    },
+}
+"""By document and heading: how each block there is run, in order."""
+
+
+def blocks_by_heading() -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for block in (block for path in DOCUMENTS for block in blocks(path)):
+        of_document = counts.setdefault(block.document, {})
+        of_document[block.heading] = of_document.get(block.heading, 0) + 1
+    return counts
+
+
+def test_each_block_has_a_way_to_be_run() -> None:
+    ways = {name: {at: len(each) for at, each in of.items()} for name, of in HOW.items()}
+    assert ways == blocks_by_heading()
+
+
+def cases() -> Iterator[Any]:
+    for name, headings in HOW.items():
+        found = list(blocks(ROOT / name))
+        for heading, ways in headings.items():
+            here = [block for block in found if block.heading == heading]
+            for block, following, way in zip(here, [*here[1:], None], ways, strict=False):
+                if not isinstance(way, NotHere) and way is not is_shown:
+                    yield pytest.param(block, following, way, id=f"{name}:{block.line}")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("block", "following", "run"), list(cases()))
+def test_each_block_runs(
+    block: Block,
+    following: Block | None,
+    run: Run,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    run(Snippet(block, following, tmp_path, request))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_code_stands_in_fences_that_name_a_language(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert [block for block in blocks(path) if not block.language] == []
+    prose = re.sub(r"^( *)```\w+\n.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert "```" not in prose
+    outside_lists = re.sub(r"^(\d+\.|-) .*\n(?:(?: .*)?\n)*", "", prose, flags=re.MULTILINE)
+    assert re.findall(r"\n\n {4,}[^\s].*", outside_lists) == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_each_link_leads_to_a_file_and_a_heading_in_it(path: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", path.read_text("utf-8")):
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    """Their paths are from the root, or from the folder of the table."""
+    folder = ROOT / "tests/hostile"
+    promises = re.findall(
+        r"^\| \d+ \|.*\| (.*) \|$", (folder / "README.md").read_text(), re.MULTILINE
+    )
+    paths = [path for shown in promises for path in re.findall(r"`(.*?)`", shown)]
+    assert len(paths) >= len(promises) > 0
+    assert [path for path in paths if not any((at / path).exists() for at in (ROOT, folder))] == []
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterator[LiveServer]:
+    """The demo, and the models of the README: `fake` as it is there, qwen3-4b as a replay."""
+    folder = tmp_path_factory.mktemp("documents")
+    named, fake, answers = (b.code for b in blocks(ROOT / "README.md") if b.language == "yaml")
+    (folder / "answers.yaml").write_text(answers)
+    (folder / "qwen3.yaml").write_text(yaml.safe_dump(TRANSCRIPT))
+    models = {"smollm2-135m": {"source": "demo:smollm2", "preload": True}}
+    for written in (named, fake):
+        models |= yaml.safe_load(written)["models"]
+    models["qwen3-4b"] |= {"source": "replay:qwen3.yaml", "family": "qwen3"}
+    options = {"allow_private_urls": True, "adapters_dir": str(ROOT / "adapters")}
+    with serving(folder, {"models": models, "server": options}) as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def mcp_url() -> Iterator[str]:
+    """A server of tools with the one that the documents name."""
+    tools = MCPServer("docs")
+
+    @tools.tool()
+    def search(query: str) -> str:
+        return f"The {query} starts faster."
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(tools.streamable_http_app(), log_config=None)
+        serving_tools = uvicorn.Server(config)
+        thread = Thread(target=serving_tools.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+        serving_tools.should_exit = True
+        thread.join()
