@@ -1,1 +1,1 @@
-"""The server's end of the MLX process: starts it, talks to it, notices when it is gone."""
+"""The server's side of the MLX process: starting it, messaging it and detecting its death."""

@@ -1,4 +1,4 @@
-"""What an engine does for so long that its owner wants to know: as lines for the log."""
+"""Log lines about engine activities that take unusually long."""
 
 from mlx_server.engine.messages import IDLE
 
@@ -17,14 +17,14 @@ class EngineActivity:
         return 0.0 if self._since is None else now - self._since
 
     def report(self, what: str, now: float) -> str | None:
-        """A line, when it has taken long or is over."""
+        """Returns a line to log when `what` has taken long, or when a long activity has ended."""
         if self._since is None:
             self._since = now
         if what == self.what:
             if self._reported or what in USUAL or self.seconds(now) < LONG_SECONDS:
                 return None
             self._reported = True
-            return f"the engine is {what}, for {self.seconds(now):.0f} s so far"
+            return f"the engine has been {what} for {self.seconds(now):.0f} s"
         line = f"{self.what} took {self.seconds(now):.1f} s" if self._reported else None
         self.what, self._since, self._reported = what, now, False
         return line

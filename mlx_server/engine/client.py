@@ -1,4 +1,4 @@
-"""The server's end of the engine process: starts it, talks to it, knows when it is gone."""
+"""The client of one engine process: starts it, sends commands and delivers its reports."""
 
 import asyncio
 import logging
@@ -69,32 +69,31 @@ Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | Token
 OnLoading = Callable[[int, int], None]
 
 Replies = dict[tuple[str, str], list[asyncio.Future[Any]]]
-"""By model and adapter, what is waited for; they come in order."""
+"""The futures of pending replies by (model, adapter); replies come in the order of commands."""
 
 START_SECONDS = 120.0
-"""Until it is ready: a cold machine reads MLX from its disk, and a new Mac checks it first. That it
-was stopped meanwhile is noticed by `liveness`, since its heart beats before."""
+"""Limit on the start: a cold machine reads MLX from disk, and macOS verifies new libraries first.
+Heartbeats begin earlier, so `liveness` notices a process that is stopped during its start."""
 
 STOP_SECONDS = 0.5
 
-
 ON_THE_WAY_BYTES = 8 << 10
-"""Of reports: what an engine says is not heard before it is told to hold."""
+"""Size of the socket buffers for reports: it bounds what a row still sends after PauseRows."""
 
 ITEM_BYTES = 128
-"""Of a token, or of one of its log probabilities, in memory."""
+"""Estimated memory of one token, or of one log probability."""
 
 
 class RowStream:
-    """What the engine says about one request's rows, until the request leaves."""
+    """The reports about one request's rows, until the request ends."""
 
-    def __init__(self, go_on: Callable[["RowStream"], None] = lambda answers: None) -> None:
-        """go_on: called when a request that was held has taken all there was."""
+    def __init__(self, unpause: Callable[["RowStream"], None] = lambda answers: None) -> None:
+        """unpause: called when a paused request has taken all its items."""
         self.rows: list[int] = []
         self.unread = 0
-        """Bytes, about."""
+        """Estimated bytes of the items not yet taken."""
         self.is_paused = False
-        self._unpause = go_on
+        self._unpause = unpause
         self._items: list[Item] = []
         self._error: ServerError | None = None
         self._news = asyncio.Event()
@@ -109,7 +108,7 @@ class RowStream:
         self._news.set()
 
     async def take(self) -> list[Item]:
-        """Everything that has come since the last call; waits for at least one."""
+        """Returns the items that arrived since the last call; waits for at least one."""
         await self._news.wait()
         items, self._items = self._items, []
         self.unread = 0
@@ -132,7 +131,7 @@ def _bytes(item: Item) -> int:
 
 
 class EngineClient:
-    """Speaks to one engine process. Dead once, dead for good: a new process is a new client."""
+    """The connection to one engine process. A new process needs a new client."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class EngineClient:
         wired: str | int = "auto",
         schedule: Schedule = DEFAULT_SCHEDULE,
     ) -> None:
-        """wired: see `wiring`."""
+        """wired: "auto", "never" or bytes, see `wiring`."""
         numbers = (concurrency, cache_bytes, wired, schedule.prefill_share, schedule.longest_gap)
         self._arguments = [str(number) for number in numbers]
         self._process: asyncio.subprocess.Process | None = None
@@ -163,14 +162,14 @@ class EngineClient:
         self._watching: asyncio.Task[None] | None = None
         self._death: ServerError | None = None
         self.lost = asyncio.Event()
-        """Set when the process has died or was given up."""
+        """Set when the process has died or was abandoned."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_prefill: Callable[[PrefillProgress], None] = lambda progress: None
         self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
 
     @property
     def alive(self) -> bool:
-        """From when it is ready to its last word."""
+        """Whether the process has reported that it is ready and has not died since."""
         return self._serves and self._death is None
 
     @property
@@ -190,7 +189,7 @@ class EngineClient:
                 *self._arguments,
                 pass_fds=[theirs.fileno()],
                 env=_environment(),
-                # a group of its own, so that Ctrl-C reaches the server alone, which drains first
+                # A separate process group: Ctrl-C must reach only the server, which drains first.
                 start_new_session=True,
             )
             self._lifeline = await Lifeline.tied(self._process.pid)
@@ -207,16 +206,16 @@ class EngineClient:
                 return await asyncio.shield(ready)
         except TimeoutError:
             self._abandon(f"was not ready after {START_SECONDS:.0f} seconds")
-            return await ready  # which tells why it was given up
+            return await ready  # raises the reason
 
     async def stop(self, error: ServerError | None = None) -> None:
-        """Ends the process; requests that still wait get `error`."""
+        """Ends the process; pending requests fail with `error`."""
         self._die(error or EngineDied("The engine was stopped."))
         if self._watching:
             self._watching.cancel()
         if self._process:
             try:
-                # not wait_for, which on Python 3.11 may swallow the cancellation of its caller
+                # wait_for may swallow the cancellation of its caller on Python 3.11.
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._process.wait()
             except TimeoutError:
@@ -238,21 +237,21 @@ class EngineClient:
     ) -> ModelLoaded:
         self._send(LoadModel(model, path, list(stop_tokens), tokenizer))
         loaded: asyncio.Future[ModelLoaded] = asyncio.get_running_loop().create_future()
-        # the caller may be gone when it fails
+        # A cancelled caller never reads the exception; reading it here avoids a warning.
         loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._loads[model] = loaded, progress
-        # the engine goes on loading if the caller is cancelled, and reports to nobody
+        # The engine continues to load if the caller is cancelled.
         return await asyncio.shield(loaded)
 
     async def unload(self, model: str) -> None:
-        """Returns when the memory is back."""
+        """Returns when the engine has freed the model's memory."""
         if model not in self._unloads:
             self._send(UnloadModel(model))
             self._unloads[model] = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._unloads[model])
 
     async def load_adapter(self, model: str, adapter: str, path: str) -> AdapterLoaded:
-        """adapter: what rows are to call it, other weights by another name."""
+        """adapter: the name that rows use for it; different weights need different names."""
         which = model, adapter
         self._send(LoadAdapter(model, adapter, path))
         loaded: AdapterLoaded = await _reply(self._adapter_loads, which)
@@ -271,9 +270,9 @@ class EngineClient:
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
-        """Runs the rows until the block is left; those not finished by then are cancelled.
+        """Runs the rows until the block is left, then cancels those that have not finished.
 
-        The rows' own numbers are overwritten: they are counted here, in order.
+        Overwrites the rows' numbers with consecutive new ones.
         """
         answers = RowStream(self._unpause)
         for row in rows:
@@ -288,7 +287,7 @@ class EngineClient:
                 self._unpause(answers)
 
     def add(self, row: Generate, answers: RowStream) -> None:
-        """One more row, which ends with the others."""
+        """Adds a row to a running request; it is cancelled with the request's other rows."""
         self._number(row, answers)
         self._send(row)
 
@@ -299,13 +298,13 @@ class EngineClient:
         answers.rows.append(row.row)
 
     def cancel(self, rows: Sequence[int]) -> None:
-        """Frees the rows at the engine's next step; rows that have finished are passed over."""
+        """Frees the rows at the engine's next step; ignores rows that have finished."""
         unfinished = [row for row in rows if self._rows.pop(row, None)]
         if unfinished and self.alive:
             self._send(CancelRows(unfinished))
 
     def preempt(self, rows: Sequence[int]) -> None:
-        """They give their caches back, until `resume`. Rows that have finished are passed over."""
+        """Takes the rows' caches away until `resume`; ignores rows that have finished."""
         self._send(PreemptRows(list(rows)))
 
     def resume(self, rows: Sequence[int]) -> None:
@@ -325,7 +324,7 @@ class EngineClient:
             raise _fresh(self._death)
         assert self._writer is not None, "the engine was not started"
         payload = messages.encode_command(command)
-        messages.decode_command(payload)  # what the engine can't read would end it
+        messages.decode_command(payload)  # an unreadable command would end the engine
         self._writer.write(messages.frame(payload))
 
     async def _read_reports(self, reader: asyncio.StreamReader) -> None:
@@ -339,27 +338,27 @@ class EngineClient:
                         self._dispatch(report)
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._death:
-                log.error("the engine process %s is gone", self.pid)
+                log.error("the engine process %s died", self.pid)
         except Exception:
-            log.exception("what the engine process %s reports can't be taken", self.pid)
+            log.exception("the reports of the engine process %s can't be processed", self.pid)
         self._die(EngineDied("The engine process died. Send the request again."))
 
     async def _watch(self, pid: int) -> None:
-        """Gives the process up when it is dead; `_take` looks at what it says."""
+        """Abandons the process when it is silent and dead; `_dispatch` judges its heartbeats."""
         clock = asyncio.get_running_loop().time
-        heard, before = self._frames, clock()
+        last_frames, before = self._frames, clock()
         while not self._death:
             await asyncio.sleep(LOOK_SECONDS)
             elapsed, before = clock() - before, clock()
-            if heard != self._frames:
-                heard = self._frames
+            if last_frames != self._frames:
+                last_frames = self._frames
                 self._liveness.record()
             elif (found := vitals(pid)) and (why := self._liveness.look(elapsed, found)):
                 self._abandon(why)
 
     def _abandon(self, what: str, message: str = "") -> None:
         if not self._death:
-            log.error("the engine process %s %s and is ended", self.pid, what)
+            log.error("the engine process %s %s and is being killed", self.pid, what)
             message = message or f"The engine process {what}. Send the request again."
             self._die(EngineDied(message))
         self.kill()
@@ -394,7 +393,7 @@ class EngineClient:
                     answers.fail(GenerationFailed(f"The answer could not be generated: {message}"))
             case RowRefused(row, message):
                 if answers := self._rows.pop(row, None):
-                    answers.fail(InvalidGrammar(f"The answer can't be constrained so: {message}"))
+                    answers.fail(InvalidGrammar(f"The answer can't be constrained: {message}"))
             case ModelLoading(model, done, total):
                 self._loads[model][1](done, total)
             case ModelLoaded(model):
@@ -417,7 +416,7 @@ class EngineClient:
                 self._ready.set_result(report)
 
     def _deliver(self, row: int, item: Item, *, last: bool) -> None:
-        # Rows that were cancelled a moment ago may still report.
+        # Reports of rows that were just cancelled may still arrive.
         answers = self._rows.pop(row, None) if last else self._rows.get(row)
         if answers:
             answers.put(item)
@@ -428,7 +427,7 @@ class EngineClient:
         self._death = self._death or error
         self.lost.set()
         if self._writer:
-            self._writer.close()  # at which the process exits
+            self._writer.close()  # the process exits when its socket is closed
         for answers in self._rows.values():
             answers.fail(self._death)
         self._rows.clear()
@@ -451,34 +450,35 @@ class EngineClient:
             self._ready.set_exception(self._death)
 
 
-async def _reply(asked: Replies, which: tuple[str, str]) -> Any:
-    """Each command's own: what was loaded when one was sent may be unloaded by the next."""
+async def _reply(replies: Replies, which: tuple[str, str]) -> Any:
+    """Waits for the reply to one command. Replies are not shared between commands, because an
+    adapter that one command loaded may be unloaded by the next."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    # who waited may be gone when it fails
+    # A cancelled caller never reads the exception; reading it here avoids a warning.
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    asked.setdefault(which, []).append(future)
+    replies.setdefault(which, []).append(future)
     return await asyncio.shield(future)
 
 
-def _first(asked: Replies, which: tuple[str, str]) -> asyncio.Future[Any]:
-    first, *others = asked.pop(which)
+def _first(replies: Replies, which: tuple[str, str]) -> asyncio.Future[Any]:
+    first, *others = replies.pop(which)
     if others:
-        asked[which] = others
+        replies[which] = others
     return first
 
 
 def _fresh(error: ServerError) -> ServerError:
-    """One for each request: the traceback of a shared one would gather the frames of them all."""
+    """Copies the error for one request: a shared one would collect every request's traceback."""
     return copy(error)
 
 
 MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
-"""For glibc: what is large goes back to the system as soon as it is free. By itself it learns to
-keep ever larger pieces, and what lies behind a small one that stays."""
+"""Makes glibc return large blocks to the system as soon as they are freed. By default it raises
+its mmap threshold over time, and a small live block keeps the freed heap below it resident."""
 
 
 def _environment() -> dict[str, str]:
-    """MLX's Linux wheel brings a slow reference BLAS; a fast one is preloaded if there is one."""
+    """Returns the process's environment; it preloads a fast BLAS if one is installed."""
     environment = {**MALLOC, **os.environ}
     if blas := fast_blas():
         preloaded = environment.get("LD_PRELOAD")

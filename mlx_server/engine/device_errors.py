@@ -1,6 +1,6 @@
-"""What a failed GPU command says, and whether another try can help.
+"""Classifies the errors of failed GPU commands, and whether a retry can help.
 
-MLX (mlx/backend/metal) raises it as a RuntimeError, with the text of Metal's NSError, at the next
+MLX (mlx/backend/metal) raises them as RuntimeErrors, with the text of Metal's NSError, at the next
 point where it waits for the GPU or begins to encode: later than the work that failed, and not
 always in the same step or model.
 """
@@ -12,20 +12,20 @@ from typing import Literal
 DeviceErrorKind = Literal["out_of_memory", "timeout", "fault", "discarded", "lost"]
 
 ENDS: frozenset[DeviceErrorKind] = frozenset({"lost"})
-"""No command of this process is run any more."""
+"""The kinds after which Metal runs no more commands of this process."""
 
 MESSAGES: dict[DeviceErrorKind, str] = {
-    "out_of_memory": "its memory ran out",
+    "out_of_memory": "the GPU's memory ran out",
     "timeout": "the system stopped the GPU's work because it took too long",
     "fault": "the GPU's work failed",
     "discarded": "the GPU's work was discarded because of another program's error",
-    "lost": "the GPU takes no more work from this process",
+    "lost": "the GPU accepts no more work from this process",
 }
 
 _METAL = re.compile(
     r"\[METAL\]|\[metal::|CommandBuffer|MTL4?Command|\[Event::|\[Fence::|metal device|GPU", re.I
 )
-"""Whether the text is about the device at all: that a row's own values can't cause."""
+"""Matches texts about the device, which a row's own values can't cause."""
 
 _KINDS: tuple[tuple[DeviceErrorKind, str], ...] = (
     (
@@ -46,14 +46,14 @@ _KINDS: tuple[tuple[DeviceErrorKind, str], ...] = (
 _MATCHES = tuple((kind, re.compile(pattern, re.I)) for kind, pattern in _KINDS)
 
 _ALLOCATION = re.compile(r"\[(\w+::)?malloc\w*\] unable to allocate|std::bad_alloc", re.I)
-"""By MLX before any work was given to the device."""
+"""Matches allocation errors that MLX raises before it submits any work to the device."""
 
 FORGIVEN_SECONDS = 60.0
-"""Errors so far apart are not in a row, if something was answered in between."""
+"""Errors further apart than this do not count as consecutive if a row finished in between."""
 
 
 def device_error(error: BaseException) -> DeviceErrorKind | None:
-    """None: an error like any other, of the rows that it was raised for."""
+    """Returns None for any other error, which concerns only the rows that raised it."""
     if not isinstance(error, RuntimeError | MemoryError):
         return None
     return kind_of(str(error))
@@ -69,14 +69,14 @@ def kind_of(text: str) -> DeviceErrorKind | None:
 
 @dataclass
 class Streak:
-    """How many device errors there were in a row."""
+    """Counts consecutive device errors."""
 
     length: int = 0
     _last: float = 0.0
     _answered: bool = False
 
     def answered(self) -> None:
-        """A row came to its end."""
+        """Notes that a row has finished."""
         self._answered = True
 
     def failed(self, now: float) -> int:

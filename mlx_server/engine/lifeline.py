@@ -1,8 +1,8 @@
 """Ends the engine process with the server, however the server ends and whatever the engine does.
 
-By itself an engine goes when its socket closes, but not while it is stopped or deadlocked, and a
-Mac has no signal for a parent's death. So a shell of a megabyte waits for a line on a pipe that
-only the server holds: its end without a line is the server's own.
+An engine exits when its socket closes, but not while it is stopped or deadlocked, and macOS has no
+signal for a parent's death. So a small shell waits for a line on a pipe that only the server holds:
+if the pipe closes without a line, the server has died and the shell kills the engine.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from contextlib import suppress
 
 SHELL = "/bin/sh"
 SCRIPT = 'read -r line || kill -s KILL -- "-$1"'
-"""The engine leads a process group of its own. A number that was used again for any other process
-is hardly a group's."""
+"""Kills the engine's process group: a process number that the system has reused for some other
+process is unlikely to be a group's number too."""
 
 LET_GO_SECONDS = 0.5
 
@@ -24,7 +24,7 @@ class Lifeline:
 
     @classmethod
     async def tied(cls, group: int) -> "Lifeline":
-        """To this process group."""
+        """Starts a lifeline that kills this process group."""
         guard = await asyncio.create_subprocess_exec(
             SHELL,
             *("-c", SCRIPT, "mlx-server-lifeline", str(group)),
@@ -32,13 +32,13 @@ class Lifeline:
             stdout=DEVNULL,
             stderr=DEVNULL,
             env={"PATH": os.defpath},
-            # not to go with a Ctrl-C at which the server drains first
+            # Ctrl-C must not end it: the server drains first.
             start_new_session=True,
         )
         return cls(guard)
 
     async def let_go(self) -> None:
-        """When the engine has ended."""
+        """Releases the lifeline once the engine has ended."""
         assert self._guard.stdin
         with suppress(ConnectionError):
             self._guard.stdin.write(b"\n")

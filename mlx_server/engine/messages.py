@@ -1,7 +1,7 @@
-"""What the server and the engine process say to each other: msgpack frames over one socket.
+"""The messages between the server and the engine process: msgpack frames over one socket.
 
-Down: one command a frame. Up: one frame a step, with everything that happened in it.
-A row is one sequence being generated; its number is the server's choice and unique.
+The server sends one command in a frame; the engine sends one frame of reports after each step.
+A row is one sequence being generated; the server chooses its number, which is unique.
 """
 
 import struct
@@ -19,37 +19,40 @@ class LoadModel(msgspec.Struct, tag=True):
     model: str
     path: str
     stop_tokens: list[int] = []
-    """A grammar that has come to its end allows these."""
+    """The tokens that a grammar allows where it may end."""
     tokenizer: str = ""
-    """The folder of its tokenizer.json, where that is not the model's own."""
+    """The folder of tokenizer.json if it is not the model's folder."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
     """How prompts are computed while other rows decode."""
 
     prefill_share: float = 0.8
-    """Of the time, at most so much is for prompts."""
+    """The largest share of the time that prefill may take."""
     longest_gap: float = 0.3
-    """Seconds between two tokens of a row, as far as prompts can be cut into pieces."""
+    """The intended maximum of seconds between two tokens of a row."""
 
 
 DEFAULT_SCHEDULE = Schedule()
 
 
 class Thinking(msgspec.Struct):
-    """How long a row may reason. Marks are text in which each control token is written as the
-    byte 255 and its id in brackets, so that no text spells one."""
+    """How long a row may reason.
+
+    A delimiter is text in which each control token is written as the byte 255 and its id in
+    brackets, so that no ordinary text can spell a control token.
+    """
 
     budget: int | None
-    """Tokens between the marks; None: any number."""
+    """Most tokens between the delimiters; None for no limit."""
     inside: bool
-    """Whether it begins in reasoning."""
+    """Whether the row starts inside reasoning."""
     opens: list[bytes]
     closes: list[bytes]
     end: list[int]
-    """What is put behind the last token of the budget, and leads on to the answer."""
+    """The tokens that are forced after the budget's last token; they lead to the answer."""
     answer: int | None = None
-    """Tokens that will be taken behind the reasoning: where a grammar has to have ended."""
+    """Most tokens that the server takes after the reasoning; a grammar has to end within them."""
 
 
 class Generate(msgspec.Struct, tag=True):
@@ -57,28 +60,28 @@ class Generate(msgspec.Struct, tag=True):
     model: str
     prompt: list[int]
     max_tokens: int
-    """0: only to be scored."""
+    """0 to compute only the prompt's log probabilities."""
     stop_tokens: list[int]
     sampling: SamplingParams
     forced_tokens: list[int] | None = None
-    """What a replay model is to say."""
+    """The recorded output that a replay model plays."""
     delay: float = 0.0
-    """Seconds that a replay model takes for a token."""
+    """Seconds that a replay model takes for each token."""
     prompt_logprobs: bool = False
-    """Report the log probabilities of the prompt's own tokens first."""
+    """Whether to report the log probabilities of the prompt's tokens first."""
     adapter: str | None = None
     adapter_scale: float = 1.0
     grammar: str | None = None
-    """In Lark, for llguidance: of the whole answer, reasoning and calls included."""
+    """llguidance's Lark text for the whole answer, reasoning and tool calls included."""
     thinking: Thinking | None = None
     overflow_tokens: int = 0
-    """The last of max_tokens, for what a grammar can't bring to its end before them. Whoever asked
-    cancels the row where it goes on for any other reason."""
+    """The part of max_tokens, at its end, reserved for finishing a grammar that could not be
+    completed before. The server cancels a row that would use it for anything else."""
     client: str = ""
-    """Waiting rows take turns by client."""
+    """The client's name: waiting prompts are served in turns by client."""
 
     def end_within(self, tokens: int) -> None:
-        """Lowers its limit; what is spared goes first."""
+        """Lowers the token limit to `tokens`, taking from the overflow tokens first."""
         beyond = max(0, self.max_tokens - tokens)
         self.max_tokens -= beyond
         self.overflow_tokens = max(0, self.overflow_tokens - beyond)
@@ -89,7 +92,7 @@ class CancelRows(msgspec.Struct, tag=True):
 
 
 class PauseRows(msgspec.Struct, tag=True):
-    """They keep what they have, and get no more until they go on."""
+    """Pauses rows: they keep their caches and get no tokens until UnpauseRows."""
 
     rows: list[int]
 
@@ -99,7 +102,7 @@ class UnpauseRows(msgspec.Struct, tag=True):
 
 
 class PreemptRows(msgspec.Struct, tag=True):
-    """They give their caches back, and get no more until `Resume`; then they go on as before."""
+    """Frees the caches of rows, which get no tokens until ResumeRows and then continue."""
 
     rows: list[int]
 
@@ -109,7 +112,7 @@ class ResumeRows(msgspec.Struct, tag=True):
 
 
 class UnloadModel(msgspec.Struct, tag=True):
-    """Rows that are left fail."""
+    """Unloads a model. Its unfinished rows fail."""
 
     model: str
 
@@ -117,25 +120,25 @@ class UnloadModel(msgspec.Struct, tag=True):
 class LoadAdapter(msgspec.Struct, tag=True):
     model: str
     adapter: str
-    """What rows call it: the digest of its files, so that other weights have another name."""
+    """The name that rows use: the digest of its files, so that other weights have another name."""
     path: str
 
 
 class UnloadAdapter(msgspec.Struct, tag=True):
-    """Rows that use it fail."""
+    """Unloads an adapter. Rows that use it fail."""
 
     model: str
     adapter: str
 
 
 class LimitCache(msgspec.Struct, tag=True):
-    """What the prompt cache may hold, until the next one of these."""
+    """Limits the size of the prompt cache."""
 
     max_bytes: int
 
 
 class LimitMemory(msgspec.Struct, tag=True):
-    """What MLX may hold before it waits for work to end, and gives up what it keeps for reuse."""
+    """Sets MLX's memory limit: above it, MLX waits for running work and frees its buffer cache."""
 
     max_bytes: int
 
@@ -160,42 +163,43 @@ class Ready(msgspec.Struct, tag=True):
     pid: int
     metal: bool
     recommended_bytes: int | None
-    """What Metal says that this machine can hold."""
+    """Metal's recommended working set; None without Metal."""
 
 
 IMPORTING = "importing MLX"
 GENERATING = "generating"
 IDLE = "idle"
-"""What a beat may say that the process does, among other things."""
+"""Some of the values of `Heartbeat.doing`."""
 
 
 class Heartbeat(msgspec.Struct, tag=True):
-    """Sent twice a second by a thread of its own, whatever MLX is doing."""
+    """Sent twice a second by a separate thread, whatever MLX is doing."""
 
     step_seconds: float
     """How long the present step has taken; 0 when there is nothing to do."""
     longest_seconds: float
-    """The longest of late that came to its end; 0 in a step that does something for the first time,
-    or for the first time in a while."""
+    """The longest recent step that ended; 0 in a step that does something for the first time, or
+    for the first time in a while."""
     processor_seconds: float = 0.0
-    """That the process used in the present step."""
+    """Processor time that the process used in the present step."""
     doing: str = IDLE
 
 
 class ModelLoading(msgspec.Struct, tag=True):
+    """The progress of a load, in bytes."""
+
     model: str
     done: int
     total: int
-    """Bytes."""
 
 
 class ModelLoaded(msgspec.Struct, tag=True):
     model: str
     vocabulary: int
-    """Width of the output head: the largest token id it can produce, plus one."""
+    """The width of the output head: the largest token id that it can produce, plus one."""
     nbytes: int
     why_alone: str = ""
-    """Why its rows are computed one at a time; empty where they share a batch."""
+    """Why the rows are computed one at a time; empty if they can share a batch."""
 
 
 class ModelLoadFailed(msgspec.Struct, tag=True):
@@ -210,7 +214,7 @@ class AdapterLoaded(msgspec.Struct, tag=True):
 
 
 class AdapterFailed(msgspec.Struct, tag=True):
-    """Nothing of the model has changed."""
+    """The adapter could not be loaded; the model is unchanged."""
 
     model: str
     adapter: str
@@ -227,18 +231,18 @@ class Admitted(msgspec.Struct, tag=True):
 
 
 class Prefilled(msgspec.Struct, tag=True):
-    """The row's turn has come, and so much of its prompt was known from before."""
+    """The prefill of a row begins, with `cached_tokens` of its prompt from the prompt cache."""
 
     row: int
     cached_tokens: int
 
 
 class PrefillProgress(msgspec.Struct, tag=True):
-    """After each piece of a row's prompt."""
+    """Sent after each piece of a row's prompt."""
 
     row: int
     computed: int
-    """Tokens of the prompt, those included that were known from before."""
+    """Prompt tokens that are computed by now, cached ones included."""
 
 
 class Logprobs(msgspec.Struct, array_like=True):
@@ -247,7 +251,7 @@ class Logprobs(msgspec.Struct, array_like=True):
 
 
 class Token(msgspec.Struct, array_like=True):
-    """One row's share of a step."""
+    """One row's token of a step."""
 
     row: int
     id: int
@@ -263,21 +267,21 @@ class ModelUnloaded(msgspec.Struct, tag=True):
 class PromptLogprobs(msgspec.Struct, tag=True):
     row: int
     logprobs: list[Logprobs]
-    """Of each prompt token but the first, which follows nothing."""
+    """One for each prompt token but the first, which follows no other token."""
 
 
 class StepOutput(msgspec.Struct, tag=True):
     model: str
     tokens: list[Token]
     waiting: int
-    """Rows that have no token yet."""
+    """The number of rows, of all models, that have no token yet."""
     active_bytes: int
     cache_bytes: int
-    """Of active_bytes, what the prompt cache holds."""
+    """The part of active_bytes that the prompt cache holds."""
     buffer_bytes: int = 0
-    """What MLX has freed and keeps for reuse."""
+    """Bytes that MLX has freed and keeps for reuse."""
     peak_bytes: int = 0
-    """The most that active_bytes ever was."""
+    """The largest value that active_bytes has had."""
 
 
 class RowFailed(msgspec.Struct, tag=True):
@@ -286,17 +290,16 @@ class RowFailed(msgspec.Struct, tag=True):
 
 
 class DeviceFailed(msgspec.Struct, tag=True):
-    """The GPU did not do what it was asked. The rows that this cost are reported one by one, unless
-    the process ends."""
+    """A GPU command failed. A RowFailed follows for each lost row, unless the process ends."""
 
     kind: DeviceErrorKind
     message: str
     ends: bool
-    """Nothing that is left helps but another process, so this one leaves."""
+    """Whether the process can't recover and exits."""
 
 
 class RowRefused(msgspec.Struct, tag=True):
-    """Its grammar can't be used. Comes in place of `Admitted`."""
+    """Sent in place of Admitted when the row's grammar can't be used."""
 
     row: int
     message: str

@@ -1,4 +1,4 @@
-"""What the system says of a process: its state, and whether it does anything."""
+"""Reads a process's state and activity from the operating system."""
 
 import sys
 from contextlib import suppress
@@ -9,11 +9,11 @@ import psutil
 from mlx_server.engine.liveness import Vitals
 
 RUNNABLE = frozenset("RD")
-"""Linux's letters for a thread that runs or could, and for one that waits for the disk."""
+"""Linux's state letters of a runnable thread and of one that waits for the disk."""
 
 
 def vitals(pid: int) -> Vitals | None:
-    """None: there is no such process."""
+    """Returns None if there is no such process."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -28,7 +28,7 @@ def vitals(pid: int) -> Vitals | None:
 
 
 def _wants(pid: int) -> bool:
-    """psutil knows the state of the first thread only."""
+    """Whether any thread is runnable or waits for the disk; psutil knows the first thread only."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):  # a thread that has ended
             if stat.read_text().rpartition(")")[2].split()[0] in RUNNABLE:

@@ -1,4 +1,4 @@
-"""Keeps an engine process running: another one is started when the present one is lost."""
+"""Keeps an engine process running: starts another one when the present one is lost."""
 
 import asyncio
 import logging
@@ -12,20 +12,21 @@ from mlx_server.errors import EngineDied, ServerError, public_message
 log = logging.getLogger("mlx_server.engine")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-"""Seconds before the next attempt when an engine was lost; doubled while they do not live long."""
+"""Seconds before a restart; the pause doubles while engines are lost soon after their start."""
 
 LIVED_SECONDS = 60.0
+"""An engine that ran longer than this resets the pause."""
 
 
 class Supervisor:
-    """`spawn` makes a client that is not started; `on_lost` and `on_started` tell the pool."""
-
     def __init__(
         self,
         spawn: Callable[[], EngineClient],
         on_lost: Callable[[], None] = lambda: None,
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
+        """spawn: makes a client that is not started. on_lost, on_started: called when an engine is
+        lost and when another one has started."""
         self._spawn = spawn
         self._on_lost = on_lost
         self._on_started = on_started
@@ -43,14 +44,14 @@ class Supervisor:
 
     @property
     def doing(self) -> EngineActivity | None:
-        """What the engine is at; None while there is no process."""
+        """The engine's current activity; None while there is no process."""
         return self._client.doing if self._client and self._client.pid else None
 
     @property
     def client(self) -> EngineClient:
-        """The engine that runs now. Raises EngineDied while there is none."""
+        """The client of the running engine. Raises EngineDied while there is none."""
         if self._client is None or not self._client.alive:
-            raise EngineDied("The engine is being started again. Try again in a moment.")
+            raise EngineDied("The engine is restarting. Try again in a moment.")
         return self._client
 
     async def start(self) -> Ready:
@@ -90,8 +91,8 @@ class Supervisor:
         try:
             await self._client.start()
         except (ServerError, OSError) as error:
-            log.error("the engine could not be started again: %s", public_message(error))
+            log.error("the engine could not be restarted: %s", public_message(error))
             self._client.lost.set()
             return
-        log.info("the engine runs again as process %s", self._client.pid)
+        log.info("the engine was restarted as process %s", self._client.pid)
         self._on_started()

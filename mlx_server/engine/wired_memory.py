@@ -1,10 +1,10 @@
 """How much of a Mac's memory is wired: kept resident, so that the system never pages it out.
 
-Only weights are: what is allocated first, and stays. Unwired weights near the size of the working
-set are paged in and out with each token; wiring everything, or changing the limit while the GPU
-works, is what macOS has panicked at (ml-explore/mlx#3186, ml-explore/mlx-lm#883). So the limit is
-set before the weights of a load are read, only while no row is under way, and it never falls: what
-an unloaded model leaves is for the next one.
+Only weights are wired: they are allocated first and stay. Unwired weights near the size of the
+working set are paged in and out with each token; macOS has panicked when everything was wired or
+when the limit changed while the GPU worked (ml-explore/mlx#3186, ml-explore/mlx-lm#883). So the
+limit is set before the weights of a load are read, only while no row is running, and it never
+falls: the next model uses what an unloaded one leaves.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from typing import Literal
 Wired = Literal["auto", "never"] | int
 
 WORTH_SHARE = 0.5
-"""Of the working set. Weights that take less are not paged out while they are in use."""
+"""Weights below this share of the working set are not wired: they stay resident while in use."""
 
 MOST_SHARE = 0.9
-"""Of the working set: the system, and the caches of rows, need what is left."""
+"""The largest share of the working set to wire; the system and the rows' caches need the rest."""
 
 
 @dataclass(frozen=True)
 class Wiring:
     limit: int
-    """Bytes; 0: nothing is wired."""
+    """Bytes to wire; 0 wires nothing."""
     why: str
 
 
@@ -31,15 +31,18 @@ def parse_wired(text: str) -> Wired:
 
 
 def wiring(wired: Wired, weights: int, working_set: int) -> Wiring:
-    """weights: of all models in memory and the one to be loaded. working_set: Metal's recommended
-    one, 0 where there is no Metal."""
+    """Decides how much to wire.
+
+    weights: bytes of all models in memory and of the one to be loaded. working_set: Metal's
+    recommended one in bytes, 0 without Metal.
+    """
     most = int(MOST_SHARE * working_set)
     if not working_set:
         return Wiring(0, "this machine has no Metal")
     if wired == "never":
         return Wiring(0, "the setting says never")
     if wired != "auto":
-        return Wiring(min(wired, weights, most), "as set, and no more than weights")
+        return Wiring(min(wired, weights, most), "as configured, up to the size of the weights")
     if weights < WORTH_SHARE * working_set:
         return Wiring(0, f"weights take less than {WORTH_SHARE:.0%} of the working set")
     if weights > most:
@@ -48,5 +51,5 @@ def wiring(wired: Wired, weights: int, working_set: int) -> Wiring:
 
 
 def next_limit(present: int, wanted: int, *, rows: bool) -> int:
-    """rows: whether any are under way."""
+    """rows: whether any row is running; the limit must not change then."""
     return present if rows else max(present, wanted)

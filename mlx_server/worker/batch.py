@@ -1,9 +1,9 @@
-"""The rows of one model: prompts that wait, prompts that are computed, rows that decode.
+"""The rows of one model: waiting prompts, prompts in prefill and decoding rows.
 
-BatchGenerator of mlx-lm prefills up to eight prompts together, so that nobody gets a token before
-all are done, and samples row by row. Here `Turns` says whose prompt is computed next, the
-`PrefillBudget` how much of it before the rows that decode have their next token, and one `Sampler`
-chooses for all rows at once.
+mlx-lm's BatchGenerator prefills up to eight prompts together, so that none gets a token before all
+are done, and samples row by row. Here the `PromptScheduler` decides whose prompt is computed next,
+the `PrefillBudget` how much of it is computed before the decoding rows get their next token, and
+one `Sampler` samples for all rows at once.
 """
 
 import time
@@ -43,7 +43,7 @@ from mlx_server.worker.sampling import Row
 
 @dataclass
 class StepResult:
-    """What one step of a batch brought."""
+    """The results of one step of a batch."""
 
     tokens: list[Token] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
@@ -66,13 +66,13 @@ class Batch:
         schedule: Schedule = DEFAULT_SCHEDULE,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """held: rows that get no tokens, for as long as they are among these."""
+        """held: the paused rows, a set that the caller changes; they get no tokens."""
         self.model = model
         self._held = held
         self._kept_decode: list[DecodeBatch] = []
-        """Of the rows that decoded and were set aside, one in each."""
+        """Decoding rows that were set aside, each as a batch of one row."""
         self.why_alone = why_alone(model)
-        """Why rows are computed one at a time; empty where they share a batch."""
+        """Why rows are computed one at a time; empty if they can share a batch."""
         self._concurrency = 1 if self.why_alone else concurrency
         self._key = key
         self._cache = cache or PromptCache(0)
@@ -80,19 +80,19 @@ class Batch:
         self._clock = clock
         self._turns: PromptScheduler[WaitingPrompt | PrefillGroup] = PromptScheduler()
         self._group: PrefillGroup | None = None
-        """The one that is being computed."""
+        """The prompts in prefill."""
         self._decoder = DecodeBatch.empty(model, greedy_sampler)
         self._preempted = Preempted()
         self._began = 0.0
         self.shared = False
-        """Whether rows of other models decode meanwhile."""
+        """Whether rows of other models are decoding."""
         self.warm = False
-        """Has given a token: every kernel has been compiled and run."""
+        """Whether it has generated a token, so that its kernels are compiled."""
         # The width shows in the shape of an output that is never computed.
         self.vocabulary: int = model(mx.array([[0]])).shape[-1]
 
     def __len__(self) -> int:
-        """Those that there is something to do for."""
+        """The number of rows that can be stepped, without paused and preempted ones."""
         return self.waiting + len(self._decoder) + len(self._returning)
 
     @property
@@ -127,17 +127,17 @@ class Batch:
 
     @property
     def waiting(self) -> int:
-        """Rows without a token yet."""
+        """The number of rows without a token yet."""
         return sum(len(waiting.rows) for waiting in self._turns) + len(self._prefilling)
 
     @property
     def prefilling(self) -> bool:
-        """A prompt has been begun, and pieces of it are left."""
+        """Whether a prompt is partly computed."""
         return self._group is not None
 
     @property
     def ready_at(self) -> float:
-        """By its clock; later than now while a replay model keeps its delay."""
+        """When the next step is due by the batch's clock: later than now during a replay delay."""
         return self._began + max((row.delay for row in self._decoder.samplers), default=0.0)
 
     def add(
@@ -146,7 +146,7 @@ class Batch:
         cache: list[Any] | None = None,
         constraint: LogitConstraint | None = None,
     ) -> None:
-        """cache: of the whole prompt but its last token, if that has been computed."""
+        """cache: the cache of the whole prompt but its last token, if it has been computed."""
         row = Row(request.row, request.prompt, request.sampling, self.vocabulary)
         row.delay = request.delay
         row.client = request.client
@@ -156,15 +156,15 @@ class Batch:
         known = len(request.prompt) - 1
         if cache is None:
             known = self._cache.known(self._computed_by(row), request.prompt[:-1])
-        prompt, script = request.prompt, request.forced_tokens
+        prompt, forced = request.prompt, request.forced_tokens
         waiting = WaitingPrompt(
-            row, prompt, request.max_tokens, stops, script, cache, known, forced_from=len(prompt)
+            row, prompt, request.max_tokens, stops, forced, cache, known, forced_from=len(prompt)
         )
         self._preempted.came(waiting)
         self._turns.add(waiting)
 
     def preempt(self, number: int) -> None:
-        """The row gives its cache back, to the prompt cache if there is room, and waits for
+        """Frees a row's cache, or moves it to the prompt cache if there is room; the row waits for
         `resume`."""
         if number in self._decoder.uids:
             at = self._decoder.uids.index(number)
@@ -213,8 +213,8 @@ class Batch:
                 self._turns.remove(waiting)
 
     def step(self) -> StepResult:
-        """A token for every row that decodes, or a piece of the next prompt: in turns, so that
-        tokens are on their way while a piece is computed."""
+        """Computes a token for every decoding row, or a piece of the next prompt. The two
+        alternate, so that tokens are sent while a piece is computed."""
         done = StepResult()
         self._change_rows()
         following = self._following()
@@ -230,11 +230,11 @@ class Batch:
         return done
 
     def set_aside(self, number: int) -> None:
-        """A row that decodes. It keeps what it has, and comes back when there is room for it."""
+        """Takes a row out of decoding; it keeps its cache and returns when there is room."""
         self._kept_decode.append(self._decoder.part(self._decoder.uids.index(number)))
 
     def _change_rows(self) -> None:
-        """Rows that are held leave those that decode, and others come back if there is room."""
+        """Takes paused rows out of decoding and returns others to it if there is room."""
         for row in [row for row in self._decoder.uids if row in self._held]:
             self.set_aside(row)
         for one in self._returning:
@@ -246,12 +246,12 @@ class Batch:
 
     @property
     def _room(self) -> int:
-        """Rows that may join those that are computed and those that decode."""
+        """The number of rows that may still begin."""
         return self._concurrency - len(self._decoder) - len(self._prefilling)
 
     @property
     def _served(self) -> Counter[str]:
-        """Clients, with how many of their rows decode or are computed."""
+        """The number of rows in prefill or decoding, by client."""
         return Counter(row.client for row in [*self._decoder.samplers, *self._prefilling])
 
     @property
@@ -259,7 +259,7 @@ class Batch:
         return {waiting.client for waiting in self._turns} - self._served.keys()
 
     def _following(self) -> WaitingPrompt | PrefillGroup | None:
-        """What is computed next."""
+        """Returns the prompt that is computed next: the present one, or another."""
         if self._group is None:
             return self._turns.next(self._may_begin)
         return self._turns.instead_of(self._group, self._may_begin) or self._group
@@ -269,11 +269,11 @@ class Batch:
         return fits or self._yielding(waiting) is not None
 
     def _yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
-        """A row that is set aside for one of a client that has none: the youngest of the client
-        that has most, if these are several.
+        """Returns the row to set aside for a client that has none: the youngest of the client with
+        the most rows, if that one has several.
 
-        So a model that is computed one row at a time finishes its row first. To take turns there,
-        each turn would copy the whole cache of a row, and keep two caches where one is reserved.
+        So a model that is computed one row at a time finishes its row first: taking turns would
+        copy a row's whole cache each time, and keep two caches where one is reserved.
         """
         decoding = Counter(row.client for row in self._decoder.samplers)
         ((client, rows),) = decoding.most_common(1) or [("", 0)]
@@ -291,7 +291,8 @@ class Batch:
         self._began, count = self._clock(), len(self._decoder)
         rows = {row.number: row for row in self._decoder.samplers}
         responses = self._decoder.next()
-        # Of several rows, nothing is free before the batch is copied without the one that ends.
+        # A finished row's memory is free at once only if it was alone: otherwise the batch has to
+        # be copied without it first.
         alone = len(responses) == 1
         done.tokens = [self._token(rows, response, alone=alone) for response in responses]
         self.warm = self.warm or bool(done.tokens)
@@ -303,13 +304,13 @@ class Batch:
             self.cancel(row.number)
             done.tokens = [token for token in done.tokens if token.row != row.number]
             done.failed.append(RowFailed(row.number, failure))
-            if row.error:  # what was computed of it may be no numbers either
+            if row.error:  # its cached values may be invalid too
                 self._cache.forget(self._computed_by(row))
 
     def _token(self, rows: dict[int, Row], response: Any, *, alone: bool) -> Token:
         if response.finish_reason is not None:
             self._preempted.left(response.uid)
-            row = rows[response.uid]  # by now it has left the batch
+            row = rows[response.uid]  # a finished row is no longer in the batch
             cache = response.prompt_cache
             self._keep(row, response.all_tokens, lambda: cache, handed_over=alone)
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
@@ -317,14 +318,14 @@ class Batch:
     def _begin(
         self, following: WaitingPrompt | PrefillGroup, tokens: int, done: StepResult
     ) -> None:
-        """Another one is set aside for it, with what was computed of it."""
+        """Starts or continues a prompt; the present one returns to the queue with its cache."""
         if self._group:
             self._turns.end()
             self._turns.add(self._group)
             self._group = None
         if len(self._decoder) + len(following.rows) > self._concurrency:
             yielding = self._yielding(following)
-            assert yielding is not None, "it may not begin"
+            assert yielding is not None, "there is no room for this prompt"
             self.set_aside(yielding)
         self._turns.begin(following)
         if isinstance(following, PrefillGroup):
@@ -333,7 +334,8 @@ class Batch:
             self._group = self._grouped([following, *self._packed(following, tokens)], done)
 
     def _packed(self, first: WaitingPrompt, tokens: int) -> list[WaitingPrompt]:
-        """As many of those that wait as are computed in the same piece."""
+        """Removes the waiting prompts that fit into the same piece from the queue, and returns
+        them."""
         taken = [first]
         while following := self._turns.next(lambda waiting: len(taken) < self._room):
             longest = max(following.left, *(waiting.left for waiting in taken))
@@ -355,7 +357,7 @@ class Batch:
             cache, cached = self._known(waiting)
             caches.append(cache)
             rest.append(waiting.prompt[cached:])
-            # A prompt that was scored is computed by now, but was not known from before.
+            # A cache from prompt log probabilities was computed for this row: it is no cache hit.
             if not waiting.begun:
                 done.prefilled.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
             waiting.begun = True
@@ -389,7 +391,7 @@ class Batch:
         )
 
     def _prefill_piece(self, tokens: int, done: StepResult) -> None:
-        """Computes up to so many tokens; rows with nothing left but their last one decode."""
+        """Computes about `tokens` prompt tokens; rows with only a last token left then decode."""
         assert self._group
         group, context, began = self._group, self._group.context, self._clock()
         sizes = group.compute(tokens)
@@ -401,9 +403,9 @@ class Batch:
             if size and group.resumed is None:
                 done.progress.append(PrefillProgress(row.number, len(known)))
         if group.is_computed:
-            self._go_on_decoding(group)
+            self._start_decoding(group)
 
-    def _go_on_decoding(self, group: PrefillGroup) -> None:
+    def _start_decoding(self, group: PrefillGroup) -> None:
         kept = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
             self._keep(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
@@ -419,8 +421,10 @@ class Batch:
         extracted: Callable[[], list[Any]],
         **how: bool,
     ) -> None:
-        """how: see `PromptCache.store`. Extracting costs something, and can't be done of a cache
-        that is empty."""
+        """Stores a row's cache in the prompt cache if it is wanted. how: see `PromptCache.store`.
+
+        extracted: called only then, since it is costly and fails for an empty cache.
+        """
         if self._is_kept(row, tokens):
             key = self._computed_by(row)
             self._cache.store(key, list(tokens), extracted(), **how)
@@ -435,7 +439,8 @@ class Batch:
 
 
 def row_adapter_of(request: Generate) -> RowAdapter:
-    """Nothing of an adapter is the base, whose prompts are also its own."""
+    """Returns the request's adapter and scale. A scale of 0 is the base model, and shares its
+    prompt cache."""
     return (
         (request.adapter, request.adapter_scale)
         if request.adapter and request.adapter_scale

@@ -1,5 +1,5 @@
-"""Whether rows of a model can share a batch, found out when it is loaded, and caches for those that
-can't: a batch of one row, which is all that their model ever computes."""
+"""Finds out when a model is loaded whether its rows can share a batch, and adapts the caches of
+models that only ever compute a batch of one row."""
 
 from copy import deepcopy
 from typing import Any, Self
@@ -14,24 +14,24 @@ UNBATCHABLE = {
     "afm7": "its last layers take the position of a token from the longest row",
     "olmo_hybrid": "its convolutions read what pads the shorter rows",
 }
-"""By model type: what mlx-lm batches without an error, and computes wrongly where rows differ in
-length. tests/worker/test_architectures.py finds them."""
+"""The model types that mlx-lm batches without an error but computes wrongly where rows differ in
+length, each with the reason. tests/worker/test_architectures.py finds them."""
 
 LENGTHS = [3, 1, 2, 3, 1, 2, 3]
-"""Of the rows of the trial: a number of them that no model has heads of, since a mask that falls on
-heads in place of rows is an error only where their numbers differ."""
+"""The lengths of the rows of the trial. No model has this number of attention heads: a mask that is
+applied to heads in place of rows raises an error only if their numbers differ."""
 
 
 def why_alone(model: nn.Module) -> str:
     """Why the rows of this model must be computed one at a time; empty if they can share a batch.
 
-    A batch is put through all that can happen to it. Only the graph is built of it.
+    A trial batch goes through all operations. Only its graph is built; nothing is computed.
     """
     if reason := UNBATCHABLE.get(getattr(model, "model_type", "")):
         return reason
     caches = [make_prompt_cache(model) for _ in LENGTHS]
-    if lacking := sorted({type(c).__name__ for c in caches[0] if not hasattr(c, "merge")}):
-        return f"mlx-lm has no batch of its {', '.join(lacking)}"
+    if unsupported := sorted({type(c).__name__ for c in caches[0] if not hasattr(c, "merge")}):
+        return f"mlx-lm can't batch its {', '.join(unsupported)}"
     try:
         _try_batch(model, caches)
     except Exception as error:
@@ -56,7 +56,7 @@ def _try_batch(model: nn.Module, caches: list[list[Any]]) -> None:
 
 
 class OneRow:
-    """What a batch asks of its caches, of a cache that is never in a batch with another."""
+    """The batch operations for a cache that is never in a batch with another one."""
 
     @classmethod
     def merge(cls, caches: list[Self]) -> Self:
@@ -70,27 +70,27 @@ class OneRow:
         assert list(keep) == [0]
 
     def extract(self, index: int) -> Self:
-        """A copy, since the row may go on."""
+        """Returns a copy, since the row may continue."""
         assert index == 0
         return deepcopy(self)
 
     def prepare(self, **_: Any) -> None:
-        """There is no padding."""
+        """Does nothing, since one row needs no padding."""
 
     def finalize(self) -> None:
-        """There was no padding."""
+        """Does nothing, since one row has no padding."""
 
 
 class OneChunkedRow(OneRow):
     start_position: int
 
     def is_trimmable(self) -> bool:
-        """Once its front was dropped, the beginning of an earlier chunk may be missing."""
+        """Whether no tokens were dropped at its front: an earlier chunk would be incomplete."""
         return self.start_position == 0
 
 
 def one_row(entries: list[Any]) -> list[Any]:
-    """The caches of one row, as entries of a batch."""
+    """Gives one row's cache entries the operations of a batch, in place."""
     for entry in entries:
         if not isinstance(entry, OneRow):
             own = OneChunkedRow if isinstance(entry, ChunkedKVCache) else OneRow

@@ -1,35 +1,37 @@
-"""When MLX gives back the buffers that it keeps for reuse.
+"""Decides when MLX frees the buffers that it keeps for reuse.
 
-A KV cache grows by making a larger one, whose size nothing asks for again: what it leaves behind
-piles up while rows decode. What a step itself uses is taken again by the next one, so that giving
-it back too often costs each of them new memory from the system, zeroed page by page.
+A KV cache grows by allocating a larger buffer. The old one has a size that is not needed again, so
+such buffers pile up while rows decode. The buffers of a step itself are reused by the next one:
+freeing them too often makes each step get new memory from the system, zeroed page by page.
 """
 
 from dataclasses import dataclass
 
 EVERY_STEPS = 256
-"""Of decoding: KV caches grow by as many tokens."""
+"""Decoding steps after which buffers are freed: KV caches grow in pieces of as many tokens."""
 
 FLOOR_BYTES = 256 << 20
-"""Not worth giving back."""
+"""Fewer bytes than this are not worth freeing."""
 
 SHARE = 0.1
-"""Of the memory limit: as soon as buffers pass it, they are given back after a step of decoding."""
+"""The share of the memory limit above which buffers are freed earlier."""
 
 LEAST_STEPS = 16
-"""Between two times, where what the steps themselves use passes the share."""
+"""Decoding steps between two times, even if the steps themselves use more than the share."""
 
 
 @dataclass
 class Buffers:
     limit: int
-    """What MLX may hold in all."""
+    """MLX's memory limit in bytes."""
     _steps: int = 0
-    """Of decoding, since buffers were given back."""
+    """Decoding steps since buffers were freed."""
 
     def to_give_back(self, held: int, *, prefilling: bool) -> bool:
-        """To be asked after each step. held: bytes kept for reuse. prefilling: the next piece of
-        the same prompt will want them again."""
+        """Whether to free the buffers; call it once after each step.
+
+        held: bytes kept for reuse. prefilling: whether the next piece of a prompt will reuse them.
+        """
         if prefilling:
             return False
         self._steps += 1

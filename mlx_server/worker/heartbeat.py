@@ -1,7 +1,7 @@
-"""What the engine process reports while it works: alive, doing what, and for how long.
+"""The heartbeats of the engine process: what it does, and for how long.
 
-Sent by a thread of its own from before MLX is imported. A beat is late only where one call keeps
-the GIL, or where the system gives the process no time; `liveness` tells those from an end.
+A separate thread sends them, from before MLX is imported. A heartbeat is late only where one call
+keeps the GIL or the process gets no processor time; `liveness` distinguishes those from a death.
 """
 
 import os
@@ -17,23 +17,23 @@ from mlx_server.engine.messages import GENERATING, Heartbeat, Report
 HEARTBEAT_SECONDS = 0.5
 
 FADE = 0.99
-"""Of the longest step, what is left of it with each that is shorter: one that compiled a kernel
-does not make the server patient for good."""
+"""The factor by which each shorter step reduces the longest one: a step that compiled a kernel does
+not make the server patient for good."""
 
 REST_SECONDS = 60.0
-"""After so long without a step, weights may have been compressed or paged out, and the first step
-brings them back. It may take as long as one that compiles kernels. By the wall clock, which goes
-on while the machine sleeps."""
+"""After a rest of this length, weights may have been compressed or paged out. The step that brings
+them back may take as long as one that compiles kernels. The rest is measured by the wall clock,
+which continues while the machine sleeps."""
 
 WAKE_SECONDS = 2.0
-"""How far the wall clock may run ahead of the monotonic one between two beats. Python's monotonic
-clock stands still while a machine sleeps, on a Mac (mach_absolute_time) and on Linux
-(CLOCK_MONOTONIC): a longer lead is a wake, after which the step in progress has to fetch its pages
-again. A clock that somebody sets looks the same, and costs nothing but patience."""
+"""How far the wall clock may run ahead of the monotonic one between two heartbeats. Python's
+monotonic clock stops while a machine sleeps, on a Mac (mach_absolute_time) and on Linux
+(CLOCK_MONOTONIC): a larger lead means that the machine woke, and the step in progress has to fetch
+its pages again. A clock that was set looks the same, and only makes the server more patient."""
 
 
 class HeartbeatMonitor:
-    """How the MLX thread is doing, told from another one."""
+    """Measures the MLX thread's steps; another thread reads it."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class HeartbeatMonitor:
         self._clock, self._wall, self._processor = clock, wall, processor
         self.doing = "starting"
         self._began: tuple[float, float] | None = None
-        """Of the step in progress: by the clock and in the processor's time."""
+        """When the step in progress began, by the clock and in processor time."""
         self._longest = 0.0
         self._warm = False
         self._ended = wall()
@@ -79,7 +79,7 @@ class HeartbeatMonitor:
 
 
 class ReportSender:
-    """Sends reports; two threads use it."""
+    """Sends reports; two threads may use it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -103,5 +103,5 @@ def _send_heartbeats(monitor: HeartbeatMonitor, sender: ReportSender) -> None:
 
 
 def leave(code: int) -> None:
-    """Without an interpreter's orderly end, which would wait for a device that answers no more."""
+    """Exits without the interpreter's cleanup, which would wait for a device that has failed."""
     os._exit(code)

@@ -1,6 +1,5 @@
-"""What the engine takes from mlx-lm that is no promise of it, all in one place: whatever another
-version has renamed or changed is told of in one sentence when the engine starts.
-"""
+"""The internals of mlx-lm that the engine uses, which another version may rename or change. They
+are checked when the engine starts, so that a mismatch is reported in one sentence."""
 
 from importlib.metadata import requires, version
 from inspect import signature
@@ -70,7 +69,7 @@ ARGUMENTS: dict[Any, tuple[str, ...]] = {
     GenerationBatch: ("model", "uids", "inputs", "prompt_cache", "tokens", *ROWS),
     PromptProcessingBatch: ("model", "uids", "caches", "tokens", "prefill_step_size", *ROWS),
 }
-"""In the order in which batch.py gives them."""
+"""The constructors' parameters, in the order in which phases.py and batch.py pass them."""
 
 METHODS: dict[Any, tuple[str, ...]] = {
     GenerationBatch: ("_step", "empty", "extend", "extract_cache", "filter", "next"),
@@ -81,7 +80,7 @@ METHODS: dict[Any, tuple[str, ...]] = {
 
 
 def check() -> None:
-    """Raises WrongMlxLm where a class has what it needs no more."""
+    """Raises WrongMlxLm if a class lacks a method or has other constructor parameters."""
     for kind, names in METHODS.items():
         if gone := [name for name in names if not hasattr(kind, name)]:
             raise WrongMlxLm(f"{kind.__name__} has no {', '.join(gone)}")

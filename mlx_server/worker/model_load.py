@@ -1,4 +1,4 @@
-"""One model's load, a piece at a time: memory wired, weights read, kernels compiled."""
+"""Loads one model a piece at a time: wires memory, reads weights, compiles kernels."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable
@@ -16,13 +16,13 @@ from mlx_server.worker.warm_up import warm_up
 log = logging.getLogger("mlx_server.engine")
 
 Progress = Generator[tuple[int, int] | None, None, nn.Module]
-"""Bytes read and bytes in all, None after a step that warms the model up; at last the model."""
+"""Yields (bytes read, total bytes), or None after a warm-up step; returns the model."""
 
 
 def load(
     path: Path, pace: WeightReadPace, wire: Callable[[int], None], concurrency: int
 ) -> Progress:
-    """wire: is told how many bytes of weights will be read, before they are."""
+    """wire: called with the total bytes of the weights before they are read."""
     reading = weights.load(path, pace)
     try:
         _, total = progress = next(reading)
@@ -31,21 +31,21 @@ def load(
         network = yield from reading
     except StopIteration as end:  # a model without weights
         network = end.value
-    # in a batch of its own, which leaves nothing in the prompt cache and teaches no pace
+    # A separate batch leaves nothing in the prompt cache and no measurement in the budget.
     for _ in warm_up(Batch(network, concurrency=concurrency), concurrency):
         yield None
     return network
 
 
 class WiredLimit:
-    """Of this process. See `wiring` for when it grows."""
+    """The wired memory limit of this process; `wiring` decides when it grows."""
 
     def __init__(self, wired: str) -> None:
         self._wired = parse_wired(wired)
         self._limit = 0
 
     def before_reading(self, nbytes: int, present: Iterable[nn.Module], *, rows: bool) -> None:
-        """nbytes: of weights that will be read. rows: whether any are under way."""
+        """nbytes: the size of the weights to read. rows: whether any row is running."""
         if not mx.metal.is_available():
             return
         working_set = int(mx.device_info()["max_recommended_working_set_size"])
@@ -55,9 +55,9 @@ class WiredLimit:
         if limit == self._limit:
             return
         try:
-            mx.clear_cache()  # what is kept for reuse would be wired too
+            mx.clear_cache()  # freed buffers would be wired too
             mx.set_wired_limit(limit)
             self._limit = limit
-            log.info("%d MB of weights are wired: %s", limit // 10**6, wanted.why)
-        except (RuntimeError, ValueError) as error:  # as before macOS 15
-            log.warning("weights can't be wired: %s", error)
+            log.info("wired %d MB of weights: %s", limit // 10**6, wanted.why)
+        except (RuntimeError, ValueError) as error:  # for example before macOS 15
+            log.warning("the weights can't be wired: %s", error)

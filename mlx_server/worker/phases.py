@@ -1,7 +1,7 @@
 """The two phases of a row, prefill and decode: the two halves of mlx-lm's BatchGenerator.
 
-The row objects travel through mlx-lm's batches as its per-row "samplers", so they are merged and
-filtered with the caches, and with them goes the adapter of each row.
+mlx-lm's batches carry the Row objects as their per-row "samplers", so that rows, and the adapters
+that they name, are merged and filtered together with the caches.
 """
 
 from typing import Any, cast
@@ -18,11 +18,11 @@ PER_ROW = (
     *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
     *("_next_logprobs", "_token_context", "_num_tokens", "_matchers"),
 )
-"""What mlx-lm keeps in a list with an entry for each row."""
+"""The attributes of mlx-lm's batch that are lists with one entry for each row."""
 
 
 class DecodeBatch(GenerationBatch):
-    # of mlx-lm's own state, what is read here
+    # The types of mlx-lm's own state that is used here.
     uids: list[int]
     tokens: list[list[int]]
     samplers: list[Row]
@@ -53,22 +53,23 @@ class DecodeBatch(GenerationBatch):
         return ids, [entry.read() if entry else None for entry in logprobs]
 
     def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
-        caps = None
+        mask = None
         if sampler.constrained:
-            mx.async_eval(logits)  # the caps are made meanwhile
-            caps = sampler.mask(inputs, logits.shape[-1])
+            mx.async_eval(logits)  # the mask is made meanwhile
+            mask = sampler.mask(inputs, logits.shape[-1])
         try:
-            return sampler(logits, inputs, caps)
+            return sampler(logits, inputs, mask)
         except Exception as error:
-            if device_error(error):  # no row's own
+            if device_error(error):  # no row caused it
                 raise
-            return sample_rows_alone(self.samplers, logits, inputs, caps)
+            return sample_rows_alone(self.samplers, logits, inputs, mask)
 
     def part(self, at: int) -> "DecodeBatch":
-        """One row, which leaves with all that it has."""
+        """Removes one row and returns it as a batch, with its cache."""
         one = self._row(at)
         one.prompt_cache = PrefillBatch(self.model, one.uids, [self.extract_cache(at)]).prompt_cache
-        mx.eval([cache.state for cache in one.prompt_cache])  # or it would keep all of the batch
+        # Unevaluated slices would keep the caches of the whole batch in memory.
+        mx.eval([cache.state for cache in one.prompt_cache])
         self.filter([i for i in range(len(self)) if i != at])
         return one
 
@@ -85,7 +86,7 @@ class DecodeBatch(GenerationBatch):
         return one
 
     def _for_rows(self) -> tuple[Sampler, RowAdapters]:
-        """What was made for a step serves the next one if its rows are the same."""
+        """Returns the rows' sampler and adapters, made again only when the rows have changed."""
         if self._made is None or self._made[0].rows != self.samplers:
             self._made = Sampler(self.samplers), _rows(self.samplers)
         return self._made
@@ -99,7 +100,7 @@ class PrefillBatch(PromptProcessingBatch):
     logits_processors: list[Any]
 
     def prompt(self, tokens: list[list[int]]) -> None:
-        """Computes so much more of each row's prompt."""
+        """Computes the next tokens of each row's prompt."""
         lengths = [len(row) for row in tokens]
         if max(lengths) == 1 and min(lengths) == 0:
             self._prompt_token(tokens, lengths)
@@ -108,8 +109,8 @@ class PrefillBatch(PromptProcessingBatch):
                 super().prompt(tokens)
 
     def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
-        """One token for some rows, none for others. Padded to two: what is one token wide, a
-        rotating cache takes for a step of decoding, in which no row is padded."""
+        """Computes one token for some rows and none for others. They are padded to two tokens: a
+        rotating cache treats an input of one token as a decoding step, where no row is padded."""
         for known, row in zip(self.tokens, tokens, strict=True):
             known += row
         for cache in self.prompt_cache:
@@ -121,7 +122,7 @@ class PrefillBatch(PromptProcessingBatch):
         mx.eval([cache.state for cache in self.prompt_cache])
 
     def decode(self, last_tokens: list[int]) -> DecodeBatch:
-        """The same rows, all but the last token of each computed, as a batch that decodes."""
+        """Returns the same rows as a decoding batch; all but their last tokens are computed."""
         return DecodeBatch(
             self.model,
             self.uids,

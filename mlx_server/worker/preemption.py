@@ -1,8 +1,8 @@
-"""Rows that gave their caches back, for others to grow, and what they need to go on as before.
+"""Rows whose caches were freed to make room for others, and what they need to resume.
 
-A row that had tokens keeps its sampler, its grammar and the token that it drew last. Going on, it
-computes the cache of all tokens before that one, as far as the prompt cache does not have it, and
-decodes as if it had never been away.
+A row that had tokens keeps its sampler, its grammar and the token that it drew last. To resume, it
+computes the cache of all tokens before that one, except what the prompt cache has, and then decodes
+as if it had not been preempted.
 """
 
 from dataclasses import replace
@@ -15,10 +15,10 @@ from mlx_server.worker.sampling import Row
 
 class Preempted:
     def __init__(self) -> None:
-        self._asked: dict[int, WaitingPrompt] = {}
-        """Of all rows of a batch, by number."""
+        self._prompts: dict[int, WaitingPrompt] = {}
+        """The prompts of all rows of a batch, by number."""
         self._waiting: dict[int, WaitingPrompt] = {}
-        """Those that are preempted."""
+        """The prompts of the preempted rows, by number."""
 
     def __contains__(self, number: int) -> bool:
         return number in self._waiting
@@ -28,30 +28,30 @@ class Preempted:
         return [waiting.row for waiting in self._waiting.values()]
 
     def came(self, waiting: WaitingPrompt) -> None:
-        self._asked[waiting.number] = waiting
+        self._prompts[waiting.number] = waiting
 
     def left(self, number: int) -> None:
-        self._asked.pop(number, None)
+        self._prompts.pop(number, None)
         self._waiting.pop(number, None)
 
     def prefilling(self, number: int) -> None:
-        """It has been computed in part, or not at all, and begins anew."""
-        asked = replace(self._asked[number], cache=None, known=0)
-        self._asked[number] = self._waiting[number] = asked
+        """Preempts a row whose prompt is not fully computed; its prefill will start again."""
+        prompt = replace(self._prompts[number], cache=None, known=0)
+        self._prompts[number] = self._waiting[number] = prompt
 
     def decoding(self, one: DecodeBatch) -> None:
-        """The row alone, whose cache is not needed any more."""
+        """Preempts a row that decoded. one: a batch of this row alone, whose cache is dropped."""
         (number,), (tokens,) = one.uids, one.tokens
         one.prompt_cache = []
-        prompt = [*tokens, *cast(list[int], one._next_tokens.tolist())]
-        asked = replace(self._asked[number], prompt=prompt, cache=None, known=0, decode=one)
-        self._asked[number] = self._waiting[number] = asked
+        ids = [*tokens, *cast(list[int], one._next_tokens.tolist())]
+        prompt = replace(self._prompts[number], prompt=ids, cache=None, known=0, decode=one)
+        self._prompts[number] = self._waiting[number] = prompt
 
     def decode(self, rows: list[Row]) -> None:
-        """What they went on with would keep the caches that they came with."""
+        """Notes that rows decode: their prompts drop the references that would keep old caches."""
         for row in rows:
-            asked = self._asked[row.number]
-            asked.decode = asked.cache = None
+            prompt = self._prompts[row.number]
+            prompt.decode = prompt.cache = None
 
     def resumed(self, number: int) -> WaitingPrompt | None:
         return self._waiting.pop(number, None)

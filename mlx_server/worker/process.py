@@ -2,9 +2,9 @@
 
 `python -m mlx_server.worker.process FD CONCURRENCY CACHE_BYTES WIRED PREFILL_SHARE LONGEST_GAP`.
 
-Its main thread owns MLX. One thread reads commands, so that the process goes with its server even
-in a long step; another one beats, so that a long step is told from a dead process. MLX is imported
-when those run: reading it from a cold disk is the longest step of a start.
+Its main thread owns MLX. One thread reads commands, so that the process exits with its server even
+during a long step; another one sends heartbeats, which distinguish a long step from a dead process.
+MLX is imported once these run: reading it from a cold disk is the longest step of a start.
 """
 
 import gc
@@ -28,37 +28,38 @@ if TYPE_CHECKING:
     from mlx_server.worker.worker import Engine
 
 SWITCH_SECONDS = 0.0005
-"""That MLX's thread waits for one that reads a vocabulary: a tenth of what is usual."""
+"""Interval after which MLX's thread gets the GIL back from one that reads a vocabulary: a tenth of
+Python's default."""
 
 Inbox = queue.SimpleQueue[bytes]
 
 WAKE = b""
-"""No command: something that the engine waits for is there."""
+"""A frame without a command: it wakes the main thread when a background task has finished."""
 
 
 def serve(
-    engine: "Engine", heart: HeartbeatMonitor, inbox: Inbox, send: Callable[..., None]
+    engine: "Engine", monitor: HeartbeatMonitor, inbox: Inbox, send: Callable[..., None]
 ) -> None:
-    """Commands as they come, a step, one frame of reports; sleeps while there is nothing to do.
+    """Repeats: handles the commands, takes a step, sends one frame of reports; sleeps while idle.
 
     Returns when the GPU has failed for good.
     """
     while not engine.broken:
-        heart.doing = engine.doing
+        monitor.doing = engine.doing
         commands = _take(inbox, engine.pause)
-        heart.step_begins(warm=not commands and engine.warm, doing=engine.doing)
-        # an unload frees as much as a machine holds, which may take seconds
+        monitor.step_begins(warm=not commands and engine.warm, doing=engine.doing)
+        # An unload may free most of the machine's memory, which takes seconds.
         reports = [report for command in commands for report in engine.handle(command)]
         if commands:
-            heart.step_begins(warm=engine.warm, doing=engine.doing)
+            monitor.step_begins(warm=engine.warm, doing=engine.doing)
         reports += engine.step()
-        heart.step_ends()
+        monitor.step_ends()
         if reports:
             send(*reports)
 
 
 def _take(inbox: Inbox, pause: float | None) -> list[Command]:
-    """All commands that are there; waits for one as long as `pause`, None being for ever."""
+    """Returns all received commands; waits up to `pause` seconds for one, None waits for ever."""
     taken = []
     if pause != 0:
         with suppress(queue.Empty):
@@ -73,7 +74,7 @@ def _receive(connection: socket.socket, inbox: Inbox) -> None:
         with connection.makefile("rb") as stream:
             while len(header := stream.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
                 inbox.put(stream.read(messages.length(header)))
-    finally:  # a server that went with reports unread ends the reading with an error
+    finally:  # reading ends with an error if the server died without reading all reports
         os._exit(0)
 
 
@@ -106,17 +107,16 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
-    line, heart = ReportSender(connection), HeartbeatMonitor()
-    heart.doing = IMPORTING
-    start_heartbeat(heart, line)
+    sender, monitor = ReportSender(connection), HeartbeatMonitor()
+    monitor.doing = IMPORTING
+    start_heartbeat(monitor, sender)
     engine = _engine(inbox)
-    heart.doing = IDLE
-    gc.freeze()  # so that a collection, as after an unload, takes no time from streams
+    monitor.doing = IDLE
+    gc.freeze()  # keeps collections short, such as the one after an unload
     with suppress(ConnectionError):  # the server is gone
-        line.send(
-            _ready(), heart.heartbeat()
-        )  # a deadlock before the next beat is none of importing
-        serve(engine, heart, inbox, line.send)
+        # The heartbeat ends the longer patience for an import at once.
+        sender.send(_ready(), monitor.heartbeat())
+        serve(engine, monitor, inbox, sender.send)
         leave(1)
 
 

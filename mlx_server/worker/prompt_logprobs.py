@@ -1,4 +1,4 @@
-"""How likely a prompt is to the model, token by token; what is computed serves as its prefill."""
+"""Computes the log probabilities of a prompt's tokens; its cache then serves as the prefill."""
 
 from collections.abc import Generator
 from typing import Any
@@ -12,7 +12,7 @@ from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 from mlx_server.worker.sampling import RowLogprobs, step_logprobs
 
 PIECE = 128
-"""Tokens scored between two steps of the rows that decode."""
+"""Tokens computed between two steps of the rows that decode."""
 
 Scoring = Generator[None, None, tuple[list[Logprobs], list[Any]]]
 
@@ -20,7 +20,8 @@ Scoring = Generator[None, None, tuple[list[Logprobs], list[Any]]]
 def prompt_logprobs(
     model: nn.Module, prompt: list[int], top: int, row_adapter: RowAdapter = NO_ADAPTER
 ) -> Scoring:
-    """Returns the log probability of each token but the first, and the cache that this made."""
+    """Yields after each piece; returns the log probabilities of all tokens but the first, and the
+    cache of all tokens but the last."""
     cache = make_prompt_cache(model)
     rows = RowAdapters([row_adapter])
     found: list[Logprobs] = []
@@ -30,6 +31,6 @@ def prompt_logprobs(
             logits = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
         followers = mx.array(prompt[start + 1 : start + 1 + len(piece)])
         reported = step_logprobs(logits, followers, top)
-        found += [RowLogprobs(reported, (place, top)).read() for place in range(len(piece))]
+        found += [RowLogprobs(reported, (at, top)).read() for at in range(len(piece))]
         yield
     return found, cache

@@ -1,4 +1,4 @@
-"""Prompts on their way through a batch: those that wait, and those that are computed together."""
+"""The prompts of a batch: those that wait, and those that are computed together."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +9,17 @@ from mlx_server.worker.prefill.budget import MOST
 from mlx_server.worker.sampling import Row
 
 LAST_PIECE = 1.15
-"""So many times as long as other pieces, the last of a prompt may be: a short one wastes time."""
+"""The last piece of a prompt may be longer than the others by this factor, since a short additional
+piece wastes time."""
 
 SHARED = 32
-"""Two prompts that begin with so many equal tokens are prefilled one after the other, the second
-from what the first left in the prompt cache."""
+"""Prompts that share this many first tokens are prefilled one after the other: the second one uses
+what the first one left in the prompt cache."""
 
 
 @dataclass
 class WaitingPrompt:
-    """A row that has not begun."""
+    """A row whose prefill has not begun, or begins again after a preemption."""
 
     row: Row
     prompt: list[int]
@@ -26,16 +27,16 @@ class WaitingPrompt:
     stops: StopSequences
     forced_tokens: list[int] | None
     cache: list[Any] | None
-    """Of the whole prompt but its last token, if that was computed on the way here."""
+    """The cache of the whole prompt but its last token, if it was computed before."""
     known: int
-    """Tokens that were in the prompt cache when it came."""
+    """The number of its tokens that were in the prompt cache when it arrived."""
     forced_from: int = 0
-    """Tokens of its own prompt, behind which the script is played."""
+    """The length of the request's own prompt, after which the forced tokens are played."""
     begun: bool = False
-    """Before it was preempted, if it was."""
+    """Whether its prefill has begun before, so that `Prefilled` was reported."""
     decode: DecodeBatch | None = None
-    """Of a row that was preempted: what it goes on with, once the cache of its prompt is computed,
-    which is all that it had but its last token."""
+    """The state of a preempted row, which continues once the cache of `prompt`, all its tokens so
+    far, is computed again."""
 
     @property
     def client(self) -> str:
@@ -64,11 +65,11 @@ class PrefillGroup:
     def __init__(
         self, batch: PrefillBatch, rest: list[list[int]], resumed: DecodeBatch | None = None
     ) -> None:
-        """resumed: its one row goes on with this."""
+        """resumed: the decoding state of the group's one row if that was preempted."""
         self.batch = batch
         self.resumed = resumed
         self.rest = rest
-        """Of each row, the tokens not computed yet; the last one decodes."""
+        """The tokens of each row that are not computed yet; its last one is left to decoding."""
         self.client, self.number = self.rows[0].client, self.rows[0].number
 
     @property
@@ -84,7 +85,7 @@ class PrefillGroup:
         return max(map(len, self.batch.tokens))
 
     def compute(self, tokens: int) -> list[int]:
-        """Up to so many tokens of all rows together; how many it was of each."""
+        """Computes about `tokens` tokens of all rows together; returns how many of each row."""
         size = max(1, tokens // len(self.rest))
         longest = max(map(len, self.rest)) - 1
         size = longest if longest < min(size * LAST_PIECE, MOST) else size

@@ -1,8 +1,8 @@
-"""A model without weights: its logits follow a script, whatever it is fed.
+"""A model without weights: its logits follow forced tokens, whatever its input is.
 
 It runs in the real batch with the real sampler, so that masks, biases, log probabilities and
-cancellation act on it as on any model. Where each row is in its script is kept in a cache entry,
-which mlx-lm merges, filters and extends together with the rows.
+cancellation act on it as on any model. Each row's position in its forced tokens is kept in a cache
+entry, which mlx-lm merges, filters and extends together with the rows.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 CERTAIN = 50.0
-"""The logit of the script's next token; every other one has 0."""
+"""The logit of the next forced token; every other one has 0."""
 
 
 @dataclass
 class ReplayPosition:
-    """One row's script, and how far the row has come. Before the script comes the prompt."""
+    """One row's forced tokens, which follow its prompt, and its progress through both."""
 
     forced_tokens: Sequence[int] = (0,)
     prompt: int = 0
@@ -26,13 +26,13 @@ class ReplayPosition:
 
     @property
     def next(self) -> int:
-        """Past the end the script's last token comes again: a stop token, if it has one."""
+        """The next forced token; past the end the last one repeats, usually a stop token."""
         at = self.consumed - self.prompt
         return self.forced_tokens[min(max(at, 0), len(self.forced_tokens) - 1)]
 
 
 class ReplayCache:
-    """mlx-lm's cache protocol for rows whose whole state is their place."""
+    """mlx-lm's cache protocol for rows whose whole state is their position."""
 
     def __init__(self, rows: list[ReplayPosition] | None = None) -> None:
         self.rows = [ReplayPosition()] if rows is None else rows
@@ -45,7 +45,7 @@ class ReplayCache:
             lengths[i] -= min(lengths[i], tokens)
 
     def prepare(self, *, lengths: list[int] | None = None, **_: Any) -> None:
-        """The next inputs are padded at the right to one length."""
+        """Sets the lengths of the next inputs, which are padded at the right to one length."""
         self._lengths = list(lengths) if lengths else None
 
     def finalize(self) -> None:
@@ -96,18 +96,18 @@ class ReplayModel(nn.Module):
         return [ReplayCache()]
 
     def __call__(self, inputs: mx.array, cache: list[ReplayCache] | None = None) -> mx.array:
-        """inputs: [rows, tokens]; returns logits [rows, tokens, vocabulary], those of the last
-        token at all of them."""
-        places = (
+        """inputs: [rows, tokens]; returns logits [rows, tokens, vocabulary], where every token has
+        the logits of the last one."""
+        positions = (
             cache[0] if cache else ReplayCache([ReplayPosition() for _ in range(inputs.shape[0])])
         )
-        places.advance(inputs.shape[1])
-        nexts = mx.array([[row.next] for row in places.rows])
+        positions.advance(inputs.shape[1])
+        nexts = mx.array([[row.next] for row in positions.rows])
         logits = (mx.arange(self.vocabulary) == nexts[..., None]).astype(mx.float32) * CERTAIN
         return mx.broadcast_to(logits, (*inputs.shape, self.vocabulary))
 
 
 def force_tokens(cache: list[Any], forced_tokens: Sequence[int], prompt: int) -> None:
-    """Have the one row of a fresh or fetched cache play `forced_tokens` after `prompt` tokens."""
+    """Makes the one row of a new or fetched cache play `forced_tokens` after `prompt` tokens."""
     (row,) = cache[0].rows
     row.forced_tokens, row.prompt = forced_tokens, prompt

@@ -1,4 +1,4 @@
-"""What a row may ask of the engine: what gets past here is computed together with other rows."""
+"""Validates a row's parameters before it is computed together with other rows."""
 
 import math
 
@@ -11,18 +11,18 @@ LARGEST_SCALE = 4.0
 
 
 def check_row(command: Generate, batch: Batch) -> None:
-    """Raises ValueError for what could harm other rows."""
+    """Raises ValueError for parameters that could harm other rows."""
     if not command.prompt:
         raise ValueError("the prompt is empty")
     if command.max_tokens < (0 if command.prompt_logprobs else 1):
-        raise ValueError(f"{command.max_tokens} tokens can't be generated")
+        raise ValueError(f"the token limit is {command.max_tokens}, which is too low")
     if command.forced_tokens is not None and not (command.forced_tokens and batch.plays):
-        raise ValueError("there is no script to play, or no model that plays it")
+        raise ValueError("forced tokens need a replay model and must not be empty")
     if not 0 <= command.adapter_scale <= LARGEST_SCALE:
-        raise ValueError(f"the adapter's scale is not 0 to {LARGEST_SCALE:g}")
+        raise ValueError(f"the adapter's scale must be between 0 and {LARGEST_SCALE:g}")
     if not 0 <= command.delay < math.inf:
         raise ValueError("the delay is out of range")
-    # MLX checks no index: an id past the end reads, or overwrites, what lies there.
+    # MLX does not check indices: an id past the end reads or overwrites other memory.
     ids = [*command.prompt, *command.sampling.logit_bias]
     if command.thinking:
         _check_thinking(command.thinking)
@@ -37,14 +37,14 @@ def check_row(command: Generate, batch: Batch) -> None:
 
 
 def _check_thinking(thinking: Thinking) -> None:
-    marks = [*thinking.opens, *thinking.closes]
+    delimiters = [*thinking.opens, *thinking.closes]
     tokens = (thinking.budget or 0, thinking.answer or 0)
     if min(tokens) < 0 or not 0 < len(thinking.end) <= limits.REASONING_MARK_TOKENS.value:
-        raise ValueError("reasoning can't be ended like that")
-    if len(marks) > limits.REASONING_MARKS.value or not all(
-        0 < len(mark) <= limits.REASONING_MARK_TOKENS.value for mark in marks
+        raise ValueError("the thinking budget or the end of reasoning is out of range")
+    if len(delimiters) > limits.REASONING_MARKS.value or not all(
+        0 < len(delimiter) <= limits.REASONING_MARK_TOKENS.value for delimiter in delimiters
     ):
-        raise ValueError("the marks of reasoning are empty, too long or too many")
+        raise ValueError("the reasoning delimiters are empty, too long or too many")
 
 
 def _in_range(s: SamplingParams) -> bool:

@@ -1,8 +1,8 @@
-"""The next token of every row of a batch, chosen in one pass that reads nothing back.
+"""Samples the next token of every row of a batch in one pass that reads nothing back.
 
-Every row draws from a key of its own, made of its seed and the number of tokens it has drawn, so
-that its neighbours and its place in the batch can't change what it gets. A token is drawn by
-adding Gumbel noise and taking the largest: masked tokens stay at minus infinity and can't win.
+Every row draws with its own key, made of its seed and the number of tokens it has drawn, so the
+result does not depend on the other rows or on its position in the batch. A token is drawn by adding
+Gumbel noise and taking the largest: masked tokens stay at minus infinity and can't win.
 """
 
 import logging
@@ -38,15 +38,16 @@ LEAST_MASS = 1e-6
 """A top_p below this means the likeliest token, but could be 0 in float32, which means nothing."""
 
 LEAST_NOISE = -4.0
-"""Below what the smallest uniform but zero gives."""
+"""A bound below the Gumbel noise of the smallest positive uniform."""
 
 Fault = Callable[[], str | None]
+"""Returns what was wrong with a draw, once that is computed; None if nothing was."""
 
-NOT_NUMBERS = "the model gave no numbers to choose its next token by"
+NOT_NUMBERS = "the model computed invalid scores (NaN or infinity) for its next token"
 
 
 class Row:
-    """One sequence being generated: what it asked for, and what sampling keeps for it."""
+    """One sequence being generated: its parameters and its sampling state."""
 
     def __init__(
         self, number: int, prompt: Sequence[int], sampling: SamplingParams, vocabulary: int
@@ -59,9 +60,9 @@ class Row:
         self.constraint: LogitConstraint | None = None
         self.sampled = 0
         self.fault: Fault = _none
-        """Of the latest draw: known once that is computed."""
+        """The fault of the latest draw, which may not be computed yet."""
         self.error: str | None = None
-        """What was wrong with a draw."""
+        """What was wrong with a draw; None while all were valid."""
         self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
         if self.penalised:
             in_prompt = np.zeros(vocabulary, np.bool_)
@@ -71,7 +72,7 @@ class Row:
 
     @property
     def failure(self) -> str | None:
-        """Why it can't go on."""
+        """Why the row can't continue; None if it can."""
         return self.error or (self.constraint.failure if self.constraint else None)
 
     @property
@@ -90,7 +91,7 @@ def _none() -> None:
 
 
 class Sampled:
-    """What a step chose, not yet computed: evaluate `pending`, then read."""
+    """The tokens of a step, not yet computed: evaluate `pending`, then read them."""
 
     def __init__(
         self, tokens: mx.array, logprobs: list["RowLogprobs | None"], pending: list[mx.array]
@@ -101,7 +102,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples for one fixed list of rows; a batch whose rows change takes a new one."""
+    """Samples for a fixed list of rows; a batch whose rows change needs a new one."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = list(rows)
@@ -116,27 +117,28 @@ class Sampler:
         return bool(self._masks.at)
 
     def mask(self, inputs: mx.array, width: int) -> mx.array | None:
-        """Of the guided rows (see logit_constraints.py); waits for the inputs."""
+        """Returns the mask of the constrained rows, [rows, width], or None if nothing is masked.
+        Waits until the inputs are computed."""
         ids = cast(list[int], inputs.tolist())
         drawn = [ids[i] if self.rows[i].sampled else None for i in self._masks.at]
         found = self._masks.mask.step(drawn, width)
         return None if found is None else mx.array(found)
 
-    def __call__(self, logits: mx.array, inputs: mx.array, caps: mx.array | None = None) -> Sampled:
+    def __call__(self, logits: mx.array, inputs: mx.array, mask: mx.array | None = None) -> Sampled:
         """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow."""
         raw = logits.astype(mx.float32)
         logits = self._biases(raw)
         logits = self._penalties(logits, inputs)
-        if caps is not None:
-            logits = self._masks(logits, caps)
+        if mask is not None:
+            logits = self._masks(logits, mask)
         tokens = self._draws(logits)
         reported = self._reports(raw, tokens)
         faults = _Faults(raw)
-        # Nothing of a row changes before all went well: else its draw could not be repeated.
+        # Rows change only after all went well: otherwise their draws could not be repeated.
         self._penalties.keep()
-        for place, row in enumerate(self.rows):
+        for position, row in enumerate(self.rows):
             row.sampled += 1
-            row.fault = partial(faults.of, place)
+            row.fault = partial(faults.of, position)
         logprobs = [RowLogprobs(reported, place) for place in self._reports.places]
         by_row = dict(zip(self._reports.at, logprobs, strict=True))
         return Sampled(
@@ -149,14 +151,14 @@ class Sampler:
 def sample_rows_alone(
     rows: Sequence[Row], logits: mx.array, inputs: mx.array, mask: mx.array | None = None
 ) -> Sampled:
-    """As a Sampler of all the rows, which raised: the row that it was about is told from others."""
-    guided = iter(range(len(rows)))
+    """Samples each row by itself after a Sampler of all rows raised: only the faulty row fails."""
+    constrained = iter(range(len(rows)))
     each = []
     for at, row in enumerate(rows):
         own = None
         if row.constraint:
-            place = next(guided)
-            own = None if mask is None else mask[place : place + 1]
+            position = next(constrained)
+            own = None if mask is None else mask[position : position + 1]
         each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], own))
     return Sampled(
         mx.concatenate([sampled.tokens for sampled in each]),
@@ -165,23 +167,23 @@ def sample_rows_alone(
     )
 
 
-def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, masks: mx.array | None) -> Sampled:
+def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, mask: mx.array | None) -> Sampled:
     try:
-        return Sampler([row])(logits, inputs, masks)
+        return Sampler([row])(logits, inputs, mask)
     except Exception as error:
-        if device_error(error):  # no row's own
+        if device_error(error):  # the row did not cause it
             raise
-        log.warning("row %d can't be sampled", row.number, exc_info=True)
+        log.warning("the next token of row %d could not be sampled", row.number, exc_info=True)
         message = f"its next token could not be chosen: {public_message(error)}"
         row.fault = lambda: message
         return Sampled(mx.zeros(1, mx.uint32), [None], [])
 
 
 class _Faults:
-    """Which rows of a step had logits that are numbers, read back once for all."""
+    """Which rows of a step had valid logits, read back once for all rows."""
 
     def __init__(self, raw: mx.array) -> None:
-        # One NaN or infinity shows in the sum; a token may be ruled out by minus infinity.
+        # A NaN or an infinity shows in the sum. Minus infinity is valid: it excludes a token.
         self.fine = mx.sum(raw, axis=-1) < math.inf
 
     @cached_property
@@ -189,8 +191,8 @@ class _Faults:
         fine: list[bool] = np.array(self.fine).tolist()
         return fine
 
-    def of(self, place: int) -> str | None:
-        return None if self._fine[place] else NOT_NUMBERS
+    def of(self, position: int) -> str | None:
+        return None if self._fine[position] else NOT_NUMBERS
 
 
 class _Biases:
@@ -230,7 +232,7 @@ class _Penalties:
         return _replaced(logits, at, scores)
 
     def _counted(self, inputs: mx.array) -> mx.array:
-        """How often each token is in each answer; the first input still belongs to the prompt."""
+        """Returns how often each token is in each answer; the first input belongs to the prompt."""
         counts = mx.stack([row.counts for row in self.rows])
         generated = mx.array([float(row.sampled > 0) for row in self.rows])
         counts = counts.at[mx.arange(len(self.rows)), inputs].add(generated)
@@ -252,14 +254,14 @@ class _Masks:
         self.all = len(self.at) == len(rows)
         self.pushed = any(rows[i].penalised or rows[i].sampling.logit_bias for i in self.at)
 
-    def __call__(self, logits: mx.array, caps: mx.array) -> mx.array:
+    def __call__(self, logits: mx.array, mask: mx.array) -> mx.array:
         if self.all:
-            return self._masked(logits, caps)
+            return self._masked(logits, mask)
         at = mx.array(self.at)
-        return _replaced(logits, at, self._masked(logits[at], caps))
+        return _replaced(logits, at, self._masked(logits[at], mask))
 
-    def _masked(self, logits: mx.array, caps: mx.array) -> mx.array:
-        return mx.minimum(mx.maximum(logits, -MAX_LOGIT_SHIFT) if self.pushed else logits, caps)
+    def _masked(self, logits: mx.array, mask: mx.array) -> mx.array:
+        return mx.minimum(mx.maximum(logits, -MAX_LOGIT_SHIFT) if self.pushed else logits, mask)
 
 
 class _Draws:
@@ -303,26 +305,26 @@ class _Draws:
 
 
 def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
-    """Keep each row's `top_k` best, and of those the fewest whose mass reaches `top_p`.
+    """Keeps each row's `top_k` best, and of those the fewest whose mass reaches `top_p`.
 
-    scores: [rows, vocabulary]; top_k and top_p: [rows, 1]. Ties with the last one kept stay in.
+    scores: [rows, vocabulary]; top_k and top_p: [rows, 1]. Ties with the last one kept are kept.
     """
     best_first = -mx.sort(-scores, axis=-1)
     allowed = mx.arange(scores.shape[-1]) < top_k
     mass = mx.softmax(mx.where(allowed, best_first, MINUS_INFINITY), axis=-1)
     reached = mx.cumsum(mass, axis=-1, inclusive=False)
-    # Rounding reaches 1 too early, and a top_p of 1 cuts nothing.
+    # The rounded sum reaches 1 too early, but a top_p of 1 must cut nothing.
     kept = allowed & ((reached < top_p) | (top_p >= 1))
     worst = mx.take_along_axis(best_first, kept.sum(axis=-1, keepdims=True) - 1, axis=-1)
     return mx.where(scores < worst, MINUS_INFINITY, scores)
 
 
 class _Reports:
-    """Log probabilities for the rows that asked; the others cost nothing."""
+    """Log probabilities for the rows that requested them; other rows cost nothing."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        asked = [(i, row.sampling.logprobs) for i, row in enumerate(rows)]
-        wanted = [(i, count) for i, count in asked if count is not None]
+        counts = [(i, row.sampling.logprobs) for i, row in enumerate(rows)]
+        wanted = [(i, count) for i, count in counts if count is not None]
         self.at = [i for i, _ in wanted]
         self.places = [(place, count) for place, (_, count) in enumerate(wanted)]
         self.most = max((count for _, count in wanted), default=0)
@@ -335,7 +337,7 @@ class _Reports:
 
 
 def step_logprobs(logits: mx.array, tokens: mx.array, most: int) -> "StepLogprobs":
-    """logits: [places, vocabulary]; tokens: [places], chosen there; most: alternatives wanted."""
+    """logits: [rows, vocabulary]; tokens: [rows], the chosen ones; most: alternatives per row."""
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
     most = min(most, logits.shape[-1])
@@ -346,7 +348,7 @@ def step_logprobs(logits: mx.array, tokens: mx.array, most: int) -> "StepLogprob
 
 
 class StepLogprobs:
-    """One step's log probabilities, read back once for all rows that asked."""
+    """One step's log probabilities, read back once for all rows that requested them."""
 
     def __init__(
         self, chosen: mx.array | None, likeliest: mx.array | None, values: mx.array | None
@@ -365,7 +367,7 @@ class StepLogprobs:
 
     @cached_property
     def tops(self) -> list[list[tuple[int, float]]]:
-        """Best first, and of equals the one that greedy decoding takes."""
+        """Each row's alternatives, best first; of equals, the one that greedy decoding takes."""
         if self._likeliest is None or self._values is None:
             return [[] for _ in self.chosen]
         ids, values = np.array(self._likeliest).tolist(), np.array(self._values).tolist()
@@ -376,7 +378,7 @@ class StepLogprobs:
 
 
 class RowLogprobs:
-    """One row's share of a step's log probabilities; stays with the row when the batch changes."""
+    """One row's part of a step's log probabilities; stays valid when the batch changes."""
 
     def __init__(self, step: StepLogprobs, place: tuple[int, int]) -> None:
         self._step = step
@@ -401,7 +403,7 @@ def _noise(keys: mx.array, width: int) -> mx.array:
     def row(key: mx.array) -> mx.array:
         return mx.random.gumbel((width,), key=key)
 
-    # A uniform of zero gives minus infinity, which would not tell a token from a masked one.
+    # A uniform of zero gives minus infinity, which would make the token look masked.
     return mx.maximum(mx.vmap(row)(keys), LEAST_NOISE)
 
 

@@ -1,7 +1,7 @@
-"""The first steps of a model, taken as part of its load: they compile its kernels.
+"""Warms a model up during its load: the first steps compile its kernels.
 
-Rows of no request go through the batch that requests use: a piece of prefill, a step of one row, a
-merge, steps of several rows, greedy and drawn. What they compute is kept nowhere.
+Artificial rows go through the same kind of batch as requests: a piece of prefill, a step of one
+row, a merge, steps of several rows, greedy and sampled. Their results are discarded.
 """
 
 import logging
@@ -18,16 +18,16 @@ from mlx_server.worker.batch import Batch
 log = logging.getLogger("mlx_server.engine")
 
 IS_WARM_UP_USEFUL = mx.metal.is_available()
-"""A CPU has no kernels to compile, and what rows take is memory that nobody has set aside."""
+"""A CPU has no kernels to compile, and the memory of the rows is not part of any reservation."""
 
 METAL_PROMPT, CPU_PROMPT = 256, 32
-"""Tokens. As long as the first piece of a prompt; a CPU has no kernels to compile, and takes its
-time for each token."""
+"""Prompt tokens: as many as in the first piece of a prompt, fewer on a CPU, which is slow."""
 
 ROWS, TOKENS = 4, 3
+"""The number of rows, and of tokens that each generates (the first one generates more)."""
 
 MOST_SECONDS = 15.0
-"""For steps that have not begun by then, the first request has to wait."""
+"""No further step begins after this time; the first request then compiles the remaining kernels."""
 
 SAMPLINGS = (
     SamplingParams(temperature=0),
@@ -36,7 +36,7 @@ SAMPLINGS = (
 
 
 def warm_up(batch: Batch, rows: int) -> Iterator[None]:
-    """batch: of its own, without a prompt cache. Yields after each step."""
+    """Yields after each step. batch: a separate one, without a prompt cache."""
     if batch.plays or not IS_WARM_UP_USEFUL:  # a replay model computes nothing
         return
     until = time.monotonic() + MOST_SECONDS
@@ -44,12 +44,15 @@ def warm_up(batch: Batch, rows: int) -> Iterator[None]:
         for _ in _steps(batch, rows):
             yield
             if time.monotonic() > until:
-                log.warning("%.0f seconds were not enough to warm up", MOST_SECONDS)
+                log.warning(
+                    "the warm-up was stopped after %.0f seconds; the first request may be slower",
+                    MOST_SECONDS,
+                )
                 return
     except Exception as error:
         if device_error(error):
             raise
-        # requests will be told, each of its own
+        # If the model is broken, each request will fail with its own error.
         log.warning("a model could not be warmed up", exc_info=True)
     finally:
         mx.clear_cache()
@@ -70,7 +73,7 @@ def _steps(batch: Batch, rows: int) -> Iterator[None]:
 
 def _request(row: int, batch: Batch, tokens: int) -> Generate:
     prompt = [(7 * row + at) % batch.vocabulary for at in range(tokens)]
-    # the first row decodes until the others have joined it
+    # The first row generates more tokens, so that it still decodes when the others join it.
     return Generate(
         row=row,
         model="",

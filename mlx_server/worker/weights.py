@@ -1,4 +1,4 @@
-"""Weights from a checkpoint folder, a piece at a time."""
+"""Reads weights from a checkpoint folder, a piece at a time."""
 
 import json
 import time
@@ -23,14 +23,16 @@ REPLAY = "replay"
 def load(
     path: Path, pace: WeightReadPace | None = None
 ) -> Generator[tuple[int, int], None, nn.Module]:
-    """Yields (bytes read, bytes in all) as it goes, at first before it reads any; returns the
-    model. pace: how much is read between two of them."""
+    """Yields (bytes read, total bytes), first before any is read; returns the model.
+
+    pace: decides how many bytes each piece has.
+    """
     config = json.loads((path / "config.json").read_text("utf-8"))
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
     model, _ = load_model(path, lazy=True, get_model_classes=_classes)
-    # The weights it began with were never computed, nor were the keys drawn for them: each load
-    # would make the chain of those longer.
+    # The model's random initial weights were never evaluated. Seeding drops their unevaluated
+    # random keys, which would form a longer chain with each load.
     mx.random.seed(0)
     if not mx.metal.is_available():
         # MLX's CPU kernels are several times faster in float32 than in either half precision.
@@ -62,7 +64,7 @@ def arrays(model: nn.Module) -> list[mx.array]:
 
 
 def _piece(unread: deque[mx.array], nbytes: int) -> list[mx.array]:
-    """At least one tensor, which can't be read in parts."""
+    """Takes tensors of up to `nbytes`, but at least one: a tensor can't be read in parts."""
     piece = [unread.popleft()]
     size = piece[0].nbytes
     while unread and size + unread[0].nbytes <= nbytes:

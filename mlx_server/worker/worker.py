@@ -1,7 +1,7 @@
 """The engine: token ids in, token ids out. One thread of one process owns MLX.
 
 `Engine` is a plain object: give it commands, call `step`, read its reports. `process.py` runs one
-at the far end of a socket, as the server's child process.
+in the server's child process, connected by a socket.
 """
 
 import ctypes
@@ -75,12 +75,12 @@ GONE = "the model was unloaded"
 ADAPTER_GONE = "its adapter was unloaded"
 
 MOST_FREED, FREED_SHARE = 32 << 20, 0.01
-"""What MLX keeps of freed buffers on a CPU, where it counts them for nothing: as many bytes as it
-would by itself, if that is no more than this share of its limit."""
+"""Bounds on the freed buffers that MLX keeps on a CPU, where they do not count against its memory
+limit: MLX's own default in bytes, and a share of the limit."""
 
 
 class Engine:
-    """Every step goes to one model: of those that have rows, the one that had the least time."""
+    """Runs all models; each step serves the one of those with rows that has had the least time."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """wake: called in other threads when `step` has something to do before `pause` is over."""
+        """wake: called in other threads when `step` has something to do before `pause` ends."""
         self._concurrency = concurrency
         self._schedule, self._clock = schedule, clock
         self._cache = PromptCache(cache_bytes)
@@ -101,30 +101,30 @@ class Engine:
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
-        """The GPU does nothing more for this process, or fails again and again."""
+        """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
         self._loads: dict[str, Progress] = {}
         self._warming = False
-        """Whether the last piece of a load was a step, and not read."""
+        """Whether the last piece of a load was a warm-up step, rather than weights."""
         self._batches: dict[str, Batch] = {}
         self._adapters: dict[str, AdapterWeights] = {}
         self._seconds: dict[str, float] = {}
-        """That each model has had. What it did not use while it rested is written off, so that it
-        neither makes up for it nor waits for the others to do so."""
+        """Seconds of steps that each model has had. A model that was idle is raised to `_served`,
+        so that it does not make up for the idle time."""
         self._served = 0.0
-        """The most that a model had when it was served."""
+        """The most seconds that a model had when it was served."""
         self._constraints = LogitConstraints(wake)
         self._unconstrained: dict[int, Generate] = {}
-        """Rows that wait for their guide."""
+        """Rows that wait for their constraints."""
         self._prompt_logprobs: dict[int, tuple[Generate, LogitConstraint | None, Scoring]] = {}
-        """Rows whose prompts are scored; the first has the next turn."""
+        """Rows whose prompt log probabilities are being computed, in the order of their turns."""
         self._paused: set[int] = set()
-        """Rows that get no tokens for now, wherever they are."""
+        """Rows that get no tokens for now; the batches share this set."""
         self._preempted: set[int] = set()
-        """Rows that are to be preempted when they come to a batch, if they are not in one."""
+        """Rows that are to be preempted as soon as they join a batch."""
 
     @property
     def pause(self) -> float | None:
-        """Seconds until there is something to do; None: until there is a command."""
+        """Seconds until there is something to do; None if only a command gives something to do."""
         if self._loads or self._prompt_logprobs:
             return 0.0
         now = self._clock()
@@ -134,7 +134,7 @@ class Engine:
 
     @property
     def warm(self) -> bool:
-        """Whether the next step does nothing for the first time: it takes no longer than usual."""
+        """Whether the next step does nothing for the first time, so that it takes a usual time."""
         begins = self._loads or self._unconstrained
         return not begins and all(b.warm for b in self._batches.values() if b)
 
@@ -144,7 +144,7 @@ class Engine:
 
     @property
     def doing(self) -> str:
-        """What takes longest of what there is to do."""
+        """The slowest of the present activities, for the log and the heartbeat."""
         if loads := list(self._loads):
             return f"{'warming up' if self._warming else 'loading'} {loads[0]}"
         if waiting := list(self._unconstrained.values()):
@@ -152,14 +152,14 @@ class Engine:
         return GENERATING if self.pause is not None else IDLE
 
     def handle(self, command: Command) -> list[Report]:
-        """A command that the GPU fails in is carried out once more: each can be repeated, and what
-        it is about may be gone with the rows that failed. A second failure ends the process."""
+        """Executes a command; a second time if the GPU fails during it, as all commands can be
+        repeated. Rows that it concerns may have failed by then. A second failure is final."""
         try:
             return self._handle(command)
         except Exception as error:
             if not (failed := self._device_failed(error)):
                 raise
-            log.exception("the GPU failed in a command")
+            log.exception("the GPU failed during a command")
         failed += [self._step_output(model, []) for model in self._batches]
         return failed if self.broken else [*failed, *self.handle(command)]
 
@@ -194,14 +194,15 @@ class Engine:
         return []
 
     def step(self) -> list[Report]:
-        """A piece of every load, one of a scoring, and a step of one model."""
+        """Computes a piece of every load, one piece of prompt log probabilities and a step of one
+        model."""
         reports = [report for model in list(self._loads) for report in self._load(model)]
         for row, command in list(self._unconstrained.items()):
             reports += self._run_row(row, partial(self._constrain, command))
         for row, (command, *_) in list(self._prompt_logprobs.items())[:1]:
             reports += self._run_row(row, partial(self._compute_prompt_logprobs, row))
             self._end_scoring_turn(command.client)
-            if row not in self._prompt_logprobs:  # no other step may say that it waits no more
+            if row not in self._prompt_logprobs:  # no other step may report that it waits no more
                 reports.append(self._step_output(command.model, []))
         if model := self._next_model():
             reports += self._step(model)
@@ -242,10 +243,10 @@ class Engine:
         ]
 
     def _device_failed(self, error: Exception) -> list[Report]:
-        """Nothing, if the GPU has no part in it.
+        """Handles an error of the GPU; returns [] for any other error.
 
-        MLX raises such an error late, when work of any model waits for the GPU next. So what it
-        cost can't be told: all rows fail that are here, and all cached prompts are forgotten.
+        MLX raises GPU errors late, when any model next waits for the GPU. The work that was lost is
+        unknown, so all rows fail and all cached prompts are dropped.
         """
         kind = device_error(error)
         if kind is None:
@@ -259,7 +260,7 @@ class Engine:
         self._unconstrained.clear()
         self._prompt_logprobs.clear()
         self._cache.clear()
-        with suppress(Exception):  # it may fail as the step did
+        with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
         message = f"{MESSAGES[kind]}; send the request again"
         log.error("the GPU failed: %s", _message(error))
@@ -280,7 +281,7 @@ class Engine:
         )
 
     def _run_row(self, row: int, work: Callable[[], list[Report]]) -> list[Report]:
-        """What goes wrong with one row ends that row and no other."""
+        """Runs work for one row; an error ends that row and no other."""
         try:
             return work()
         except GrammarRefused as refusal:
@@ -303,11 +304,11 @@ class Engine:
         return self._constrain(command)
 
     def _constrain(self, command: Generate) -> list[Report]:
-        guide = self._constraints.constraint(command)
-        if guide is None:
+        constraint = self._constraints.constraint(command)
+        if constraint is None:
             return []
         del self._unconstrained[command.row]
-        return self._admit(command, guide)
+        return self._admit(command, constraint)
 
     def _admit(self, command: Generate, constraint: LogitConstraint | None) -> list[Report]:
         if command.prompt_logprobs:
@@ -331,7 +332,7 @@ class Engine:
             batch.preempt(command.row)
 
     def _compute_prompt_logprobs(self, row: int) -> list[Report]:
-        command, guide, scoring = self._prompt_logprobs[row]
+        command, constraint, scoring = self._prompt_logprobs[row]
         try:
             next(scoring)
             return []
@@ -339,14 +340,13 @@ class Engine:
             del self._prompt_logprobs[row]
             logprobs, cache = end.value
         if command.max_tokens:
-            self._add(command, guide, cache)
+            self._add(command, constraint, cache)
         return [PromptLogprobs(row, logprobs)]
 
     def _end_scoring_turn(self, client: str) -> None:
-        """Clients take turns piece by piece; of one client, the scorings go in order of arrival."""
-        for row in [
-            r for r, (asked, *_) in self._prompt_logprobs.items() if asked.client == client
-        ]:
+        """Moves the client's rows to the end, in their order of arrival: clients take turns piece
+        by piece."""
+        for row in [r for r, (c, *_) in self._prompt_logprobs.items() if c.client == client]:
             self._prompt_logprobs[row] = self._prompt_logprobs.pop(row)
 
     def _cancel(self, rows: list[int]) -> list[Report]:
@@ -357,9 +357,9 @@ class Engine:
             self._prompt_logprobs.pop(row, None)
             for batch in self._batches.values():
                 batch.cancel(row)
-        # With no row left there is no step to say that none waits.
-        left = self._unconstrained or self._prompt_logprobs or any(self._batches.values())
-        return [] if left else [self._step_output(model, []) for model in self._batches]
+        # Without rows there is no further step that would report that none is waiting.
+        busy = self._unconstrained or self._prompt_logprobs or any(self._batches.values())
+        return [] if busy else [self._step_output(model, []) for model in self._batches]
 
     def _preempt(self, rows: list[int]) -> None:
         for row in rows:
@@ -367,7 +367,7 @@ class Engine:
                 self._preempted.add(row)
             for batch in self._batches.values():
                 batch.preempt(row)
-        mx.clear_cache()  # what they gave back is for others
+        mx.clear_cache()  # other processes and models need the memory
 
     def _resume(self, rows: list[int]) -> None:
         self._preempted.difference_update(rows)
@@ -381,7 +381,7 @@ class Engine:
         except Exception as error:
             self._loads.pop(model, None)
             self._constraints.forget(model)
-            log.exception("%s did not load", model)
+            log.exception("%s could not be loaded", model)
             return [*self._device_failed(error), ModelLoadFailed(model, _message(error))]
 
     def _load_piece(self, model: str) -> list[Report]:
@@ -419,7 +419,7 @@ class Engine:
         )
 
     def _unload(self, model: str) -> list[Report]:
-        given_up = [ModelLoadFailed(model, GONE)] if self._loads.pop(model, None) else []
+        aborted = [ModelLoadFailed(model, GONE)] if self._loads.pop(model, None) else []
         self._cache.forget(model)
         batch = self._batches.pop(model, None)
         self._adapters.pop(model, None)
@@ -429,11 +429,11 @@ class Engine:
         for row in lost:
             self._unconstrained.pop(row, None)
             self._prompt_logprobs.pop(row, None)
-        lost += batch.rows if batch is not None else []  # none may have anything to do
+        lost += batch.rows if batch is not None else []  # a batch without active rows is falsy
         del batch
         _give_back_memory()
         failed = [RowFailed(row, GONE) for row in lost]
-        return [*given_up, *failed, self._step_output(model, []), ModelUnloaded(model)]
+        return [*aborted, *failed, self._step_output(model, []), ModelUnloaded(model)]
 
     def _load_adapter(self, command: LoadAdapter) -> Report:
         model, adapter = command.model, command.adapter
@@ -442,7 +442,7 @@ class Engine:
                 raise ValueError(f"model {model} is not loaded")
             nbytes = self._adapters[model].load(adapter, Path(command.path))
         except Exception as error:
-            log.exception("adapter %s of %s did not load", adapter, model)
+            log.exception("adapter %s of %s could not be loaded", adapter, model)
             if device_error(error):  # the adapter's files are not at fault
                 raise
             mx.clear_cache()
@@ -475,12 +475,12 @@ def _message(error: Exception) -> str:
 
 def _limit_memory(max_bytes: int) -> None:
     mx.set_memory_limit(max_bytes)
-    if not mx.metal.is_available():  # there, the limit is also for what is kept for reuse
+    if not mx.metal.is_available():  # with Metal, the limit includes freed buffers
         mx.set_cache_limit(min(MOST_FREED, int(FREED_SHARE * max_bytes)))
 
 
 def _give_back_memory() -> None:
-    """Unloaded weights go back to the system, not into a free list of ours."""
+    """Returns the memory of unloaded weights to the system, instead of keeping it for reuse."""
     gc.collect()
     mx.clear_cache()
     if sys.platform == "linux":

@@ -179,7 +179,7 @@ async def test_until_it_is_replaced_requests_are_turned_away(
         os.kill(freeze(house.supervisor.client), signal.SIGKILL)
         await house.lost.wait()
         assert not house.supervisor.alive
-        with pytest.raises(EngineDied, match="started again"):
+        with pytest.raises(EngineDied, match="restarting"):
             _ = house.supervisor.client
 
 

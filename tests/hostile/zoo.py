@@ -293,9 +293,9 @@ UNLOADABLE: Zoo = {
 """By the engine, which alone knows what is in the model."""
 
 UNANSWERING: Zoo = {
-    "weights that are NaN": (tensors(fill(NORM, float("nan"))), "gave no numbers"),
-    "weights that are infinite": (tensors(fill(HEAD, float("inf"))), "gave no numbers"),
-    "a norm of NaN": (config(rms_norm_eps=float("nan")), "gave no numbers"),
+    "weights that are NaN": (tensors(fill(NORM, float("nan"))), "NaN or infinity"),
+    "weights that are infinite": (tensors(fill(HEAD, float("inf"))), "NaN or infinity"),
+    "a norm of NaN": (config(rms_norm_eps=float("nan")), "NaN or infinity"),
 }
 """They load; their numbers are none."""
 

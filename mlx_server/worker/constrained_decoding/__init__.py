@@ -1,1 +1,1 @@
-"""The tokens that a row may generate next, by its grammar and its thinking budget."""
+"""Restricts a row's next token by its grammar and its thinking budget."""

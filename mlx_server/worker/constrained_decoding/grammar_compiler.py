@@ -1,4 +1,4 @@
-"""Grammars compiled by llguidance: a few at a time, beside the thread that owns MLX."""
+"""Compiles grammars with llguidance, a few at a time, outside the thread that owns MLX."""
 
 import threading
 import time
@@ -26,11 +26,11 @@ Key = tuple[Vocabulary, str]
 
 
 class GrammarRefused(ValueError):
-    """The grammar can't be used. The message is for the client."""
+    """The grammar can't be used. The client sees the message."""
 
 
 class GrammarFailed(ValueError):
-    """The grammar could not be followed any further."""
+    """The grammar failed while the row was generating."""
 
 
 class CompiledGrammar(NamedTuple):
@@ -38,21 +38,25 @@ class CompiledGrammar(NamedTuple):
     completion: CompletionHints
 
     def copy(self) -> "CompiledGrammar":
-        """For a row of one's own."""
+        """Returns a copy for one row."""
         return CompiledGrammar(self.matcher.deep_copy(), self.completion)
 
 
 class GrammarCompiler:
-    """Used by one thread, and done so by others; `wake` is called in theirs when one is done."""
+    """Used by one thread; compiles in others, which call `wake` when a grammar is ready."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._known: OrderedDict[Key, CompiledGrammar | GrammarRefused] = OrderedDict()
         self._running: dict[Key, tuple[Future[CompiledGrammar], float]] = {}
-        """Also those that take too long: they can't be stopped."""
+        """Each compilation and when it began; those past the time limit stay, as no thread can be
+        stopped."""
 
     def compiled(self, source: str, vocabulary: Vocabulary) -> CompiledGrammar | None:
-        """A copy of one's own, or None while it is compiled. Raises Refused."""
+        """Returns a copy of the compiled grammar, None while it is being compiled.
+
+        Raises GrammarRefused, and GrammarFailed if slow grammars keep all threads busy.
+        """
         self._collect()
         key = vocabulary, source
         if key in self._known:
@@ -68,15 +72,16 @@ class GrammarCompiler:
         left = self._seconds_left()
         if key in self._running and left[key] <= 0:
             raise GrammarRefused(
-                f"it takes longer than {limits.COMPILE_SECONDS.value:.0f} seconds to prepare"
+                f"the grammar takes longer than {limits.COMPILE_SECONDS.value:.0f} seconds to "
+                "compile; simplify the schema or grammar"
             )
         if key not in self._running and max(left.values()) <= 0:
-            raise GrammarFailed("other grammars are being prepared, which take very long")
+            raise GrammarFailed("other slow grammars are still being compiled; try again later")
         return None
 
     @property
     def pause(self) -> float:
-        """Seconds until one will have taken too long."""
+        """Seconds until the next running compilation reaches the time limit."""
         return min(
             (s for s in self._seconds_left().values() if s > 0),
             default=limits.COMPILE_SECONDS.value,
@@ -103,7 +108,7 @@ class GrammarCompiler:
 
 
 def in_thread(work: Callable[[], T], wake: Callable[[], None]) -> Future[T]:
-    """Ends with the process, done or not."""
+    """Runs `work` in a daemon thread, which does not keep the process from exiting."""
     future: Future[T] = Future()
     future.add_done_callback(lambda _: wake())
     before = threading.stack_size(limits.COMPILE_STACK_BYTES.value)
@@ -117,7 +122,7 @@ def in_thread(work: Callable[[], T], wake: Callable[[], None]) -> Future[T]:
 def _run(future: Future[T], work: Callable[[], T]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # a panic of llguidance is no Exception
+    except BaseException as error:  # a panic in llguidance is not an Exception
         future.set_exception(error)
 
 
@@ -128,15 +133,15 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
         case GrammarRefused() as refusal:
             return refusal
         case error:
-            return GrammarRefused(in_a_line(f"it can't be prepared: {error}"))
+            return GrammarRefused(in_a_line(f"the grammar can't be compiled: {error}"))
 
 
 def _compile(source: str, vocabulary: Vocabulary) -> CompiledGrammar:
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
-        raise GrammarRefused(f"it has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
+        raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
     matcher = LLMatcher(vocabulary.trie, source, log_level=0, limits=LIMITS)
     try:
-        # some faults show only here
+        # Some errors appear only when the first mask is computed.
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
@@ -144,7 +149,7 @@ def _compile(source: str, vocabulary: Vocabulary) -> CompiledGrammar:
 
 
 def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-    """With the tokens that may come next. Raises GrammarFailed."""
+    """Sets the bits of the tokens that may come next. Raises GrammarFailed."""
     check(matcher)
     if matcher.is_stopped():
         bitmask[:] = vocabulary.ends
@@ -153,10 +158,10 @@ def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -
     check(matcher)
     np.bitwise_and(bitmask, vocabulary.known, out=bitmask)
     if not bitmask.any():
-        raise GrammarFailed("no token of this model can go on with it")
+        raise GrammarFailed("the grammar allows no token of this model next")
 
 
 def check(matcher: LLMatcher) -> None:
-    """It never raises by itself."""
+    """Raises GrammarFailed if the matcher has an error; the matcher itself never raises."""
     if matcher.is_error():
         raise GrammarFailed(in_a_line(matcher.get_error()))

@@ -1,10 +1,10 @@
-"""Brings a row under a grammar to an end of the grammar before its token limit.
+"""Completes a row's grammar before the row reaches its token limit.
 
-From any state of a matcher an ending can be found: tokens that lead to where the grammar may stop.
-While there is room for much more than that, nothing is done. Later a token is only allowed if the
-ending that would then be needed still fits, so that one always does: text and numbers go on as
-long as there is room, new members and items come only where they can be finished, and at last what
-is allowed is the ending itself.
+From any state of a matcher an ending can be searched: tokens that lead to where the grammar may
+stop. While far more tokens are left than the ending needs, nothing is restricted. Later a token is
+allowed only if the ending that it would require still fits. So text and numbers continue while
+there is room, new members and items begin only where they can be finished, and in the end only the
+ending itself is allowed.
 """
 
 import json
@@ -26,85 +26,92 @@ from mlx_server.worker.constrained_decoding.token_classes import (
 )
 
 REACH = 64
-"""So many tokens above what its ending takes, a row is not restricted, unless the grammar has more
-that one token can begin."""
+"""A row with this many tokens more than its ending needs is not restricted, unless one token of the
+grammar can lengthen the ending by more (see `CompletionHints.reach`)."""
 
 WALK = 24
-"""Choices, on the way to find out."""
+"""Choices that `explore` makes at most."""
 
 FORCED = 128
-"""Tokens between two of them, at most: many where tokens are short."""
+"""Forced tokens that `explore` passes at most between two choices."""
 
 HINTS = 64
+"""Token sequences that are tried as ends of free text, at most."""
 
 TAILS = 5
-"""One token can do the work of so many tokens of an ending, less one."""
+"""The known ending is tried again without its first 0 to TAILS - 1 tokens."""
 
 SPAN = 32
-"""As many tokens of an ending are tried to be left out at once."""
+"""The most tokens of an ending that are left out at once when it is shortened."""
 
 MANY = 192
-"""Where more tokens are allowed, those of one kind are judged by a few of them."""
+"""Where more tokens than this are allowed, filler text is chosen from `TokenClasses.fillers`."""
 
 TRIED = 32
-"""Tokens that are looked at for one that ends it all."""
+"""The number of filler tokens that are tried as the last token of the answer."""
 
 FEW = 8
+"""In a class of more tokens than this, a sample of three stands for all."""
+
 RESERVE = 2
-"""By so much the others may be worse than those few."""
+"""Tokens by which the others of a class may lengthen the ending more than the sample."""
 
 STEPS = 600
-"""Of simulation, in one look at a row."""
+"""Simulated tokens per search while rows wait."""
 
 FIRST_STEPS = 4000
-"""In a look that keeps no row waiting."""
+"""Simulated tokens per search at compile time, when no row waits."""
 
 NEVER = 1 << 20
+"""The cost of a token after which no ending was found."""
 
 
 @dataclass(frozen=True)
 class CompletionHints:
-    """What is known of endings before a row begins, the same for all rows of a grammar."""
+    """What was found out about a grammar's endings at compile time, shared by all of its rows."""
 
     hints: Sequence[list[int]] = ()
+    """Token sequences that may end free text."""
     tokens: list[int] | None = None
-    """An ending from the very beginning."""
+    """An ending from the grammar's start; None if none was found."""
     reach: int = REACH
-    """When a row has so much more room than its ending takes, nothing needs to be forbidden."""
+    """A row with this many tokens more than its ending needs is not restricted."""
 
 
 def completion_hints(
     classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
 ) -> CompletionHints:
-    """matcher: one that has read nothing; it is not changed. grammar: what it was made of, in
-    Lark. Takes up to some ten milliseconds, so not on the thread that steps rows."""
-    marks = dict.fromkeys(re.findall(r"<\[(\d+)\]>", grammar))
+    """Searches the grammar's endings. It takes tens of milliseconds, so not on the MLX thread.
+
+    matcher: in its initial state; it is not changed. grammar: its source in Lark.
+    """
+    control_ids = dict.fromkeys(re.findall(r"<\[(\d+)\]>", grammar))
     spelled = [way for text in _literal_hints(grammar) if (way := classes.cut(text))]
-    hints = [*_control_hints(classes, grammar), *([int(id)] for id in marks), *spelled][:HINTS]
+    hints = [*_control_hints(classes, grammar), *([int(id)] for id in control_ids), *spelled]
+    hints = hints[:HINTS]
     row = GrammarCompletion(classes, CompletionHints(hints))
     tokens = row.shortest(matcher, FIRST_STEPS)
     return CompletionHints(hints, tokens, max(REACH, 2 * row.explore(matcher)))
 
 
-def _control_hints(pieces: TokenClasses, grammar: str) -> list[list[int]]:
-    """Marks of a control token, a text and another one."""
+def _control_hints(classes: TokenClasses, grammar: str) -> list[list[int]]:
+    """Returns delimiters that consist of a control token, a text and another control token."""
     found = re.findall(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>', grammar)
-    cut = ((b, pieces.cut(_spelled(text).encode()), e) for b, text, e in dict.fromkeys(found))
+    cut = ((b, classes.cut(_spelled(text).encode()), e) for b, text, e in dict.fromkeys(found))
     return [[int(begin), *way, int(end)] for begin, way, end in cut if way]
 
 
 def _literal_hints(grammar: str) -> list[bytes]:
-    """The texts that a grammar spells out, such as closing tags: where it reads free text,
-    nothing else tells what may end it."""
+    """Returns the string literals of a grammar, such as closing tags, which may end free text."""
     own = [line for line in grammar.splitlines() if "%json" not in line and line[:1] != "%"]
-    # quotes inside of regular expressions are none
+    # The first alternative skips regular expressions, whose quotes begin no literal.
     found = re.findall(r'/(?:[^/\\]|\\.)+/|("(?:[^"\\]|\\.)+")', "\n".join(own))
     texts = (_spelled(text) for text in dict.fromkeys(found) if text)
     return [text.encode() for text in texts if text]
 
 
 def _spelled(text: str) -> str:
-    """Nothing where a client wrote it in other words than JSON's."""
+    """Decodes a Lark string; returns "" where a client used an escape that JSON does not have."""
     try:
         found: str = json.loads(text)
         found.encode()
@@ -114,21 +121,25 @@ def _spelled(text: str) -> str:
 
 
 class GrammarCompletion:
-    """Of one row."""
+    """Restricts one row's tokens so that its grammar can be completed within the token limit."""
 
-    def __init__(self, pieces: TokenClasses, prospect: CompletionHints | None = None) -> None:
-        known = prospect or CompletionHints()
-        self._classes = pieces
+    def __init__(self, classes: TokenClasses, hints: CompletionHints | None = None) -> None:
+        known = hints or CompletionHints()
+        self._classes = classes
         self._hints = known.hints
         self._tokens = known.tokens
+        """The latest ending that was found; None if there was none."""
         self._reach = known.reach
         self._next = NEVER * NEVER
+        """The remaining tokens at which the next search is due."""
         self._steps = 0
+        """Simulated tokens left in the present search."""
         self._judged: tuple[bytes, list[int], Ids, NDArray[np.int64]] | None = None
+        """The latest result of `_judge`, with the mask and the ending that it was made for."""
 
     def allow(self, matcher: LLMatcher, mask: Mask, remaining: int) -> None:
-        """Takes from the matcher's present mask what would leave no room for an ending.
-        remaining: how many tokens the row may still get, the coming one and a stop token too."""
+        """Removes the tokens from the matcher's present mask that would leave no room for an
+        ending. remaining: the tokens left to the row, including the next one and a stop token."""
         if remaining > self._next:
             return
         self._tokens = self.shortest(matcher)
@@ -140,11 +151,10 @@ class GrammarCompletion:
             self._next = remaining - (slack - self._reach + 1) // 2
             return
         ids, growth = self._judge(matcher, mask, remaining - 2)
-        _take(mask, ids[growth > slack - 1])
+        _forbid(mask, ids[growth > slack - 1])
 
     def explore(self, matcher: LLMatcher) -> int:
-        """Goes where endings grow the most, and returns by how much one token can lengthen
-        them."""
+        """Follows the tokens that lengthen the ending most, and returns by how much one did."""
         matcher = matcher.deep_copy()
         most = 0
         for _ in range(WALK):
@@ -174,13 +184,13 @@ class GrammarCompletion:
             self._tokens = self._tokens and self._tokens[1:]
 
     def shortest(self, matcher: LLMatcher, steps: int = STEPS) -> list[int] | None:
-        """A short way, not always the shortest, to where the grammar may stop."""
+        """Returns a short ending, not always the shortest; None if none was found."""
         self._steps = steps
         found = self._after(matcher, NEVER)
         return self._shrink(matcher.deep_copy(), found) if found else found
 
     def _shrink(self, matcher: LLMatcher, path: list[int]) -> list[int]:
-        """Without what can be left out: members, items, text that was tried."""
+        """Leaves out the optional parts of an ending: members, items and filler text."""
         new = len(path) - _alike(path, self._tokens or [])
         short: list[int] = []
         at = 0
@@ -200,7 +210,8 @@ class GrammarCompletion:
         return short + path[at:]
 
     def _judge(self, matcher: LLMatcher, mask: Mask, limit: int) -> tuple[Ids, NDArray[np.int64]]:
-        """By how much each allowed token lengthens the ending; following it is -1."""
+        """Returns the allowed tokens, and by how many tokens each lengthens the ending; -1 is the
+        ending's own next token."""
         assert self._tokens is not None
         key = mask.tobytes()
         if self._judged and self._judged[:2] == (key, self._tokens):
@@ -215,7 +226,7 @@ class GrammarCompletion:
             growth[group] = self._judge_alike(matcher, ids[group].tolist(), limit)
         growth[ids == next(iter(self._tokens), -1)] = -1
         if not self._tokens and self._reads_text(matcher):
-            growth[growth <= RESERVE] = -1  # text that may stop anywhere may also be cut
+            growth[growth <= RESERVE] = -1  # the grammar may stop anywhere in this text
         self._judged = (key, self._tokens, ids, growth)
         return ids, growth
 
@@ -235,8 +246,8 @@ class GrammarCompletion:
         return NEVER if found is None else len(found) - len(self._tokens)
 
     def _after(self, matcher: LLMatcher, limit: int) -> list[int] | None:
-        """The ending of a state that one token has led to. The known one, or what is left of it,
-        is often still right."""
+        """Returns an ending from the state after one more token. The known ending, or a tail of
+        it, is tried first, since it often still applies."""
         if matcher.is_accepting():
             return []
         known = self._tokens or []
@@ -260,7 +271,7 @@ class GrammarCompletion:
         return None
 
     def _step(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
-        """What leads nearer to an end."""
+        """Returns tokens that lead closer to an end, [] if none are known."""
         if self._reads_text(matcher):
             return self._leave(matcher) or self._fill(matcher, used)
         return self._close(matcher) or self._part(matcher) or self._fill(matcher, used)
@@ -270,7 +281,7 @@ class GrammarCompletion:
         return bool(prose) and all(matcher.validate_tokens([id]) for id in prose)
 
     def _leave(self, matcher: LLMatcher) -> list[int]:
-        """Out of free text."""
+        """Returns tokens that end free text."""
         quotes = [[quote] for quote, _ in self._classes.quotes]
         for way in [*quotes, *self._hints]:
             if matcher.validate_tokens(way) == len(way):
@@ -295,36 +306,37 @@ class GrammarCompletion:
         return bool(matcher.validate_tokens([id])) and self._no_text(matcher, [id])
 
     def _no_text(self, matcher: LLMatcher, tokens: list[int]) -> bool:
-        """Whether they may follow, and text may not follow them."""
+        """Whether the tokens may follow and free text may not follow them."""
         on = [[*tokens, id] for id in self._classes.prose] or [tokens]
         return min(map(matcher.validate_tokens, on)) == len(tokens)
 
     def _stands(self, matcher: LLMatcher, id: int) -> bool:
-        """Whether this is a whole value here, and not the beginning of some text."""
+        """Whether the token is a complete value here, rather than the beginning of free text."""
         return bool(matcher.validate_tokens([id])) and (
             any(matcher.validate_tokens([id, after]) == 2 for after in self._classes.after)
             and self._no_text(matcher, [id])
         )
 
     def _closes(self, matcher: LLMatcher, quote: int) -> bool:
-        """Whether a quote ends a text here; it may also begin one."""
+        """Whether a quote ends a string here, rather than begins one."""
         return bool(matcher.validate_tokens([quote])) and not any(
             matcher.validate_tokens([quote, id]) == 2 for id in [quote, *self._classes.prose]
         )
 
     def _part(self, matcher: LLMatcher) -> list[int]:
-        """A value is complete, and more are wanted."""
+        """Returns a comma where a value is complete and another one is required."""
         found = (id for id in self._classes.parting if self._parts(matcher, id))
         return next(([id] for id in found), [])
 
     def _continues(self, matcher: LLMatcher, tokens: list[int]) -> bool:
-        """Whether what they end may end there: no name that is forced begins with them."""
-        behind = (*self._classes.after, *self._classes.colon)
+        """Whether a delimiter may follow the tokens; it may not inside a longer required name."""
+        delimiters = (*self._classes.after, *self._classes.colon)
         size = len(tokens) + 1
-        return any(matcher.validate_tokens([*tokens, id]) == size for id in behind)
+        return any(matcher.validate_tokens([*tokens, id]) == size for id in delimiters)
 
     def _peek(self, matcher: LLMatcher) -> list[int]:
-        """The one character that a pattern waits for before its text may end."""
+        """Returns the one character that a pattern requires before its string may end, and the
+        closing quote."""
         for quote, _ in self._classes.quotes:
             if not matcher.validate_tokens([quote]):
                 for id in self._classes.single:
@@ -334,29 +346,29 @@ class GrammarCompletion:
         return []
 
     def _fill(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
-        """Text that is wanted. Of several, what begins as nothing before: whatever a pattern or
-        a recursive schema waits for comes soon, and forced text comes in long tokens."""
-        pieces = self._classes
+        """Returns a token of required text. Of several, it prefers beginnings that were not used
+        before, so that what a pattern or a recursive schema requires comes soon."""
+        classes = self._classes
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
         if np.count_nonzero(mask) > MANY:
-            fillers = pieces.fillers
+            fillers = classes.fillers
             ids = fillers[(mask[fillers >> 5] >> (fillers & 31)) & 1 != 0]
         else:
-            ids = pieces.allowed(mask)
+            ids = classes.allowed(mask)
         if len(ids) > FEW and (close := self._peek(matcher)):
             return close
-        dense = ids[pieces.start[ids] < BLANK]
+        dense = ids[classes.start[ids] < BLANK]
         ids = dense if len(dense) else ids
         if not len(ids):
             return []
-        # a longer token may hold the end and what goes on behind it
+        # A longer token may contain the end together with what follows it.
         ends = (
-            id for id in ids[:TRIED].tolist() if matcher.validate_tokens([id, pieces.stop]) == 2
+            id for id in ids[:TRIED].tolist() if matcher.validate_tokens([id, classes.stop]) == 2
         )
         if (last := next(ends, None)) is not None:
             return [last]
-        starts = pieces.start[ids]
-        score = pieces.cost[ids]
+        starts = classes.start[ids]
+        score = classes.cost[ids]
         for key, times in used.items():
             if key < STARTS:
                 score += 64 * times * (starts == key)
@@ -364,18 +376,18 @@ class GrammarCompletion:
                 score += 64 * (times // 3) * (ids == key - STARTS)
         best = int(score.argmin())
         token = int(ids[best])
-        if not pieces.linking[token]:
+        if not classes.linking[token]:
             used[starts[best]] += 1
             used[token + STARTS] += 1
         return [token]
 
 
 def _alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many of their last tokens are the same."""
+    """Returns the length of the common suffix."""
     pairs = zip(reversed(one), reversed(other), strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _take(mask: Mask, ids: Ids) -> None:
+def _forbid(mask: Mask, ids: Ids) -> None:
     bits = np.uint32(1) << (ids & 31).astype(np.uint32)
     np.bitwise_and.at(mask.view(np.uint32), ids >> 5, ~bits)

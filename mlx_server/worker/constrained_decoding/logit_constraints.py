@@ -1,4 +1,4 @@
-"""What the rows of a step may say next: their grammars and their budgets of reasoning."""
+"""The constraints on the rows' next tokens: grammars and thinking budgets, as a mask."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -31,16 +31,16 @@ log = logging.getLogger("mlx_server.engine")
 ALL_ALLOWED = np.uint32(0xFFFFFFFF)
 
 MAX_LOGIT_SHIFT = 1e30
-"""Biases and penalties push no allowed token further than this, where it is still told from one
-that is not allowed, however cold it is drawn."""
+"""Bound on what biases and penalties add to a logit: a banned token stays at -inf, below every
+allowed token, at any temperature."""
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 BYTE_MASKS = np.where(_BITS, np.float32(MAX_LOGIT_SHIFT), np.float32(-np.inf))
-"""[256, 8]: the caps of eight tokens by the byte that says which of them are allowed."""
+"""[256, 8]: the mask values of eight tokens, indexed by the byte of the bitmask that holds them."""
 
 
 class LogitConstraint:
-    """One row's. What goes wrong with it is kept, and ends that row."""
+    """One row's grammar and thinking budget. An error is kept in `failure` and ends the row."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class LogitConstraint:
         overflow_tokens: int = 0,
         banned: Collection[int] = (),
     ) -> None:
-        """barred: what may not follow at once where reasoning was ended: an answer has to."""
+        """banned: tokens that may not come right after reasoning was cut off, such as stop tokens:
+        an answer has to follow."""
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._matcher = grammar and grammar.matcher
@@ -61,26 +62,26 @@ class LogitConstraint:
         self._stop_tokens = stop_tokens
         self._banned = banned
         self.left = max_tokens - overflow_tokens
-        """Tokens that the row may still have, those aside that are spared."""
+        """Tokens that the row may still generate, without the overflow tokens."""
         self._overflow_tokens = overflow_tokens
         self.failure: str | None = None
 
     def step(self, token: int | None, bitmask: Bitmask) -> bool:
-        """Takes the row's last token, None before it has one; whether not all may follow it.
+        """Advances by the row's last token and fills `bitmask`, which is as wide as the logits.
 
-        words: as wide as the logits.
+        token: None before the first one. Returns False if every token may follow.
         """
         try:
             if token is not None:
                 self._advance(token)
             return not self._is_over(token) and self._restrict(bitmask)
         except Exception as error:
-            log.warning("a row can't be guided any further", exc_info=True)
+            log.warning("a row's grammar could not be followed", exc_info=True)
             self.failure = f"its grammar could not be followed: {error}"
             return False
 
     def _new_completion(self) -> GrammarCompletion | None:
-        """What makes the room suffice that there is from now on."""
+        """Returns a completion for a new token limit, None without a grammar."""
         grammar = self._grammar
         return (
             GrammarCompletion(self._vocabulary.token_classes, grammar.completion)
@@ -100,7 +101,7 @@ class LogitConstraint:
             check(self._matcher)
 
     def _is_over(self, token: int | None) -> bool:
-        """Batches make one step more, whose token nobody gets."""
+        """Whether the row has ended: a batch computes one more token, which is discarded."""
         return self.left <= 0 or token in self._stop_tokens
 
     def _restrict(self, bitmask: Bitmask) -> bool:
@@ -109,18 +110,18 @@ class LogitConstraint:
             bitmask[:] = 0
             bitmask[forced // 32] = np.uint32(1 << forced % 32)
             return True
-        answers = self._budget is not None and self._budget.was_ended
-        if not (answers or self._matcher):
+        begins_answer = self._budget is not None and self._budget.was_ended
+        if not (begins_answer or self._matcher):
             return False
         bitmask[:] = ALL_ALLOWED
         if self._matcher:
             self._fill(bitmask, self._matcher)
-        if answers:
+        if begins_answer:
             self._ban(bitmask)
         return True
 
     def _ban(self, bitmask: Bitmask) -> None:
-        """The row goes on, unless nothing but its end may follow."""
+        """Removes the banned tokens from the bitmask, unless no other token is allowed."""
         others = bitmask.copy()
         for token in self._banned:
             if token // 32 < len(others):
@@ -129,7 +130,7 @@ class LogitConstraint:
             bitmask[:] = others
 
     def _fill(self, bitmask: Bitmask, matcher: LLMatcher) -> None:
-        """The vocabulary may be wider or narrower than the logits."""
+        """Applies the grammar; the vocabulary may be wider or narrower than the logits."""
         allowed = np.zeros_like(self._vocabulary.ends)
         fill_bitmask(allowed, matcher, self._vocabulary)
         if self._completion and not matcher.is_stopped():
@@ -147,39 +148,40 @@ class LogitConstraint:
         return self._budget.next
 
     def _fits(self, tokens: list[int]) -> bool:
-        """Where the grammar does not let reasoning end, it is tried again at the next token."""
+        """Whether the grammar allows these tokens. Where it does not let reasoning end, the end is
+        tried again at the next token."""
         return self._matcher is None or self._matcher.validate_tokens(tokens) == len(tokens)
 
 
 class LogitConstraints:
-    """Makes them; what takes long happens in other threads, which `wake` the caller's."""
+    """Makes the rows' constraints. Slow work runs in other threads, which call `wake`."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._compiler = GrammarCompiler(wake)
         self._unread_vocabularies: dict[str, Callable[[], Vocabulary]] = {}
-        """Vocabularies that nobody has begun to read."""
+        """Readers of the vocabularies that are not being read yet, by model."""
         self._vocabularies: dict[str, Future[Vocabulary]] = {}
 
     @property
     def pause(self) -> float:
-        """Seconds until the next that waits must be told that it takes too long."""
+        """Seconds until the next running compilation reaches the time limit."""
         return self._compiler.pause
 
     def doing(self, model: str) -> str:
-        """What keeps a row of it waiting for a guide."""
+        """What a row of the model is waiting for."""
         read = (known := self._vocabularies.get(model)) is not None and known.done()
         return "compiling a grammar" if read else f"reading the vocabulary of {model}"
 
     def expect(self, model: str, folder: Path, stop_tokens: Sequence[int]) -> None:
-        """Its vocabulary is read by `read_ahead`, or when its first row asks for a guide."""
+        """Registers a model; its vocabulary is read by `read_ahead` or for its first constraint."""
         self._unread_vocabularies[model] = lambda: Vocabulary(folder, stop_tokens).build()
 
     def read_ahead(self) -> None:
-        """Begins with a vocabulary, unless another is being read.
+        """Begins to read a vocabulary, unless another one is being read.
 
-        For when no row is kept waiting: llguidance makes its tree in one go, for tenths of a
-        second, in which no other Python code of the process runs.
+        Call it while no row is running: llguidance builds its trie in tenths of a second, during
+        which it holds the GIL.
         """
         if self._unread_vocabularies and all(known.done() for known in self._vocabularies.values()):
             self._vocabulary(next(iter(self._unread_vocabularies)))
@@ -191,12 +193,12 @@ class LogitConstraints:
             self._compiler.forget(known.result())
 
     def constraint(self, request: Generate) -> LogitConstraint | None:
-        """None: not yet. Raises Refused."""
+        """Returns None while the constraint is not ready. Raises GrammarRefused."""
         known = self._vocabulary(request.model)
         if not known.done():
             return None
         if error := known.exception():
-            raise GrammarRefused(in_a_line(f"This model can't be guided: {error}"))
+            raise GrammarRefused(in_a_line(f"this model supports no constraints: {error}"))
         vocabulary = known.result()
         grammar = None
         if request.grammar is not None:
@@ -208,10 +210,10 @@ class LogitConstraints:
             request.forced_tokens = end_reasoning_early(
                 request.forced_tokens, request.thinking, vocabulary.text
             )
-        # a script that is over has nothing to say but its end
-        barred = () if request.forced_tokens else request.stop_tokens
-        stops, most, spare = request.stop_tokens, request.max_tokens, request.overflow_tokens
-        return LogitConstraint(vocabulary, grammar, budget, stops, most, spare, barred)
+        # A replayed output may end right after its reasoning.
+        banned = () if request.forced_tokens else request.stop_tokens
+        stops, most, overflow = request.stop_tokens, request.max_tokens, request.overflow_tokens
+        return LogitConstraint(vocabulary, grammar, budget, stops, most, overflow, banned)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if read := self._unread_vocabularies.pop(model, None):
@@ -220,10 +222,10 @@ class LogitConstraints:
 
 
 class AdditiveMask:
-    """How high a token may score for each of some rows: what a mask is where it is used.
+    """The mask of several rows, one float for each token: -inf where the token is banned.
 
-    A float for each token, made here while the logits are computed: to take bits apart beside
-    those would keep the rows waiting several times as long.
+    It is expanded from bits to floats on the CPU while the logits are computed, which is several
+    times faster for the rows than expanding it afterwards.
     """
 
     def __init__(self, constraints: Sequence[LogitConstraint]) -> None:
@@ -231,15 +233,16 @@ class AdditiveMask:
         self._widen(0)
 
     def step(self, tokens: Sequence[int | None], width: int) -> NDArray[np.float32] | None:
-        """[rows, width]: minus infinity for what may not follow; None if all may everywhere.
+        """Returns the mask, [rows, width], or None if no row is restricted.
 
-        tokens: the last of each row, None where it has none yet. Valid until the next step.
+        tokens: the last token of each row, None before its first. The result is valid until the
+        next step.
         """
         if self._bitmasks.shape[1] != -(-width // 32):
             self._widen(width)
         restricted = False
-        for guide, token, row in zip(self._constraints, tokens, self._bitmasks, strict=True):
-            if guide.step(token, row):
+        for constraint, token, row in zip(self._constraints, tokens, self._bitmasks, strict=True):
+            if constraint.step(token, row):
                 restricted = True
             else:
                 row[:] = ALL_ALLOWED

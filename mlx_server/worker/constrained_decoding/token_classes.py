@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary, sorted by what they do to an ending (see grammar_completion.py)."""
+"""Classifies a vocabulary's tokens by their effect on an ending (see grammar_completion.py)."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -14,22 +14,25 @@ CLOSERS = b"} ] ) }} ]} }] ]] }) ]) )] }}} ]}} }]}".split()
 QUOTES = [b'"', b"'"]
 SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
 PROSE = [b"q", b"~", b"7"]
-"""Where all of these may follow, text is being read and brackets mean nothing."""
+"""Where all of these may follow, the grammar reads free text and brackets mean nothing."""
 
 DEAR = {ord("["): 2, ord("{"): 4, ord("\\"): 4, ord(","): 1, ord("-"): 1, ord(" "): 1, ord("\n"): 2}
-"""What has these in it leads away from an end."""
+"""The costs of bytes that lead away from an end."""
 
 LETTER, CAPITAL, DIGIT, BEYOND, BLANK, SPACED = range(256, 262)
+"""How a token begins, if not with ASCII punctuation, which is its own byte. BEYOND: not ASCII."""
+
 STARTS = 264
+"""A bound above all of these values and all bytes."""
 
 
 class TokenClasses:
-    """The tokens of a vocabulary, as an ending sees them. Made once for a model."""
+    """The classes of a vocabulary's tokens. Made once for a model."""
 
     def __init__(
         self, texts: Sequence[bytes], stop_tokens: Sequence[int], control: Collection[int]
     ) -> None:
-        """texts: what each token writes. control: tokens that are not text, stop tokens too."""
+        """texts: the bytes of each token. control: control tokens; it may include stop tokens."""
         apart = {*control, *stop_tokens}
         self.texts = texts
         self.stop = stop_tokens[0]
@@ -53,7 +56,7 @@ class TokenClasses:
             if quote in self.ids
         ]
         self.cost = np.array([_cost(text) for text in texts])
-        # the one that closes stands behind the one that opens
+        # Of a pair of control tokens, the closing one usually has the higher id: it is cheaper.
         self.cost[self.control] = -64 - np.arange(len(self.control)) % 64
         self.after = [*self._known([b",", b"}", b"]", b")"]), self.stop]
         self.colon = self._known([b":"])
@@ -65,7 +68,7 @@ class TokenClasses:
         self.fillers = self._fillers()
 
     def allowed(self, mask: Mask) -> Ids:
-        """The tokens that a mask leaves, stop tokens not among them."""
+        """Returns the tokens that a mask allows, without stop tokens."""
         words = np.flatnonzero(mask)
         bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
         at = np.flatnonzero(bits)
@@ -73,7 +76,7 @@ class TokenClasses:
         return ids[self.usable[ids]]
 
     def cut(self, text: bytes) -> list[int]:
-        """Tokens for a text, the longest first; none if the vocabulary can't write it."""
+        """Cuts a text into tokens greedily, longest first; [] if the vocabulary can't spell it."""
         found: list[int] = []
         while text:
             size = next((n for n in range(min(len(text), 24), 0, -1) if text[:n] in self.ids), 0)
@@ -87,7 +90,7 @@ class TokenClasses:
         return [self.ids[text] for text in texts if text in self.ids]
 
     def _fillers(self) -> Ids:
-        """The longest and the shortest token of each beginning: enough to write any text with."""
+        """Returns the shortest and the longest tokens of each beginning: enough for any text."""
         own = np.array(sorted(self.ids.values()), dtype=np.intp)
         order = own[np.argsort(self.size[own], kind="stable")]
         ends: list[Ids] = [self.control]
@@ -98,7 +101,7 @@ class TokenClasses:
 
 
 def _cost(text: bytes) -> int:
-    """The less, the sooner a token is taken; of those that cost alike, the longest."""
+    """Returns a token's cost as filler text: cheap ones, and of these long ones, come first."""
     cost = sum(DEAR.get(byte, 0) for byte in text[:8]) if text.strip() else 8
     if text[:1] in b'":':
         cost += sum(byte in b"().-/'" for byte in text)
@@ -106,7 +109,7 @@ def _cost(text: bytes) -> int:
 
 
 def _start(text: bytes) -> int:
-    """How a token begins: a punctuation mark is itself, and so is a control token."""
+    """Returns how a token begins: the byte of an ASCII punctuation mark, or one of the classes."""
     first = text[:1]
     if not text.strip():
         return BLANK
@@ -120,7 +123,8 @@ def _start(text: bytes) -> int:
 
 
 def _kind(text: bytes) -> int:
-    """What a token is made of; tokens that are alike in this do alike to an ending."""
+    """Returns which kinds of characters a token has, as bits: tokens with the same bits usually
+    have the same effect on an ending."""
     marks = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
     kind = sum(1 << n for n, mark in enumerate(marks) if any(byte in mark for byte in text))
     plain = [str.isalpha, str.isdigit, str.isspace]
@@ -133,7 +137,7 @@ def _kind(text: bytes) -> int:
 
 
 def _opens(text: bytes, missing: int) -> bool:
-    """Whether so many bytes of its last character are yet to come."""
+    """Whether `missing` bytes of the last character of a UTF-8 text are yet to come."""
     for size in (2, 3, 4):
         have = size - missing
         if 0 < have <= len(text) and 256 - (256 >> size) <= text[-have] < 256 - (128 >> size):

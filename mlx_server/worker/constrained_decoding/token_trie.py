@@ -1,7 +1,7 @@
-"""A checkpoint's tokens as bytes, from its tokenizer.json, and llguidance's tree of them.
+"""A checkpoint's tokens as bytes, from its tokenizer.json, and llguidance's trie of them.
 
-Read without the tokenizers library, which would keep all other threads waiting for half a second
-where a vocabulary is large.
+The file is read without the tokenizers library, which would hold the GIL for half a second where a
+vocabulary is large.
 """
 
 import re
@@ -19,15 +19,11 @@ from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
 from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
 
 Bitmask = NDArray[np.uint32]
-"""A bit for each token: whether it is allowed."""
-
-
-CONTROL = 0xFF
-"""No text has this byte. It begins what stands for a control token."""
+"""One bit for each token: whether it is allowed."""
 
 
 class UnusableVocabulary(ValueError):
-    """No grammar and no budget can be kept with this tokenizer."""
+    """The tokenizer supports neither grammars nor thinking budgets."""
 
 
 class _TokenizerModel(msgspec.Struct):
@@ -47,7 +43,7 @@ class _TokenizerFile(msgspec.Struct):
 
 class Vocabulary:
     def __init__(self, folder: Path, stop_tokens: Sequence[int]) -> None:
-        """Raises Unusable."""
+        """Raises UnusableVocabulary."""
         file = _tokenizer_file(folder / "tokenizer.json")
         names = _names(file.model.vocab)
         added = dict(_numbered(file.added_tokens, names))
@@ -57,9 +53,12 @@ class Vocabulary:
         }
         size = 1 + max((*names.values(), *added), default=0)
         if size > limits.VOCABULARY_TOKENS.value:
-            raise UnusableVocabulary(f"tokenizer.json has a token {size - 1}")
+            raise UnusableVocabulary(
+                f"tokenizer.json has token id {size - 1}; at most "
+                f"{limits.VOCABULARY_TOKENS.value} tokens are supported"
+            )
         self.text = [b""] * size
-        """Of each token; a control token is byte 255 and its id in brackets."""
+        """The bytes of each token; a control token is byte 255 and its id in brackets."""
         for name, id in names.items():
             self.text[id] = spelled(name)
         for id, token in added.items():
@@ -67,7 +66,7 @@ class Vocabulary:
         self.stop_tokens = [id for id in stop_tokens if 0 <= id < size]
         self.ends = _bitmask(self.stop_tokens, size)
         self.known = _bitmask((id for id, text in enumerate(self.text) if text), size)
-        """A grammar can name ids that no token has."""
+        """The ids that are tokens: a grammar can name others."""
         self._trie: LLTokenizer | None = None
         self._token_classes: TokenClasses | None = None
 
@@ -75,12 +74,12 @@ class Vocabulary:
         return len(self.text)
 
     def build(self) -> "Vocabulary":
-        """Makes the tree, which takes longest and keeps other threads waiting: in two parts."""
+        """Builds the trie, the slowest part, which holds the GIL; two calls shorten each wait."""
         if self.stop_tokens:
             bare = LLTokenizer(
                 TokenizerWrapper(_LlguidanceVocabulary(self)), eos_token=self.stop_tokens, slices=[]
             )
-            # with slices, a mask inside a string of JSON takes an eighth of the time
+            # With slices, a mask inside a JSON string takes an eighth of the time.
             self._trie = bare.with_slices(LLTokenizer.general_slices())
             self._token_classes = TokenClasses(self.text, self.stop_tokens, self.control)
         return self
@@ -88,18 +87,18 @@ class Vocabulary:
     @property
     def trie(self) -> LLTokenizer:
         if self._trie is None:
-            raise UnusableVocabulary("no token is known that ends an answer of this model")
+            raise UnusableVocabulary("the model has no known stop token")
         return self._trie
 
     @property
     def token_classes(self) -> TokenClasses:
-        """What grammars are brought to their end with."""
+        """The token classes that grammar completion uses."""
         assert self._token_classes is not None
         return self._token_classes
 
 
 class _LlguidanceVocabulary:
-    """A vocabulary as llguidance wants it."""
+    """A vocabulary in the form that llguidance's TokenizerWrapper expects."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.stop_tokens[0]
@@ -111,7 +110,7 @@ class _LlguidanceVocabulary:
         self.special_token_ids = list(vocabulary.control)
 
     def __call__(self, text: bytes) -> list[int]:
-        """For text that a grammar forces; ours force none, see grammars/lark.py."""
+        """Tokenizes text that a grammar forces; ours force none, see grammars/lark.py."""
         return []
 
 
@@ -131,7 +130,7 @@ def _names(vocab: dict[str, int] | list[tuple[str, float]]) -> dict[str, int]:
 
 
 def _numbered(added: list[_AddedToken], names: dict[str, int]) -> Iterator[tuple[int, _AddedToken]]:
-    """As the tokenizers library does it, whatever ids the file gives."""
+    """Numbers added tokens as the tokenizers library does, whatever ids the file gives."""
     taken = dict(names)
     last = -1
     for token in added:
@@ -142,13 +141,13 @@ def _numbered(added: list[_AddedToken], names: dict[str, int]) -> Iterator[tuple
 
 
 def _decoder_of(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """Tells the bytes of a token from its name."""
+    """Returns a function from a token's name to its bytes."""
     steps = list(_steps(decoder or {}))
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level
     if not kinds & {"Metaspace", "ByteFallback", "Replace"}:
-        raise UnusableVocabulary("its tokenizer.json does not tell the bytes of its tokens")
+        raise UnusableVocabulary("tokenizer.json has no decoder of a supported type")
     replaced = [pair for step in steps for pair in _replacements(step)]
     return _sentence_piece(replaced, in_bytes="ByteFallback" in kinds)
 
@@ -191,7 +190,7 @@ def _sentence_piece(replaced: list[tuple[str, str]], *, in_bytes: bool) -> Calla
 
 
 def _no_control(text: bytes) -> bytes:
-    """Neither byte is ever part of a character."""
+    """Replaces the byte of control tokens by another one that is never part of a character."""
     return text.replace(b"\xff", b"\xfe")
 
 

@@ -1,1 +1,1 @@
-"""LoRA adapters as layers: each row of a batch may use another adapter."""
+"""LoRA adapters in a model's layers: each row of a batch may use a different adapter."""

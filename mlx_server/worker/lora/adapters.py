@@ -1,4 +1,4 @@
-"""The adapters of one loaded model: everything is checked before anything of the model changes."""
+"""The adapters of one loaded model; a new one is checked fully before the model is changed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,15 +18,15 @@ from mlx_server.worker.lora.tensors import LoraTensors, read
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
 PREFIXES = ("", "model.", "language_model.", "language_model.model.")
-"""What mlx-lm's path of a layer may have before Hugging Face's."""
+"""The prefixes that mlx-lm's path of a layer may have in front of Hugging Face's path."""
 
 ROWS, TOKENS = 2, 3
-"""Of the forward that shows how layers are called: their product is neither of them."""
+"""The shape of the traced forward pass; the product must differ from both numbers."""
 
 NAMED_LAYERS = 8
-"""Layers in the message of a refusal."""
+"""The most layers that an error message names."""
 
-TRAIN_AGAIN = "Choose an adapter that was trained for this model, with a rank in these bounds"
+TRAIN_AGAIN = "Choose an adapter that was trained for this model, with a supported rank"
 
 TRAIN_OTHERS = (
     "Train the adapter for other layers: `keys` under `lora_parameters` of mlx-lm, or "
@@ -38,26 +38,28 @@ Shape = tuple[int, ...]
 
 @dataclass
 class LayerCalls:
-    """Of one layer, in the three forwards of a trial: what came, and the type of what went."""
+    """The calls of one layer in the three traced forward passes."""
 
     shapes: list[Shape] = field(default_factory=list)
+    """The shapes of the inputs."""
     dtype: mx.Dtype = mx.float32
+    """The type of the latest output."""
 
 
 class AdapterWeights:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers: dict[str, dict[str, Any]] = {}
-        """Of each adapter, the layers that it changes, by path."""
+        """The layers that each adapter changes, by path."""
         self._nbytes: dict[str, int] = {}
         self._dtypes: dict[str, mx.Dtype] = {}
-        """Of what each wrapped layer puts out."""
+        """The output type of each wrapped layer, by path."""
 
     def __contains__(self, adapter: str) -> bool:
         return adapter in self._layers
 
     def load(self, adapter: str, folder: Path) -> int:
-        """Returns its bytes. The same adapter again changes nothing."""
+        """Returns the adapter's size in bytes. Does nothing else if it is already loaded."""
         if adapter not in self:
             self._load(adapter, folder)
         return self._nbytes[adapter]
@@ -84,7 +86,7 @@ class AdapterWeights:
             _refuse((problem(pair, path, modules) for path, pair in pairs.items()), fix)
         pairs, dtypes = self._called(pairs, modules)
         if not pairs:
-            raise AdapterInvalid("it adds nothing to any layer that takes part")
+            raise AdapterInvalid("it changes no layer that the model uses")
         deltas = {path: _delta(pair, modules[path], dtypes[path]) for path, pair in pairs.items()}
         _check_values(pairs, deltas)
         for path, delta in deltas.items():
@@ -96,7 +98,7 @@ class AdapterWeights:
     def _called(
         self, pairs: dict[str, LoraTensors], modules: Mapping[str, Any]
     ) -> tuple[dict[str, LoraTensors], dict[str, mx.Dtype]]:
-        """The pairs of layers that take part, and the types that these compute in."""
+        """Returns the pairs of the layers that the model uses, and those layers' output types."""
         new = {path: modules[path] for path in pairs if path not in self._dtypes}
         calls = _trace_layers(self._model, new) if new else {}
         idle = {path for path in new if not calls[path].shapes and _adds_nothing(pairs[path])}
@@ -120,7 +122,7 @@ class AdapterWeights:
 
 
 def _refuse(errors: Iterable[str | None], fix: str) -> None:
-    """errors: of each layer, None where it can be adapted."""
+    """Raises AdapterInvalid if there is an error. errors: one per layer, None for a valid one."""
     found = sorted(error for error in errors if error)
     if not found:
         return
@@ -145,10 +147,9 @@ def _by_path(
 
 
 def _unsupported(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | None:
-    """Why no adapter can change the layer so."""
+    """Returns why no adapter can change the layer in this way, or None."""
     layer = modules[path]
     kind = own_type(layer)
-    # Exactly these: what is derived from them computes something else, or in other parts.
     if kind not in LAYERS:
         return f"{pair.name}: a {kind.__name__} can't take LoRA here"
     if kind in EXPERTS and own_type(modules[_parent(path)]) not in SORTING:
@@ -160,11 +161,11 @@ def _unsupported(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> st
 
 
 def _misfit(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | None:
-    """Why the adapter's matrices are not for the layer."""
+    """Returns why the adapter's matrices do not fit the layer, or None."""
     layer = modules[path]
     rank = pair.a.shape[-1]
     if not 1 <= rank <= limits.ADAPTER_RANK.value:
-        return f"{pair.name}: the rank is {rank}, not 1 to {limits.ADAPTER_RANK.value}"
+        return f"{pair.name}: the rank is {rank}; 1 to {limits.ADAPTER_RANK.value} is supported"
     *experts, width, height = _shape(layer)
     fits = pair.a.shape == (*experts, width, rank) and pair.b.shape == (*experts, rank, height)
     if not fits or (pair.magnitude is not None and pair.magnitude.shape != (height,)):
@@ -176,7 +177,7 @@ def _misfit(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | N
 
 
 def _shape(layer: Any) -> Shape:
-    """What goes in and what comes out, after the number of experts."""
+    """Returns the layer's (input, output) dimensions, for experts (experts, input, output)."""
     kind = own_type(layer)
     if kind in EXPERTS:
         return layer.num_experts, layer.input_dims, layer.output_dims
@@ -187,8 +188,8 @@ def _shape(layer: Any) -> Shape:
 
 
 def _trace_layers(model: nn.Module, traced: Mapping[str, Any]) -> dict[str, LayerCalls]:
-    """How layers are called while a prompt and then two tokens go through. Nothing of it is
-    computed: only the graph is built."""
+    """Traces how layers are called for a prompt and then two tokens. Nothing is computed: only the
+    graph is built."""
     calls = {path: LayerCalls() for path in traced}
     with _tracing(traced, calls):
         cache = make_prompt_cache(model)
@@ -202,17 +203,17 @@ def _tracing(traced: Mapping[str, Any], calls: Mapping[str, LayerCalls]) -> Iter
     types = {path: type(layer) for path, layer in traced.items()}
     paths = {id(layer): path for path, layer in traced.items()}
 
-    def heard(layer: Any, x: mx.array, y: mx.array) -> mx.array:
+    def record(layer: Any, x: mx.array, y: mx.array) -> mx.array:
         calls[paths[id(layer)]].shapes.append(x.shape)
         calls[paths[id(layer)]].dtype = y.dtype
         return y
 
     class Watched:
         def __call__(self, x: mx.array, *rest: Any, **named: Any) -> mx.array:
-            return heard(self, x, super().__call__(x, *rest, **named))  # type: ignore[misc]
+            return record(self, x, super().__call__(x, *rest, **named))  # type: ignore[misc]
 
         def as_linear(self, x: mx.array) -> mx.array:
-            return heard(self, x, super().as_linear(x))  # type: ignore[misc]
+            return record(self, x, super().as_linear(x))  # type: ignore[misc]
 
     try:
         for path, layer in traced.items():
@@ -224,11 +225,12 @@ def _tracing(traced: Mapping[str, Any], calls: Mapping[str, LayerCalls]) -> Iter
 
 
 def _error_of_calls(name: str, calls: LayerCalls, kind: type) -> str | None:
-    """A layer that is called in no step of decoding is read some other way, or was compiled: what
-    is added to it would come to nothing, or to the same for every row."""
+    """Returns why the layer's calls make LoRA impossible, or None. A layer that is not called in
+    each step is used in some other way or was compiled, so that LoRA would have no effect, or the
+    same one for every row."""
     sizes = [shape[0] if shape else 0 for shape in calls.shapes]
     prompt = [size for size in sizes if size != ROWS]
-    if kind in EXPERTS:  # they say themselves which row is which
+    if kind in EXPERTS:  # their inputs are ordered by token, and the rows are computed from that
         prompt = []
     if len(calls.shapes) < 3:
         return f"{name}: the model does not call this layer in each step"
@@ -238,19 +240,20 @@ def _error_of_calls(name: str, calls: LayerCalls, kind: type) -> str | None:
 
 
 def _adds_nothing(pair: LoraTensors) -> bool:
-    """As what was trained of a layer that takes no part."""
+    """Whether the pair was never trained, which is the case for a layer that the model skips."""
     return pair.magnitude is None and not mx.any(pair.b).item()
 
 
 def _delta(pair: LoraTensors, layer: Any, output: mx.Dtype) -> LoraDelta:
-    """In no lower precision than what it is added to, or than it was stored in."""
+    """Returns the pair as a delta, in at least the precision of the layer's output and of the
+    stored tensors."""
     a, b = pair.a.astype(_finer(pair.a.dtype, output)), pair.b.astype(_finer(pair.b.dtype, output))
     b = b if pair.scale == 1 else (b * pair.scale).astype(b.dtype)
     if pair.magnitude is None:
         return LoraDelta(mx.contiguous(a), mx.contiguous(b))
     adapted = _weight(layer).astype(mx.float32) + (a @ b).T
-    grown = pair.magnitude / mx.linalg.norm(adapted, axis=1)
-    return LoraDelta(mx.contiguous(a), (b * grown).astype(b.dtype), (grown - 1).astype(mx.float32))
+    ratio = pair.magnitude / mx.linalg.norm(adapted, axis=1)
+    return LoraDelta(mx.contiguous(a), (b * ratio).astype(b.dtype), (ratio - 1).astype(mx.float32))
 
 
 def _finer(stored: mx.Dtype, output: mx.Dtype) -> mx.Dtype:
@@ -272,7 +275,7 @@ def _weight(layer: Any) -> mx.array:
 
 
 def _check_values(pairs: Mapping[str, LoraTensors], deltas: Mapping[str, LoraDelta]) -> None:
-    """One evaluation for all; what is loaded is in memory after it."""
+    """Raises AdapterInvalid for NaN and infinities. Evaluates all deltas at once."""
     finite = mx.stack(
         [
             mx.all(mx.stack([mx.isfinite(array).all() for array in d.arrays]))

@@ -1,7 +1,7 @@
-"""Layers that add LoRA to some rows of a forward and not to others.
+"""Layers that apply LoRA to some rows of a forward pass and not to others.
 
-A layer that an adapter names changes its class, in place: its parameters, its path in the model
-and whatever refers to it stay as they are, and giving its class back takes every trace away.
+A layer that an adapter changes gets another class, in place: its parameters, its path in the model
+and all references to it stay the same, and restoring its class removes the change completely.
 """
 
 from typing import Any
@@ -27,14 +27,14 @@ class _AdaptedLinear(nn.Module):
         if rows is None:
             return y
         added = self.slots.linear(x, rows)
-        grown = self.slots.scaled_by_dora(y - self["bias"] if "bias" in self else y, rows)
-        return y + (added if grown is None else added + grown).astype(y.dtype)
+        dora = self.slots.scaled_by_dora(y - self["bias"] if "bias" in self else y, rows)
+        return y + (added if dora is None else added + dora).astype(y.dtype)
 
 
 class _AdaptedEmbedding(nn.Module):
     slots: AdapterSlots
     head: AdapterSlots
-    """What is added where the embedding serves as the model's head."""
+    """The adapters' part where the embedding is also the model's output head."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = super().__call__(x)
@@ -59,8 +59,8 @@ class _AdaptedExperts(nn.Module):
 
 
 class _SortingExperts(nn.Module):
-    """Sorts long inputs by expert, in the order that is worked out here once more: what sorts them
-    shows it to nobody."""
+    """Repeats the sorting by expert that mlx-lm applies to long inputs, since mlx-lm does not
+    expose the order."""
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         rows = current_rows()
@@ -121,12 +121,12 @@ EXPERTS: dict[type, type] = {
 }
 SORTING: dict[type, type] = {SwitchGLU: AdaptedSwitchGLU, SwitchMLP: AdaptedSwitchMLP}
 LAYERS = {**LINEARS, **EMBEDDINGS, **EXPERTS}
-"""By exact type: a subclass may compute something else."""
+"""The adapted class by exact type: a subclass may compute something else."""
 _OWN = {adapted: own for own, adapted in {**LAYERS, **SORTING}.items()}
 
 
 def own_type(layer: Any) -> type:
-    """What the layer is without adapters."""
+    """Returns the layer's class without adapters."""
     return _OWN.get(type(layer), type(layer))
 
 

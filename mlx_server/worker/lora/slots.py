@@ -1,6 +1,6 @@
-"""What the rows of a forward use of the adapters, and what those add to one layer.
+"""The adapters of the rows of a forward pass, and what they add to one layer.
 
-The rows are set around the model's call, by `using`; the engine is one thread.
+`using` sets the rows for the duration of a model's call; only one thread calls models.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,22 +11,22 @@ from functools import cached_property, reduce
 import mlx.core as mx
 
 RowAdapter = tuple[str | None, float]
-"""The adapter of a row and how much of it."""
+"""A row's adapter, None for the base model, and the scale of the adapter."""
 
 NO_ADAPTER: RowAdapter = (None, 1.0)
 
 
 class RowAdapters:
-    """What each row of a forward uses."""
+    """The adapters of the rows of a forward pass."""
 
     def __init__(self, row_adapters: Sequence[RowAdapter]) -> None:
         self.row_adapters = list(row_adapters)
         self.active = frozenset(adapter for adapter, _ in row_adapters if adapter is not None)
         first = row_adapters[0][0] if row_adapters else None
         self.only = first if all(adapter == first for adapter, _ in row_adapters) else None
-        """The adapter that all rows use."""
+        """The adapter that all rows use; None if they differ or use none."""
         self.sorted: mx.array | None = None
-        """While experts compute tokens in an order of their own: the row of each."""
+        """The row of each token while experts compute tokens sorted by expert."""
         self._stack_positions: dict[tuple[str, ...], mx.array] = {}
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class RowAdapters:
 
     @cached_property
     def scale(self) -> float | None:
-        """That of every row with an adapter; None if they differ."""
+        """The scale that all rows with an adapter share; None if they differ."""
         scales = {scale for adapter, scale in self.row_adapters if adapter is not None}
         return scales.pop() if len(scales) == 1 else None
 
@@ -43,17 +43,18 @@ class RowAdapters:
         return mx.array([scale for _, scale in self.row_adapters], mx.float32)
 
     def stack_positions(self, adapters: tuple[str, ...]) -> mx.array:
-        """Where in a stack of these adapters each row finds its own; 0 is the base."""
+        """Returns each row's position in a stack of these adapters; 0 is the base model."""
         if adapters not in self._stack_positions:
-            place = {adapter: number for number, adapter in enumerate(adapters, 1)}
-            found = [place.get(adapter, 0) if adapter else 0 for adapter, _ in self.row_adapters]
+            positions = {adapter: number for number, adapter in enumerate(adapters, 1)}
+            found = [positions.get(a, 0) if a else 0 for a, _ in self.row_adapters]
             self._stack_positions[adapters] = mx.array(found, mx.uint32)
         return self._stack_positions[adapters]
 
     def rows_of_choices(self, experts: mx.array, *, in_order: bool) -> mx.array:
-        """The row of each choice of an expert; experts: those chosen, [..., choices]."""
+        """Returns the row of each choice of an expert. experts: the chosen ones, [..., choices];
+        in_order: they are sorted by expert."""
         if in_order:
-            assert self.sorted is not None, "experts sort tokens unseen"
+            assert self.sorted is not None, "the order of the sorted tokens is unknown"
             return self.sorted
         return (mx.arange(experts.size) // (experts.size // len(self))).reshape(experts.shape)
 
@@ -63,13 +64,13 @@ class _Forward:
 
 
 def current_rows() -> RowAdapters | None:
-    """The rows of this forward if any of them uses an adapter."""
+    """Returns the rows of the present forward pass, None if none of them uses an adapter."""
     return _Forward.rows
 
 
 @contextmanager
 def using(rows: RowAdapters) -> Iterator[None]:
-    """Around a model's call, which only builds the graph: it may be evaluated later."""
+    """Sets the rows around a model's call. The call builds the graph; evaluate it at any time."""
     before, _Forward.rows = _Forward.rows, rows if rows.active else None
     try:
         yield
@@ -82,11 +83,11 @@ class LoraDelta:
     """What an adapter adds to a layer."""
 
     a: mx.array
-    """[in, rank], of experts [experts, in, rank]"""
+    """[in, rank], for experts [experts, in, rank]."""
     b: mx.array
-    """[rank, out], of experts [experts, rank, out], the adapter's own scale in it"""
+    """[rank, out], for experts [experts, rank, out]; includes the adapter's own scale."""
     dora_ratio: mx.array | None = None
-    """[out]; of DoRA: by how much the layer's own output grows beside what is added."""
+    """[out]; for DoRA, the relative change of the layer's own output."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -95,7 +96,7 @@ class LoraDelta:
 
 @dataclass(frozen=True)
 class _Stack:
-    """The base, which adds nothing, and then some adapters."""
+    """Several adapters in stacked arrays; position 0 is the base model, which adds nothing."""
 
     adapters: tuple[str, ...]
     a: mx.array
@@ -103,22 +104,22 @@ class _Stack:
     dora_ratio: mx.array | None
 
     def delta(self, adapter: str) -> LoraDelta:
-        """A view of it."""
+        """Returns an adapter's part of the stack, as views."""
         at = 1 + self.adapters.index(adapter)
-        growth = None if self.dora_ratio is None else _part(self.dora_ratio, at)
-        return LoraDelta(_part(self.a, at), _part(self.b, at), growth)
+        ratio = None if self.dora_ratio is None else _part(self.dora_ratio, at)
+        return LoraDelta(_part(self.a, at), _part(self.b, at), ratio)
 
 
 Found = list[tuple[_Stack, mx.array]]
-"""Stacks, and where in each of them the rows find their adapters."""
+"""Stacks, each with the rows' positions in it."""
 
 
 class AdapterSlots:
     """What the loaded adapters add to one layer.
 
-    Those that were mixed in a forward are kept stacked, and what is kept of each of them is its
-    part of the stack: nothing is in memory twice. Only ranks near each other share a stack, as all
-    of it has the largest.
+    Adapters that were mixed in a forward pass are kept in a stack, and their deltas become views of
+    it, so that nothing is in memory twice. Only similar ranks share a stack, since it is padded to
+    the largest one.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,7 @@ class AdapterSlots:
         self.deltas[adapter] = delta
 
     def remove(self, adapter: str) -> None:
-        """Evaluate `arrays` for the memory to be free."""
+        """Removes an adapter; its memory is freed once `arrays` is evaluated."""
         if adapter not in self.deltas:
             return
         kind = _kind(self.deltas.pop(adapter))
@@ -140,20 +141,20 @@ class AdapterSlots:
         if stack is None or adapter not in stack.adapters:
             return
         del self._stacks[kind]
-        if left := set(stack.adapters) - {adapter}:
-            self._restack(kind, left)
+        if others := set(stack.adapters) - {adapter}:
+            self._restack(kind, others)
 
     @property
     def arrays(self) -> list[mx.array]:
         return [array for delta in self.deltas.values() for array in delta.arrays]
 
     def rows(self) -> RowAdapters | None:
-        """The rows of this forward if any of them uses what is here."""
+        """Returns the rows of the present forward pass if any of them uses an adapter here."""
         rows = _Forward.rows
         return None if rows is None or rows.active.isdisjoint(self.deltas) else rows
 
     def linear(self, x: mx.array, rows: RowAdapters) -> mx.array:
-        """x: [rows, ..., in] or with the rows' tokens in one dimension, [rows * tokens, in]."""
+        """x: [rows, ..., in], or [rows * tokens, in]."""
         by_row = x.reshape(len(rows), -1, x.shape[-1])
         if rows.only is not None:
             delta = self.deltas[rows.only]
@@ -178,22 +179,22 @@ class AdapterSlots:
         return added.reshape(*ids.shape, -1)
 
     def scaled_by_dora(self, y: mx.array, rows: RowAdapters) -> mx.array | None:
-        """y: [rows, ..., out], the layer's output without its bias. None: no DoRA here."""
+        """y: [rows, ..., out], the layer's output without its bias. Returns None without DoRA."""
         if rows.only is not None:
-            growth = self.deltas[rows.only].dora_ratio
-            growths = [] if growth is None else [growth]
+            ratio = self.deltas[rows.only].dora_ratio
+            ratios = [] if ratio is None else [ratio]
         else:
             found = self._found(rows)
-            growths = [s.dora_ratio[at][:, None] for s, at in found if s.dora_ratio is not None]
-        if not growths:
+            ratios = [s.dora_ratio[at][:, None] for s, at in found if s.dora_ratio is not None]
+        if not ratios:
             return None
         by_row = y.reshape(len(rows), -1, y.shape[-1])
-        return _scaled(by_row * _sum(growths), rows).reshape(y.shape)
+        return _scaled(by_row * _sum(ratios), rows).reshape(y.shape)
 
     def experts(
         self, x: mx.array, experts: mx.array, rows: RowAdapters, *, in_order: bool
     ) -> mx.array:
-        """x: [..., 1, in]; in_order: tokens are sorted by expert."""
+        """x: [..., 1, in]; in_order: whether tokens are sorted by expert."""
         scale: mx.array | float | None = rows.scale
         if scale is None:
             scale = rows.scales[rows.rows_of_choices(experts, in_order=in_order)][..., None, None]
@@ -225,7 +226,7 @@ class AdapterSlots:
     def _stack(self, kind: tuple[mx.Dtype, int], adapters: set[str]) -> _Stack:
         known = self._stacks.get(kind)
         if known is None or not adapters.issubset(known.adapters):
-            # Prompts and answers, in turns, use different adapters: neither drops the other's.
+            # Prefill and decoding alternate with different adapters: neither drops the other's.
             self._restack(kind, adapters.union(known.adapters if known else ()))
         return self._stacks[kind]
 
@@ -236,22 +237,22 @@ class AdapterSlots:
 
 
 def _kind(delta: LoraDelta) -> tuple[mx.Dtype, int]:
-    """What shares a stack has this in common. With a rank, a power of two: padding at most doubles
-    what is kept."""
+    """Returns what deltas of one stack have in common: the type, and the rank rounded up to a power
+    of two, so that padding at most doubles the memory."""
     return delta.a.dtype, (delta.a.shape[-1] - 1).bit_length()
 
 
 def _stacked(adapters: tuple[str, ...], deltas: list[LoraDelta]) -> _Stack:
     rank = max(delta.a.shape[-1] for delta in deltas)
-    growths = [delta.dora_ratio for delta in deltas]
-    grows = next((growth for growth in growths if growth is not None), None)
+    ratios = [delta.dora_ratio for delta in deltas]
+    some = next((ratio for ratio in ratios if ratio is not None), None)
     return _Stack(
         adapters,
         _after_zeros([_padded(delta.a, -1, rank) for delta in deltas]),
         _after_zeros([_padded(delta.b, -2, rank) for delta in deltas]),
         None
-        if grows is None
-        else _after_zeros([mx.zeros_like(grows) if g is None else g for g in growths]),
+        if some is None
+        else _after_zeros([mx.zeros_like(some) if r is None else r for r in ratios]),
     )
 
 

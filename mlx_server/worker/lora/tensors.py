@@ -1,6 +1,6 @@
-"""An adapter's folder as arrays by layer, from mlx-lm's format and from PEFT's.
+"""Reads an adapter's folder, in mlx-lm's or PEFT's format, as arrays by layer.
 
-What is read is not yet known to fit any model, and nothing of the weights has been computed.
+The result is not checked against any model, and its weights are not evaluated.
 """
 
 import json
@@ -21,23 +21,23 @@ Leaves = dict[str, mx.array]
 
 @dataclass(frozen=True)
 class LoraTensors:
-    """What an adapter brings for one layer."""
+    """An adapter's tensors for one layer."""
 
     name: str
-    """Of the tensors in the file, up to what tells A from B."""
+    """The common part of the tensors' names in the file."""
     a: mx.array
-    """[in, rank], of experts [experts, in, rank]"""
+    """[in, rank], for experts [experts, in, rank]."""
     b: mx.array
-    """[rank, out], of experts [experts, rank, out]"""
+    """[rank, out], for experts [experts, rank, out]."""
     scale: float
     magnitude: mx.array | None = None
-    """[out]; DoRA's."""
+    """[out]; only for DoRA."""
     head: bool = True
-    """An embedding's pair also serves where the embedding is the model's head."""
+    """Whether an embedding's pair also applies where the embedding is the model's output head."""
 
 
 def read(folder: Path) -> dict[str, LoraTensors]:
-    """By the path of the layer: in mlx-lm's format the model's own, in PEFT's Hugging Face's."""
+    """Returns the tensors by layer path: mlx-lm's own path, or Hugging Face's in PEFT's format."""
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -52,7 +52,7 @@ def _read_mlx(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
     if kind == "full":
         raise AdapterInvalid("this is a full fine-tune: serve it as a model instead")
     if kind not in ("lora", "dora"):
-        raise AdapterInvalid(f"fine_tune_type {kind!r} is not supported: lora and dora are")
+        raise AdapterInvalid(f"fine_tune_type {kind!r} is not supported; use lora or dora")
     parameters = config.get("lora_parameters")
     scale = _number(parameters if isinstance(parameters, dict) else {}, "scale")
     pairs = {}
@@ -71,11 +71,11 @@ def _mlx_leaf(tensor: str) -> tuple[str, str] | None:
 
 def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
     if config["peft_type"] != "LORA":
-        raise AdapterInvalid(f"peft_type {config['peft_type']!r} is not supported: LORA is")
+        raise AdapterInvalid(f"peft_type {config['peft_type']!r} is not supported; use LORA")
     if extra := next((name for name in PEFT_EXTRAS if config.get(name)), None):
         raise AdapterInvalid(f"PEFT's {extra} is not supported")
     if config.get("bias", "none") != "none":
-        raise AdapterInvalid(f"PEFT's bias {config['bias']!r} is not supported: none is")
+        raise AdapterInvalid(f"PEFT's bias {config['bias']!r} is not supported; use none")
     pairs = {}
     for layer, leaves in _leaves(folder / PEFT_WEIGHTS, _peft_leaf).items():
         lookup = "lora_embedding_A" in leaves or "lora_embedding_B" in leaves
@@ -86,7 +86,7 @@ def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
             raise AdapterInvalid(f"{layer}: {names[0]} is not a matrix")
         scale = _peft_scale(config, layer, a.shape[0])
         magnitude = None if magnitude is None else magnitude.flatten()
-        # PEFT leaves a head that shares the embedding's weights as it is
+        # PEFT does not adapt an output head that shares the embedding's weights.
         pairs[layer] = LoraTensors(layer, a.T, b.T, scale, magnitude, head=not lookup)
     return pairs
 
@@ -107,8 +107,8 @@ def _peft_scale(config: dict[str, Any], layer: str, rank: int) -> float:
 
 
 def _pattern(config: dict[str, Any], name: str, layer: str, otherwise: float) -> float:
-    """The first entry that names the layer or its last parts; of the regular expressions that
-    PEFT allows, only those that are plain names, as one from a stranger could run for ever."""
+    """Returns the first entry whose key is the layer or its last parts. PEFT allows regular
+    expressions as keys; only plain names are supported, as a hostile pattern could run for ever."""
     entries = config.get(name) or {}
     if not isinstance(entries, dict):
         raise AdapterInvalid(f"{CONFIG}: {name} is not an object")
@@ -129,7 +129,7 @@ def _number(entries: Mapping[str, Any], key: str) -> float:
 
 
 def _leaves(weights: Path, leaf_of: Callable[[str], tuple[str, str] | None]) -> dict[str, Leaves]:
-    """By layer and then by what the tensor is there."""
+    """Returns the tensors by layer, and then by their role in it."""
     try:
         tensors = mx.load(str(weights))
     except Exception as error:
@@ -143,7 +143,7 @@ def _leaves(weights: Path, leaf_of: Callable[[str], tuple[str, str] | None]) -> 
         layer, leaf = found
         layers.setdefault(layer, {})[leaf] = tensor
     if not layers:
-        raise AdapterInvalid(f"{weights.name} holds no tensor")
+        raise AdapterInvalid(f"{weights.name} holds no tensors")
     return layers
 
 

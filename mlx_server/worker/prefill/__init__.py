@@ -1,1 +1,1 @@
-"""Prompts before their first token: their order, the budget of a step, and the cache."""
+"""Prefill: the order of prompts, the budget of each step, and the prompt cache."""

@@ -1,8 +1,8 @@
-"""What a piece of prefill costs on this machine with this model, learned from the latest pieces.
+"""Predicts the time of a piece of prefill on this machine and model from the latest pieces.
 
-A piece takes a constant time, which is large where a piece reads most experts of a model whatever
-its size; a time for each of its tokens; and a time for each token and each token before it, which
-attention takes. The three are fitted to what was measured, none of them below zero.
+A piece takes a constant time, which is large where any piece reads most experts of a model; a time
+for each of its tokens; and attention's time for each pair of a token and one before it. The three
+coefficients are fitted to the measured times, none of them below zero.
 """
 
 from collections import deque
@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEASURED = 24
-"""Pieces; older ones are forgotten,"""
+"""The number of latest pieces to which the cost is fitted."""
 FADING = 0.9
-"""... and of these each counts for less than the one after it."""
+"""The weight of a piece relative to the one after it."""
 
 PRIOR = (0.1, 0.0, 0.03)
-"""How far each of the three is held down where pieces of one size tell them not apart: what is put
-down to the tokens can only turn out to be cheaper."""
+"""The penalty on each coefficient, which decides where pieces of one size can't separate them: time
+that is attributed to the tokens can only turn out to be shorter."""
 
 FIRST = 32
-"""Tokens of the first piece, of whose cost nothing is known."""
+"""Tokens of the first piece, whose cost is unknown."""
 GROWTH = 2
-"""A piece is at most so many times as large as the largest that was measured, and no larger than it
-would be if nothing of that one's time were constant."""
+"""A piece is at most this many times as large as the largest measured one, and no larger than it
+would be if that one's time were proportional to its tokens."""
 
 Vector = NDArray[np.float64]
 
@@ -35,9 +35,9 @@ Vector = NDArray[np.float64]
 class PrefillPiece:
     rows: int
     length: int
-    """Tokens of each of its rows."""
+    """Tokens of each row in this piece."""
     context: int
-    """Tokens before it, of each row."""
+    """Tokens of each row before this piece."""
 
     @property
     def tokens(self) -> int:
@@ -52,9 +52,9 @@ class PrefillCost:
     def __init__(self) -> None:
         self._measured: deque[tuple[PrefillPiece, float]] = deque(maxlen=MEASURED)
         self._sizes: set[int] = set()
-        """The least and the most tokens of a piece so far."""
+        """The smallest and the largest number of tokens of a piece so far."""
         self._cost = np.zeros(3)
-        """Seconds of a piece, of a token, and of a token for each one before it."""
+        """Seconds for a piece, for each token, and for each pair of a token and one before it."""
 
     def learn(self, piece: PrefillPiece, seconds: float) -> None:
         self._measured.append((piece, max(seconds, 1e-9)))
@@ -66,40 +66,41 @@ class PrefillCost:
         return float(np.dot(self._cost, piece.causes))
 
     def tokens(self, seconds: float, rows: int, context: int) -> int:
-        """How many tokens of all rows together a piece has that takes so long."""
+        """Returns how many tokens, of all rows together, a piece of `seconds` has."""
         if not self._measured:
             return FIRST
         each, more = self._cost[1] + self._cost[2] * context, self._cost[2] / (2 * rows)
         left = seconds / self._slower - self._cost[0]
-        # the positive root of more * tokens ** 2 + each * tokens = left
+        # This is the positive root of more * tokens ** 2 + each * tokens = left.
         root = each + sqrt(each**2 + 4 * more * max(0.0, left))
         fitting = 2 * left / root if root > 0 else inf
         return int(max(0.0, min(fitting, self._tried(seconds))))
 
     def _tried(self, seconds: float) -> float:
-        """Tokens of a piece that can't take longer, if the largest that was measured did not."""
+        """Returns a size that is safe to try, from the size and the time of the largest piece."""
         largest, took = max(self._measured, key=lambda measured: measured[0].tokens)
         return largest.tokens * max(1.0, min(GROWTH, seconds / took))
 
     @property
     def useful(self) -> int:
-        """Tokens of a piece of which half of the time goes to its tokens."""
+        """The size of a piece whose constant time equals the time for its tokens."""
         return int(self._cost[0] / self._cost[1]) if self._cost[1] > 0 else 0
 
     @property
     def knows_one_size(self) -> bool:
-        """Of all pieces so far, which were several."""
+        """Whether all pieces so far, which are several, had the same size."""
         return len(self._measured) > 2 and len(self._sizes) == 1
 
     @property
     def _slower(self) -> float:
-        """How much longer the last piece took than it should have: a machine that gets slower is
-        followed at once."""
+        """The factor by which the last piece took longer than predicted, at least 1: the budget
+        reacts at once to a machine that slows down."""
         piece, seconds = self._measured[-1]
         return max(1.0, seconds / max(self.seconds(piece), 1e-12))
 
     def _fitted(self) -> Vector:
-        """Least squares of the relative errors; of the signs that are allowed, the best."""
+        """Fits the coefficients by least squares of the relative errors: the best non-negative fit
+        among all subsets of the coefficients."""
         ages = range(len(self._measured) - 1, -1, -1)
         weights = np.array([FADING**age for age in ages])
         causes = np.array([piece.causes for piece, _ in self._measured])

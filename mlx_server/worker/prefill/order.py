@@ -1,11 +1,10 @@
-"""Whose prompt is computed next: clients take turns, and each client's shortest prompt goes first.
+"""Decides whose prompt is computed next: clients take turns, shortest prompt first within a client.
 
 Clients are served as in VTC ("Fairness in Serving Large Language Models", Sheng et al. 2024): the
-one that had the fewest prompt tokens computed goes next, and one that comes anew starts level with
-the one that had least. So a newcomer takes its turn from a client with many prompts at once, and
-its own prompt is then computed to its end. Of one client, the prompt with the fewest tokens left
-goes first; while it does, older ones are passed over, and after so many tokens of that the oldest
-has a turn.
+client with the fewest computed prompt tokens is next, and a new client starts level with the lowest
+active one. So a new client gets its turn at once from a client with many prompts, and its prompt is
+then computed to its end. Within a client, the prompt with the fewest tokens left goes first; after
+PASSED_OVER tokens of later prompts, the client's oldest prompt has a turn.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,30 +14,30 @@ from typing import Generic, Protocol, TypeVar
 from mlx_server.limits import REMEMBERED_CLIENTS
 
 TURN = 4096
-"""Tokens of prompt after which a client's turn is counted, though its prompt goes on."""
+"""Prompt tokens after which a client's turn is counted although its prompt continues."""
 
 PASSED_OVER = 8192
-"""Tokens of later prompts of the same client that are computed before its oldest one has a turn."""
+"""Tokens of a client's later prompts that are computed before its oldest one has a turn."""
 
 PASSED_OVER_SHARE = 4
-"""So many of them count as made up for by one token of the oldest."""
+"""The number of these tokens that one token of the oldest prompt cancels."""
 
 SMALL = 2
-"""Pieces: so little is left of a prompt that it is finished before another client's turn."""
+"""A prompt with at most this many pieces left is finished before another client's turn."""
 
 
 class ScheduledPrompt(Protocol):
-    """One that waits, or is being computed."""
+    """A prompt that waits or is being computed."""
 
     @property
     def client(self) -> str: ...
     @property
     def number(self) -> int:
-        """In order of arrival."""
+        """Numbers increase in order of arrival."""
 
     @property
     def left(self) -> int:
-        """Tokens to be computed."""
+        """The number of tokens that are still to be computed."""
 
 
 P = TypeVar("P", bound=ScheduledPrompt)
@@ -47,19 +46,20 @@ P = TypeVar("P", bound=ScheduledPrompt)
 class PromptScheduler(Generic[P]):
     def __init__(self) -> None:
         self._waiting: list[P] = []
-        """In order of arrival."""
+        """The waiting prompts, in order of arrival."""
         self._served: dict[str, int] = {}
-        """Tokens computed for each client, those of the present turn not yet counted."""
+        """Tokens computed for each client, without the uncounted ones of the present turn."""
         self._passed_over: dict[str, int] = {}
+        """Tokens computed of each client's later prompts while its oldest one waits."""
         self._since: dict[str, int] = {}
-        """When each client came, or had its last turn: of equals, the one that waits longest."""
+        """When each client arrived or had its last turn: among equals, the earliest is next."""
         self._times = count()
         self._client: str | None = None
-        """Whose turn it is."""
+        """The client whose turn it is."""
         self._turn = 0
-        """Tokens computed in this turn, as far as they are not counted."""
+        """Tokens computed in this turn that are not counted in `_served` yet."""
         self._piece = 0
-        """Tokens of the latest piece of this turn; 0 before the first."""
+        """Tokens of the latest piece of this turn; 0 before the first piece."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -68,7 +68,7 @@ class PromptScheduler(Generic[P]):
         return iter(self._waiting)
 
     def add(self, prompt: P) -> None:
-        """One that comes, or that another one took the place of."""
+        """Adds a new prompt, or one that another prompt has replaced."""
         active = {waiting.client for waiting in self._waiting}
         active |= set() if self._client is None else {self._client}
         if prompt.client not in active:
@@ -78,7 +78,7 @@ class PromptScheduler(Generic[P]):
 
     def _enter(self, client: str, active: set[str]) -> None:
         least = min((self._served[name] for name in active), default=0)
-        # Clients that have gone with less than that would come back level with the others anyway.
+        # Former clients with fewer tokens than that would start at `least` anyway.
         gone = ((n, name) for name, n in self._served.items() if name not in active and n > least)
         kept = sorted(gone)[-REMEMBERED_CLIENTS.value :] if active else []
         self._served = {name: self._served[name] for name in active} | {n: s for s, n in kept}
@@ -91,13 +91,13 @@ class PromptScheduler(Generic[P]):
         self._waiting.remove(prompt)
 
     def begin(self, prompt: P) -> None:
-        """It leaves the queue; its client has a turn."""
+        """Takes a prompt out of the queue and starts its client's turn."""
         self.end()
         self._waiting.remove(prompt)
         self._client = prompt.client
 
     def end(self) -> None:
-        """Of the turn, and of the prompt that was computed in it, or of its stay in front."""
+        """Ends the turn, because its prompt is computed, was cancelled or is replaced."""
         self._count()
         if self._client is not None:
             self._since[self._client] = next(self._times)
@@ -105,8 +105,8 @@ class PromptScheduler(Generic[P]):
         self._piece = 0
 
     def computed(self, prompt: P, client: str, tokens: int) -> None:
-        """client: of a row that shares the prompt's pieces, or the prompt's own."""
-        if client != self._client:  # its row shares the pieces of another client's prompt
+        """Counts computed tokens. client: the prompt's own, or that of a row in the same pieces."""
+        if client != self._client:  # the row shares the pieces of another client's prompt
             self._served[client] = self._served.get(client, 0) + tokens
             return
         self._turn += tokens
@@ -126,13 +126,13 @@ class PromptScheduler(Generic[P]):
         self._turn = 0
 
     def next(self, may_begin: Callable[[P], bool]) -> P | None:
-        """Of those that wait."""
+        """Returns the next waiting prompt for which `may_begin` is true."""
         firsts = (self._first(client) for client in self._clients)
         return next((prompt for prompt in firsts if may_begin(prompt)), None)
 
     def instead_of(self, prompt: P, may_begin: Callable[[P], bool]) -> P | None:
-        """One that takes the place of a prompt which is being computed."""
-        if not self._piece:  # it gets on, however many come
+        """Returns a waiting prompt that should replace the one being computed, if any."""
+        if not self._piece:  # each turn computes at least one piece, however many prompts arrive
             return None
         return next((p for p in self._before(prompt) if may_begin(p)), None)
 
@@ -144,12 +144,12 @@ class PromptScheduler(Generic[P]):
                 yield first
 
     def _is_shorter(self, first: P, prompt: P) -> bool:
-        """Both of one client."""
+        """Whether `first` goes before another prompt of the same client, being much shorter."""
         is_passed_over = self._passed_over.get(prompt.client, 0) and prompt.number < first.number
         return not is_passed_over and first.left < prompt.left / 2
 
     def _has_had_less(self, first: P, prompt: P) -> bool:
-        """The client of the first, and it does not ask for more."""
+        """Whether the client of `first` has had fewer tokens and has fewer left to compute."""
         return (
             self._served[first.client] <= self._served[prompt.client]
             and self._backlog(first.client) < self._backlog(prompt.client) + prompt.left
@@ -158,7 +158,7 @@ class PromptScheduler(Generic[P]):
 
     @property
     def _clients(self) -> list[str]:
-        """Those with prompts that wait, in the order in which they are served."""
+        """The clients with waiting prompts, in the order in which they are served."""
         clients = dict.fromkeys(prompt.client for prompt in self._waiting)
         return sorted(clients, key=lambda client: (self._served[client], self._since[client]))
 
@@ -169,7 +169,7 @@ class PromptScheduler(Generic[P]):
         return sum(prompt.left for prompt in self._client_prompts(client))
 
     def _first(self, client: str) -> P:
-        mine = self._client_prompts(client)
+        prompts = self._client_prompts(client)
         if self._passed_over.get(client, 0) >= PASSED_OVER:
-            return mine[0]
-        return min(mine, key=lambda prompt: prompt.left)
+            return prompts[0]
+        return min(prompts, key=lambda prompt: prompt.left)

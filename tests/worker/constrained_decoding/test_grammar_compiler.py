@@ -370,7 +370,7 @@ def test_without_a_token_to_end_with_no_grammar_can_be_used(tiny_path: Path) -> 
     engine = loaded(tiny_path, stops=[])
     thinking = Thinking(1, True, [], [b"x"], [1])
     reports = run(engine, ask(0, grammar=DIGITS), ask(1, thinking=thinking))
-    assert "ends an answer" in refusals(reports)[0]
+    assert "no known stop token" in refusals(reports)[0]
     assert len(tokens_of(1, reports)) == 5
 
 
