@@ -1,4 +1,4 @@
-"""Phi 3 and 4: JSON between `<|tool_call|>` and `<|/tool_call|>`, or behind `functools`."""
+"""Phi 3 and 4: JSON between `<|tool_call|>` and `<|/tool_call|>`, or after `functools`."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
@@ -6,7 +6,7 @@ from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.marked_json import marked_json
 
 TAGGED = marked_json("<|tool_call|>", "<|/tool_call|>")
-FUNCTOOLS = marked_json("functools[")  # with its bracket, or `import functools` would be one
+FUNCTOOLS = marked_json("functools[")  # without the bracket, `import functools` would match
 
 LAYOUT = MarkupLayout(call_formats=(TAGGED, FUNCTOOLS))
 

@@ -1,4 +1,4 @@
-"""The families as a table: for README.md, and for `mlx-server models --families`."""
+"""The families as a table, for README.md and for `mlx-server models --families`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ from mlx_server.tool_parsers.call_format import CallFormat
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")
 
 PIPE_WIDTH = 1_000
-"""Of lines that a program reads: none of them is cut."""
+"""Line width if the output is not a terminal, so that no line is cut for a program."""
 
 Row = tuple[str, list[str], list[str], list[str], list[str]]
 
@@ -24,7 +24,7 @@ def rows(families: Iterable[ModelFamily] = FAMILIES) -> list[Row]:
 
 
 def markdown() -> str:
-    """As it stands in README.md."""
+    """The table in Markdown, as README.md has it."""
     cells = ([_code([name]), *map(_code, lists)] for name, *lists in rows())
     lines = [COLUMNS, ["---"] * len(COLUMNS), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -44,14 +44,14 @@ def show(console: Console) -> None:
 def _row(family: ModelFamily) -> Row:
     layout = MarkupLayout(reasoning=()) if family.overrides else family.layout_with()
     reasoning = [_delimited(opening, closing) for opening, closing in layout.reasoning]
-    calls = [shape for notation in layout.call_formats for shape in _shapes(notation)]
-    told = [[shape] if shape else [] for shape in family.shapes]
+    calls = [shape for call_format in layout.call_formats for shape in _shapes(call_format)]
+    shown = [[shape] if shape else [] for shape in family.shapes]
     return (
         family.name,
         list(family.model_types),
         list(family.template_markers),
-        reasoning or told[0],
-        calls or told[1],
+        reasoning or shown[0],
+        calls or shown[1],
     )
 
 
@@ -65,5 +65,5 @@ def _delimited(opening: str, closing: str) -> str:
 
 
 def _code(items: Sequence[str]) -> str:
-    """A bar would end the cell, also inside of code."""
+    """The items as code. A bar is escaped because it would end the cell even within code."""
     return ", ".join(f"`{item}`".replace("|", "\\|") for item in items)
