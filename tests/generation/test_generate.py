@@ -510,7 +510,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(spec: ModelSpec, length: int) -
     error = refused(spec, replace(ASKED, prompts=("fits", (1,) * length)))
     assert isinstance(error, ContextTooLong)
     assert f"has {length} tokens" in error.message
-    assert f"holds {CONTEXT}" in error.message
+    assert f"is {CONTEXT} tokens" in error.message
     assert error.param == "prompt"
 
 

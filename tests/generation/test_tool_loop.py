@@ -281,7 +281,7 @@ async def test_calls_of_a_response_have_a_limit_of_our_own(tmp_path: Path) -> No
         assert sorted(results(events)) == [("1", None), ("2", None)]
         assert text(events) == "Enough."
         approval = Approval("r", "calc", "add", "{}", approve=True)
-        with pytest.raises(BadRequest, match="has 3 approvals"):
+        with pytest.raises(BadRequest, match="has 3 pending approvals"):
             await the.events(the.tools(approvals=(approval,) * 3), limits=ToolLoopLimits(calls=2))
 
 
