@@ -276,8 +276,8 @@ REFUSED: Zoo = {
     ),
     "an import that is none": (text("chat_template.jinja", "{% import %}"), "can't be compiled"),
     "a model's own code": (own_code("model_file"), "never run here"),
-    "a type that is a path": (config(model_type="../../evil"), "not one that mlx-lm"),
-    "a type that is a module": (config(model_type="..os"), "not one that mlx-lm"),
+    "a type that is a path": (config(model_type="../../evil"), "does not support its model type"),
+    "a type that is a module": (config(model_type="..os"), "does not support its model type"),
 }
 """By the server, before the engine hears of them."""
 
