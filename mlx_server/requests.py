@@ -53,7 +53,7 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
 class SamplingChoices(TypedDict, total=False):
-    """The sampling parameters that were set explicitly; `resolve` finds the others."""
+    """The sampling parameters that were set explicitly."""
 
     temperature: float
     top_p: float
