@@ -53,8 +53,8 @@ class _Grammar:
         if self._spec.must_call:
             if not calls:
                 raise BadRequest(
-                    "`tool_choice` requires a tool call, but Harmony can call none of the `tools`: "
-                    "their names are not distinct enough. Rename them.",
+                    "`tool_choice` requires a tool call, but Harmony can call none of the `tools`. "
+                    "Check their names.",
                     param="tool_choice",
                 )
             return lark.source(f"({self._message('analysis')})* ({' | '.join(calls)})")
