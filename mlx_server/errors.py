@@ -1,29 +1,29 @@
-"""Everything a user, a client or a disk can cause. Our own bugs are `assert`s.
+"""Errors that a user, a client or a disk can cause. Our own bugs are `assert`s.
 
 ServerError
 ├── BadRequest                400  the request can't be honoured as written
-│   ├── ContextTooLong        400  the prompt does not fit the model's context
-│   ├── NotEnoughMemory       400  the model, or so many tokens of it, can never fit
-│   ├── AdapterInvalid        400  the adapter is damaged, not supported or of another model
+│   ├── ContextTooLong        400  the prompt does not fit into the model's context
+│   ├── NotEnoughMemory       400  the model or its tokens can never fit into memory
+│   ├── AdapterInvalid        400  the adapter is damaged, unsupported or made for another model
 │   └── InvalidGrammar        400  a schema, pattern or grammar that can't be used
 ├── Unauthorized              401  no key, or an unknown one
 ├── Forbidden                 403  a Host or Origin that may not use this server
 ├── NotFound                  404  no such route
 │   ├── ModelNotFound         404  the model is not listed in models.yaml
-│   └── AdapterNotFound       404  the model has no adapter of this name
+│   └── AdapterNotFound       404  the model has no adapter with this name
 ├── MethodNotAllowed          405
 ├── TooLarge                  413  the body is over the limit
 ├── UnsupportedMediaType      415  not plain JSON
-├── Unavailable               503  can't be served now; trying again may help
+├── Unavailable               503  can't be served now; a retry may help
 │   ├── Overloaded            503  the queue is full
 │   ├── EngineDied            503  the engine process is gone
-│   ├── ModelReplaced         503  the model's files were replaced since the request came
+│   ├── ModelReplaced         503  the model's files changed after the request arrived
 │   ├── StoreUnavailable      503  stored responses can't be read or written now
 │   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
 │   ├── CompilerUnavailable   503  the process that compiles schemas can't be started
 │   └── ShuttingDown          503  the server is stopping
-├── StoreFull                 507  no more may be stored, for this key or at all
-├── GenerationFailed          500  the engine could not go on with this one answer
+├── StoreFull                 507  the storage limit is reached, for this key or in total
+├── GenerationFailed          500  the engine could not continue this one answer
 ├── ModelUnusable             500  the model's files are missing, damaged or not supported
 └── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
 """
@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 from mlx_server import limits
 
 FOLDERS = re.compile(r"(?<![\w:/.])~?/(?:.*/)?")
-"""From the first to the last of a line, since their names may have spaces."""
+"""Matches from a line's first folder to its last, since folder names may contain spaces."""
 
 
 class ServerError(Exception):
@@ -183,7 +183,7 @@ class SettingsError(ServerError):
 
 
 def public_message(error: BaseException) -> str:
-    """What may be told of an error that is not ours: its text may name folders of this machine."""
+    """The text of a foreign error without the folders of this machine that it may name."""
     name = type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         file = f": {os.path.basename(os.fsdecode(error.filename))!r}" if error.filename else ""

@@ -1,6 +1,7 @@
-"""The steps of an answer, as `generate` yields them. Every endpoint folds these and nothing else.
+"""The events that `generate` yields. Every endpoint folds these and nothing else.
 
-Order: one `Started`, then per answer (`index`) its deltas and one `Finished`; answers interleave.
+`Started` comes once, then each answer (`index`) has its deltas and one `Finished`. The events of
+several answers interleave.
 """
 
 from collections.abc import Mapping
@@ -18,38 +19,38 @@ class TokenLogprob:
     token: str
     bytes: bytes
     logprob: float | None
-    """None for the first token of a prompt, which follows nothing."""
+    """None for the first token of a prompt, which has no context to be predicted from."""
     top: tuple["TokenLogprob", ...] = ()
-    """The likeliest tokens at this place, best first; empty inside `top` itself."""
+    """The likeliest tokens at this position, best first. Entries of `top` have no `top`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The engine has taken the request: from here on an error ends a running answer."""
+    """The engine has accepted the request. Any later error ends an answer that is running."""
 
     model: str
     prompt_tokens: int
     ignored: tuple[str, ...] = ()
-    """Parameters that were set but that this model has no use for."""
+    """Parameters that the request set and that this model cannot use."""
     fingerprint: str | None = None
-    """Of the adapter's weights."""
+    """Fingerprint of the adapter's weights."""
     unenforced: tuple[str, ...] = ()
-    """What the client's schemas ask for and no grammar holds, as paths in them."""
+    """Paths of the schema keywords that no grammar enforces."""
     sampling: SamplingParams | None = None
-    """Of the first answer, whoever chose it: the client, the owner or the publisher."""
+    """Parameters of the first answer, resolved from client, models.yaml and checkpoint."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """The prompt in the words of the family's own library, if asked for."""
+    """The prompt as messages of the family's own library, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """After each piece of a prompt that is computed, if asked for."""
+    """Reported after each chunk of prefill, if requested."""
 
     index: int
     total: int
     cached: int
     computed: int
-    """Tokens, those included that were cached."""
+    """Prompt tokens that are done, cached ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class TextDelta:
     index: int
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the tokens that this text came from, if asked for."""
+    """Log probabilities of this text's tokens, if requested."""
     phase: Phase | None = None
-    """None where the model tells no phases apart, or where this goes on with the last one."""
+    """None if the model has no phases, or if the phase has not changed since the last delta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,10 @@ class ReasoningDelta:
 class ToolCallStarted:
     index: int
     call: int
-    """Which of the answer's calls, from 0."""
+    """Number of the call within the answer, from 0."""
     id: str
     name: str
-    """Of one of the tools that were offered."""
+    """Name of one of the tools in the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,12 @@ class ToolCallDelta:
     index: int
     call: int
     arguments: str
-    """A piece of their JSON text; whole once `ToolCallFinished` has come, and not before."""
+    """The next part of the arguments' JSON text, which is complete after `ToolCallFinished`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
-    """A call without one was cut off, or turned out to be none: nobody should make it."""
+    """The call is complete. A call without this event was cut off or invalid: do not run it."""
 
     index: int
     call: int
@@ -96,16 +97,18 @@ class ToolCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class BuiltInCall:
-    """Of a tool that the model knows from its training and that nobody offered: nothing runs it,
-    and the model goes on without a result."""
+    """A call of a tool that the model knows from training and that the request does not have.
+
+    It is not run, and the model continues without a result.
+    """
 
     index: int
     tool: str
-    """As the model calls it: "browser.search", "python"."""
+    """The model's name for it: "browser.search", "python"."""
     text: str
-    """Its code, or its arguments as the model wrote them."""
+    """The code to run, or the arguments as the model wrote them."""
     is_whole: bool = True
-    """Or else the answer was cut off in it."""
+    """False if the answer was cut off within the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,32 +116,32 @@ class ListedTool:
     name: str
     description: str | None = None
     schema: Mapping[str, Any] = field(default_factory=dict)
-    """Of its arguments."""
+    """JSON Schema of the arguments."""
     annotations: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolsListed:
-    """What an MCP server offers to this request. They come right behind `Started`."""
+    """The tools of one MCP server that this request may use. It follows `Started`."""
 
     index: int
     server: str
     tools: tuple[ListedTool, ...] = ()
     error: str | None = None
-    """Why there are none; beside tools, which others were left out and why."""
+    """Why there are no tools or, if there are some, which others were left out and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class McpCallStarted:
-    """As `ToolCallStarted`, of a tool that an MCP server has and that is run here."""
+    """Like `ToolCallStarted`, for an MCP server's tool, which this server calls itself."""
 
     index: int
     call: int
-    """Counted with the calls of function tools, over all rounds."""
+    """Number of the call, counted together with function calls over all rounds."""
     id: str
     server: str
     name: str
-    """As the server calls it."""
+    """The tool's name on that server."""
     approval: str | None = None
     """The id of the approval request that was granted."""
 
@@ -152,7 +155,7 @@ class McpCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class McpCallReady:
-    """Its arguments are whole, and it is going to be run; without one it was cut off."""
+    """The arguments are complete and the call will be run. Without this event it was cut off."""
 
     index: int
     call: int
@@ -160,7 +163,7 @@ class McpCallReady:
 
 @dataclass(frozen=True, slots=True)
 class McpCallFinished:
-    """Calls of one turn run together, so these come in any order."""
+    """The call has its result. Calls of one turn run concurrently and finish in any order."""
 
     index: int
     call: int
@@ -170,7 +173,7 @@ class McpCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequested:
-    """A call that is not run before somebody has agreed to it, in another request."""
+    """A call that is run only after another request has approved it."""
 
     index: int
     call: int
@@ -181,38 +184,38 @@ class ApprovalRequested:
 
 
 RepairKind = Literal[
-    "name",  # of a tool: another spelling of it
-    "json",  # a slip in it
-    "type",  # of an argument
-    "reasoning",  # the answer, or a call, stood in it; or it stood among something else
-    "unmarked",  # without the marks that should stand around it
+    "name",  # a tool name in another spelling
+    "json",  # a syntax error in JSON
+    "type",  # an argument of the wrong type
+    "reasoning",  # an answer or a call inside reasoning, or reasoning in the wrong place
+    "unmarked",  # a call or reasoning without its delimiters
     "stutter",  # a call that was made twice
-    "fences",  # or prose around JSON
-    "schema",  # JSON that did not conform to it, so that the model was asked again
-    "tools",  # none was called although one had to be, so that the model was asked again
-    "cut",  # JSON that a limit cut short, continued
+    "fences",  # code fences or free text around JSON
+    "schema",  # JSON that did not match its schema: the answer was generated again
+    "tools",  # a required tool call was missing: the answer was generated again
+    "cut",  # JSON that was cut off by the token limit and then continued
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The model wrote something else than what is told of it. It comes before the event that ends
-    what it is about: `ToolCallFinished`, or `Finished`."""
+    """The model's output was corrected before it was reported. This event comes before the one
+    that ends the corrected part: `ToolCallFinished` or `Finished`."""
 
     index: int
     what: RepairKind
     where: str
-    """As "tool_calls[0].function.arguments.city", "content" or "reasoning_content"; calls by their
-    `call`. Never anything that the model wrote."""
+    """A path such as "tool_calls[0].function.arguments.city", "content" or "reasoning_content",
+    with the number of the call. It never contains text that the model wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The answer is not what was asked for, and stays so. It comes before its `Finished`."""
+    """The answer breaks the requested format and was not repaired. It precedes `Finished`."""
 
     index: int
     what: str
-    """As "path: what"."""
+    """The text "path: reason"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +224,15 @@ class Finished:
     reason: FinishReason
     completion_tokens: int
     cached_tokens: int
-    """Of the prompt, found in the prompt cache."""
+    """Prompt tokens that came from the prompt cache."""
     reasoning_tokens: int = 0
-    """Of the completion tokens."""
+    """How many of the completion tokens are reasoning."""
     further_prompt_tokens: int = 0
-    """Of the rounds behind the first, whose prompt `Started` tells of."""
+    """Prompt tokens of the rounds after the first, whose prompt `Started` reports."""
     answer_forced: bool = False
-    """It stopped after nothing but reasoning, and was led on to an answer."""
+    """Whether the model stopped after its reasoning and was continued with an answer prefix."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """All that followed the prompt in the words of the family's own library, if asked for."""
+    """Everything after the prompt, as messages of the family's own library, if requested."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""A conversation as every family sees it, whichever endpoint it came through."""
+"""A conversation as every family receives it, independent of the endpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 Phase = Literal["commentary", "final_answer"]
-"""commentary: what an assistant says while it is still at work."""
+"""`commentary` is text between tool calls, before the final answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ToolCall:
     arguments: str
     """JSON text, as the client or the model wrote it."""
     server: str | None = None
-    """The label of the MCP server whose tool this is; `name` is what that server calls it."""
+    """Label of the MCP server that has the tool; `name` is then the server's own name for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     phase: Phase | None = None
-    """Of an assistant's content, where that is known."""
+    """Phase of an assistant's content, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)

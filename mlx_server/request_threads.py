@@ -1,9 +1,8 @@
-"""The threads in which requests are parsed, rendered and tokenised.
+"""The thread pool in which requests are parsed, rendered and tokenised.
 
-A place is taken until its thread has come to an end, also where the request was cancelled before:
-what runs is what counts. Work for a client that has left ends at its next `check_wanted`. Large
-requests share a few of the places, and so do those for one model, so that neither can keep a small
-request for another model waiting.
+A cancelled request occupies its thread until the work ends, at its next `check_wanted` or earlier.
+Large requests may use only some of the threads, and so may the requests for one model, so that
+neither can keep a small request for another model waiting.
 """
 
 import asyncio
@@ -23,15 +22,15 @@ from mlx_server.errors import Overloaded
 T = TypeVar("T")
 
 BYTES_PER_SECOND = 4 << 20
-"""A request waits as if it had come later by its size divided by this: smaller ones go first, and
-no large one waits for ever."""
+"""A request is queued as if it had arrived later by its size divided by this: small requests go
+first, and no large one waits for ever."""
 
 size_of_request: ContextVar[int] = ContextVar("size_of_request", default=0)
-"""Bytes of the body for which the present task works, and of what is read back for it."""
+"""Bytes of the current request: its body, and stored data that is read back for it."""
 
 
 class Abandoned(Exception):
-    """Nobody waits for the result any more."""
+    """The request was cancelled: its result is no longer needed."""
 
 
 class _Job:
@@ -54,8 +53,8 @@ class _Job:
         except BaseException as error:
             self.result.set_exception(error)
         finally:
-            # an error keeps the frames in which it was raised, and these the ones that called them:
-            # without this they would keep the error, and the request, until garbage is collected
+            # The error's traceback references this frame, and the frame the error: without `del`
+            # the cycle would keep the request in memory until the next garbage collection.
             del self.work, self.context, self.result
 
 
@@ -82,7 +81,7 @@ class RequestThreads:
         self._threads = ThreadPoolExecutor(limits.REQUEST_THREADS.value, "request")
 
     async def run(self, work: Callable[[], T], model: str | None = None) -> T:
-        """model: the one that it renders for, if it does."""
+        """Run `work` in a thread; `model` is the model that it renders for, if any."""
         job = _Job(work, model)
         result: asyncio.Future[T] = asyncio.wrap_future(job.result)
         try:
@@ -92,11 +91,11 @@ class RequestThreads:
             self._abandon(job)
             raise
         finally:
-            del result  # which has the error, whose traceback has this frame
+            del result  # it holds the error, whose traceback references this frame
 
     @property
     def busy(self) -> int:
-        """Places that are taken."""
+        """Number of threads in use."""
         return len(self._running)
 
     def _add(self, job: _Job) -> None:
@@ -114,7 +113,7 @@ class RequestThreads:
                 self._waiting.remove(job)
 
     def _begin(self) -> None:
-        """Everything that may begin now; the lock is held."""
+        """Start every job that a thread is free for. The caller holds the lock."""
         while ready := [job for job in self._waiting if self._has_place(job)]:
             job = min(ready, key=lambda job: job.rank)
             self._waiting.remove(job)
@@ -144,13 +143,13 @@ _shared = RequestThreads()
 
 
 async def in_thread(work: Callable[..., T], *args: Any, model: str | None = None) -> T:
-    """As `asyncio.to_thread`, in the threads that all requests share."""
+    """Like `asyncio.to_thread`, in the threads that all requests share."""
     return await _shared.run(lambda: work(*args), model)
 
 
 @contextmanager
 def sized(size: int) -> Iterator[None]:
-    """What is done inside is done for a request of so many bytes."""
+    """Sets the size in bytes of the request that the block works for."""
     before = size_of_request.set(size)
     try:
         yield
@@ -159,5 +158,5 @@ def sized(size: int) -> Iterator[None]:
 
 
 def grow_request(size: int) -> None:
-    """What is read back for a request counts as if it had been sent with it."""
+    """Count `size` bytes of stored data, read back for the request, as part of its size."""
     size_of_request.set(size_of_request.get() + size)

@@ -1,4 +1,4 @@
-"""What an endpoint asks of `generate`, in no endpoint's own terms."""
+"""The request that `generate` takes, independent of any endpoint's wire format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 from mlx_server.messages import Conversation
 
 Prompt = Conversation | str | tuple[int, ...]
-"""A conversation is rendered by the family, text tokenised as it is, token ids taken."""
+"""The family renders a conversation, text is tokenised as it is, token ids are used unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class JsonFormat:
 
     schema: Mapping[str, Any] | bool = field(default_factory=lambda: {"type": "object"})
     strict: bool = True
-    """If not, what no grammar can say is left out, told of, and checked afterwards."""
+    """If False, keywords that no grammar can enforce are reported and checked afterwards."""
     name: str | None = None
     description: str | None = None
 
@@ -39,12 +39,12 @@ class GrammarFormat:
 
 
 Format = JsonFormat | RegexFormat | ChoiceFormat | GrammarFormat
-"""What the text of an answer has to be."""
+"""The format that the text of an answer must have."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """One tool, which has to be called."""
+    """The one tool that must be called."""
 
     name: str
 
@@ -53,7 +53,7 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
 class SamplingChoices(TypedDict, total=False):
-    """The sampling parameters that somebody set; the rest come from further down (see resolve)."""
+    """The sampling parameters that were set explicitly."""
 
     temperature: float
     top_p: float
@@ -66,39 +66,40 @@ class SamplingChoices(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen, applied in the order of the fields (as vLLM and HF do)."""
+    """How the next token is sampled. The fields apply in their order (as in vLLM and HF)."""
 
     logit_bias: dict[int, float] = field(default_factory=dict)
     repetition_penalty: float = 1.0
-    """Divides positive logits of tokens in prompt or answer, multiplies negative ones (CTRL)."""
+    """Positive logits of tokens in prompt or answer are divided by it, negative ones multiplied
+    (CTRL)."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    """Both as OpenAI defines them: subtracted for tokens of the answer."""
+    """Both penalties are OpenAI's: they are subtracted from the logits of the answer's tokens."""
     temperature: float = 1.0
-    """0: the likeliest token, always."""
+    """At 0 the likeliest token is always chosen."""
     top_k: int = 0
-    """0: no limit."""
+    """0 means no limit."""
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    """None: a fresh one each time."""
+    """None draws a new seed for each request."""
     logprobs: int | None = None
-    """How many alternatives to report beside the chosen token's log probability; None: nothing.
-    They are the model's own, before bias, penalties and temperature."""
+    """How many alternatives to report with the chosen token's log probability, or None for no
+    logprobs. They are the model's own, before bias, penalties and temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     model: str
-    """May name an adapter as well: `model:adapter`."""
+    """A model, or `model:adapter`."""
     prompts: tuple[Prompt, ...]
     adapter: str | None = None
-    """A name, or a folder in a place where adapters may lie."""
+    """The name of an adapter, or its folder within one of the configured adapter folders."""
     adapter_scale: float = 1.0
     n: int = 1
-    """Answers per prompt; answer j of prompt i has index i * n + j in the events."""
+    """Answers per prompt. Answer j of prompt i has index i * n + j in the events."""
     max_tokens: int | None = None
-    """None: as many as the context has room for; 0, with echo: only the prompt."""
+    """None means as many as fit the context. With `echo`, 0 returns the prompt alone."""
     stop: tuple[str, ...] = ()
     choices: SamplingChoices = field(default_factory=SamplingChoices)
     logit_bias: dict[int, float] = field(default_factory=dict)
@@ -106,35 +107,35 @@ class GenerateRequest:
     logprobs: int | None = None
     format: Format | None = None
     format_param: str = "response_format"
-    """What the client called it, for errors."""
+    """The client's name of the parameter, for error messages."""
     tool_choice: ToolChoice = "auto"
     thinking_budget: int | None = None
-    """Tokens of reasoning after which the answer itself begins; 0: no reasoning."""
+    """Reasoning tokens after which the answer must begin; 0 means no reasoning."""
     max_response_tokens: int | None = None
-    """Of the answer, its reasoning aside."""
+    """Token limit of the answer, not counting its reasoning."""
     implied: frozenset[str] = frozenset()
-    """Of the templates' kwargs: what the client did not say, and need not hear of if ignored."""
+    """Template kwargs that the client did not set itself: they are not reported if ignored."""
     buffered: bool = False
-    """Nobody sees an answer before it has come to its end, so that it can still be mended."""
+    """The client sees an answer only once it is complete, so that it can still be repaired."""
     parallel_calls: bool = True
     """Whether an answer may call several tools; if not, it ends with the first call."""
     raw_messages: bool = False
-    """Whether the events carry the messages in the words of the family's own library."""
+    """Whether the events carry the messages of the family's own library."""
     echo: bool = False
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
     progress: bool = False
-    """Whether the events say how much of each prompt is computed."""
+    """Whether `PromptProgress` events are sent."""
     client: str = ""
-    """Who asks: the digest of an API key, or an address. Waiting requests take turns by client."""
+    """Digest of an API key, or an address. Waiting requests take turns by client."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """Some of a server's tools; everything that is set has to hold."""
+    """Selects some of a server's tools: a tool must meet every condition that is set."""
 
     names: frozenset[str] | None = None
     read_only: bool | None = None
-    """Whether the server says that a tool changes nothing."""
+    """Whether the tool must (or must not) have the server's `readOnlyHint`."""
 
     def holds(self, name: str, *, read_only: bool) -> bool:
         named = self.names is None or name in self.names
@@ -146,7 +147,7 @@ ALL_TOOLS, NO_TOOLS = ToolFilter(), ToolFilter(names=frozenset())
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """One that a request names: by URL, or a connector of models.yaml."""
+    """An MCP server that a request names, by URL or as a connector of models.yaml."""
 
     label: str
     url: str | None = None
@@ -156,18 +157,18 @@ class McpServer:
     """A bearer token."""
     allowed: ToolFilter = ALL_TOOLS
     always_approve: ToolFilter = NO_TOOLS
-    """Tools that are never run before somebody has agreed; it wins over"""
+    """Tools that run only after approval. It takes precedence over `never_approve`."""
     never_approve: ToolFilter = NO_TOOLS
-    """... those that are run at once. Tools in neither need approval, too."""
+    """Tools that run at once. A tool that neither filter selects needs approval."""
     listed: bool = False
-    """The client has its list from an earlier response: it is not told again, if all went well."""
+    """The client has the tool list from an earlier response: it is sent again only on errors."""
     param: str = "tools"
-    """What the client called it, for errors."""
+    """The client's name of the parameter, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """Somebody's answer to an `ApprovalRequested`, whose other fields it repeats."""
+    """The reply to an `ApprovalRequested`, whose fields it repeats."""
 
     id: str
     server: str
@@ -179,7 +180,7 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class McpChoice:
-    """One tool of a server, or any of them, which has to be called."""
+    """A server's tool that must be called; `name` None means any of the server's tools."""
 
     server: str
     name: str | None = None
@@ -187,11 +188,11 @@ class McpChoice:
 
 @dataclass(frozen=True, slots=True)
 class McpTools:
-    """What a request asks of MCP servers."""
+    """The part of a request that concerns MCP servers."""
 
     servers: tuple[McpServer, ...] = ()
     approvals: tuple[Approval, ...] = ()
-    """Those not acted upon yet; they concern calls behind the end of the conversation."""
+    """Approvals that were not acted upon yet. Their calls follow the end of the conversation."""
     choice: McpChoice | None = None
-    """Wins over the request's `tool_choice`."""
+    """Takes precedence over the request's `tool_choice`."""
     max_calls: int | None = None

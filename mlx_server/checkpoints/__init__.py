@@ -1,1 +1,1 @@
-"""What the files of a checkpoint hold, read as data and without loading weights."""
+"""Reads the files of a checkpoint as data, without loading weights."""

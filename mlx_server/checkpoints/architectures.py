@@ -1,8 +1,7 @@
-"""What the installed mlx-lm knows of model types, read from its source: nothing of it is imported,
-since only the engine process may hold MLX.
+"""Model types and defaults of the installed mlx-lm, read from its source code without an import,
+since only the engine process may load MLX.
 
-For what config.json leaves out, transformers is asked too: it writes no value that is its own
-default.
+Defaults are read from transformers too, because it omits them when it writes config.json.
 """
 
 import ast
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 LEAST_DEFAULT = 8192
-"""Tokens. Lower defaults are those of a class's first days, and of no checkpoint that leaves its
-context out."""
+"""Lower defaults, in tokens, are ignored: they date from a class's first version and apply to no
+checkpoint that omits its context length."""
 
 CONTEXT = (
     "max_position_embeddings",
@@ -30,21 +29,21 @@ CONTEXT = (
     "n_ctx",
     "block_size",
 )
-"""What configs call the tokens of a context, the commonest first."""
+"""Names of the context length in configs, the most common first."""
 
 SAME = {
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "lfm2_vl": "lfm2-vl",
 }
-"""Model types that mlx-lm computes but does not list: the module of each."""
+"""Modules for model types that mlx-lm supports but does not list."""
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Where a config that is also of images keeps what it says of text."""
+"""Keys under which the config of a multimodal model nests that of its text model."""
 
 
 def module_of(config: Mapping[str, Any]) -> str | None:
-    """The module of mlx-lm that computes this model; None: this version has none."""
+    """The module of mlx-lm that implements this model, or None if this version has none."""
     name = config.get("model_type")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         return None
@@ -53,22 +52,23 @@ def module_of(config: Mapping[str, Any]) -> str | None:
 
 
 def why_unknown(config: Mapping[str, Any]) -> str | None:
-    """Why mlx-lm can't load a model with this config.json, and what to do; None: it can."""
+    """Why mlx-lm can't load a model with this config.json, and what to do; None if it can."""
     if isinstance(file := config.get("model_file"), str):
         return (
-            f"it brings code of its own ({file[:100]}), which is never run here. Use a checkpoint "
-            "of an architecture that mlx-lm has."
+            f"it needs code of its own ({file[:100]}), which mlx-server never runs. Use a "
+            "checkpoint of an architecture that mlx-lm supports."
         )
     if module_of(config):
         return None
     return (
-        f"its model type {str(config.get('model_type'))[:100]!r} is not one that mlx-lm "
-        f"{version('mlx-lm')} can compute. Update mlx-server and mlx-lm, or choose another model."
+        f"mlx-lm {version('mlx-lm')} does not support its model type "
+        f"{str(config.get('model_type'))[:100]!r}. Update mlx-server and mlx-lm, or choose another "
+        "model."
     )
 
 
 def default_context(config: Mapping[str, Any]) -> int | None:
-    """The tokens that a model takes whose config does not say it."""
+    """The context length that applies if config.json has none; None if it is unknown."""
     known = [
         *(found for module in _modules(config) for found in _mlx_lm_defaults(module)),
         *(found for name in _types(config) for found in _transformers_defaults(name)),
@@ -77,7 +77,7 @@ def default_context(config: Mapping[str, Any]) -> int | None:
 
 
 def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The config, and what it nests of a language model."""
+    """The config, followed by the configs of text models nested in it."""
     yield config
     for name in TEXT:
         if isinstance(nested := config.get(name), dict):
@@ -85,7 +85,7 @@ def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _types(config: Mapping[str, Any]) -> list[str]:
-    """Of the text, whose type is the innermost, as its configuration class may be called."""
+    """Model types of the text model, the innermost one, as its configuration class may have it."""
     named = [part.get("model_type") for part in texts(config)]
     return [
         found for name in named[-1:] if isinstance(name, str) for found in (name, f"{name}_text")
@@ -93,7 +93,7 @@ def _types(config: Mapping[str, Any]) -> list[str]:
 
 
 def _modules(config: Mapping[str, Any]) -> set[str]:
-    """Of mlx-lm: a module may import what it says of text."""
+    """Modules of mlx-lm that may have the text model's defaults, which some import from others."""
     named = {module for part in texts(config) if (module := module_of(part))}
     plain = {name.removesuffix("_moe") for name in named}
     return {name for stem in named | plain for name in (stem, f"{stem}_text")}
@@ -123,7 +123,7 @@ def _models() -> Path:
 def _table(
     name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"],
 ) -> dict[Any, Any]:
-    """A dict that stands in mlx-lm's utils.py."""
+    """A dict that mlx-lm's utils.py defines."""
     for node in _parsed(_package("mlx_lm") / "utils.py").body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             table: dict[Any, Any] = ast.literal_eval(node.value)
@@ -139,7 +139,7 @@ def _mlx_lm_defaults(module: str) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _transformers_defaults(model_type: str) -> list[int]:
-    """Of the class whose model type it is."""
+    """Defaults of the configuration class that has this model type."""
     folder = _package("transformers") / "models"
     stems = {model_type, model_type.removesuffix("_text"), model_type.removesuffix("_moe_text")}
     files = [file for stem in stems for file in (folder / stem).glob("configuration_*.py")]
@@ -155,7 +155,7 @@ def _defaults(file: Path, model_type: str | None = None) -> Iterator[int]:
 
 
 def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
-    """What a class assigns in its body and, in older ones, as defaults of `__init__`."""
+    """Constants that a class assigns in its body or, in older ones, as defaults of `__init__`."""
     for line in node.body:
         match line:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):

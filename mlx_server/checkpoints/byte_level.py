@@ -1,4 +1,4 @@
-"""Tokenizers from ranked tokens of bytes, as tiktoken has them: gpt-oss's and Kimi's."""
+"""Builds tokenizers from tiktoken's ranked byte tokens, for gpt-oss and Kimi."""
 
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from mlx_server.errors import ModelUnusable
 
 KIMI_CLASS = "TikTokenTokenizer"
 KIMI_RESERVED = 256
-"""Ids of special tokens, behind those of the vocabulary."""
+"""Number of ids after the vocabulary that are special tokens."""
 
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -30,13 +30,13 @@ KIMI_PIECES = "|".join(
         r"\s+",
     )
 )
-"""No token of Kimi's spans two of these pieces of a text."""
+"""Splits a text into pieces; no token of Kimi's spans two of them."""
 
 
 def byte_level_tokenizer(
     ranks: Mapping[bytes, int], pieces: str, special: Iterable[AddedToken]
 ) -> tokenizers.Tokenizer:
-    """special: of the ids behind the last rank, one after the other."""
+    """The `special` tokens get the ids after the last rank, in their order."""
     letters = {byte: letter for letter, byte in bytes_to_unicode().items()}
     names = {rank: "".join(map(letters.__getitem__, token)) for token, rank in ranks.items()}
     merges = [
@@ -59,18 +59,19 @@ def split_into(pieces: str) -> pre_tokenizers.Split:
 
 
 def kimi_tokenizer(file: Path, tokenizer_config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Of a tiktoken.model, without the code that comes with it. Raises ModelUnusable."""
+    """The tokenizer of a tiktoken.model, without the checkpoint's own code. Raises
+    ModelUnusable."""
     if tokenizer_config.get("tokenizer_class") != KIMI_CLASS:
         raise ModelUnusable(
-            f"{file.name} is all that there is of this model's tokenizer, and only Kimi's can be "
-            "read from it. Use a checkpoint with a tokenizer.json."
+            f"This model's only tokenizer file is {file.name}, which is supported for Kimi models "
+            "alone. Use a checkpoint with a tokenizer.json."
         )
     ranks = _ranks(file)
     return byte_level_tokenizer(ranks, KIMI_PIECES, _special(len(ranks), tokenizer_config))
 
 
 def _ranks(file: Path) -> dict[bytes, int]:
-    """A line for each token: its bytes in base64, and its rank."""
+    """Reads the file, whose lines are a token's bytes in base64 and its rank."""
     try:
         lines = [line.split() for line in file.read_bytes().splitlines() if line]
         ranks = {b64decode(token, validate=True): int(rank) for token, rank in lines}
@@ -102,6 +103,6 @@ def _added(entry: Any, name: str) -> AddedToken:
 
 
 def _halves(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[int, int]]:
-    """The ranks of every two tokens that make this one."""
+    """The ranks of every two tokens that this one is the concatenation of."""
     cuts = ((ranks.get(token[:at]), ranks.get(token[at:])) for at in range(1, len(token)))
     return sorted((a, b) for a, b in cuts if a is not None and b is not None)

@@ -1,4 +1,4 @@
-"""What a checkpoint folder says of its model, weights aside."""
+"""Reads everything in a checkpoint's folder except the weights."""
 
 import json
 import logging
@@ -16,14 +16,14 @@ from mlx_server.templates.chat_template import ChatTemplate
 log = logging.getLogger("mlx_server.families")
 
 FALLBACK_CONTEXT = 131_072
-"""Of a model that nobody knows the context of. Too high, an answer gets worse where the model's own
-context ends; too low, honest prompts would be refused."""
+"""Context length of a model whose own is unknown. If it is too high, answers get worse after the
+model's own length; if it were too low, valid prompts would be refused."""
 
 MOST_STRETCHED = 1024
-"""Times; a larger factor of a rope is a damaged file's."""
+"""Upper bound on YaRN's factor: a file with a larger one is damaged."""
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
-"""Names of chat templates, where a checkpoint has several."""
+"""Names of chat templates in checkpoints with several."""
 
 SENSIBLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2,
@@ -32,7 +32,7 @@ SENSIBLE: dict[str, Callable[[float], bool]] = {
     "min_p": lambda value: 0 <= value <= 1,
     "repetition_penalty": lambda value: 0 < value <= 10,
 }
-"""What generation_config.json may recommend: the same that a request may ask for."""
+"""Ranges of generation_config.json's recommendations, the same as in requests."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class Checkpoint:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     tokens: dict[str, str]
-    """bos_token, eos_token and the like, as templates spell them."""
+    """Special tokens that templates use, by name: `bos_token`, `eos_token` and others."""
     end_tokens: frozenset[int]
-    """The ids that config.json, generation_config.json and the tokenizer call the end."""
+    """End-of-sequence ids of config.json, generation_config.json and the tokenizer."""
     sampling: SamplingChoices
-    """The publisher's recommendation."""
+    """The publisher's recommended sampling parameters."""
     tool_template: ChatTemplate | None = None
-    """In place of the other where tools are offered; only older checkpoints have one."""
+    """Template for requests with tools; only older checkpoints have a separate one."""
 
     @property
     def template_source(self) -> str:
-        """All of it, for what it shows."""
+        """The source of all templates, in which the families look for their markers."""
         return "".join(t.source for t in (self.template, self.tool_template) if t)
 
 
 def read_checkpoint(
     path: Path, chat_template: str | None = None, tokenizer_json: Path | None = None
 ) -> Checkpoint:
-    """chat_template: the owner's own, in place of the checkpoint's; tokenizer_json likewise."""
+    """`chat_template` and `tokenizer_json` replace the checkpoint's own. Raises ModelUnusable."""
     config = read_json(path / "config.json")
     generation = read_json(path / "generation_config.json", optional=True)
     tokenizer_config = read_json(path / "tokenizer_config.json", optional=True)
@@ -92,7 +92,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path.name} is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise ModelUnusable(f"{path.name} should hold an object.")
+        raise ModelUnusable(f"{path.name} must contain a JSON object.")
     return found
 
 
@@ -113,14 +113,14 @@ def _existing(path: Path) -> Path:
 
 
 def _token_names(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """A token is written as a string or as an object with its `content`."""
+    """Texts of the `*_token` entries, which are strings or objects with a `content`."""
     named = {k: v for k, v in tokenizer_config.items() if k.endswith("_token")}
-    spelled = {k: v.get("content") if isinstance(v, dict) else v for k, v in named.items()}
-    return {k: v for k, v in spelled.items() if isinstance(v, str)}
+    texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in named.items()}
+    return {k: v for k, v in texts.items() if isinstance(v, str)}
 
 
 def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """By name; most checkpoints have one, the default."""
+    """Sources of the chat templates by name; most checkpoints have only a default one."""
     if (file := path / "chat_template.jinja").is_file():
         return {DEFAULT: _file_text(file)}
     found = tokenizer_config.get("chat_template")
@@ -134,7 +134,7 @@ def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
 
 
 def _context_length(config: dict[str, Any]) -> int:
-    """What config.json says, or else what its reader takes for it, or else much."""
+    """The context length of config.json, else the architecture's default, else a high guess."""
     own = [found for part in texts(config) for found in _contexts(part)]
     if own:
         return own[0]
@@ -142,8 +142,8 @@ def _context_length(config: dict[str, Any]) -> int:
     if found is None:
         found, source = FALLBACK_CONTEXT, "a guess"
     log.warning(
-        "config.json does not say how many tokens the model takes: %d, %s. If it takes fewer or "
-        "more, set `context_length` in models.yaml.",
+        "config.json does not give the model's context length: using %d tokens, %s. If that is "
+        "wrong, set `context_length` in models.yaml.",
         found,
         source,
     )
@@ -161,7 +161,7 @@ def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _yarn_factor(rope: Any) -> int:
-    """YaRN is turned on by hand, beside the length that the model was trained with."""
+    """The context length with YaRN, which users enable without changing the original length."""
     if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return 0
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
@@ -187,7 +187,7 @@ def _sampling(generation: dict[str, Any]) -> SamplingChoices:
     given = {name: v for name in SENSIBLE if (v := generation.get(name)) is not None}
     found = {name: value for name, value in given.items() if _is_sensible(name, value)}
     for name in given.keys() - found.keys():
-        log.warning("generation_config.json: %s can't be %.50r; ignored", name, given[name])
+        log.warning("generation_config.json: ignored the invalid %s %.50r", name, given[name])
     if "top_k" in found:
         found["top_k"] = int(found["top_k"])
     if generation.get("do_sample") is False:

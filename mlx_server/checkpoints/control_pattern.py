@@ -1,7 +1,7 @@
-"""A regular expression for where any of many texts is spelled, in time linear in what it reads.
+"""A regular expression that finds any of many texts in linear time.
 
-Alternatives one after another would each be tried at every place: a vocabulary has thousands of
-control tokens that begin alike. As a trie, no character is looked at twice.
+A plain alternation would try each text at every position, and a vocabulary has thousands of control
+tokens with a common prefix. As a trie, the expression reads no character twice.
 """
 
 import re
@@ -16,8 +16,8 @@ END = ""
 
 
 def pattern_of(texts: Iterable[str], between: str = "") -> re.Pattern[str] | None:
-    """Matches are empty, so that the next may begin inside of this one; group 1 is the longest text
-    that begins there. `between` may stand behind each of its characters."""
+    """Matches are empty, so that they may overlap; group 1 is the longest text that begins at the
+    match. The expression `between` may match after each of its characters."""
     trie: Trie = {}
     for text in filter(None, texts):
         node = trie
@@ -36,14 +36,14 @@ def pattern_of(texts: Iterable[str], between: str = "") -> re.Pattern[str] | Non
 
 
 def _source(trie: Trie, between: str) -> str:
-    """The longest text is tried first: a node's own end comes behind all that follows it."""
-    ways = [_chain(character, node, between) for character, node in trie.items() if character]
-    found = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+    """The expression of a node. Its own end is tried last, so that the longest text matches."""
+    options = [_chain(character, node, between) for character, node in trie.items() if character]
+    found = options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
     return f"(?:{found})?" if END in trie else found
 
 
 def _chain(character: str, node: Trie, between: str) -> str:
-    """Without a group for each of the characters that only one text has."""
+    """The expression from a character on. Characters without alternatives need no groups."""
     found = [re.escape(character) + between]
     while len(node) == 1 and END not in node:
         ((character, node),) = node.items()

@@ -1,4 +1,4 @@
-"""What belongs to a folder that came from a stranger, and what of it is read."""
+"""Checks the files of a downloaded model folder, which may be malicious, before they are read."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -21,20 +21,21 @@ MOST_BYTES: Mapping[str, int] = {
     "chat_template.jinja": 1 << 20,
     "model.safetensors.index.json": 64 << 20,
 }
-"""Of all that we or mlx-lm read beside the weights; real ones are a tenth of it at most."""
+"""Size limits of the files, other than weights, that mlx-server or mlx-lm reads. Real files have at
+most a tenth of it."""
 
 
 Stamp = tuple[tuple[str, int, int, int], ...]
-"""Of the files that were there: name, inode, time of the last change and size."""
+"""Name, inode, modification time and size of each file that exists."""
 
 
 def stamp_of_model(folder: Path) -> Stamp:
-    """Changes when one of the files that are read is replaced, written to, added or removed."""
+    """A value that changes when a file of the model is replaced, modified, added or removed."""
     return stamp_of_files(sorted({*_weights(folder), *map(folder.joinpath, MOST_BYTES)}))
 
 
 def _weights(folder: Path) -> list[Path]:
-    """One more than there may be at most."""
+    """The weight files, up to one more than the limit."""
     return list(islice(folder.glob(WEIGHTS), limits.CHECKPOINT_FILES.value + 1))
 
 
@@ -55,9 +56,9 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def is_own(path: Path, folder: Path) -> bool:
-    """Whether it is in the folder, links followed.
+    """Whether the path, with links resolved, is in the folder.
 
-    The hub's cache keeps a file's bytes in `blobs`, beside the snapshots that link to it.
+    Files of the hub's cache may be in its `blobs`, to which the snapshot folders link.
     """
     homes = [folder]
     if folder.parent.name == "snapshots":
@@ -66,7 +67,7 @@ def is_own(path: Path, folder: Path) -> bool:
 
 
 def check_model(folder: Path) -> None:
-    """What is there of a model is its own, and files of a sensible size. Raises ModelUnusable."""
+    """Raise ModelUnusable unless the model's files are its own and of a sensible size."""
     weights = _weights(folder)
     if len(weights) > (most_files := limits.CHECKPOINT_FILES.value):
         raise ModelUnusable(
@@ -77,9 +78,9 @@ def check_model(folder: Path) -> None:
         if not os.path.lexists(path):
             continue
         if not is_own(path, folder):
-            raise _unusable(path, "is a link that leads out of it. Copy the file")
+            raise _unusable(path, "is a link that leads out of the folder. Copy the file into it")
         if not path.is_file():
-            raise _unusable(path, "is no file. Download the model again")
+            raise _unusable(path, "is not a file. Download the model again")
         if path.stat().st_size > (most := MOST_BYTES.get(path.name, path.stat().st_size)):
             raise _unusable(path, f"is larger than {most:,} bytes. Download the model again")
 

@@ -1,6 +1,6 @@
-"""How much memory a model will take, told from its files before it is loaded.
+"""Estimates from its files, before it is loaded, how much memory a model will take.
 
-An estimate may be too high and must not be too low: what is unknown is counted at its largest.
+An estimate may be too high but not too low: unknown values are assumed to be large.
 """
 
 import json
@@ -18,13 +18,13 @@ from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
 from mlx_server.errors import ModelUnusable
 
 UNKNOWN_LAYERS, UNKNOWN_HEAD = 64, 256
-"""Of a config that says nothing of them."""
+"""Number of layers and head dimension of a config without them."""
 
 STEP = 256
-"""Tokens by which mlx-lm's KV caches grow."""
+"""Number of tokens by which mlx-lm's KV caches grow."""
 
 STATE_BYTES = 4
-"""Per value: recurrent states are mostly kept in float32, whatever the model is in."""
+"""Bytes per value of a recurrent state, mostly float32 regardless of the model's type."""
 
 NOT_OF_MLX = frozenset({"F64", "F8_E5M2"})
 
@@ -45,14 +45,14 @@ KINDS: dict[str, Kind] = {
     "-": "none",
     "E": "none",
 }
-"""By the names that configs have for layers. Others attend to everything."""
+"""Kinds of layers by their names in configs. Layers with other names have full attention."""
 
 SLIDING = frozenset((
     "afmoe", "cohere2", "exaone4", "exaone_moe", "gear", "gemma3_text", "gemma3n_text",
     "gemma4_text", "gpt_oss", "laguna", "llama", "mellum", "ministral3", "mistral",
     "muse_glimmer", "olmo3", "spark2_5",
 ))  # fmt: skip
-"""mlx-lm keeps only a window of the sliding layers of these; of others, all tokens."""
+"""Model types whose sliding layers mlx-lm caches as a window; for others it caches all tokens."""
 
 PATTERNS = {
     "cohere2": 4,
@@ -63,14 +63,14 @@ PATTERNS = {
     "olmo3": 4,
     "spark2_5": 4,
 }
-"""Every so many layers one is full and the others slide, where the config does not say it."""
+"""Default of `sliding_window_pattern`: one layer in so many is full, the others slide."""
 
 DEFAULTS: dict[str, dict[str, int]] = {
     "deepseek_v32": {"index_head_dim": 128},
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
     "glm_moe_dsa": {"index_head_dim": 128},
 }
-"""What configs may leave out."""
+"""Values of settings that configs may omit, by model type."""
 
 EVERY_LAYER: dict[str, Kind] = {
     "mamba": "state",
@@ -82,10 +82,10 @@ EVERY_LAYER: dict[str, Kind] = {
 }
 
 EXPANDED = frozenset(("deepseek_v2", "minicpm3", "youtu_llm"))
-"""Their latent attention is cached as full heads."""
+"""Model types whose latent attention is cached as full heads."""
 
 CACHES = {"iquestloopcoder": 2, "longcat_flash": 2, "longcat_flash_ngram": 2}
-"""Per layer, if not one."""
+"""Number of caches per layer, if it is not one."""
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 LAYER_TYPES = ("layer_types", "layers_block_type", "hybrid_override_pattern", "block_types")
@@ -99,10 +99,10 @@ INDEX = ("index_head_dim", "sparse_attention_config.sparse_index_dim")
 
 @dataclass(frozen=True)
 class StateShape:
-    """What a recurrent layer keeps, in the names of its config."""
+    """Names of the settings from which the size of a recurrent layer's state follows."""
 
     channels: tuple[str, ...]
-    """To be multiplied."""
+    """Settings whose product is the number of channels."""
     per_channel: str = ""
     kernel: str = ""
     groups: str = ""
@@ -133,12 +133,12 @@ STATES = (
     StateShape(("num_attention_heads", "head_dim"), "head_dim"),
     StateShape(("hidden_size",), "head_dim"),
 )
-"""The first that the config has the names of: the channels and what each of them keeps."""
+"""The first shape whose settings the config has is used."""
 
 
 @dataclass(frozen=True)
 class KvCost:
-    """Bytes that one sequence keeps in a model's caches."""
+    """Bytes that one sequence occupies in a model's caches."""
 
     per_token: int
     windowed_per_token: int = 0
@@ -146,23 +146,23 @@ class KvCost:
     fixed: int = 0
 
     def for_tokens(self, n: int) -> int:
-        # The caches grow in steps that need not begin at a multiple of a step.
+        # A cache grows in steps, which need not begin at multiples of STEP.
         slots = n + STEP - 1
         windowed = self.windowed_per_token * min(slots, self.window)
         return self.per_token * slots + windowed + self.fixed
 
     def tokens_in(self, nbytes: int, at_most: int) -> int:
-        """How many tokens so many bytes hold."""
+        """How many tokens fit into `nbytes`, up to `at_most`."""
         return max(0, bisect_right(range(at_most + 1), nbytes, key=self.for_tokens) - 1)
 
 
 def weights_bytes(path: Path, upcast: bool) -> int:
-    """upcast: half precision will be loaded as float32."""
+    """Memory of the weights; with `upcast`, half precision is loaded as float32."""
     return sum(_tensor_bytes(file, upcast) for file in _weight_files(path))
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """Those that mlx-lm reads."""
+    """The weight files that mlx-lm reads. Raises ModelUnusable if one is missing."""
     files = sorted(path.glob("model*.safetensors"))
     listed = _listed_files(path / "model.safetensors.index.json")
     missing = sorted(listed - {file.name for file in files})
@@ -190,13 +190,13 @@ def _tensor_bytes(file: Path, upcast: bool) -> int:
     except BadHeader as error:
         raise _unusable(file, f"is damaged: it {error}") from None
     if strange := sorted({tensor.dtype for tensor in tensors.values()} & NOT_OF_MLX):
-        raise _unusable(file, f"holds {strange[0]}, which MLX cannot read")
+        raise _unusable(file, f"contains the type {strange[0]}, which MLX cannot read")
     return sum((t.end - t.begin) * _growth(t.dtype, upcast) for t in tensors.values())
 
 
 def _growth(dtype: str, upcast: bool) -> int:
-    """How many times its size in the file a tensor takes once it is loaded."""
-    unpacked = 2 if dtype.startswith("F8_") else 1  # to bfloat16, by most models
+    """The factor by which a loaded tensor is larger than in its file."""
+    unpacked = 2 if dtype.startswith("F8_") else 1  # most models unpack it to bfloat16
     return unpacked * (2 if upcast and (unpacked == 2 or dtype in ("F16", "BF16")) else 1)
 
 
@@ -208,7 +208,7 @@ def _unusable(file: Path, what: str) -> ModelUnusable:
 
 
 def kv_bytes_per_token(config: dict[str, Any], bytes_per_value: int) -> KvCost:
-    """config: the model's config.json. bytes_per_value: of its activations."""
+    """The cost by config.json, with the size of the model's activations in bytes per value."""
     flat = _flat(config)
     _check_counts(flat)
     kinds = Counter(_kinds(flat))
@@ -226,7 +226,7 @@ def kv_bytes_per_token(config: dict[str, Any], bytes_per_value: int) -> KvCost:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's settings, nested ones by their path."""
+    """The text model's settings; nested ones have a dotted path as their key."""
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
     model_type = str(text.get("model_type") or config.get("model_type"))
@@ -238,17 +238,17 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_counts(config: Mapping[str, Any]) -> None:
-    """mlx-lm makes as many layers as it is told to."""
+    """Raise ModelUnusable for counts that would make mlx-lm create far too many layers."""
     for name in filter(COUNT.search, config):
         if (count := _number(config, name)) > limits.CHECKPOINT_LAYERS.value:
             raise ModelUnusable(
-                f"config.json: {name[-60:]} is {str(count)[:20]}, and more than "
-                f"{limits.CHECKPOINT_LAYERS.value} can't be. Download the model again."
+                f"config.json: {name[-60:]} is {str(count)[:20]}; the limit is "
+                f"{limits.CHECKPOINT_LAYERS.value}. Download the model again."
             )
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
-    """The first that is there; the largest where each layer has its own; 0 if there is none."""
+    """The first setting that exists, or 0; the largest value if each layer has its own."""
     for name in names:
         found = config.get(name)
         numbers = [n for n in (found if isinstance(found, list) else [found]) if type(n) is int]
@@ -258,14 +258,14 @@ def _number(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _caches(config: Mapping[str, Any]) -> int:
-    """Per layer."""
+    """Number of caches per layer."""
     losses = config.get("loop_loss_weights")
     loops = len(losses) + 1 if isinstance(losses, list) else _number(config, "num_loops")
     return max(loops, CACHES.get(config["model_type"], 1))
 
 
 def _kinds(config: Mapping[str, Any]) -> list[Kind]:
-    """What each layer keeps."""
+    """The kind of each layer that has a cache of its own."""
     types = _layer_types(config)
     count = _number(config, *LAYERS) or len(types) or UNKNOWN_LAYERS
     kept = count - _number(config, "num_kv_shared_layers")
@@ -300,7 +300,7 @@ def _kind(config: Mapping[str, Any], i: int, count: int, types: list[str]) -> Ki
 
 
 def _attention_values(config: Mapping[str, Any]) -> int:
-    """Cached per token by one layer, in its keys and values together."""
+    """Number of values, keys included, that one layer caches per token."""
     heads, hidden = _number(config, *HEADS), _number(config, *HIDDEN)
     latent, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim") or 64
     index = 2 * _number(config, *INDEX)
@@ -316,7 +316,7 @@ def _attention_values(config: Mapping[str, Any]) -> int:
 
 
 def _state_bytes(config: Mapping[str, Any], bytes_per_value: int) -> int:
-    """Of one recurrent layer: its state and the last inputs of its convolution."""
+    """Bytes of one recurrent layer: its state and the last inputs of its convolution."""
     for shape in STATES:
         if all(_number(config, n) for n in (*shape.channels, shape.per_channel or shape.kernel)):
             channels = math.prod(_number(config, name) for name in shape.channels)

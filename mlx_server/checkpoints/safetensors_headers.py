@@ -1,4 +1,4 @@
-"""What safetensors files say of their tensors, without loading any."""
+"""Reads the headers of safetensors files, without loading any tensor."""
 
 import json
 import math
@@ -20,7 +20,7 @@ METADATA = "__metadata__"
 
 
 class BadHeader(Exception):
-    """Says what is wrong with a file, as the rest of a sentence that begins with its name."""
+    """The file is invalid. The message continues a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """In the file."""
+    """Offset in the file, in bytes."""
     end: int
 
 
@@ -39,13 +39,13 @@ class Header:
 
 
 def read_header(file: BinaryIO, size: int, most: int) -> Header:
-    """Of an open file of so many bytes. No more than `most` of them are read. Raises BadHeader."""
+    """The header of an open file of `size` bytes; it may have `most` bytes. Raises BadHeader."""
     start = file.read(8)
     if len(start) < 8:
         raise BadHeader("is cut short")
     (length,) = struct.unpack("<Q", start)
     if length > most:
-        raise BadHeader(f"has a header of {length:,} bytes, and no more than {most:,} are read")
+        raise BadHeader(f"has a header of {length:,} bytes; the limit is {most:,}")
     text = file.read(length)
     if len(text) < length:
         raise BadHeader("is cut short")
@@ -73,16 +73,16 @@ def _tensor(name: str, entry: Any, data: int) -> Tensor:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = (*shape, begin, end)
-        sound = all(type(n) is int and n >= 0 for n in numbers)
-        if sound and math.prod(shape) * SIZES[dtype] == end - begin:
+        is_valid = all(type(n) is int and n >= 0 for n in numbers)
+        if is_valid and math.prod(shape) * SIZES[dtype] == end - begin:
             return Tensor(dtype, tuple(shape), data + begin, data + end)
     except (TypeError, KeyError, ValueError):
         pass
-    raise BadHeader(f"says what cannot be of its tensor {name!r}")
+    raise BadHeader(f"has an invalid header entry for the tensor {name!r}")
 
 
 def _check_layout(tensors: Mapping[str, Tensor], data: int, size: int) -> None:
-    """One tensor after the other, from the header to the end of the file."""
+    """Raise BadHeader unless the tensors fill the file from the header to its end."""
     reached = data
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != reached:

@@ -1,4 +1,4 @@
-"""A tokenizer from a tokenizer.model of SentencePiece, whose own library reads the file."""
+"""Converts SentencePiece's tokenizer.model, which its own library reads, to a tokenizer."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from mlx_server.errors import ModelUnusable
 SPACE = "▁"
 
 Proto = Any
-"""Of SentencePiece: its classes have no types."""
+"""A message of SentencePiece, whose classes have no type annotations."""
 
 
 def sentencepiece_tokenizer(
@@ -44,7 +44,7 @@ def _read_proto(file: Path) -> Proto:
     try:
         proto.ParseFromString(file.read_bytes())
     except DecodeError:
-        raise _unusable(file, "is no model of SentencePiece") from None
+        raise _unusable(file, "is not a SentencePiece model") from None
     if not proto.pieces:
         raise _unusable(file, "has no tokens")
     return proto
@@ -55,7 +55,7 @@ def _model(proto: Proto, file: Path) -> Any:
     fallback = bool(proto.trainer_spec.byte_fallback)
     unknown = [i for i, piece in enumerate(proto.pieces) if piece.type == piece.UNKNOWN]
     if len(unknown) != 1:
-        raise _unusable(file, "has no token for what is unknown")
+        raise _unusable(file, "does not have exactly one unknown token")
     if kind == kinds.UNIGRAM:
         scored = [(piece.piece, piece.score) for piece in proto.pieces]
         return models.Unigram(scored, unknown[0], fallback)
@@ -65,11 +65,11 @@ def _model(proto: Proto, file: Path) -> Any:
         return models.BPE(
             vocabulary, _merges(proto), unk_token=name, fuse_unk=True, byte_fallback=fallback
         )
-    raise _unusable(file, "is of a kind that is neither BPE nor Unigram")
+    raise _unusable(file, "is neither a BPE nor a Unigram model")
 
 
 def _merges(proto: Proto) -> list[tuple[str, str]]:
-    """Every two tokens that make a third; the best score goes first."""
+    """All pairs of tokens that merge to a third one, in the order of its score, best first."""
     ranks = {p.piece: (-p.score, id) for id, p in enumerate(proto.pieces) if p.type == p.NORMAL}
     cuts = (
         (rank, ranks[left], ranks[right], left, right)
@@ -98,7 +98,7 @@ def _strip(proto: Proto) -> list[Any]:
 
 def _control_tokens(proto: Proto) -> list[AddedToken]:
     return [
-        # what users defined is looked for in the text as the model sees it
+        # user-defined tokens are matched in the normalized text
         AddedToken(p.piece, special=p.type != p.USER_DEFINED, normalized=p.type == p.USER_DEFINED)
         for p in proto.pieces
         if p.type in (p.CONTROL, p.UNKNOWN, p.USER_DEFINED)
@@ -106,7 +106,7 @@ def _control_tokens(proto: Proto) -> list[AddedToken]:
 
 
 def _further(first: int, tokenizer_config: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """What a fine-tune has added behind the file's own tokens."""
+    """Tokens that a fine-tune has added after the file's own."""
     listed = tokenizer_config.get("added_tokens_decoder")
     listed = listed if isinstance(listed, dict) else {}
     while isinstance(entry := listed.get(str(first)), dict) and entry.get("content"):
@@ -116,11 +116,11 @@ def _further(first: int, tokenizer_config: Mapping[str, Any]) -> Iterator[AddedT
 
 
 def _bos_token(proto: Proto, tokenizer_config: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether texts begin with a token, and which."""
+    """Whether texts begin with a BOS token, and the token."""
     named = proto.trainer_spec.bos_piece or "<s>"
     llama = str(tokenizer_config.get("tokenizer_class", "")).startswith("Llama")
-    wanted = tokenizer_config.get("add_bos_token", llama) is True
-    return wanted and named in {piece.piece for piece in proto.pieces}, named
+    adds_bos = tokenizer_config.get("add_bos_token", llama) is True
+    return adds_bos and named in {piece.piece for piece in proto.pieces}, named
 
 
 def _unusable(file: Path, what: str) -> ModelUnusable:

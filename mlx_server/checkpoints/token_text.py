@@ -1,10 +1,10 @@
-"""What a tokenizer.json says of its tokens, told alike to parsers and to grammars."""
+"""Facts about the tokens of a tokenizer.json, shared by the server and the engine process."""
 
 from functools import lru_cache
 
 
 def is_control(content: str, special: bool) -> bool:
-    """Whether an added token is a mark, which no text ever becomes."""
+    """Whether an added token is a control token, which ordinary text never becomes."""
     return bool(content) and (special or _looks_like_markup(content))
 
 
@@ -14,8 +14,8 @@ def _looks_like_markup(token: str) -> bool:
 
 @lru_cache(maxsize=1)
 def bytes_to_unicode() -> dict[str, int]:
-    """GPT-2's spelling of bytes as printable characters."""
+    """GPT-2's characters for bytes, mapped to the bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    spelled = {chr(byte): byte for byte in printable}
-    return spelled | {chr(256 + i): byte for i, byte in enumerate(others)}
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + i): byte for i, byte in enumerate(others)}

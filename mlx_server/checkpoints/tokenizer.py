@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the checkpoint's own tokenizer.json."""
+"""Converts text to token ids and back with the checkpoint's tokenizer.json."""
 
 import json
 import re
@@ -21,16 +21,16 @@ from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, public
 from mlx_server.request_threads import check_wanted
 
 Ids: TypeAlias = "array[int]"
-"""Of a prompt that may turn out to be too long: a list takes ten times as much."""
+"""Ids of a prompt that may be too long, as an array since a list takes ten times the memory."""
 
 WINDOW = 1 << 16
-"""Characters of a long text that are searched, or tokenised, at once."""
+"""Characters of a long text that are searched or tokenised at a time."""
 
 FEW = 16
-"""Tokens more that a cut can make of a text, with some slack."""
+"""Upper bound on the tokens that a cut can add to a text."""
 
 AROUND = 512
-"""Characters on both sides of a place that show whether tokens end there."""
+"""Characters on both sides of a cut that show whether tokens end there."""
 
 PROBE = "Hello, 123 wörld!\n"
 
@@ -47,10 +47,9 @@ class Tokenizer:
         self.decode(self.encode(PROBE))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Special tokens spelled in the text become special tokens: for text that a template or
-        the owner wrote. Rendering keeps everybody else's text apart
-        (prompts/control_token_guard.py)."""
-        # in a batch of one, since `encode` keeps all other threads waiting
+        """Tokenise trusted text: special tokens in it become special tokens. A client's text must
+        pass prompts/control_token_guard.py."""
+        # as a batch of one, since the library's `encode` blocks all other threads
         with _file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
@@ -59,7 +58,7 @@ class Tokenizer:
         return ids
 
     def encode_prompt(self, text: str, most: int) -> list[int]:
-        """As `encode` with special tokens added. Raises ContextTooLong as soon as it is known."""
+        """Like `encode`, with special tokens added. Raises ContextTooLong early."""
         if len(text) <= 2 * WINDOW:
             return self.encode(text, add_special_tokens=True)
         plain, added = self.encode(PROBE), self.encode(PROBE, add_special_tokens=True)
@@ -69,8 +68,8 @@ class Tokenizer:
         return [*added[:begin], *found, *added[begin + len(plain) :]]
 
     def encode_within(self, text: str, most: int | None, before: int = 0) -> Ids:
-        """As `encode_as_spelled`, after so many tokens `before`. Raises ContextTooLong as soon as
-        there are more than `most` of them."""
+        """Like `encode_as_spelled`. Raises ContextTooLong as soon as there are more than `most`
+        tokens, including the `before` earlier ones."""
         return self._encoded(text, most, self.encode_as_spelled, before)
 
     def _encoded(
@@ -89,8 +88,8 @@ class Tokenizer:
         return found
 
     def _pieces(self, text: str, most: int | None) -> Iterator[str]:
-        """Tokenising takes a hundred times the memory of a text, so a long one is cut where that
-        changes no token."""
+        """The text, cut where that changes no token if it is long: tokenising takes a hundred times
+        the memory of a text."""
         at = 0
         while len(text) - at > 2 * WINDOW:
             cut = next(filter(partial(self._ends_tokens, text), _places(text, at + WINDOW)), None)
@@ -102,11 +101,12 @@ class Tokenizer:
         yield text[at:]
 
     def _ends_tokens(self, text: str, cut: int) -> bool:
-        before, behind = text[cut - AROUND : cut], text[cut : cut + AROUND]
-        return self.encode(before + behind) == self.encode(before) + self.encode(behind)
+        before, after = text[cut - AROUND : cut], text[cut : cut + AROUND]
+        return self.encode(before + after) == self.encode(before) + self.encode(after)
 
     def _check_rest(self, text: str, at: int, most: int | None) -> None:
-        """About: each cut makes a few tokens more at most."""
+        """Raise ContextTooLong if a text that can't be cut is too long, by an estimate in pieces:
+        each cut adds at most FEW tokens."""
         found = 0
         for begin in range(at, len(text), WINDOW):
             check_wanted()
@@ -116,13 +116,13 @@ class Tokenizer:
 
     @cached_property
     def longest(self) -> int:
-        """Characters of the longest token: a text has at least its length by this of them."""
+        """Characters of the longest token, which gives a lower bound on a text's tokens."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
     def encode_as_spelled(self, text: str) -> list[int]:
-        """Control tokens only where they are spelled exactly.
+        """Tokenise with control tokens only where the text has them exactly.
 
-        A normalizer makes them of other characters as well: those are then taken one by one.
+        A normalizer can also make them from other characters, which are then tokenised singly.
         """
         with _file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
@@ -143,8 +143,7 @@ class Tokenizer:
         return [id for a, b in pairwise(cuts) for id in self.encode_as_spelled(text[a:b])]
 
     def as_text(self, character: str) -> list[int]:
-        """A control token of one character can't be cut: what the model itself makes of it, which
-        may be nothing."""
+        """Tokenise a character as text even if it is a control token. The result may be empty."""
         ids = self.encode(character)
         if self.control_tokens.keys().isdisjoint(ids):
             return ids
@@ -158,7 +157,7 @@ class Tokenizer:
 
     @cached_property
     def _unknown(self) -> frozenset[int]:
-        """What the model makes of a character that no vocabulary has."""
+        """Ids of a character that is in no vocabulary."""
         return frozenset(self.encode("\ufdd0"))
 
     def decode(self, ids: list[int]) -> str:
@@ -166,7 +165,7 @@ class Tokenizer:
             return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def raw(self, ids: list[int]) -> str:
-        """Special tokens included: what a replay model plays."""
+        """The text with special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def id_of(self, token: str) -> int | None:
@@ -174,17 +173,17 @@ class Tokenizer:
         return found
 
     def spelling(self, token: int) -> str:
-        """The token as text of its own, special tokens included."""
-        # Behind itself, since some decoders drop the space of a text's first token.
+        """The text of one token, special or not."""
+        # decoded after itself, since some decoders drop the space of a text's first token
         once, twice = (
             self._tokenizer.decode([token] * times, skip_special_tokens=False) for times in (1, 2)
         )
         return str(twice[len(once) :])
 
     def bytes_of(self, token: int, *, first: bool = False) -> bytes:
-        """The token's own bytes, also where they are only a part of a character.
+        """The token's bytes, which may be only a part of a character.
 
-        first: as the beginning of a text, where some tokenizers drop a space.
+        With `first` they begin a text, where some tokenizers drop a space.
         """
         text = self.decode([token]) if first else self.spelling(token)
         if "�" not in text:
@@ -196,7 +195,7 @@ class Tokenizer:
         return text.encode() if found is None else found
 
     def byte_level(self, token: int) -> bytes | None:
-        """The bytes of a token that is written in a byte-level vocabulary's letters."""
+        """The bytes of a token in a byte-level vocabulary's letters; None if it has others."""
         letters = bytes_to_unicode()
         try:
             return bytes(letters[c] for c in self._tokenizer.id_to_token(token) or "")
@@ -204,7 +203,7 @@ class Tokenizer:
             return None
 
     def is_silent(self, token: int) -> bool:
-        """Special tokens have no text, nor have ids that only the model's output head knows."""
+        """Whether a token has no text: it is special, or only the model's output head has it."""
         return token in self._special or self._tokenizer.id_to_token(token) is None
 
     @cached_property
@@ -227,11 +226,11 @@ class Tokenizer:
 
     @cached_property
     def control(self) -> re.Pattern[str] | None:
-        """Finds where a control token is spelled, overlapping ones too; see `pattern_of`."""
+        """Finds control tokens in a text, including overlapping ones; see `pattern_of`."""
         return pattern_of(self.control_tokens.values())
 
     def control_with(self, between: str) -> re.Pattern[str] | None:
-        """The same, where `between` may stand behind each character."""
+        """Like `control`, with `between` allowed after each character."""
         if between not in self._control_with:
             self._control_with[between] = pattern_of(self.control_tokens.values(), between)
         return self._control_with[between]
@@ -241,12 +240,12 @@ class Tokenizer:
         return max(map(len, self.control_tokens.values()), default=0)
 
     def spelled(self, text: str) -> Iterator[tuple[int, int]]:
-        """Beginning and end of every control token that the text spells."""
+        """Start and end of every control token in the text."""
         for match in self.control.finditer(text) if self.control else ():
             yield match.span(1)
 
     def marked(self, text: str) -> bytes:
-        """The text with every control token that it spells as the byte 255 and its id."""
+        """The text's bytes, with every control token as the byte 255 and its id in brackets."""
         ids = {spelling: id for id, spelling in self.control_tokens.items()}
         parts, at = [], 0
         for start, end in self.spelled(text):
@@ -256,28 +255,28 @@ class Tokenizer:
         return b"".join([*parts, text[at:].encode()])
 
     def with_delimiters(self, text: str, mark: str) -> str:
-        """With a mark behind each character with which it could be a part of a control token."""
+        """The text with a mark after each character that could make it part of a control token."""
         has_core = self._cores and _letters_are_among(text, self._cores)
         if self._wordy:
             text = _marked(text, self._wordy, mark, self.longest_control)
         for edge in self._edges:
             if edge in text:
                 text = text.replace(edge, edge + mark)
-        # the template may write the edges around it
+        # the template may add the edges around it
         return f"{text[0]}{mark}{text[1:]}" if has_core else text
 
     @cached_property
     def _edges(self) -> tuple[str, ...]:
-        """The signs that a control token begins or ends with."""
+        """The symbols with which a control token begins or ends."""
         found = {edge for token in self.control_tokens.values() for edge in (token[0], token[-1])}
         return tuple(edge for edge in sorted(found) if _is_symbol(edge))
 
     @cached_property
     def _wordy(self) -> re.Pattern[str] | None:
-        """The first characters of those that begin with none."""
+        """Matches the first character of control tokens that do not begin with a symbol."""
         tokens = [token for token in self.control_tokens.values() if not _is_symbol(token[0])]
-        spelled = pattern_of(tokens)
-        return spelled and re.compile(f"{spelled.pattern}.", re.DOTALL)
+        pattern = pattern_of(tokens)
+        return pattern and re.compile(f"{pattern.pattern}.", re.DOTALL)
 
     @cached_property
     def _cores(self) -> frozenset[str]:
@@ -288,7 +287,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Token ids to text, one at a time; keeps back the bytes of an unfinished character."""
+    """Converts token ids to text one at a time, holding back the bytes of incomplete characters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -303,12 +302,12 @@ class Detokenizer:
         return self._characters.decode(own)
 
     def finish(self) -> str:
-        """What is left of an answer that ended inside a character."""
+        """The rest of an answer that ended within a character."""
         return self._characters.decode(b"", final=True)
 
 
 def _places(text: str, near: int) -> Iterator[int]:
-    """Where it could be cut, from the likeliest on."""
+    """Positions where the text could be cut, the most likely first."""
     for between in ("\n", " "):
         if (place := text.rfind(between, near - WINDOW // 4, near)) > 0:
             yield place + (between == "\n")
@@ -317,7 +316,7 @@ def _places(text: str, near: int) -> Iterator[int]:
 
 def _too_long(tokens: int) -> ContextTooLong:
     return ContextTooLong(
-        f"The prompt has {tokens} tokens or more, which the model's context can't hold. Shorten it."
+        f"The prompt has at least {tokens} tokens, which exceeds the model's context. Shorten it."
     )
 
 
@@ -327,7 +326,7 @@ def _file_error(file: str) -> Iterator[None]:
         yield
     except (ServerError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # nothing narrower, and the library's panics are no Exception
+    except BaseException as error:  # the library's panics are not an Exception
         raise ModelUnusable(
             f"{file} of this model can't be read or used: {public_message(error)}. "
             "Download the model again."
@@ -335,8 +334,8 @@ def _file_error(file: str) -> Iterator[None]:
 
 
 def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:
-    """By itself it keeps what it made of ten thousand words, which are clients' and of up to 256
-    letters: megabytes that stay as long as the model, and it is no faster for them."""
+    """The library's cache keeps ten thousand words of clients, of up to 256 letters: megabytes
+    that stay as long as the model, without making it faster."""
     if resize := getattr(tokenizer.model, "_resize_cache", None):
         resize(0)
 
@@ -345,11 +344,11 @@ def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
     normalizer = tokenizer.normalizer
     growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
     if growth > limits.NORMALIZER_GROWTH.value:
-        raise ValueError("its normalizer makes texts far longer than they are")
+        raise ValueError("its normalizer can make a text many times longer")
 
 
 def _growths(step: Any) -> Iterator[int]:
-    """Of each replacement in a normalizer, whatever holds it."""
+    """The growth factor of each replacement in a normalizer, at any depth."""
     if isinstance(step, dict):
         yield max(1, len(str(step.get("content") or "")))
         step = list(step.values())
@@ -362,13 +361,13 @@ def _is_symbol(character: str) -> bool:
 
 
 def _marked(text: str, first: re.Pattern[str], mark: str, longest: int) -> str:
-    """In windows that end with what the next one begins with, which is cut off again: whether a
-    token begins at a place shows only behind it."""
-    parts, behind = [], rf"\g<0>{mark}"
+    """Add the mark after each match, in windows. They overlap by the longest token, so that tokens
+    across their border are found, and the overlap is cut off again."""
+    parts, marked = [], rf"\g<0>{mark}"
     for begin in range(0, len(text), WINDOW):
         end = begin + WINDOW
-        part = first.sub(behind, text[begin : end + longest])
-        parts.append(part[: len(part) - len(first.sub(behind, text[end : end + longest]))])
+        part = first.sub(marked, text[begin : end + longest])
+        parts.append(part[: len(part) - len(first.sub(marked, text[end : end + longest]))])
     return "".join(parts)
 
 
@@ -382,5 +381,5 @@ def _letters_are_among(text: str, few: frozenset[str]) -> bool:
 
 
 def _letters(text: str) -> str:
-    """The letters and digits that are left however a template edits the text around them."""
+    """The letters and digits of a text, which a template's edits do not change."""
     return re.sub(r"[\W_]+", "", text.casefold())

@@ -1,7 +1,7 @@
-"""The table of model families. A checkpoint belongs to the one that most of it speaks for.
+"""The table of model families. A checkpoint belongs to the family with the most evidence.
 
-What the template shows outweighs the model's type, since architectures are fine-tuned to other
-notations: a Hermes that is a Llama, a DeepSeek that is a Qwen. Among equals the first counts.
+The template outweighs the model type, since fine-tunes bring other call formats to an architecture:
+Hermes to Llama, DeepSeek to Qwen. Among families with equal evidence the first one is taken.
 """
 
 import logging
@@ -75,13 +75,13 @@ FAMILIES: tuple[ModelFamily, ...] = (
 
 
 def family_of(checkpoint: Checkpoint, named: str | None = None) -> ModelFamily:
-    """named: `family:` in models.yaml, which settles it."""
+    """The checkpoint's family; `named`, from `family:` in models.yaml, takes precedence."""
     if named is not None:
         return family_named(named)
     found = max(FAMILIES, key=lambda family: family.evidence(checkpoint))
     if not found.evidence(checkpoint):
         log.info(
-            "model type %r belongs to no known family: using its own chat template, JSON calls",
+            "model type %r belongs to no known family: using its chat template and JSON tool calls",
             checkpoint.model_type,
         )
         return PLAIN

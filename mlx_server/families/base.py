@@ -1,4 +1,4 @@
-"""What differs by model family, and what most of them share."""
+"""The record of a model family, with the defaults that most families share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,58 +30,58 @@ Renderer = Callable[[Checkpoint, Conversation], RenderedPrompt]
 TEXT = MarkupLayout(reasoning=())
 
 Delimiters = tuple[tuple[str, ...], tuple[str, ...]]
-"""Those that open something, and those that close it."""
+"""Opening delimiters and closing delimiters."""
 
 
 @dataclass(frozen=True)
 class FamilyOverrides:
-    """How answers are read and constrained that no layout of marks can tell of."""
+    """Parsing and constraints of a family whose format no `MarkupLayout` can describe."""
 
     parser: Callable[[ParseContext], Parser]
-    grammar: Callable[[OutputSpec], str | None] = lambda wanted: None
+    grammar: Callable[[OutputSpec], str | None] = lambda spec: None
     thinking_delimiters: Delimiters = ((), ())
-    end_of_reasoning: Callable[[OutputSpec], str] = lambda wanted: ""
-    """What leads from it to what is wanted."""
+    end_of_reasoning: Callable[[OutputSpec], str] = lambda spec: ""
+    """The text between reasoning and the requested output."""
 
 
 @dataclass(frozen=True)
 class ModelFamily:
     name: str
     layout: MarkupLayout | Callable[[Sequence[Tool]], MarkupLayout] = TEXT
-    """What answers are made of, for some families only with the tools in view."""
+    """The parts of an answer and their delimiters, which depend on the tools in some families."""
     overrides: FamilyOverrides | None = None
     model_types: tuple[str, ...] = ()
-    """Left out where the template's marks tell, whatever the type."""
+    """`model_type` values of config.json; empty if `template_markers` identify the family alone."""
     template_markers: tuple[str, ...] = ()
-    """Texts that the chat template must contain, where the model type alone does not tell."""
+    """Texts that the chat template must contain, if the model type alone is ambiguous."""
     stop_tokens: tuple[str, ...] = ()
-    """Beside those that the checkpoint names itself; by spelling, absent ones are passed over."""
+    """Stop tokens besides the checkpoint's own; those not in the vocabulary are ignored."""
     shapes: tuple[str, str] = ("", "")
-    """Of reasoning and of calls, in the table of families, where no layout of marks tells."""
+    """Reasoning and calls as the table of families shows them, if no layout describes them."""
     special_tokens: tuple[str, ...] = ()
-    """Of the family's vocabularies, for models that are replayed without one."""
+    """Special tokens for replay models, which have no vocabulary of their own."""
     real_tokenizer: Callable[[], tokenizers.Tokenizer] | None = None
-    """For the same, where bytes and special tokens are not enough."""
+    """Tokenizer for replay models that need more than bytes and special tokens."""
     renderer: Renderer | None = None
-    """Makes the prompts of a family that no chat template can."""
+    """Renders the prompts of a family for which chat templates do not suffice."""
     answer_prefix: str = ""
-    """What leads a model on that stopped after its reasoning and has not answered."""
+    """Text that continues an answer which stopped after its reasoning."""
     roles: tuple[tuple[str, str], ...] = (("developer", "system"),)
-    """Roles that the templates of this family know by another name."""
+    """Roles that this family's templates know by another name, with that name."""
     call_id: CallId = as_given
-    """The ids of earlier calls, where another model or a client made them."""
+    """Converts the ids of earlier calls, which another model or a client may have made."""
     write_calls: WriteCalls = in_hermes_tags
-    """Earlier calls as the model wrote them, for templates that leave them out."""
+    """Renders earlier calls as the model writes them, for templates that leave them out."""
 
     def evidence(self, checkpoint: Checkpoint) -> int:
-        """How much speaks for this family: 1 the model's type, 2 what its template shows, 3 both.
+        """How well the checkpoint matches: 1 by model type, 2 by template, 3 by both.
 
-        0 if a thing that the family asks for is missing, or if it asks for nothing.
+        0 if one of the family's conditions fails, or if it has none.
         """
         source = checkpoint.template_source
         if self.model_types and checkpoint.model_type not in self.model_types:
             return 0
-        if not all(mark in source for mark in self.template_markers):
+        if not all(marker in source for marker in self.template_markers):
             return 0
         return bool(self.model_types) + 2 * bool(self.template_markers)
 
@@ -94,7 +94,7 @@ class ModelFamily:
         return replace(layout, after_reasoning=self._after_reasoning(layout))
 
     def _after_reasoning(self, layout: MarkupLayout) -> str:
-        """As the bridge shows that models of this family write it."""
+        """The white space that the family writes after reasoning, as in the answer prefix."""
         trims = layout.trims and layout.trims_text
         return self.answer_prefix[len(self.answer_prefix.rstrip()) :] if trims else ""
 
@@ -104,61 +104,62 @@ class ModelFamily:
         return MarkupParser(self.layout_with(context.tools), context)
 
     def grammar(self, spec: OutputSpec) -> str | None:
-        """Of a whole answer, in Lark; None if it may be anything."""
+        """The grammar of a whole answer, in Lark; None if any text is valid."""
         if self.overrides:
             return self.overrides.grammar(spec)
         return markup_grammar(self.layout_with(spec.context.tools), spec)
 
     def unsupported_keywords(self, tool: Tool) -> tuple[str, ...]:
-        """`keyword at #/path` for all that its calls are not held to, if it is not strict."""
+        """`keyword at #/path` of each schema keyword that a non-strict tool's grammar omits."""
         return unsupported_keywords(
             () if self.overrides else self.layout_with((tool,)).call_formats, tool
         )
 
     def thinking_delimiters(self) -> Delimiters:
-        """Reasoning stands between any of the first and any of the others."""
+        """Delimiters that open reasoning, and those that close it, in any combination."""
         if self.overrides:
             return self.overrides.thinking_delimiters
         layout = self.layout_with()
         return layout.opens_reasoning, layout.ends_of_reasoning
 
     def call_delimiters(self, tools: Sequence[Tool]) -> tuple[str, ...]:
-        """Those that open calls in the text of an answer."""
+        """Delimiters that open a call within the text of an answer."""
         return () if self.overrides else self.layout_with(tools).calls
 
     def invisible_delimiters(self) -> tuple[str, ...]:
-        """Those that are no text, and that nothing is told of."""
+        """Delimiters that are neither part of the text nor reported as an event."""
         opens, closes = self.thinking_delimiters()
         return (*opens, *closes, *(() if self.overrides else self.layout_with().dropped))
 
     def end_of_reasoning(self, spec: OutputSpec) -> str:
-        """What leads from reasoning to what is wanted; empty where nothing ends it."""
+        """The text between reasoning and the requested output; empty if nothing ends reasoning."""
         return self.overrides.end_of_reasoning(spec) if self.overrides else self.answer_prefix
 
     def thinks(self, checkpoint: Checkpoint) -> bool:
-        """Whether the model may have been taught to: its vocabulary or its template knows how."""
+        """Whether the model may reason: its template or vocabulary has the delimiters."""
         opens, _ = self.thinking_delimiters()
         control = checkpoint.tokenizer.control_tokens.values()
         return any(
-            mark.strip() in checkpoint.template_source or any(token in mark for token in control)
-            for mark in opens
+            delimiter.strip() in checkpoint.template_source
+            or any(token in delimiter for token in control)
+            for delimiter in opens
         )
 
     def render(
         self, checkpoint: Checkpoint, conversation: Conversation, most: int | None = None
     ) -> RenderedPrompt:
-        """most: tokens beyond which the prompt is refused before all of it is tokenised."""
+        """Render and tokenise; a prompt of over `most` tokens is refused before the end."""
         if self.renderer:
             if most is not None:
                 _check_contents(checkpoint, conversation, most)
             return self.renderer(checkpoint, conversation)
-        wording = RenderOptions(dict(self.roles), self.call_id, self.write_calls)
-        return render_prompt(checkpoint, conversation, wording, most)
+        options = RenderOptions(dict(self.roles), self.call_id, self.write_calls)
+        return render_prompt(checkpoint, conversation, options, most)
 
 
 def _check_contents(checkpoint: Checkpoint, conversation: Conversation, most: int) -> None:
-    """For a library that tokenises all of a prompt at once. Only what is likely to be too long is
-    looked at: real text has fewer characters a token."""
+    """Refuse a prompt that is too long for a renderer that tokenises all of it at once. Only
+    suspects are counted: ordinary text has fewer than 8 characters per token."""
     contents = [message.content for message in conversation.messages]
     if sum(map(len, contents)) > 8 * most:
         found = 0

@@ -1,4 +1,4 @@
-"""Cohere's Command R7B and A: every part of an answer stands between marks of its own."""
+"""Cohere's Command R7B and A: every part of an answer has delimiters of its own."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

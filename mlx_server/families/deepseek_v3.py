@@ -1,4 +1,4 @@
-"""DeepSeek V2.5, V3, R1 and V3.1, V3.2-Exp, and what R1 was distilled into: calls in sections."""
+"""DeepSeek V2.5, V3, R1, V3.1, V3.2-Exp and the R1 distils: calls in sections."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

@@ -1,4 +1,4 @@
-"""FunctionGemma: a Gemma 3 to its config.json; its template has the marks of calls."""
+"""FunctionGemma: config.json calls it Gemma 3, but its template has call delimiters."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

@@ -1,4 +1,4 @@
-"""Gemma up to 3n: text for an answer. Its templates have no place for tools."""
+"""Gemma up to 3n: plain-text answers. Its templates do not support tools."""
 
 from mlx_server.families.base import ModelFamily
 

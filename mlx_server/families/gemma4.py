@@ -1,4 +1,4 @@
-"""Gemma 4: reasoning in a channel of its own, calls with bare keys and marked strings."""
+"""Gemma 4: reasoning in a channel of its own, calls with bare keys and delimited strings."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

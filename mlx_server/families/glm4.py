@@ -1,4 +1,4 @@
-"""GLM-4.5 and later, and the GLM-4 before them that has no marks for calls."""
+"""GLM-4.5 and later, and the earlier GLM-4, whose calls have no delimiters."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from mlx_server.tool_parsers import formats
 from mlx_server.tool_parsers.glm import GLM
 
 TURN = "<|assistant|>"
-"""Stands before every answer, and a line break after it."""
+"""The header of every answer; a line break follows it."""
 
 LAYOUT = MarkupLayout(call_formats=(GLM,), dropped=(TURN,), calls_end_reasoning=True)
 

@@ -1,4 +1,4 @@
-"""gpt-oss: Harmony, written and read by openai-harmony."""
+"""gpt-oss: Harmony, rendered and parsed with openai-harmony."""
 
 from mlx_server.families.base import FamilyOverrides, ModelFamily
 from mlx_server.parsers.harmony import HarmonyParser
@@ -8,7 +8,7 @@ from mlx_server.prompts import harmony_prompt
 from mlx_server.prompts.harmony_vocabulary import SPECIAL, encoding, real_tokenizer
 
 DELIMITERS = ((REASONING,), ("<|end|>", "<|start|>"))
-"""Of reasoning; some begin the next message without ending it."""
+"""Delimiters of reasoning; a model may start the next message without ending the last one."""
 
 
 def _parser(context: ParseContext) -> HarmonyParser:

@@ -1,4 +1,4 @@
-"""Granite 3 and 4: a JSON array behind `<|tool_call|>`, or calls as Hermes writes them."""
+"""Granite 3 and 4: a JSON array after `<|tool_call|>`, or calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

@@ -1,4 +1,4 @@
-"""Fine-tunes of general models that write calls as Hermes does; their templates show it."""
+"""Fine-tunes of general models that write calls as Hermes does, as their templates show."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

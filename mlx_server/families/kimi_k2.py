@@ -11,11 +11,11 @@ ID = re.compile(r"functions\.[^\s:]+:\d+")
 
 
 def numbered_call_id(id: str, name: str, number: int) -> str:
-    """As the model numbers its calls through a conversation."""
+    """The id as the model makes it; it numbers its calls throughout a conversation."""
     return id if ID.fullmatch(id) or not name else f"functions.{name}:{number}"
 
 
-# the template writes reasoning, text and calls with nothing between them
+# the template puts no white space between reasoning, text and calls
 LAYOUT = MarkupLayout(
     call_formats=(NOTATION, WITHOUT_SECTION), trims=False, calls_end_reasoning=True
 )

@@ -1,4 +1,4 @@
-"""Kimi K3: an answer is elements, `think`, then `response`, then `tools`."""
+"""Kimi K3: an answer has the elements `think`, `response` and `tools`, in this order."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

@@ -1,4 +1,4 @@
-"""LFM2 and LFM2.5: ChatML, `<think>`, calls as Python (or JSON, if asked for) between marks."""
+"""LFM2 and LFM2.5: ChatML, `<think>`, delimited calls as Python (or, on request, as JSON)."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

@@ -1,4 +1,4 @@
-"""Llama 3 to 3.3: headers, and calls in whichever of Meta's forms the prompt led to."""
+"""Llama 3 to 3.3: headers, and calls in any of Meta's formats, depending on the prompt."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

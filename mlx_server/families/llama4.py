@@ -1,4 +1,4 @@
-"""Llama 4: headers; calls as Python, between marks or bare, or as JSON."""
+"""Llama 4: headers; calls as Python, with or without delimiters, or as JSON."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

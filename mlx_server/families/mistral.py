@@ -12,11 +12,11 @@ ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 def nine_character_id(id: str, name: str, number: int) -> str:
-    """What the templates of many of these models insist on."""
+    """An id of nine letters or digits, which many of these models' templates require."""
     return id if ID.fullmatch(id) else sha256(id.encode()).hexdigest()[:9]
 
 
-# the first Magistral thinks between tags of plain text
+# the first Magistral delimits its reasoning with plain text, not with control tokens
 LAYOUT = MarkupLayout(
     reasoning=(("[THINK]", "[/THINK]"), THINK), call_formats=(NOTATION,), new_id=new_short_id
 )

@@ -1,4 +1,4 @@
-"""NVIDIA's Nemotrons: `<think>`, and JSON calls in `<TOOLCALL>`; Nemotron 3 as Qwen3-Coder."""
+"""NVIDIA's Nemotrons: `<think>`, JSON calls in `<TOOLCALL>`; Nemotron 3 calls as Qwen3-Coder."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

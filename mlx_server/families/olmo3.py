@@ -1,4 +1,4 @@
-"""OLMo 3: ChatML, `<think>`, Python calls one a line between `<function_calls>` tags."""
+"""OLMo 3: ChatML, `<think>`, Python calls between `<function_calls>` tags, one per line."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

@@ -1,4 +1,4 @@
-"""Qwen3.5 and later: Qwen3-Coder's notation, behind reasoning that a call may cut short."""
+"""Qwen3.5 and later: Qwen3-Coder's call format, after reasoning that a call may cut short."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Qwen3-Coder, and any Qwen3 whose template shows its notation: calls with XML-like parameters."""
+"""Qwen3-Coder, and any Qwen3 whose template shows its format: calls with XML-like parameters."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.qwen3 import QWEN3

@@ -1,4 +1,4 @@
-"""Seed-OSS: everything in `seed:` marks; it reflects on its thinking budget in others."""
+"""Seed-OSS: `seed:` tags for every part, some of them for reflections on the thinking budget."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
@@ -7,7 +7,7 @@ from mlx_server.tool_parsers.formats import SEED_OSS as CALLS
 OPEN, CLOSE = "<seed:think>", "</seed:think>"
 BUDGET, BUDGET_END = "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"
 
-# a prompt without any budget ends inside of a reflection
+# a prompt without a thinking budget ends within a reflection
 LAYOUT = MarkupLayout(
     reasoning=((OPEN, CLOSE), (OPEN + BUDGET, CLOSE)),
     call_formats=(CALLS,),

@@ -1,4 +1,4 @@
-"""SmolLM2: ChatML; the largest writes calls as Hermes does. A Llama to its config.json."""
+"""SmolLM2, a Llama by its config.json: ChatML; the largest writes calls as Hermes does."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout

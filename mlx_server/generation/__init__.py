@@ -1,1 +1,1 @@
-"""The one way from a request to the events of its answers."""
+"""Turns a request into the events of its answers, for every endpoint."""

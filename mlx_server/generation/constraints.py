@@ -1,5 +1,5 @@
-"""What holds a row to its request while it decodes: a grammar of the whole answer, and how long
-it may reason. The engine knows neither families nor tools: it is told in tokens.
+"""Constraints that the engine applies to a row: a grammar of the whole answer and a reasoning
+budget. They are expressed in tokens, because the engine knows neither families nor tools.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from mlx_server.prompts.reasoning_effort import SWITCHES
 from mlx_server.requests import GenerateRequest, NamedTool, Prompt
 
 PROMPT_END = 64
-"""Tokens of a prompt's end that a parser sees as text."""
+"""How many of the prompt's last tokens a parser receives as text."""
 
 
 def parse_context(
@@ -36,15 +36,17 @@ def parse_context(
 
 
 NO_TOOL = ("tools",)
-"""What is left out where there is no grammar that could hold calls."""
+"""Reported as unenforced if no grammar constrains tool calls."""
 
 
 def constrain(
     prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, row: Generate
 ) -> tuple[str, ...]:
-    """Sets the row's grammar and budget; returns what of its tools the grammar leaves out. Raises
-    InvalidGrammar."""
-    if not isinstance(prompt, Conversation):  # text is completed by text
+    """Set the row's grammar and budget; return what the grammar leaves out of the tools' schemas.
+
+    Raises InvalidGrammar.
+    """
+    if not isinstance(prompt, Conversation):  # a text completion is plain text
         if request.format:
             lark = Lark(prepared.checkpoint.tokenizer.control_tokens)
             row.grammar = lark.source(format_rule(request.format, lark))
@@ -53,15 +55,15 @@ def constrain(
     answer = request.max_response_tokens
     if not prompt.tools and request.format is None and budget is None and answer is None:
         return ()
-    wanted = _output_spec(prepared, request, prompt, row)
-    row.grammar, left_out = _grammar(prepared, request, wanted)
+    spec = _output_spec(prepared, request, prompt, row)
+    row.grammar, left_out = _grammar(prepared, request, spec)
     if budget is not None or answer is not None:
-        end = prepared.family.end_of_reasoning(wanted)
-        # a grammar has its own say on the space behind
-        row.thinking = _thinking(prepared, wanted, end.rstrip() if row.grammar else end, budget)
+        end = prepared.family.end_of_reasoning(spec)
+        # a grammar decides on the white space after reasoning itself
+        row.thinking = _thinking(prepared, spec, end.rstrip() if row.grammar else end, budget)
     if row.thinking:
         row.thinking.answer = answer
-    elif answer is not None:  # it is all that there will be
+    elif answer is not None:  # without reasoning, the answer's limit is the row's
         row.end_within(answer)
     return left_out
 
@@ -69,21 +71,21 @@ def constrain(
 def constrain_continuation(
     prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, row: Generate
 ) -> None:
-    """Sets the grammar of what is still to come behind its prompt, if it had one before."""
+    """Replace the row's grammar, if it has one, by that of the rest after the new prompt."""
     if row.grammar is not None:  # not Harmony's: no answer ends in its reasoning there
-        wanted = _output_spec(prepared, request, conversation, row)
-        row.grammar, _ = _grammar(prepared, request, wanted)
+        spec = _output_spec(prepared, request, conversation, row)
+        row.grammar, _ = _grammar(prepared, request, spec)
 
 
 def is_format_required(request: GenerateRequest) -> bool:
-    """Whether an answer that no grammar holds would not be what was asked for."""
-    asked = (prompt for prompt in request.prompts if isinstance(prompt, Conversation))
-    is_strict = any(tool.strict for conversation in asked for tool in conversation.tools)
+    """Whether the client requires a format, so that an unconstrained answer will not do."""
+    chats = (prompt for prompt in request.prompts if isinstance(prompt, Conversation))
+    is_strict = any(tool.strict for conversation in chats for tool in conversation.tools)
     return request.format is not None or request.tool_choice != "auto" or is_strict
 
 
 def template_kwargs(prepared: PreparedModel, conversation: Conversation) -> Mapping[str, Any]:
-    """The owner's settings of the template hold where the request has none of its own."""
+    """The request's template kwargs, completed by those of models.yaml."""
     return {**prepared.spec.template_kwargs, **conversation.template_kwargs}
 
 
@@ -92,11 +94,12 @@ def budget_of(
 ) -> int | None:
     if request.thinking_budget is not None:
         return request.thinking_budget
-    # the owner's effort means nothing where the client works the template's switch itself
+    # models.yaml's effort does not apply if the client sets the template's own switch
     is_switched = not SWITCHES.keys().isdisjoint(conversation.template_kwargs)
-    told = conversation.template_kwargs if is_switched else template_kwargs(prepared, conversation)
-    # whatever the template makes of it
-    return 0 if told.get("reasoning_effort") == "none" else None
+    own = conversation.template_kwargs
+    kwargs = own if is_switched else template_kwargs(prepared, conversation)
+    # "none" holds even if the template does not read the effort
+    return 0 if kwargs.get("reasoning_effort") == "none" else None
 
 
 def _output_spec(
@@ -113,7 +116,7 @@ def _output_spec(
 def _grammar(
     prepared: PreparedModel, request: GenerateRequest, spec: OutputSpec
 ) -> tuple[str | None, tuple[str, ...]]:
-    """And what it leaves out of the tools' schemas."""
+    """The grammar, and what it leaves out of the tools' schemas."""
     if is_format_required(request):
         return _required_grammar(prepared, spec)
     by_default = prepared.transcript is None
@@ -121,7 +124,7 @@ def _grammar(
         return None, ()
     try:
         return _required_grammar(prepared, spec)
-    except InvalidGrammar:  # nobody asked for more than what the model does by itself
+    except InvalidGrammar:  # the client requires no format: decode without constraints
         return None, NO_TOOL
 
 
@@ -132,8 +135,9 @@ def _required_grammar(
     grammar = prepared.family.grammar(spec)
     if grammar is None and spec.must_call:
         raise BadRequest(
-            f"`tool_choice` can't be kept: {prepared.id} is of the family {prepared.family.name}, "
-            "which has no way to call a tool. Leave it out, or ask a model of another family.",
+            f"`tool_choice` requires a tool call, but {prepared.id} belongs to the family "
+            f"{prepared.family.name}, which cannot call tools. Leave `tool_choice` out, or use a "
+            "model of another family.",
             param="tool_choice",
         )
     return grammar, tuple(_unenforced(prepared, spec)) if grammar else ()
@@ -143,32 +147,32 @@ def _unenforced(prepared: PreparedModel, spec: OutputSpec) -> Iterator[str]:
     for tool in spec.context.tools:
         may_be_called = spec.choice in ("auto", "required", NamedTool(tool.name))
         if may_be_called and not tool.strict:
-            for gap in prepared.family.unsupported_keywords(tool):
-                yield f"tools.{tool.name}: {gap}"
+            for keyword in prepared.family.unsupported_keywords(tool):
+                yield f"tools.{tool.name}: {keyword}"
 
 
 def _thinking(
     prepared: PreparedModel, spec: OutputSpec, end: str, budget: int | None
 ) -> Thinking | None:
-    """end: what leads from reasoning to the answer."""
+    """The reasoning budget as tokens; `end` is the text between reasoning and answer."""
     family, tokenizer = prepared.family, prepared.checkpoint.tokenizer
     opens, closes = family.thinking_delimiters()
     if not closes:
         return None
-    before, behind = _split_at_delimiter(end, closes)
-    lead, rest = tokenizer.encode(before), tokenizer.encode(behind)
-    if budget is not None and len(lead) >= budget:  # room for reasoning, or what leads out of it
+    before, after = _split_at_delimiter(end, closes)
+    lead, rest = tokenizer.encode(before), tokenizer.encode(after)
+    if budget is not None and len(lead) >= budget:  # the budget has no room for the lead-out
         lead = []
     return Thinking(
         budget=None if budget is None else budget - len(lead),
         inside=family.make_parser(spec.context).section == "reasoning",
-        opens=[tokenizer.marked(mark) for mark in opens],
-        closes=[tokenizer.marked(mark) for mark in closes],
+        opens=[tokenizer.marked(delimiter) for delimiter in opens],
+        closes=[tokenizer.marked(delimiter) for delimiter in closes],
         end=lead + rest,
     )
 
 
 def _split_at_delimiter(end: str, closes: tuple[str, ...]) -> tuple[str, str]:
-    """What stands before the first of these marks, which is reasoning still, and the rest."""
-    at = min((end.find(mark) for mark in closes if mark in end), default=0)
+    """Split before the first closing delimiter: what precedes it still counts as reasoning."""
+    at = min((end.find(delimiter) for delimiter in closes if delimiter in end), default=0)
     return end[:at], end[at:]

@@ -1,4 +1,4 @@
-"""The spine: a request to the events of its answers. Every endpoint folds these."""
+"""The spine: runs a request and yields the events of its answers, which every endpoint folds."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -21,7 +21,8 @@ from mlx_server.requests import GenerateRequest
 
 
 async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
-    """Raises what is wrong with the request before `Started`; closing it frees its rows."""
+    """Yield the events. Errors in the request are raised before `Started`; closing the generator
+    cancels its rows."""
     with pool.row_slot(len(request.prompts) * request.n, request.client):
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
@@ -35,26 +36,26 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
             engine = pool.engine
             planned, feed, items = await _admit(engine, lease, on, planned, request)
             yield _started(prepared, planned, adapter)
-            courses = {
+            answers = {
                 row.row: RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
                 for index, row in enumerate(planned.rows)
             }
-            for course in courses.values():
-                for event in course.begin():
+            for answer in answers.values():
+                for event in answer.begin():
                     yield event
             while True:
                 for item in items:
-                    course = courses[item.row]
-                    async for event in course.feed(item):
+                    answer = answers[item.row]
+                    async for event in answer.feed(item):
                         yield event
-                    if course.finished:
+                    if answer.finished:
                         engine.cancel([item.row])
                         lease.left([item.row])
-                    elif more := course.next_row():
+                    elif more := answer.next_row():
                         engine.add(more, feed)
                         lease.began([more])
-                        courses[more.row] = course
-                if all(course.finished for course in courses.values()):
+                        answers[more.row] = answer
+                if all(answer.finished for answer in answers.values()):
                     return
                 items = await feed.take()
 
@@ -66,7 +67,7 @@ async def _admit(
     planned: RequestPlan,
     request: GenerateRequest,
 ) -> tuple[RequestPlan, RowStream, list[Item]]:
-    """Waits until the engine has taken every row; the plan may come to ask for less."""
+    """Wait until the engine has admitted every row, without optional constraints if they fail."""
     while True:
         feed = await on.enter_async_context(engine.generate(planned.rows))
         lease.began(planned.rows)
@@ -78,19 +79,20 @@ async def _admit(
                 raise
             await on.aclose()
             lease.left(lease.rows)
-        planned = planned.without_constraints()  # the model's own calls will do
+        planned = planned.without_constraints()  # optional ones, or it would have raised
 
 
 async def _adapter(
     pool: Pool, prepared: PreparedModel, of_model: str | None, request: GenerateRequest
 ) -> LeasedAdapter | None:
-    asked = request.adapter
-    if of_model and asked and asked != of_model:
+    requested = request.adapter
+    if of_model and requested and requested != of_model:
         raise BadRequest(
-            f"`model` names the adapter {of_model!r} and `adapter` {asked!r}: name one.",
+            f"`model` names the adapter {of_model!r}, and `adapter` names {requested!r}. Name only "
+            "one of them.",
             param="adapter",
         )
-    name = asked or of_model
+    name = requested or of_model
     return await pool.adapter(prepared, name) if name else None
 
 
@@ -111,7 +113,7 @@ def _started(
 
 
 async def _until_admitted(feed: RowStream, rows: int) -> list[Item]:
-    """Waits until the engine has taken every row; returns what else came by then."""
+    """Wait until the engine has admitted every row; return all items received until then."""
     items: list[Item] = []
     while sum(isinstance(item, Admitted) for item in items) < rows:
         items += await feed.take()
@@ -119,13 +121,13 @@ async def _until_admitted(feed: RowStream, rows: int) -> list[Item]:
 
 
 def _check_ids(model: LoadedModel, request: GenerateRequest) -> None:
-    """Only the loaded model tells how many there are."""
+    """Raise BadRequest for token ids outside the vocabulary, whose size the loaded model has."""
     prompts = [prompt for prompt in request.prompts if isinstance(prompt, tuple)]
     for param, ids in [("logit_bias", request.logit_bias), *(("prompt", ids) for ids in prompts)]:
         for token in ids:
             if not 0 <= token < model.vocabulary:
                 raise BadRequest(
-                    f"`{param}` names token {token}; {model.prepared.id} knows the ids from 0 to "
-                    f"{model.vocabulary - 1}.",
+                    f"`{param}` has the token id {token}; the ids of {model.prepared.id} go from "
+                    f"0 to {model.vocabulary - 1}.",
                     param=param,
                 )

@@ -1,4 +1,4 @@
-"""One answer: what the engine says of it in, events out."""
+"""Turns the engine's output for one row into events."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,11 +39,11 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest, NamedTool
 
 LONGEST_DELIMITER = 32
-"""Tokens."""
+"""Bound, in tokens, on the length of a delimiter that ends reasoning."""
 
 
 class OutputProcessor:
-    """One of a request's; it may go on with another row than it began with."""
+    """Parses the tokens of one answer, whose row may be continued by a second one."""
 
     def __init__(
         self, prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest
@@ -57,9 +57,9 @@ class OutputProcessor:
         self._echo = request.echo
         self._parallel = request.parallel_calls and not isinstance(request.tool_choice, NamedTool)
         self._limit = row.max_tokens - row.overflow_tokens
-        """Where it is over, unless more is spared for what it is in the middle of."""
+        """Tokens after which the answer ends, unless it may finish a text in overflow tokens."""
         self._answer_tokens_left = request.max_response_tokens
-        """Tokens that the answer itself may still have."""
+        """Tokens left for the answer, not counting reasoning; None means no limit."""
         self._tokenizer = prepared.checkpoint.tokenizer
         self._detokenizer = self._tokenizer.detokenizer()
         self._parser = _parser(prepared, index, row, request)
@@ -108,17 +108,17 @@ class OutputProcessor:
             yield from self._force_answer() if self._is_only_reasoning() else self._finish("stop")
             return
         self._ids.append(token.id)
-        place = self._parser.section
-        if token.logprobs and place != "reasoning":  # what begins as a call may turn out to be text
+        section = self._parser.section
+        if token.logprobs and section != "reasoning":  # what begins as a call may still be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
         events = self._parser.feed(token.id, self._detokenizer.feed(token.id))
         yield from self._forward(events)
-        self._reasoning += self._is_reasoning(place, events)
-        if place == "reasoning" != self._parser.section:
+        self._reasoning += self._is_reasoning(section, events)
+        if section == "reasoning" != self._parser.section:
             self._reasoning -= self._delimiter_tokens()
-        if self._parser.section != place and self._parser.section != "call":
-            self._logprobs = []  # of a mark
-        self._count_answer_token(place)
+        if self._parser.section != section and self._parser.section != "call":
+            self._logprobs = []  # those of the delimiter
+        self._count_answer_token(section)
         if self._stops.matched:
             yield self._finished("stop")
         elif self._calls and not self._parallel:
@@ -127,66 +127,67 @@ class OutputProcessor:
             yield from self._finish(token.finish or "length")
 
     def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Of the tokens that it stands in. Those before them are of what is no text; those behind
-        may be of text that comes."""
-        spelled, said = self._pending_bytes(), text.encode()
-        at = spelled.find(said)
-        while at > 0 and not self._invisible.fullmatch(spelled, 0, at):
-            at = spelled.find(said, at + 1)
-        taken, behind, place = [], [], 0
+        """The log probabilities of the text's tokens. Those of earlier tokens, which are not text,
+        are dropped; those of later tokens are kept for the text to come."""
+        pending, wanted = self._pending_bytes(), text.encode()
+        at = pending.find(wanted)
+        while at > 0 and not self._invisible.fullmatch(pending, 0, at):
+            at = pending.find(wanted, at + 1)
+        taken, later, end = [], [], 0
         for logprob in self._logprobs:
-            begin, place = place, place + len(logprob.bytes)
-            if said and begin >= at + len(said) and at >= 0:
-                behind.append(logprob)
-            elif place > at or begin == at:  # some have no text
+            begin, end = end, end + len(logprob.bytes)
+            if wanted and begin >= at + len(wanted) and at >= 0:
+                later.append(logprob)
+            elif end > at or begin == at:  # a token may have no bytes
                 taken.append(logprob)
-        self._logprobs = behind
+        self._logprobs = later
         return tuple(taken)
 
     def _pending_bytes(self) -> bytes:
         return b"".join(logprob.bytes for logprob in self._logprobs)
 
     def _is_reasoning(self, section: Section, events: Sequence[Event]) -> bool:
-        """Marks are none of it, but some are only known by what comes behind them."""
+        """Whether the last token is reasoning. Delimiters are not, but some are recognised only by
+        what follows them."""
         if self._parser.section != "reasoning":
             return False
         return section == "reasoning" or any(isinstance(e, ReasoningDelta) for e in events)
 
     def _delimiter_tokens(self) -> int:
-        """Tokens that were thought to be reasoning, until a mark was whole that they began."""
-        spelled = ""
+        """Tokens counted as reasoning that turned out to begin the closing delimiter."""
+        text = ""
         for before, token in enumerate(self._ids[: -LONGEST_DELIMITER - 1 : -1]):
-            spelled = self._tokenizer.spelling(token) + spelled
-            if any(mark in spelled for mark in self._closes):
-                return before - (spelled not in self._closes)
+            text = self._tokenizer.spelling(token) + text
+            if any(delimiter in text for delimiter in self._closes):
+                return before - (text not in self._closes)
         return 0
 
     def _count_answer_token(self, section: Section) -> None:
-        """Counts what follows the first that was said: before, it may be marks and white space.
-        place: where the last token was thought to belong."""
+        """Count a token of the answer, once it has had output: before, tokens may be delimiters
+        and white space. `section` is that of the last token when it was parsed."""
         if self._answer_tokens_left is not None and self._has_output and section != "reasoning":
             self._answer_tokens_left -= 1
 
     def _is_cut(self) -> bool:
-        """More is spared for text alone."""
+        """Whether the limit is reached; only text may continue into the overflow tokens."""
         return self._tokens >= self._limit and not (
             self._has_output and self._parser.section == "text"
         )
 
     @property
     def reasoning_ran_out(self) -> bool:
-        """Whether its reasoning took all of its budget, and was ended before it was over."""
+        """Whether the reasoning was cut off because it used its whole budget."""
         thinking = self._row.thinking
         budget = thinking.budget if thinking else None
         return budget is not None and self._reasoning >= budget
 
     def next_row(self) -> Generate | None:
-        """A row that this answer goes on with. Its grammar is still that of the whole answer."""
+        """The row that continues this answer, if any, still with the whole answer's grammar."""
         row, self._next = self._next, None
         return row
 
     def _is_only_reasoning(self) -> bool:
-        """A model that stops there has forgotten to answer."""
+        """Whether the model stopped after its reasoning and can be continued to an answer."""
         return (
             self._parser.awaits_answer
             and bool(self._prepared.family.answer_prefix)
@@ -199,42 +200,42 @@ class OutputProcessor:
         return self._tokenizer.encode(self._prepared.family.answer_prefix)
 
     def _tokens_left_after(self, prefix: list[int]) -> int:
-        """Tokens that may follow behind the bridge: it takes up room, but is not the answer's."""
+        """Tokens that may follow the answer prefix. It uses context but none of `max_tokens`."""
         context = len(self._row.prompt) + len(self._ids) + len(prefix)
         return min(self._row.max_tokens - self._tokens, self._prepared.context_length - context)
 
     def _force_answer(self) -> Iterator[Event]:
         self._is_forced = True
-        bridge = self._answer_prefix()
-        for token in bridge:
+        prefix = self._answer_prefix()
+        for token in prefix:
             yield from self._forward(self._parser.feed(token, self._detokenizer.feed(token)))
-        said, row = len(self._ids), self._row
+        played, row = len(self._ids), self._row
         self._next = msgspec.structs.replace(
             row,
-            prompt=[*row.prompt, *self._ids, *bridge],
-            max_tokens=self._tokens_left_after(bridge),
+            prompt=[*row.prompt, *self._ids, *prefix],
+            max_tokens=self._tokens_left_after(prefix),
             forced_tokens=row.forced_tokens
-            and (row.forced_tokens[said + 1 :] or row.forced_tokens[-1:]),
+            and (row.forced_tokens[played + 1 :] or row.forced_tokens[-1:]),
             prompt_logprobs=False,
             thinking=self._thinking_left(),
         )
 
     def _thinking_left(self) -> Thinking | None:
-        """It may begin to reason once more."""
+        """The row's reasoning budget for the continuation, which may reason once more."""
         if (thinking := self._row.thinking) is None:
             return None
         left = None if thinking.budget is None else max(0, thinking.budget - self._reasoning)
         return msgspec.structs.replace(thinking, inside=False, budget=left)
 
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
-        place = self._parser.section
+        section = self._parser.section
         yield from self._forward(
             self._parser.finish(self._detokenizer.finish(), cut=reason == "length")
         )
-        # of last tokens that had no text
+        # log probabilities of final tokens without text
         if (
             self._logprobs
-            and place == "text"
+            and section == "text"
             and not self._invisible.fullmatch(self._pending_bytes())
         ):
             yield from self._forward([TextDelta(self._index, "")])
@@ -248,16 +249,16 @@ class OutputProcessor:
         yield self._finished("stop" if self._stops.matched else reason)
 
     def _was_forced_to_end(self) -> bool:
-        """Before there was an answer: where a grammar lets none end in its reasoning, the last
-        tokens lead out of it."""
-        held = self._row.grammar is not None
-        return held and not self._has_output and self._tokens >= self._limit
+        """Whether the limit came before the answer. A grammar that forbids an end within reasoning
+        spends the last tokens on leaving it, so the row still ends with a stop token."""
+        is_constrained = self._row.grammar is not None
+        return is_constrained and not self._has_output and self._tokens >= self._limit
 
     def _forward(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
             if self._calls and not self._parallel:
                 return
-            if isinstance(event, Repaired):  # tells of others, and ends nothing
+            if isinstance(event, Repaired):  # it is not output and ends no text
                 if not self._stops.matched:
                     yield event
                 continue
@@ -268,7 +269,7 @@ class OutputProcessor:
                 logprobs = self._logprobs_of(event.text)
                 yield from self._stops.feed(replace(event, logprobs=logprobs))
             elif not self._stops.matched:
-                yield from self._stops.finish()  # what is no text ends the text before it
+                yield from self._stops.finish()  # any other event ends the text before it
                 if isinstance(event, ToolCallFinished):
                     self._calls += 1
                     self._logprobs = []
@@ -288,26 +289,26 @@ class OutputProcessor:
 
 
 def _invisible(prepared: PreparedModel) -> re.Pattern[bytes]:
-    """Marks, or the control tokens that they are made with, and white space beside them."""
-    marks = prepared.family.invisible_delimiters()
+    """Matches delimiters, the control tokens that they consist of, and white space."""
+    delimiters = prepared.family.invisible_delimiters()
     control = prepared.checkpoint.tokenizer.control_tokens.values()
-    parts = (token for token in control if any(token in mark for mark in marks))
-    spelled = sorted({*marks, *parts}, key=len, reverse=True)
-    either = b"|".join([rb"\s", *(re.escape(mark.encode()) for mark in spelled)])
+    parts = (token for token in control if any(token in each for each in delimiters))
+    texts = sorted({*delimiters, *parts}, key=len, reverse=True)
+    either = b"|".join([rb"\s", *(re.escape(text.encode()) for text in texts)])
     return re.compile(b"(?:%s)*" % either)
 
 
 def _parser(prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest) -> Parser:
-    asked = request.prompts[index // request.n]
-    if not isinstance(asked, Conversation):  # text is completed by text
+    prompt = request.prompts[index // request.n]
+    if not isinstance(prompt, Conversation):  # a text completion is plain text
         return TextParser(ParseContext(index))
-    reading = parse_context(prepared, asked, row.prompt, index)
-    if request.tool_choice == "none":  # what looks like a call is none
-        reading = replace(reading, tools=())
+    context = parse_context(prepared, prompt, row.prompt, index)
+    if request.tool_choice == "none":  # what looks like a call is text
+        context = replace(context, tools=())
     if request.format and row.grammar:
         verbatim = is_verbatim(request.format)
-        reading = replace(reading, formatted=True, verbatim=verbatim)
-    return prepared.family.make_parser(reading)
+        context = replace(context, formatted=True, verbatim=verbatim)
+    return prepared.family.make_parser(context)
 
 
 def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLogprob:

@@ -1,4 +1,4 @@
-"""A request to the rows that the engine is to generate."""
+"""Plans a request: the rows that the engine will generate, and the memory they need."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from mlx_server.requests import (
 from mlx_server.sources.transcript import TranscriptEntry
 
 CHARACTERS_PER_TOKEN = 16
-"""More than any text has, on average: what has more of them can't fit."""
+"""More than any text has on average: a text with more per token can't fit the context."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class RequestPlan:
     demand: MemoryDemand
     ignored: tuple[str, ...]
     unenforced: tuple[str, ...]
-    """What was asked of the answers and no grammar holds."""
+    """Paths of the schema keywords that no grammar enforces."""
     unchecked: bool
-    """Whether some of that is of their text."""
+    """Whether some of them concern the answer's text, which must then be checked afterwards."""
     messages: tuple[Mapping[str, Any], ...]
-    """The prompts in the words of the family's own library, if asked for."""
+    """The prompts as messages of the family's own library, if requested."""
 
     def without_constraints(self) -> "RequestPlan":
         for row in self.rows:
@@ -51,22 +51,22 @@ class RequestPlan:
 def plan(
     prepared: PreparedModel, request: GenerateRequest, adapter: LeasedAdapter | None = None
 ) -> RequestPlan:
-    """Runs in a thread: rendering and tokenising a long prompt takes a while."""
+    """Plan the request. Call it in a thread: rendering and tokenising long prompts takes time."""
     _check_text(prepared, request)
     if request.format:
         check(request.format, request.format_param)
     check_wanted()
     prompts = [_rendered(prepared, prompt) for prompt in request.prompts]
     check_wanted()
-    asked = list(zip(request.prompts, prompts, strict=True))
-    planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in asked]
+    pairs = list(zip(request.prompts, prompts, strict=True))
+    planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in pairs]
     rows = [row for those, _ in planned for row in those]
     if adapter:
         for row in rows:
             row.adapter, row.adapter_scale = adapter.spec.digest, request.adapter_scale
     of_text = unenforced(request.format) if request.format else ()
     of_tools = dict.fromkeys(name for _, left_out in planned for name in left_out)
-    ignored = (name for prompt, r in asked for name in _ignored(prepared, request, prompt, r))
+    ignored = (name for prompt, r in pairs for name in _ignored(prepared, request, prompt, r))
     return RequestPlan(
         rows=rows,
         prompt_tokens=sum(len(row.prompt) for row in rows[:: request.n]),
@@ -86,10 +86,10 @@ def plan(
 def shortened(
     planned: RequestPlan, prepared: PreparedModel, request: GenerateRequest, most: int
 ) -> RequestPlan:
-    """The plan with answers that fit, where the client set no limit of its own.
+    """The plan with answers that fit into memory, unless the client set a limit of its own.
 
-    most: tokens that the memory holds of each row. Where not even the prompts fit, nothing changes,
-    and the request is refused.
+    `most` is the number of tokens per row that memory has room for. If not even the prompts fit,
+    the plan is returned unchanged and the pool refuses the request.
     """
     if request.max_tokens is not None or planned.demand.most_tokens <= most:
         return planned
@@ -111,8 +111,8 @@ def _messages(
     for rendered in prompts:
         if rendered.messages is None:
             raise BadRequest(
-                f"`enable_response_messages` is for models of the family gpt_oss; {prepared.id} "
-                f"is of the family {prepared.family.name}.",
+                "`enable_response_messages` needs a model of the family gpt_oss; "
+                f"{prepared.id} belongs to the family {prepared.family.name}.",
                 param="enable_response_messages",
             )
         yield from rendered.messages()
@@ -121,7 +121,7 @@ def _messages(
 def retry_row(
     prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, first: Generate
 ) -> Generate | None:
-    """The row of an answer that was not what was asked for; None where there is no room for it."""
+    """The row that generates a rejected answer again; None if there is no room for it."""
     prompt = _tokens(prepared, conversation).tokens
     room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
     if room <= 0:
@@ -134,33 +134,33 @@ def retry_row(
 
 
 def _longest(prepared: PreparedModel, request: GenerateRequest, row: Generate) -> int:
-    """Tokens that it may come to hold, with what may be put behind its own."""
+    """Upper bound on the row's tokens, including a retry and an answer prefix."""
     once = len(row.prompt) + row.max_tokens
     if not any(isinstance(prompt, Conversation) for prompt in request.prompts):
         return once
     again = row.max_tokens + limits.CORRECTION_TOKENS.value if may_retry(prepared, request) else 0
-    # what may lead an answer on is no more tokens than it has letters
+    # an answer prefix has at most as many tokens as characters
     return once + again + len(prepared.family.answer_prefix)
 
 
 def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
-    """Whether an answer may be, if it is not what was asked for."""
+    """Whether an answer that breaks its format may be generated again."""
     repair = prepared.spec.repair
-    held_back = request.buffered or repair.streaming == "accumulate"
-    return bool(held_back and repair.retries and request.format and unenforced(request.format))
+    is_buffered = request.buffered or repair.streaming == "accumulate"
+    return bool(is_buffered and repair.retries and request.format and unenforced(request.format))
 
 
 def _check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
-    """All of it, before anything is built from it: in which field it stands makes no difference."""
+    """Limit the characters of all the request's fields together, before rendering begins."""
     most = max(limits.PROMPT_CHARACTERS.value, CHARACTERS_PER_TOKEN * prepared.context_length)
     around = characters_of(replace(request, prompts=()))
     for prompt in request.prompts:
         found = around + (len(prompt) if isinstance(prompt, tuple) else characters_of(prompt))
         if found > most:
             raise ContextTooLong(
-                f"The request has {found} characters of text, its tools and options included; for "
-                f"the context of {prepared.id}, {prepared.context_length} tokens, it can have "
-                f"{most}. Shorten it.",
+                f"The request has {found} characters of text, including tools and options. The "
+                f"limit for {prepared.id}, with a context of {prepared.context_length} tokens, is "
+                f"{most} characters. Shorten the request.",
                 param=_param(prompt),
             )
 
@@ -171,7 +171,7 @@ def _param(prompt: Prompt) -> str:
 
 def _rendered(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
     param = _param(prompt)
-    # What is far too long is refused before a minute is spent on counting it.
+    # A prompt that is far too long is refused before a minute is spent on tokenising it.
     _check_length(prepared, _characters(prompt) // prepared.checkpoint.tokenizer.longest, param)
     try:
         rendered = _tokens(prepared, prompt)
@@ -187,8 +187,8 @@ def _rendered(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
 def _check_length(prepared: PreparedModel, tokens: int, param: str) -> None:
     if tokens >= prepared.context_length:
         raise ContextTooLong(
-            f"The prompt has {tokens} tokens or more; the context of {prepared.id} holds "
-            f"{prepared.context_length}, the answer included. Shorten the prompt.",
+            f"The prompt has at least {tokens} tokens; the context of {prepared.id} is "
+            f"{prepared.context_length} tokens, including the answer. Shorten the prompt.",
             param=param,
         )
 
@@ -214,60 +214,64 @@ def _tokens(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
 
 
 def _chat(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
-    everything = replace(conversation, template_kwargs=template_kwargs(prepared, conversation))
-    return prepared.family.render(prepared.checkpoint, everything, prepared.context_length)
+    completed = replace(conversation, template_kwargs=template_kwargs(prepared, conversation))
+    return prepared.family.render(prepared.checkpoint, completed, prepared.context_length)
 
 
 def _ignored(
-    prepared: PreparedModel, request: GenerateRequest, asked: Prompt, rendered: RenderedPrompt
+    prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, rendered: RenderedPrompt
 ) -> Iterator[str]:
-    """Of what the client set: the owner knows what a template reads."""
-    if not isinstance(asked, Conversation):
+    """Ignored parameters that the client set; those of models.yaml are not reported."""
+    if not isinstance(prompt, Conversation):
         return
-    said = asked.template_kwargs
-    budget = budget_of(prepared, request, asked)
-    # the engine keeps these, whatever the template reads
-    kept = {"thinking_budget"} if request.thinking_budget is not None else set()
-    if budget == 0 and said.get("reasoning_effort") == "none":
-        kept.add("reasoning_effort")
-    owners = prepared.spec.template_kwargs.keys() - said.keys()
-    heeded = {f"chat_template_kwargs.{name}" for name in kept | owners | request.implied}
-    yield from (name for name in rendered.ignored if name not in heeded)
+    own = prompt.template_kwargs
+    budget = budget_of(prepared, request, prompt)
+    # the engine enforces these, even if the template does not read them
+    enforced = {"thinking_budget"} if request.thinking_budget is not None else set()
+    if budget == 0 and own.get("reasoning_effort") == "none":
+        enforced.add("reasoning_effort")
+    configured = prepared.spec.template_kwargs.keys() - own.keys()
+    silent = {f"chat_template_kwargs.{name}" for name in enforced | configured | request.implied}
+    yield from (name for name in rendered.ignored if name not in silent)
 
 
 def _rows(
-    prepared: PreparedModel, request: GenerateRequest, asked: Prompt, prompt: list[int]
+    prepared: PreparedModel, request: GenerateRequest, source: Prompt, prompt: list[int]
 ) -> tuple[list[Generate], tuple[str, ...]]:
-    """And what their grammar leaves out of the tools' schemas."""
+    """The rows, and what their grammar leaves out of the tools' schemas."""
     left_out: dict[str, None] = {}
-    rows = [_row(prepared, request, asked, prompt, choice) for choice in range(request.n)]
+    rows = [_row(prepared, request, source, prompt, choice) for choice in range(request.n)]
     for row in rows:
         if row is rows[0] or row.prompt != rows[0].prompt:
-            left_out |= dict.fromkeys(constrain(prepared, request, asked, row))
+            left_out |= dict.fromkeys(constrain(prepared, request, source, row))
         else:
             row.grammar, row.thinking = rows[0].grammar, rows[0].thinking
     return rows, tuple(left_out)
 
 
 def _row(
-    prepared: PreparedModel, request: GenerateRequest, asked: Prompt, prompt: list[int], choice: int
+    prepared: PreparedModel,
+    request: GenerateRequest,
+    source: Prompt,
+    prompt: list[int],
+    choice: int,
 ) -> Generate:
     room = prepared.context_length - len(prompt)
     limit = min(_limit(prepared, request), room)
-    spare = min(_overflow_tokens(prepared, request), room - limit)
+    overflow = min(_overflow_tokens(prepared, request), room - limit)
     row = Generate(
         row=0,
         model=prepared.id,
         prompt=prompt,
-        max_tokens=limit + spare,
-        overflow_tokens=spare,
+        max_tokens=limit + overflow,
+        overflow_tokens=overflow,
         stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
         sampling=_sampling(prepared, request, choice),
         prompt_logprobs=request.echo and (request.logprobs is not None or request.max_tokens == 0),
         client=request.client,
     )
     if prepared.transcript:
-        _play_transcript(prepared, row, prepared.transcript.pick(asked))
+        _play_transcript(prepared, row, prepared.transcript.pick(source))
     return row
 
 
@@ -280,7 +284,7 @@ def _limit(prepared: PreparedModel, request: GenerateRequest) -> int:
 
 
 def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
-    """Tokens for JSON that the owner's limit cuts short. A client's own limit holds."""
+    """Tokens to complete JSON that models.yaml's limit cuts off; a client's limit is final."""
     if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
         return 0
     limit = _limit(prepared, request)
@@ -290,7 +294,7 @@ def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
 
 
 def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) -> SamplingParams:
-    """The request's choices, else the owner's, else the publisher's, else OpenAI's."""
+    """Each parameter comes from the request, else models.yaml, the checkpoint or the default."""
     choices: SamplingChoices = {
         **prepared.checkpoint.sampling,
         **prepared.spec.choices,
@@ -299,14 +303,14 @@ def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) ->
     return SamplingParams(
         **choices,
         logit_bias=request.logit_bias,
-        # Each of n answers to one seed draws on its own.
+        # each of the n answers has a seed of its own
         seed=None if request.seed is None else request.seed + choice,
         logprobs=request.logprobs,
     )
 
 
 def _play_transcript(prepared: PreparedModel, row: Generate, entry: TranscriptEntry) -> None:
-    """The row plays a recorded answer instead of one of its own."""
+    """Make the row replay a recorded answer."""
     tokenizer = prepared.checkpoint.tokenizer
     row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
     row.delay = entry.delay_ms / 1000

@@ -1,4 +1,4 @@
-"""One answer from its first row to its last: led on, mended, or made once more."""
+"""Continues, repairs or retries an answer until it is final."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -34,10 +34,17 @@ from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 _checks = asyncio.Semaphore(limits.CHECK_PROCESSES.value)
-"""Each may keep a process busy for seconds."""
+"""Limits concurrent checks, since each may keep a process busy for seconds."""
 
 
 class RetryingAnswer:
+    """The answer to one prompt, across every row that was needed to produce it.
+
+    A row that stops right after its reasoning is continued with the answer prefix. Text that
+    breaks the requested format is repaired or, if that fails, generated again with the errors in
+    the prompt.
+    """
+
     def __init__(
         self,
         prepared: PreparedModel,
@@ -47,7 +54,7 @@ class RetryingAnswer:
         *,
         unchecked: bool,
     ) -> None:
-        """unchecked: no grammar holds the answer's text to all that was asked of it."""
+        """`unchecked`: the grammar does not enforce all of the requested format."""
         self.finished = False
         self._prepared, self._index, self._request = prepared, index, request
         self._first_row = self._row = row
@@ -60,11 +67,11 @@ class RetryingAnswer:
         self._reasoning: list[str] = []
         self._calls = 0
         self._phase: Phase | None = None
-        """Of the last text."""
+        """Phase of the most recent text delta."""
         self._rejected: Finished | None = None
-        """Of the attempts that were not taken."""
+        """Token counts summed over the rejected attempts."""
         self._rejection: RepairKind | None = None
-        """With the last of them."""
+        """Why the most recent attempt was rejected."""
         self._attempts = 0
         self._next: Generate | None = None
 
@@ -72,7 +79,7 @@ class RetryingAnswer:
         return self._answer.begin()
 
     def next_row(self) -> Generate | None:
-        """A row that this answer goes on with."""
+        """The row that continues this answer, if any."""
         row, self._next = self._next, None
         self._row = row or self._row
         return row
@@ -88,8 +95,8 @@ class RetryingAnswer:
                 self._collect(event)
                 if not self._is_buffered:
                     yield event
-        if onward := self._answer.next_row():
-            await self._continue(onward)
+        if row := self._answer.next_row():
+            await self._continue(row)
 
     async def _continue(self, row: Generate) -> None:
         assert isinstance(self._conversation, Conversation)
@@ -127,11 +134,11 @@ class RetryingAnswer:
         if not isinstance(self._conversation, Conversation):
             return CheckedAnswer(text)
         reasoning, ran_out = "".join(self._reasoning), self._answer.reasoning_ran_out
-        marks = self._prepared.family.call_delimiters(self._conversation.tools)
-        said = RawAnswer(text, reasoning, self._calls, finished.reason, ran_out, marks)
-        asked = Requirements(self._request.format, self._request.tool_choice)
+        delimiters = self._prepared.family.call_delimiters(self._conversation.tools)
+        raw = RawAnswer(text, reasoning, self._calls, finished.reason, ran_out, delimiters)
+        required = Requirements(self._request.format, self._request.tool_choice)
         async with _checks:
-            return await asyncio.to_thread(check_answer, said, asked, self._prepared.spec.repair)
+            return await asyncio.to_thread(check_answer, raw, required, self._prepared.spec.repair)
 
     @property
     def _conversation(self) -> object:

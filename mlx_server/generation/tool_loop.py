@@ -1,9 +1,9 @@
-"""The agentic loop of MCP tools: the model calls, the calls are run, and it goes on with what they
-gave. It is `generate`, round after round, told as one answer.
+"""The agentic loop of MCP tools: the model calls tools, the server runs them, and the model
+continues with the results. It runs `generate` round by round and reports one answer.
 
-The rounds end with a turn that has nothing to run: an answer, or calls that are the client's to
-make, or that somebody has to approve. When there were enough calls, rounds or minutes, further
-calls are ignored: a last round has the model answer with what it has.
+The rounds end with a turn that has nothing to run: an answer, or calls that the client must make or
+approve. When the limit of calls, rounds or seconds is reached, further calls are ignored and a last
+round has the model answer with the results that it has.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from mlx_server.requests import Approval, GenerateRequest, McpTools, NamedTool, 
 @dataclass(frozen=True, slots=True)
 class ToolLoopLimits:
     rounds: int = limits.MCP_ROUNDS.value
-    """With calls that were run."""
+    """Rounds in which calls are run."""
     seconds: float = limits.MCP_ROUND_SECONDS.value
-    """After which no other round has tools."""
+    """Time after which a new round has no tools."""
     calls: int = limits.MCP_CALLS.value
-    """That are run, approved ones included."""
+    """Calls that are run, including approved ones."""
 
 
 LIMITS = ToolLoopLimits()
@@ -57,10 +57,10 @@ def respond(
     pool: Pool,
     limits: ToolLoopLimits = LIMITS,
 ) -> AsyncGenerator[Event]:
-    """`generate`, with the tools of MCP servers beside those of the conversation.
+    """`generate`, with the tools of MCP servers in addition to those of the conversation.
 
-    Raises what is wrong with the request before `Started`. The lists of tools, and the calls that
-    were approved, are told right behind it, though the servers were asked before.
+    Errors in the request are raised before `Started`. The servers are queried before it, and their
+    tool lists and the approved calls are reported right after it.
     """
     if not tools.servers and not tools.approvals:
         return generate(request, pool)
@@ -76,7 +76,7 @@ async def _respond(
 ) -> AsyncGenerator[Event]:
     _check(request, tools, limits)
     async with connectors.open(tools.servers) as toolset:
-        # schemas of servers are read there, which are as large as they like
+        # in a thread, since the schemas of servers may be large
         rounds = await in_thread(_Rounds, request, tools, toolset, pool, limits)
         async with aclosing(rounds.events()) as events:
             async for event in events:
@@ -86,20 +86,19 @@ async def _respond(
 def _check(request: GenerateRequest, tools: McpTools, limits: ToolLoopLimits) -> None:
     if len(tools.approvals) > limits.calls:
         raise BadRequest(
-            f"`input` has {len(tools.approvals)} approvals that are not acted upon yet; at most "
-            f"{limits.calls} are run in one response.",
+            f"`input` has {len(tools.approvals)} pending approvals; one response runs at most "
+            f"{limits.calls} of them. Send fewer.",
             param="input",
         )
     assert len(request.prompts) == request.n == 1, "a loop has one answer"
     labels = {server.label for server in tools.servers}
-    asked = {"input": [approval.server for approval in tools.approvals]}
-    asked["tool_choice"] = [tools.choice.server] if tools.choice else []
-    for param, names in asked.items():
+    named = {"input": [approval.server for approval in tools.approvals]}
+    named["tool_choice"] = [tools.choice.server] if tools.choice else []
+    for param, names in named.items():
         for name in names:
             if name not in labels:
                 raise BadRequest(
-                    f"`{param}` names the MCP server {name[:64]!r}, which is not among the "
-                    "`tools`.",
+                    f"`{param}` names the MCP server {name[:64]!r}, which is not in `tools`.",
                     param=param,
                 )
 
@@ -119,7 +118,7 @@ class _Rounds:
         self._toolset = toolset
         self._pool = pool
         self._limits = limits
-        self._asked = tools
+        self._mcp = tools
         self._names = ToolNames(conversation.tools)
         self._left_out: dict[str, list[str]] = {}
         self._server_tools = self._offer()
@@ -183,8 +182,8 @@ class _Rounds:
         async with aclosing(generate(request, self._pool)) as events:
             async for event in events:
                 if not isinstance(event, Started):
-                    for told in turn.visible_events(event):
-                        yield told
+                    for visible in turn.visible_events(event):
+                        yield visible
                     continue
                 self._started.append(event)
                 if len(self._started) == 1:
@@ -215,7 +214,7 @@ class _Rounds:
         )
 
     def _named(self, message: Message) -> Message:
-        """Earlier calls by the names that their tools have now."""
+        """The message with earlier calls renamed to the names that their tools have now."""
         if not any(call.server for call in message.tool_calls):
             return message
         calls = (
@@ -227,7 +226,7 @@ class _Rounds:
         return replace(message, tool_calls=tuple(calls))
 
     def _first_choice(self) -> ToolChoice:
-        choice = self._asked.choice
+        choice = self._mcp.choice
         if choice is None:
             return self._request.tool_choice if self._may_run() else "none"
         if choice.name is None and any(
@@ -238,7 +237,7 @@ class _Rounds:
             if (offered.server, offered.name) == (choice.server, choice.name):
                 return NamedTool(shown)
         raise BadRequest(
-            f"`tool_choice` wants {choice.name or 'a tool'!r:.64} of the MCP server "
+            f"`tool_choice` requires {choice.name or 'a tool'!r:.64} of the MCP server "
             f"{choice.server!r:.64}, which does not offer it.",
             param="tool_choice",
         )
@@ -246,23 +245,23 @@ class _Rounds:
     def _listed(self) -> Iterator[Event]:
         for server in self._toolset.servers:
             left_out = self._left_out.get(server.requested.label, [])
-            told = [*([server.listing.error] if server.listing.error else []), *left_out]
-            if server.requested.listed and not told:
+            errors = [*([server.listing.error] if server.listing.error else []), *left_out]
+            if server.requested.listed and not errors:
                 continue
             offered = {each.name for each in self._server_tools.values()}
             tools = (tool for name, tool in server.listing.tools.items() if name in offered)
-            yield ToolsListed(0, server.requested.label, tuple(tools), " ".join(told) or None)
+            yield ToolsListed(0, server.requested.label, tuple(tools), " ".join(errors) or None)
 
     async def _approved(self) -> AsyncIterator[Event]:
-        """Runs what was approved, and has the conversation go on behind it."""
-        if not self._asked.approvals:
+        """Run the approved calls and append all decided calls to the conversation."""
+        if not self._mcp.approvals:
             return
-        calls = [self._decided(approval) for approval in self._asked.approvals]
+        calls = [self._decided(approval) for approval in self._mcp.approvals]
         self._conversation = _with_calls(
             self._conversation, [call.as_tool_call() for call in calls]
         )
         granted = []
-        for call, approval in zip(calls, self._asked.approvals, strict=True):
+        for call, approval in zip(calls, self._mcp.approvals, strict=True):
             if not approval.approve:
                 reason = f": {approval.reason}" if approval.reason else "."
                 self._add_result(call, f"The user has denied this call{reason}")
@@ -286,7 +285,7 @@ class _Rounds:
         return call
 
     async def _run(self, calls: Sequence[TurnCall]) -> AsyncGenerator[Event]:
-        """All of them at once; their results go to the model in the order of the calls."""
+        """Run all calls concurrently; the model gets their results in the order of the calls."""
         self._runs += len(calls)
         running = {asyncio.create_task(self._result(call)): call for call in calls}
         results: dict[int, str] = {}
@@ -320,15 +319,15 @@ class _Rounds:
         )
 
     def _may_run(self) -> int:
-        most, asked = self._limits.calls, self._asked.max_calls
-        return max(0, min(most, most if asked is None else asked) - self._runs)
+        most, requested = self._limits.calls, self._mcp.max_calls
+        return max(0, min(most, most if requested is None else requested) - self._runs)
 
     def _is_spent(self) -> bool:
         late = time.monotonic() > self._ends
         return late or self._rounds >= self._limits.rounds or not self._may_run()
 
     def _tokens_left(self) -> int | None:
-        """Of the whole answer's, in all rounds."""
+        """What `max_tokens`, which all rounds share, leaves for the next; None means no limit."""
         most = self._request.max_tokens
         used = sum(finished.completion_tokens for finished in self._finished)
         return None if most is None else max(0, most - used)
@@ -348,7 +347,7 @@ class _Rounds:
         )
 
     def _between(self) -> tuple[Mapping[str, Any], ...]:
-        """What the rounds before the last one put behind the first prompt."""
+        """The messages that the rounds before the last one added to the first prompt."""
         first, last = self._started[0], self._started[-1]
         return last.messages[len(first.messages) :]
 
@@ -358,7 +357,7 @@ def _with(conversation: Conversation, message: Message) -> Conversation:
 
 
 def _with_calls(conversation: Conversation, calls: Sequence[ToolCall]) -> Conversation:
-    """They belong to the last turn, if that is one which called nothing else."""
+    """The calls go into the last turn, if it is the assistant's and has no calls yet."""
     *before, last = conversation.messages
     if last.role != "assistant" or last.tool_calls:
         return _with(conversation, Message("assistant", tool_calls=tuple(calls)))

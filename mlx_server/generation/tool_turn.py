@@ -1,4 +1,4 @@
-"""One turn of a model that was offered tools of MCP servers: what it said, and who hears of it."""
+"""One turn of a model with MCP tools: collects its output and selects the events to report."""
 
 import re
 import uuid
@@ -25,17 +25,16 @@ from mlx_server.events import (
 from mlx_server.messages import Message, Tool, ToolCall
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
-"""Of the call in a `Repaired.where`."""
+"""Matches the number of the call in `Repaired.where`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTool:
-    """A tool of a server, as the model sees it."""
-
     server: str
     name: str
-    """As the server calls it."""
+    """The tool's name on that server."""
     tool: Tool
+    """The tool as the model sees it."""
     needs_approval: bool
 
 
@@ -44,9 +43,9 @@ class TurnCall:
     number: int
     id: str
     name: str
-    """As the model sees it."""
+    """The tool's name as the model sees it."""
     offered: ServerTool | None
-    """None: a function tool of the client's."""
+    """None for a function tool, which the client runs."""
     arguments: list[str] = field(default_factory=list)
     is_made: bool = False
     is_ignored: bool = False
@@ -63,12 +62,10 @@ class TurnCall:
 
 @dataclass
 class ToolTurn:
-    """What the model said in one round, and who of the events' readers hears of it."""
-
     offered: dict[str, ServerTool]
     first_call: int
     may_run: int
-    """Of its calls; others are ignored."""
+    """How many calls may be run in this turn; further ones are ignored."""
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, TurnCall] = field(default_factory=dict)
@@ -111,7 +108,7 @@ class ToolTurn:
         return [call for call in self.calls.values() if call.is_run]
 
     def message(self) -> Message:
-        """As it goes back to the model."""
+        """The turn as a message of the next round's prompt."""
         return Message(
             "assistant",
             "".join(self.texts),
@@ -121,7 +118,7 @@ class ToolTurn:
 
     @property
     def is_the_clients(self) -> bool:
-        """Whether there are calls to be made, or approved, by somebody else."""
+        """Whether the client has calls to make or to approve."""
         return any(
             call.is_made and not call.is_ignored and not call.is_run for call in self.calls.values()
         )
@@ -165,7 +162,7 @@ def _made(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
 
 
 class ToolNames:
-    """What the model calls the tools of servers: as the server does, where that is one name."""
+    """Names of MCP tools for the model: the server's own name where it is unique."""
 
     def __init__(self, functions: Sequence[Tool]) -> None:
         self._taken = {tool.name for tool in functions}
@@ -173,11 +170,11 @@ class ToolNames:
 
     def of(self, server: str, name: str, is_unique: bool) -> str:
         plain, long = _word(name), _word(f"{server}__{name}")
-        wanted = plain if is_unique and plain not in self._taken else long
-        shown, again = wanted, 1
+        preferred = plain if is_unique and plain not in self._taken else long
+        shown, again = preferred, 1
         while shown in self._taken:
             again += 1
-            shown = f"{wanted[:60]}_{again}"
+            shown = f"{preferred[:60]}_{again}"
         self._taken.add(shown)
         self._known[server, name] = shown
         return shown
@@ -187,5 +184,5 @@ class ToolNames:
 
 
 def _word(name: str) -> str:
-    """Letters that every family's notation has for names."""
+    """The name in characters that every family's call format allows in names."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]

@@ -1,4 +1,4 @@
-"""Text in a grammar that goes on to a mark, or to the end of the answer."""
+"""Grammar rules of free text, which goes on to a delimiter or to the end of the answer."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +12,13 @@ from mlx_server.tool_parsers.blocks import one_of
 class FreeTextRule:
     lark: Lark
     text: str
-    """A terminal: what may be written in one go."""
+    """A terminal: the text allowed between control tokens."""
     free: Sequence[int] = ()
-    """Control tokens that mean nothing here."""
+    """Ids of the control tokens that are allowed in the text."""
     ignored_delimiters: Sequence[str] = ()
-    """Marks that mean nothing here, though the control token in them could."""
+    """Delimiters that are allowed in the text, although their control token alone is not."""
     first: str = field(default="", kw_only=True)
-    """A terminal: what may come before the first of those, if it is less than `text`."""
+    """A terminal: the text allowed before the first of those, if it is restricted further."""
 
     def starting_with(self, first: str) -> "FreeTextRule":
         return replace(self, first=first)
@@ -27,11 +27,11 @@ class FreeTextRule:
         return self._ended(lambda text: self.lark.up_to(delimiter, text))
 
     def rest(self) -> str:
-        """To the end of the answer."""
+        """The rule of free text to the end of the answer."""
         return self._ended(lambda text: text)
 
     def _ended(self, end: Callable[[str], str]) -> str:
-        """end: goes on from a terminal."""
+        """The rule of free text; `end` makes its last part from a terminal."""
         steps = self._steps(self.text)
         run = self.lark.rule(f"({one_of(steps)})*") if steps else ""
         later = f"{run} {end(self.text)}"
@@ -42,9 +42,9 @@ class FreeTextRule:
         return self.lark.rule(one_of([end(self.first), *longer]))
 
     def _steps(self, text: str) -> list[str]:
-        """Ways to come to the next control token, and behind it."""
+        """Alternatives for text up to and including the next control token."""
         free = [f"{text} <[{_ranges(self.free)}]>"] if self.free else []
-        return free + [self.lark.up_to(mark, text) for mark in self.ignored_delimiters]
+        return free + [self.lark.up_to(ignored, text) for ignored in self.ignored_delimiters]
 
 
 def _ranges(ids: Iterable[int]) -> str:

@@ -1,9 +1,9 @@
-"""gpt-oss's answers: messages on channels, read from token ids by OpenAI's own parser.
+"""Parses gpt-oss's answers: messages on channels, read from token ids by OpenAI's own parser.
 
-Every message gets a `StreamableParser` of its own, so that a broken one spoils no other. It never
-sees a control token where none belongs, since it would write it out: a message that the model
-forgot to end or to begin is ended and begun here. Of a header that it can't read, what is no header
-is text.
+Every message gets a `StreamableParser` of its own, so that a broken one does not affect others. It
+gets no misplaced control tokens, since it would output them as text: messages that the model failed
+to end or to start are ended and started here. In a header that it can't read, the words that belong
+to no header are text.
 """
 
 import json
@@ -44,7 +44,7 @@ log = logging.getLogger("mlx_server.parsers")
 MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|endoftext|>")
 FIRST_CONTROL = 199_998
-"""From here on all ids are control tokens, most of them without a meaning."""
+"""The first id of the control tokens, most of which have no meaning."""
 
 
 THINK, THINK_END = "<think>", "</think>"
@@ -54,20 +54,20 @@ CHANNELS: dict[Phase, str] = {"commentary": "commentary", "final_answer": "final
 FUNCTIONS = "functions."
 PYTHON, BROWSER = "python", "browser"
 BUILT_IN = re.compile(r"(python|browser|container)(\..*)?", re.DOTALL)
-"""Recipients that the model knows from its training."""
+"""Matches recipients that the model knows from its training."""
 
 FIELDS: dict[Section, str] = {"text": "content", "reasoning": "reasoning_content"}
-"""Of the answer, as `Repaired` names them."""
+"""The part of the answer that a section belongs to, as `Repaired.where` names it."""
 
 
 def is_built_in(tool: Tool) -> bool:
-    """`python` and `browser` by their bare names are the tools that the model was trained with;
-    a tool with parameters of its own is somebody's function."""
+    """Whether a tool is the `python` or `browser` that the model was trained with, and not a
+    client's function of that name, which has parameters."""
     return tool.name in (PYTHON, BROWSER) and not tool.parameters.get("properties")
 
 
 def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
-    """As the model calls them: the browser is a namespace."""
+    """The tools as the model calls them: the browser is a namespace of several."""
     own = [tool for tool in tools if not (is_built_in(tool) and tool.name == BROWSER)]
     if len(own) == len(tools):
         return own
@@ -78,7 +78,7 @@ def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
 
 
 def message_json(message: HarmonyMessage) -> dict[str, Any]:
-    """As JSON, which has no enumerations."""
+    """The message as JSON values, without enumerations."""
     found: dict[str, Any] = json.loads(message.to_json())
     return found
 
@@ -92,7 +92,7 @@ def control_ids(encoding: HarmonyEncoding) -> dict[str, int]:
 class HarmonyParser:
     def __init__(self, encoding: HarmonyEncoding, context: ParseContext) -> None:
         self.section: Section = "call"
-        """Headers too: nobody counts or sees them."""
+        """Headers count as "call" too: they are neither text nor reasoning."""
         self.awaits_answer = False
         self._encoding = encoding
         self._ids = control_ids(encoding)
@@ -106,20 +106,20 @@ class HarmonyParser:
         make_calls = partial(ToolCallEmitter, context.index, tools, allowed=context.repair)
         self._calls = make_calls(emit=self._emit)
         self._trial = make_calls(emit=lambda event: None)
-        """Tells whether a text is a call, and nobody of it."""
+        """Parses a text to test whether it is a call, without any events."""
         self._may_call = bool(tools) and not context.formatted
         self._has_reasoned = False
         self._is_intended = False
-        """Whether the text that comes is for the user, whatever it looks like."""
+        """Whether the current text is for the user even if it looks like a call."""
         self._header: list[int] = []
         self._role: Role | None = Role.ASSISTANT
-        """Of the next message, where no header will say it."""
+        """Role of the next message, unless its header has one."""
         self._message: HarmonyMessageReader | None = None
         self._messages: list[HarmonyMessageReader] = []
 
     def feed(self, token: int, text: str) -> list[Event]:
         if token >= FIRST_CONTROL:
-            self._mark(token)
+            self._feed_control(token)
         elif self._message:
             self._message.feed(token)
         else:
@@ -139,7 +139,7 @@ class HarmonyParser:
         events, self._events = self._events, []
         return events
 
-    def _mark(self, token: int) -> None:
+    def _feed_control(self, token: int) -> None:
         match self._names.get(token):
             case "<|start|>":
                 self._end()
@@ -167,13 +167,13 @@ class HarmonyParser:
             self._begin_broken()
             return
         recipient = parser.current_recipient if parser.current_role == Role.ASSISTANT else None
-        if recipient and "<|" in recipient:  # two headers ran into each other
+        if recipient and "<|" in recipient:  # two headers without a message between them
             self._begin_broken()
         else:
             self._open(parser, HarmonyHeader(parser.current_channel, recipient))
 
     def _begin_broken(self) -> None:
-        """A message whose header makes no sense to OpenAI's parser: a plain one in its place."""
+        """Open a plain message in place of one whose header OpenAI's parser can't read."""
         self._open_plain(self._parse_header())
 
     def _open_plain(self, header: HarmonyHeader) -> None:
@@ -191,7 +191,7 @@ class HarmonyParser:
     def _end(self, *, cut: bool = False) -> None:
         if self._header:
             header = self._parse_header()
-            # the last word of a header that was cut off may be half of anything
+            # the last word of a header that was cut off may be incomplete
             if header.rest and not (cut and len(header.rest.split()) < 2):
                 self._open_plain(replace(header, recipient=None, broken=True))
         self._header, self._role = [], Role.ASSISTANT
@@ -207,19 +207,19 @@ class HarmonyParser:
                 sections.append((self._names[token], []))
             else:
                 sections[-1][1].append(token)
-        return parse_header((mark, self._encoding.decode(tokens)) for mark, tokens in sections)
+        return parse_header((name, self._encoding.decode(tokens)) for name, tokens in sections)
 
     def _sink(self, header: HarmonyHeader) -> "tuple[Section, Sink]":
-        """Where the content of a message goes. Recipients that are no tools mean nothing."""
+        """The section of a message and the sink of its content. Unknown recipients are ignored."""
         name = header.recipient or ""
         self._phase = header.phase
         if self._calls.knows(name):
-            # those that the model was trained with belong to its reasoning
+            # built-in tools are called within reasoning, so their calls are not misplaced
             self._calls.misplaced = () if BUILT_IN.fullmatch(name) else header.misplaced()
             return "call", ReadSink(lambda source: self._read_call(source, name))
         if BUILT_IN.fullmatch(name):
-            # meant for a part of OpenAI's own machinery, and no more for the user than reasoning
-            log.info("the model called a tool that was not offered")
+            # a call of a built-in tool that is not available: reported, but not as text
+            log.info("the model called a built-in tool that the request does not have")
             return "reasoning", BuiltInSink(self._index, name, self._emit)
         if header.channel == "analysis" and not name.startswith(FUNCTIONS):
             if header.broken:
@@ -227,7 +227,7 @@ class HarmonyParser:
             return "reasoning", Sink(self._emit_reasoning)
         if header.broken:
             self._add_repair("unmarked", "content")
-        # who has thought, and then says it to the user, means it as it stands
+        # a final message after reasoning is meant as text, even if it looks like a call
         self._is_intended = header.channel == "final" and self._has_reasoned
         return "text", ReadSink(self._read_text)
 
@@ -242,8 +242,8 @@ class HarmonyParser:
         self._calls.give_up()
 
     def _broken(self, source: Source, name: str) -> Steps[None]:
-        """Repairs what can be once all of it has come. What can't be is text, unless the model
-        had no time to end it."""
+        """Repair a malformed call once it is complete. If that fails it becomes text, unless the
+        model was cut off within it."""
         pieces = [source.kept()]
         yield from source.up_to(into=pieces.append)
         if source.cut:
@@ -254,17 +254,16 @@ class HarmonyParser:
                 arguments = parsed(found[0])
                 if isinstance(arguments, dict):
                     self._calls.add_repaired([(name, arguments)], found[1] or ("json",))
-                    self._emit_reasoning(
-                        text_around_json(text)
-                    )  # thinking: nothing else has a place there
+                    # text around the JSON of a call can only be reasoning
+                    self._emit_reasoning(text_around_json(text))
                     return
         self._emit_text(text)
 
     def _read_text(self, source: Source) -> Steps[None]:
-        """It may begin with thinking as other families mark it, and be a call without a header."""
+        """Read a text, which may begin with `<think>` or be a tool call without a header."""
         before = yield from source.space()
-        if mark := (yield from source.accept(THINK, THINK_END)):
-            if mark == THINK:
+        if delimiter := (yield from source.accept(THINK, THINK_END)):
+            if delimiter == THINK:
                 self._add_repair("reasoning", "content")
                 self.section = "reasoning"
                 yield from source.up_to(THINK_END, into=self._emit_reasoning)
@@ -283,7 +282,7 @@ class HarmonyParser:
             yield from source.up_to(into=self._emit_text)
 
     def _is_call(self, source: Source) -> Steps[bool]:
-        """Whether all that is left is one. Reads only as far as it may be."""
+        """Whether the rest of the text is a call. Reads only as long as it may be one."""
         if not (yield from source.accept("{")):
             return False
         try:
@@ -317,7 +316,7 @@ class Sink:
         self.into = into
 
     def end(self, *, cut: bool) -> None:
-        """The message is over; cut: the answer was ended from outside."""
+        """End the message; `cut` if a limit ended the answer, not the model."""
 
 
 class ReadSink(Sink):
@@ -347,7 +346,7 @@ class BuiltInSink(Sink):
 
 
 class HarmonyMessageReader:
-    """The content of one message, from tokens to text."""
+    """Decodes the content of one message and feeds it to a sink."""
 
     def __init__(self, parser: StreamableParser, sink: Sink, header: HarmonyHeader) -> None:
         self._parser = parser
@@ -361,7 +360,7 @@ class HarmonyMessageReader:
             recipient=parser.current_recipient,
             content_type=parser.current_content_type,
         )
-        """But for its content."""
+        """The message as parsed so far, without its content."""
         if header.rest:
             self._forward(header.rest)
 
@@ -376,13 +375,13 @@ class HarmonyMessageReader:
         (self._read,) = self._parser.messages
         (content,) = self._read.content
         assert isinstance(content, TextContent)
-        # bytes of a character that never became whole come only now
+        # bytes of an incomplete character are decoded only now
         if rest := str(content.text)[self._length :]:
             self._forward(rest)
         self._sink.end(cut=cut)
 
     def as_json(self) -> dict[str, Any]:
-        """As far as it has come, with what OpenAI's parser could not read in its header."""
+        """The message so far, completed by what OpenAI's parser could not read in its header."""
         message = self._read.model_copy()
         message.channel = message.channel or self._header.channel
         message.recipient = message.recipient or self._header.recipient
@@ -411,7 +410,7 @@ def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[N
 
 
 def code(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
-    """The program as it stands."""
+    """Read a program, which is the `code` argument of the call."""
     call = calls.start(name)
     yield from source.up_to(into=lambda piece: call.text("code", piece))
     if not source.cut:

@@ -1,7 +1,7 @@
 """The grammar of gpt-oss's answers: messages on channels, as HarmonyParser reads them.
 
-The whole answer is in it, so that no header is another, and none names what was not offered. A
-stop token ends it, wherever the grammar is complete.
+It covers the whole answer, so that every header is valid and names only available tools. A stop
+token may end the answer wherever the grammar is complete.
 """
 
 from collections.abc import Iterator
@@ -28,18 +28,18 @@ FINAL = "<|channel|>final<|message|>"
 
 FUNCTION_CHANNELS = ("commentary",)
 OWN_CHANNELS = ("analysis", "commentary")
-"""Of what the model was trained with."""
+"""Channels for calls of built-in tools."""
 
 
 def grammar(spec: OutputSpec) -> str | None:
-    """None if anything will do."""
+    """The grammar of an answer; None if any answer is valid."""
     if not (spec.format or spec.context.tools):
         return None
     return _Grammar(spec).source()
 
 
 def end_of_reasoning(spec: OutputSpec) -> str:
-    """What leads from reasoning to an answer, or to a call where there has to be one."""
+    """The text between reasoning and the answer, or a required call."""
     return "<|end|>" if spec.must_call else NEXT + FINAL
 
 
@@ -52,22 +52,26 @@ class _Grammar:
         lark, calls = self._lark, list(self._calls())
         if self._spec.must_call:
             if not calls:
-                raise BadRequest("There is no tool that Harmony can call.", param="tool_choice")
+                raise BadRequest(
+                    "`tool_choice` requires a tool call, but Harmony can call none of the `tools`. "
+                    "Check their names.",
+                    param="tool_choice",
+                )
             return lark.source(f"({self._message('analysis')})* ({' | '.join(calls)})")
         before = f"{self._message('analysis')} | {self._message('commentary')}"
         return lark.source(f"({before})* ({' | '.join([*calls, self._final()])})")
 
     def _message(self, channel: str) -> str:
-        """One that another follows."""
+        """A message that is followed by another."""
         header = self._lark.text(f"<|channel|>{channel}<|message|>")
         return self._lark.rule(f"{header} {self._lark.anything()} {self._lark.text(NEXT)}")
 
     def _final(self) -> str:
-        lark, wanted = self._lark, self._spec.format
-        if not wanted:
+        lark, format = self._lark, self._spec.format
+        if not format:
             return lark.rule(f"{lark.text(FINAL)} {lark.anything()}")
         header = f"{lark.text('<|channel|>final')} {self._json_type()}? {lark.text('<|message|>')}"
-        return lark.rule(f"{header} {format_rule(wanted, lark)}")
+        return lark.rule(f"{header} {format_rule(format, lark)}")
 
     def _calls(self) -> Iterator[str]:
         tools = self._spec.context.tools
@@ -92,7 +96,7 @@ class _Grammar:
         lark = self._lark
         to = lark.rule(quoted(f" to={recipient}"))
         channel = f"{lark.text('<|channel|>')} {lark.rule(' | '.join(map(quoted, channels)))}"
-        # behind the channel or behind the role
+        # the recipient follows the channel or the role
         header = lark.rule(f"{channel} {to} | {to} {channel}")
         kind = lark.rule(f'{self._json_type()} | " json" | " code"')
         return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {self._arguments(tool)}")

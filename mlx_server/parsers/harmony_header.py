@@ -1,4 +1,4 @@
-"""The headers of Harmony's messages, also those that OpenAI's parser can't read."""
+"""Parses headers of Harmony messages, including those that OpenAI's parser can't read."""
 
 import re
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ HEADER_WORDS = {
     CHANNEL: re.compile(rf"\s*{_CHANNEL}(?:{_TO})?"),
     CONSTRAIN: re.compile(r"\s*(?:(?!to=)\w+)?\s*(?:to=(\S*))?\s*"),
 }
-"""What a header consists of, behind each of its marks, in the orders that models write it in."""
+"""Matches the words of a header after each control token, in the orders that models use."""
 
 
 @dataclass(frozen=True)
@@ -26,38 +26,38 @@ class HarmonyHeader:
     channel: str | None = None
     recipient: str | None = None
     rest: str = ""
-    """What is no part of a header, yet stands there."""
+    """Text within the header that is not part of it."""
     broken: bool = False
 
     def misplaced(self) -> tuple[RepairKind, ...]:
-        """What is odd about a function's call behind it."""
+        """Repairs to report for a function call in this message."""
         in_reasoning: tuple[RepairKind, ...] = ("reasoning",) if self.channel == "analysis" else ()
         return (*in_reasoning, "unmarked") if self.broken else in_reasoning
 
     @property
     def phase(self) -> Phase:
-        """Of the text behind it; what was meant for a tool that there is not ends a turn, too."""
+        """Phase of the message's text; text for an unknown recipient is a final answer."""
         is_preamble = self.channel == "commentary" and not self.recipient
         return "commentary" if is_preamble else "final_answer"
 
 
 def header_name(name: str) -> str:
-    """A name without what could end it in a header."""
+    """The name without characters that could end it within a header."""
     return re.sub(r"[\s<|>]+", "_", name)
 
 
 def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
-    """Of marks, each with the text behind it."""
+    """Parse a header given as its control tokens, each with the text after it."""
     channel = recipient = None
-    marks, rest = [], []
-    for mark, text in sections:
-        found = HEADER_WORDS[mark].match(text)
+    tokens, rest = [], []
+    for token, text in sections:
+        found = HEADER_WORDS[token].match(text)
         assert found, "every part of it is optional"
         *named, to = found.groups()
         channel = next(filter(None, named), channel)
         recipient = recipient or to
-        marks.append(mark)
+        tokens.append(token)
         rest.append(text[found.end() :])
-    # OpenAI's parser knows no content type without a recipient; the model does
-    whole = marks == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
+    # OpenAI's parser rejects a content type without a recipient, which models write
+    whole = tokens == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
     return HarmonyHeader(channel, recipient, "".join(rest), broken=not whole)

@@ -1,7 +1,7 @@
-"""The parser of families that mark reasoning and calls in the text of an answer.
+"""The parser of families that delimit reasoning and calls within the text of an answer.
 
-One pass for all of it, since marks mean something only where they stand: a call's mark inside of
-reasoning is reasoning, a mark inside of a call's string is the string.
+It reads everything in one pass, since a delimiter's meaning depends on its place: a call's
+delimiter within reasoning is reasoning, and any delimiter within a call's string is the string's.
 """
 
 import re
@@ -33,30 +33,30 @@ ANYTHING = re.compile(r"(?s:.)+")
 
 @dataclass(frozen=True)
 class MarkupLayout:
-    """What a family's answers are made of."""
+    """The parts of a family's answers, with their delimiters."""
 
     reasoning: tuple[tuple[str, str], ...] = (THINK,)
-    """Opening and closing marks."""
+    """Pairs of an opening and a closing delimiter."""
     call_formats: tuple[CallFormat, ...] = ()
     dropped: tuple[str, ...] = ()
-    """Marks that say nothing: sections around calls, for example."""
+    """Delimiters without a meaning of their own, such as those of a section of calls."""
     trims: bool = True
-    """Whether white space beside marks belongs to them, rather than to the text."""
+    """Whether white space next to delimiters is removed."""
     trims_text: bool = True
-    """Whether that goes for the answer's text too, not for reasoning alone."""
+    """Whether it is removed from the answer's text too, and not from reasoning alone."""
     after_reasoning: str = ""
-    """White space between it and a text that may begin with such itself."""
+    """White space between reasoning and a text that may itself begin with white space."""
     calls_end_reasoning: bool = False
-    """Whether a call inside of reasoning ends it; else it is reasoning itself."""
+    """Whether a call within reasoning ends it; if not, the call is part of the reasoning."""
     ends_reasoning: tuple[str, ...] = ()
-    """Other marks that end it, whether it was closed or not."""
+    """Delimiters that end reasoning besides its closing one."""
     new_id: Callable[[], str] = new_id
-    """Makes the ids of calls, where the model gave none."""
+    """Makes the ids of calls for which the model wrote none."""
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The marks that open calls."""
-        return tuple(mark for notation in self.call_formats for mark in notation.opens)
+        """The delimiters that open calls."""
+        return tuple(opening for each in self.call_formats for opening in each.opens)
 
     @property
     def opens_reasoning(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class MarkupLayout:
         return (*closes, *self.ends_reasoning, *calls)
 
     def inside(self, ends_with: str) -> str | None:
-        """The closing mark of the reasoning that a prompt ends in, if it ends in one."""
+        """The closing delimiter of the reasoning that the prompt's end opens, if it does."""
         end = ends_with.rstrip()
         return next((c for o, c in self.reasoning if end.endswith(o.rstrip())), None)
 
@@ -82,20 +82,20 @@ class MarkupParser:
         self._ends_with = context.ends_with
         self._formatted = context.formatted
         self._verbatim = context.verbatim
-        self._by_delimiter = {mark: n for n in layout.call_formats for mark in n.opens}
+        self._by_delimiter = {opening: n for n in layout.call_formats for opening in n.opens}
         self._closing = dict(layout.reasoning)
-        notation_marks = [mark for n in layout.call_formats for mark in (*n.opens, *n.closes)]
+        of_calls = [each for n in layout.call_formats for each in (*n.opens, *n.closes)]
         self._delimiters = (
             *self._closing,
             *self._closing.values(),
-            *notation_marks,
+            *of_calls,
             *layout.dropped,
         )
-        spelled = (*self._delimiters, *(mark for n in layout.call_formats for mark in n.inner))
+        known = (*self._delimiters, *(inner for n in layout.call_formats for inner in n.inner))
         self._tokens = {
             id: token
             for id, token in context.control.items()
-            if any(token in mark for mark in spelled)
+            if any(token in delimiter for delimiter in known)
         }
         self._control = context.control
         self._source = Source(frozenset(self._tokens.values()))
@@ -105,15 +105,15 @@ class MarkupParser:
         )
         self._whitespace = WhitespaceTrimmer(trims=layout.trims and layout.trims_text)
         self._stray_delimiters: tuple[str, ...] = ()
-        """Closing marks that are text, as the opening one before them was."""
+        """Closing delimiters that are text because their opening one was."""
         self._unclosed = ""
-        """The closing mark of reasoning that something else has ended."""
+        """The closing delimiter of reasoning that was ended by another delimiter."""
         self._repairs: set[Repaired] = set()
         self._has_reasoned: list[str] = []
         self._answered = False
-        """Whether there was anything but those."""
+        """Whether there was any text or call, and not reasoning alone."""
         self._steps = self._answer()
-        next(self._steps, None)  # a prompt may have begun reasoning
+        next(self._steps, None)  # the prompt may have opened reasoning
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
         return ()
@@ -149,19 +149,19 @@ class MarkupParser:
         if self._ends_with.endswith(self._delimiters) and not self._verbatim:
             self._whitespace.after_delimiter()
         yield from self._unmarked_call()
-        while mark := (yield from self._read_delimiter()):
-            yield from self._read_delimited(mark)
+        while delimiter := (yield from self._read_delimiter()):
+            yield from self._read_delimited(delimiter)
         self._emit_text(self._whitespace.flush())
         if not (self._answered or self._source.cut):
             yield from self._call_in_reasoning()
 
     def _read_delimiter(self) -> Steps[str]:
-        """The next one, behind the text before it."""
+        """Read text up to and including the next delimiter, which is returned."""
         if not self._formatted:
             return (yield from self._source.up_to(*self._delimiters, into=self._read_text))
         self._read_text((yield from self._source.space()))
-        if mark := (yield from self._source.accept(*self._delimiters)):
-            return mark
+        if delimiter := (yield from self._source.accept(*self._delimiters)):
+            return delimiter
         yield from self._source.match(ANYTHING, self._read_text)
         return ""
 
@@ -184,36 +184,37 @@ class MarkupParser:
             self._add_repair("unmarked")
 
     def _is_stray(self, delimiter: str) -> bool:
-        """Whether it closes what never began. Behind calls their own may be left over."""
+        """Whether nothing was opened before. After calls, their closing delimiters may remain."""
         if self._calls.finished:
             return delimiter in self._closing.values()
         return delimiter not in self._layout.dropped
 
     def _foreign_reasoning(self) -> Steps[None]:
-        """At the beginning of an answer, of a family that has no marks for it."""
+        """Read `<think>` at the start of an answer whose family has no reasoning delimiters."""
         opening, closing = THINK
         space = yield from self._source.space()
-        mark = yield from self._source.accept(opening, closing)
-        if not mark:
+        delimiter = yield from self._source.accept(opening, closing)
+        if not delimiter:
             self._read_text(space)
             return
-        self._add_repair("reasoning" if mark == opening else "unmarked")
-        if mark == opening:
+        self._add_repair("reasoning" if delimiter == opening else "unmarked")
+        if delimiter == opening:
             yield from self._reasoning(closing)
         yield from self._source.space()
 
     def _call_in_reasoning(self) -> Steps[None]:
-        """The one call in an answer that is reasoning and no more: the model waits for it."""
-        marks = tuple(self._by_delimiter)
+        """Report the call of an answer that is only reasoning, if it contains exactly one: the
+        model expects its result."""
+        openings = tuple(self._by_delimiter)
         source = complete_source("".join(self._has_reasoned))
-        mark = yield from source.up_to(*marks, into=discard)
-        if not mark:
+        opening = yield from source.up_to(*openings, into=discard)
+        if not opening:
             return
         before, self._events = self._events, []
-        self._calls.misplaced = (*self._by_delimiter[mark].repairs, "reasoning")
+        self._calls.misplaced = (*self._by_delimiter[opening].repairs, "reasoning")
         with suppress(Malformed):
-            yield from self._by_delimiter[mark].read(source, self._calls)
-            another = yield from source.up_to(*marks, into=discard)
+            yield from self._by_delimiter[opening].read(source, self._calls)
+            another = yield from source.up_to(*openings, into=discard)
             if self._calls.finished == 1 and not another:
                 before += self._events
         self._events = before
@@ -228,22 +229,22 @@ class MarkupParser:
         calls = tuple(self._by_delimiter) if self._layout.calls_end_reasoning else ()
         ends = (closing, *self._layout.ends_reasoning, *calls)
         self.section = "reasoning"
-        while mark := (yield from self._source.up_to(*ends, into=reason)):
-            if mark not in calls:
+        while end := (yield from self._source.up_to(*ends, into=reason)):
+            if end not in calls:
                 self.section = "text"
-                self._unclosed = "" if mark == closing else closing
+                self._unclosed = "" if end == closing else closing
                 yield from self._after_reasoning()
                 return
             finished = self._calls.finished
             yield from self._call(
-                self._by_delimiter[mark], space.at_delimiter() + mark, reason, "reasoning"
+                self._by_delimiter[end], space.at_delimiter() + end, reason, "reasoning"
             )
             if self._calls.finished > finished:
                 self._unclosed = closing
                 return
-            self.section = "reasoning"  # it was about a call, and none
-        if held := space.flush():
-            self._emit(ReasoningDelta(self._index, held))
+            self.section = "reasoning"  # it turned out to be no call
+        if rest := space.flush():
+            self._emit(ReasoningDelta(self._index, rest))
 
     def _after_reasoning(self) -> Steps[None]:
         if not self._verbatim:
@@ -252,20 +253,20 @@ class MarkupParser:
             yield from self._source.accept(self._layout.after_reasoning)
 
     def _unmarked_call(self) -> Steps[None]:
-        """A call that only its first characters tell from text."""
-        notations = {begin: n for n in self._layout.call_formats for begin in n.begins}
-        if notations:
+        """Read a call without an opening delimiter, recognised by its first characters."""
+        formats = {begin: n for n in self._layout.call_formats for begin in n.begins}
+        if formats:
             space = yield from self._source.space()
-            if (yield from self._source.comes(*notations)):
-                begin = yield from self._source.accept(*notations)
-                yield from self._call(notations[begin], space + begin, self._read_text)
+            if (yield from self._source.comes(*formats)):
+                begin = yield from self._source.accept(*formats)
+                yield from self._call(formats[begin], space + begin, self._read_text)
             else:
                 self._read_text(space)
 
     def _call(
         self, call_format: CallFormat, already: str, into: Into, *misplaced: RepairKind
     ) -> Steps[None]:
-        """already: what was read of it, and before it. It goes on `into` if it is no call."""
+        """Read a call. `already` is the text read so far; it goes to `into` if it is no call."""
         following = ""
         while already:
             self._calls.misplaced = (*call_format.repairs, *misplaced)
@@ -284,15 +285,15 @@ class MarkupParser:
             call_format = self._by_delimiter.get(already, call_format)
 
     def _broken(self, call_format: CallFormat, already: str, into: Into) -> Steps[str]:
-        """Repairs what can be once all of it has come. What can't be is text, unless the model
-        had no time to end it. Returns the mark of the next call, if it was read to its end."""
+        """Repair a malformed call once it is complete. If that fails it becomes text, unless the
+        model was cut off within it. Return the delimiter of the next call if it was consumed."""
         broken = self._source.kept()
         end = following = ""
         is_call = bool(call_format.opens) or self._calls.begun
         thinks = yield from self._source.comes(*self._closing)
         if call_format.repair and ("{" in broken or thinks) and is_call:
             rest: list[str] = []
-            # what has no mark to close it goes on to the next call, or for all of the answer
+            # without a closing delimiter, a call extends to the next one or to the answer's end
             ends = call_format.closes or tuple(self._by_delimiter)
             end = yield from self._source.up_to(*ends, into=rest.append)
             broken += "".join(rest)
@@ -313,7 +314,7 @@ class MarkupParser:
         return following
 
     def _emit_reasoning(self, inside: str) -> tuple[str, str]:
-        """The reasoning that a call begins with where none belongs, and the rest of it."""
+        """Split misplaced reasoning from the start of a call; "" if there is none."""
         text = inside.strip()
         for opening, closing in self._layout.reasoning:
             thought, closed, rest = text.removeprefix(opening).partition(closing)
@@ -329,7 +330,7 @@ class MarkupParser:
             self._emit(TextDelta(self._index, text))
 
     def _add_repair(self, what: RepairKind) -> None:
-        """Of the text."""
+        """Report a repair of the text, once per kind."""
         repair = Repaired(self._index, what, "content")
         if repair not in self._repairs:
             self._repairs.add(repair)
@@ -349,4 +350,4 @@ class MarkupParser:
 
 
 def discard(piece: str) -> None:
-    """Nothing comes of it."""
+    """A sink that ignores what it is given."""

@@ -1,6 +1,6 @@
-"""The grammar of a whole answer, for families that mark reasoning and calls in its text.
+"""The grammar of a whole answer, for families that delimit reasoning and calls within its text.
 
-What it allows, MarkupParser reads: a mark means here what it means there, where it stands.
+MarkupParser reads whatever the grammar allows: delimiters have the same meaning in both.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from mlx_server.tool_parsers.blocks import block_rule, empty_block, one_of, unma
 from mlx_server.tool_parsers.call_format import BlockGrammar, UnmarkedBlockGrammar
 
 SPACE = r"/[\x20\n]{1,2}/"
-"""Between the parts of an answer that may have nothing else between them."""
+"""White space that is allowed between two parts of an answer without text between them."""
 
 
 def markup_grammar(layout: MarkupLayout, spec: OutputSpec) -> str | None:
@@ -46,52 +46,54 @@ class MarkupGrammar:
         self.ends_with = spec.context.ends_with
         self.inside = layout.inside(self.ends_with)
         self.thinks = spec.thinks
-        # a mark that begins with another one says no more than that
+        # a delimiter that begins with another one is covered by it
         self.reasoning = [
             (opening, closing)
             for opening, closing in layout.reasoning
             if not any(o != opening and opening.startswith(o) for o in layout.opens_reasoning)
         ]
         blocks = [
-            (notation, block) for notation in layout.call_formats for block in notation.blocks
+            (call_format, block)
+            for call_format in layout.call_formats
+            for block in call_format.blocks
         ]
         bare = [block for _, block in blocks if isinstance(block, UnmarkedBlockGrammar)]
         self.unmarked = list(dict.fromkeys(bare))
         self.marked = [
-            (mark, block)
-            for notation, block in blocks
-            for mark in notation.opens
+            (opening, block)
+            for call_format, block in blocks
+            for opening in call_format.opens
             if not isinstance(block, UnmarkedBlockGrammar)
         ]
 
     def known(self) -> list[str]:
-        """All marks of the family."""
+        """All delimiters of the family."""
         layout = self.layout
         calls = (m for n in layout.call_formats for m in (*n.opens, *n.closes, *n.inner))
-        pairs = (mark for pair in layout.reasoning for mark in pair)
+        pairs = (delimiter for pair in layout.reasoning for delimiter in pair)
         return list(dict.fromkeys([*pairs, *calls, *layout.ends_reasoning, *layout.dropped]))
 
     def free_text(
-        self, meant: Sequence[str], but: Sequence[str], free: Sequence[int]
+        self, ending: Sequence[str], banned: Sequence[str], free: Sequence[int]
     ) -> FreeTextRule:
-        """Text up to marks that mean something. but: marks that can't be in it. free: control
-        tokens that may, unless one of those marks is made with them."""
-        marks = (*meant, *but)
+        """Text before an `ending` delimiter. It can't contain the `banned` ones; it may contain
+        the control tokens `free`, unless a delimiter of either kind begins with them."""
+        delimiters = (*ending, *banned)
         first = self.lark.first_control
-        begin = {first(mark) for mark in marks} - {""}
-        passed = [
-            mark
-            for mark in self.known()
-            if first(mark) in begin - {mark} and not mark.startswith(marks)
+        begin = {first(delimiter) for delimiter in delimiters} - {""}
+        ignored = [
+            delimiter
+            for delimiter in self.known()
+            if first(delimiter) in begin - {delimiter} and not delimiter.startswith(delimiters)
         ]
-        text = self.lark.anything(*(mark for mark in but if not first(mark)))
+        text = self.lark.anything(*(each for each in banned if not first(each)))
         return FreeTextRule(
-            self.lark, text, [id for id in free if self.control[id] not in begin], passed
+            self.lark, text, [id for id in free if self.control[id] not in begin], ignored
         )
 
 
 class RequiredGrammar(MarkupGrammar):
-    """Reasoning, if there is any, and then nothing but what is wanted."""
+    """Optional reasoning, followed by exactly the required calls or formatted text."""
 
     def __init__(self, layout: MarkupLayout, spec: OutputSpec) -> None:
         taught = tuple(n for n in layout.call_formats if n.blocks and not n.repairs)
@@ -110,7 +112,7 @@ class RequiredGrammar(MarkupGrammar):
 
     def calls_or_text(self, tools: Sequence[Tool], format: Format) -> str | None:
         if self.marked:
-            self.unmarked = []  # can't be told from formatted text
+            self.unmarked = []  # indistinguishable from formatted text
         bare = self._bare(tools, several=True)
         return self._whole(self._several(tools), bare, [format_rule(format, self.lark)])
 
@@ -121,8 +123,8 @@ class RequiredGrammar(MarkupGrammar):
 
     def _marked(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
         return [
-            f"{self.lark.text(mark)} {block_rule(block, self.lark, tools, several=several)}"
-            for mark, block in self.marked
+            f"{self.lark.text(opening)} {block_rule(block, self.lark, tools, several=several)}"
+            for opening, block in self.marked
         ]
 
     def _bare(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
@@ -131,14 +133,14 @@ class RequiredGrammar(MarkupGrammar):
     def _whole(
         self, marked: Sequence[str] = (), bare: Sequence[str] = (), texts: Sequence[str] = ()
     ) -> str | None:
-        """marked: calls. texts: to whose end all is text, so nothing may stand behind them."""
+        """The grammar of the answer. Nothing may follow `texts`, which extend to its end."""
         if not (marked or bare or texts):
             return None
-        stray = one_of(self.lark.text(mark) for mark in self.layout.dropped)
-        # a blank behind one would be a part of the text
+        stray = one_of(self.lark.text(delimiter) for delimiter in self.layout.dropped)
+        # no space after them, since it would be a part of the text
         before = f"({stray}){{0,{limits.STRAY_MARKS.value}}}" if stray else ""
-        behind = f"({self._space()} ({stray})){{0,{limits.STRAY_MARKS.value}}}" if stray else ""
-        calls = [f"{before} ({one_of(marked)}) {behind}"] if marked else []
+        after = f"({self._space()} ({stray})){{0,{limits.STRAY_MARKS.value}}}" if stray else ""
+        calls = [f"{before} ({one_of(marked)}) {after}"] if marked else []
         formatted = [f"{before} {text}" for text in texts]
         return self.lark.source(f"{self._reasoned()} ({one_of([*calls, *formatted, *bare])})")
 
@@ -152,15 +154,16 @@ class RequiredGrammar(MarkupGrammar):
         return f"({one_of(blocks)})?"
 
     def _closed(self, closing: str) -> str:
-        """Only the family's own control tokens: any other could be an end of the answer."""
-        spelled = self.known()
-        own = [id for id, token in self.control.items() if any(token in mark for mark in spelled)]
+        """Reasoning up to `closing`. It may contain only the control tokens of the family's
+        delimiters: any other could end the answer."""
+        known = self.known()
+        own = [id for id, token in self.control.items() if any(token in each for each in known)]
         others = self._all_calls if self.layout.calls_end_reasoning else ()
-        ends = tuple(mark for mark in (*self.layout.ends_of_reasoning, *others) if mark != closing)
+        ends = tuple(end for end in (*self.layout.ends_of_reasoning, *others) if end != closing)
         return f"{self.free_text([closing], ends, own).up_to(closing)} {self._after_reasoning()}"
 
     def _after_reasoning(self) -> str:
-        """Nothing that could be taken for the beginning of a text."""
+        """White space after reasoning that can't be taken for the beginning of a text."""
         return self.lark.text(self.layout.after_reasoning) if self._verbatim else self._space()
 
     def _space(self) -> str:
@@ -169,32 +172,33 @@ class RequiredGrammar(MarkupGrammar):
 
 
 class FreeGrammar(MarkupGrammar):
-    """Any answer, but for the calls in it.
+    """Any answer, in which only the calls are constrained.
 
-    It goes from state to state: where it begins, also behind reasoning, it may be a call that has
-    no mark; then there is its text, reasoning, and what follows a call that nothing ends.
+    The grammar is a state machine. At the beginning and after reasoning there may be a call without
+    a delimiter; the other states are text, reasoning, and text after a call without a closing
+    delimiter.
     """
 
     def __init__(self, layout: MarkupLayout, spec: OutputSpec) -> None:
         super().__init__(layout, spec)
         self._tools = spec.context.tools
         self._constrains = bool(self.marked or self.unmarked)
-        self._but: tuple[str, ...] = ()
+        self._banned: tuple[str, ...] = ()
         self._heads = [block.head(tool) for block in self.unmarked for tool in self._tools]
         if spec.choice == "none":
-            self._but = layout.calls
+            self._banned = layout.calls
             self.marked, self.unmarked = [], []
-        meant = [*(opening for opening, _ in self.reasoning), *(mark for mark, _ in self.marked)]
-        self._free_text = self.free_text(meant, self._but, list(self.control))
+        opens = [opening for opening, _ in (*self.reasoning, *self.marked)]
+        self._free_text = self.free_text(opens, self._banned, list(self.control))
         self._states: dict[str, str] = {}
 
     def whole(self) -> str | None:
-        if not (self._constrains or self._but):
+        if not (self._constrains or self._banned):
             return None
         return self.lark.source(self._reasoning(self.inside) if self.inside else self._beginning())
 
     def _state(self, key: str, made: Callable[[], list[str]]) -> str:
-        """Made once; states lead back to each other."""
+        """The rule of a state, defined once, since states refer to each other."""
         if key not in self._states:
             self._states[key] = self.lark.later()
             self.lark.define(self._states[key], one_of(made()))
@@ -203,8 +207,8 @@ class FreeGrammar(MarkupGrammar):
     def _beginning(self) -> str:
         def made() -> list[str]:
             blocks = ((block, self._unmarked(block)) for block in self.unmarked)
-            calls = [f"{written} {self._after_block(block)}" for block, written in blocks]
-            return [*self._continue(self._less(self._heads)), *calls]
+            calls = [f"{rule} {self._after_block(block)}" for block, rule in blocks]
+            return [*self._continue(self._not_starting(self._heads)), *calls]
 
         return self._state("beginning", made) if self._heads else self._text_state()
 
@@ -214,25 +218,28 @@ class FreeGrammar(MarkupGrammar):
     def _after_block(self, block: BlockGrammar) -> str:
         if not block.read_on:
             return self._text_state()
-        return self._state(block.read_on, lambda: self._continue(self._less([block.read_on])))
+        return self._state(
+            block.read_on, lambda: self._continue(self._not_starting([block.read_on]))
+        )
 
     def _reasoning(self, closing: str) -> str:
         def made() -> list[str]:
             ends = (closing, *self.layout.ends_reasoning)
             marked = self.marked if self.layout.calls_end_reasoning else []
-            but = self._but if self.layout.calls_end_reasoning else ()
-            prose = self.free_text([*ends, *(mark for mark, _ in marked)], but, list(self.control))
-            over = [f"{prose.up_to(mark)} {self._beginning()}" for mark in ends]
-            cut_short = [f"{prose.up_to(mark)} {self._called(block)}" for mark, block in marked]
-            return [prose.rest(), *over, *cut_short]
+            banned = self._banned if self.layout.calls_end_reasoning else ()
+            opens = [opening for opening, _ in marked]
+            text = self.free_text([*ends, *opens], banned, list(self.control))
+            ended = [f"{text.up_to(end)} {self._beginning()}" for end in ends]
+            calls = [f"{text.up_to(opening)} {self._called(block)}" for opening, block in marked]
+            return [text.rest(), *ended, *calls]
 
         return self._state(closing, made)
 
-    def _continue(self, prose: FreeTextRule) -> list[str]:
-        """From a text to what may follow it."""
-        reasoning = [f"{prose.up_to(o)} {self._reasoning(c)}" for o, c in self.reasoning]
-        calls = [f"{prose.up_to(mark)} {self._called(block)}" for mark, block in self.marked]
-        return [prose.rest(), *reasoning, *calls]
+    def _continue(self, text: FreeTextRule) -> list[str]:
+        """Alternatives for a text and what may follow it."""
+        reasoning = [f"{text.up_to(o)} {self._reasoning(c)}" for o, c in self.reasoning]
+        calls = [f"{text.up_to(opening)} {self._called(block)}" for opening, block in self.marked]
+        return [text.rest(), *reasoning, *calls]
 
     def _called(self, block: BlockGrammar) -> str:
         call = block_rule(block, self.lark, self._tools, several=True)
@@ -242,8 +249,8 @@ class FreeGrammar(MarkupGrammar):
     def _unmarked(self, block: UnmarkedBlockGrammar) -> str:
         return unmarked_block_rule(block, self.lark, self._tools, several=True, space=r"\s*")
 
-    def _less(self, beginnings: Sequence[str]) -> FreeTextRule:
-        """Text that does not begin as one of these regular expressions says."""
+    def _not_starting(self, beginnings: Sequence[str]) -> FreeTextRule:
+        """Text that begins with no match of these regular expressions."""
         begun = self.lark.terminal(f"/\\s*({'|'.join(beginnings)})/ {self.lark.anything()}")
         return self._free_text.starting_with(
             self.lark.terminal(f"{self._free_text.text} & ~{begun}")

@@ -1,4 +1,4 @@
-"""What an answer has to be, for the family that writes a grammar of it."""
+"""The required form of an answer, from which a family makes a grammar."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ class OutputSpec:
     context: ParseContext
     choice: ToolChoice = "auto"
     format: Format | None = None
-    """Of the answer's text; calls are free of it."""
+    """Format of the answer's text; it does not apply to calls."""
     thinks: bool = False
-    """Whether the model may open reasoning by itself: its template or vocabulary knows how."""
+    """Whether the model may open reasoning itself (see `ModelFamily.thinks`)."""
 
     @property
     def must_call(self) -> bool:

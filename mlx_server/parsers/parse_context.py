@@ -1,4 +1,4 @@
-"""What a parser is told of the answer that it reads, and what it has to be."""
+"""The context of an answer that its parser needs, and the interface of all parsers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,38 +14,38 @@ Section = Literal["text", "reasoning", "call"]
 @dataclass(frozen=True)
 class ParseContext:
     index: int = 0
-    """Of the answer, in the events."""
+    """The answer's `index` in the events."""
     tools: tuple[Tool, ...] = ()
-    """Those that were offered; a call of any other is text."""
+    """Tools of the request; a call of any other tool is text."""
     prompt: tuple[int, ...] = ()
-    """The token ids that the answer goes on from."""
+    """Token ids of the prompt."""
     ends_with: str = ""
-    """The end of the prompt as text, control tokens included: some leave the model in a block."""
+    """The prompt's end as text with control tokens, since it may open reasoning."""
     control: Mapping[int, str] = field(default_factory=dict)
-    """The control tokens of the vocabulary, and how they are spelled."""
+    """Control tokens of the vocabulary: id to text."""
     repair: RepairPolicy = ALL_REPAIRS
     formatted: bool = False
-    """Whether a grammar holds the text, to its end: what looks like a mark in it is none."""
+    """Whether a grammar constrains the text to its end, so that it contains no delimiters."""
     verbatim: bool = False
     """Whether that text may begin with white space of its own, as JSON never does."""
 
 
 class Parser(Protocol):
-    """Output tokens to events, for one answer. The same tokens give the same events."""
+    """Turns the tokens of one answer into events, independent of how they are chunked."""
 
     @property
     def section(self) -> Section:
-        """Where the next token will belong, as far as is known."""
+        """The section to which the next token belongs, as far as is known."""
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether an answer that ended here would be nothing but reasoning."""
+        """Whether an answer that ended here would consist of reasoning alone."""
 
     def feed(self, token: int, text: str) -> list[Event]:
-        """text: what the token adds; empty for control tokens and unfinished characters."""
+        """`text` is what the token adds; "" for control tokens and incomplete characters."""
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        """What was said up to here, as the family's own library tells it; empty if it has none."""
+        """The output so far as messages of the family's own library; empty if it has none."""
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
-        """The answer is over; text: what the detokenizer still held; cut: not by the model."""
+        """End the answer. `text` is the detokenizer's rest; `cut` if a limit ended the answer."""

@@ -1,4 +1,4 @@
-"""Stop strings: found across token borders, never leaked, the same however the text is cut."""
+"""Finds stop strings across token boundaries, without ever passing on a part of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,9 +7,9 @@ from mlx_server.events import TextDelta
 
 
 class StopStrings:
-    """Passes text on as soon as it can't be the beginning of a stop string any more.
+    """Passes text on as soon as it can no longer be the beginning of a stop string.
 
-    The match that is complete first wins, so that the result does not depend on chunk size.
+    The match that is complete first counts, so that the result does not depend on chunk size.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -37,7 +37,7 @@ class StopStrings:
         return held
 
     def _undecided(self, text: str) -> int:
-        """How much of the end of the text may be the beginning of a stop string."""
+        """Length of the longest end of the text that may begin a stop string."""
         return max(
             size
             for stop in self._stops
@@ -46,14 +46,14 @@ class StopStrings:
         )
 
     def _release(self, size: int) -> list[TextDelta]:
-        """The first `size` characters; a token's log probability goes with its first character."""
+        """The first `size` characters. Log probabilities go with a delta's first character."""
         released: list[TextDelta] = []
         kept: list[TextDelta] = []
         for delta in self._held:
             taken = min(size, len(delta.text))
             size -= taken
             rest = delta.text[taken:]
-            if rest or (kept and not taken):  # one without text keeps its place
+            if rest or (kept and not taken):  # a delta without text keeps its place
                 logprobs = () if taken else delta.logprobs
                 kept.append(replace(delta, text=rest, logprobs=logprobs))
             if taken or not (rest or kept):

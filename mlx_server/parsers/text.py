@@ -1,4 +1,4 @@
-"""The parser of families whose output is nothing but text."""
+"""The parser of plain text, without reasoning or calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

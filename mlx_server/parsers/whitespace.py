@@ -1,7 +1,11 @@
-class WhitespaceTrimmer:
-    """Tells white space of a text from that beside a mark, which belongs to the mark.
+"""Removes white space next to delimiters from streamed text."""
 
-    What could be either is held until it is known. trims: else all of it is the text's.
+
+class WhitespaceTrimmer:
+    """Separates a text's own white space from that next to a delimiter.
+
+    White space that may be either is held back until the next text or delimiter. Without `trims`
+    all of it belongs to the text.
     """
 
     def __init__(self, *, trims: bool, leading: bool = False) -> None:
@@ -10,7 +14,7 @@ class WhitespaceTrimmer:
         self._held: list[str] = []
 
     def feed(self, piece: str) -> str:
-        """As much of what has come as is certain to be text."""
+        """Add a piece; return what is certain to be text."""
         if not self._trims:
             return piece
         if self._leading:
@@ -22,14 +26,14 @@ class WhitespaceTrimmer:
         return before + text
 
     def at_delimiter(self) -> str:
-        """A mark follows: the white space before it."""
+        """End the text at a delimiter; return the white space before it."""
         held, self._held = self._held, []
         return "".join(held)
 
     def after_delimiter(self) -> None:
-        """White space that comes now is not the text's."""
+        """Drop white space that follows."""
         self._leading = self._trims
 
     def flush(self) -> str:
-        """The text is over: what is held is a part of it."""
+        """End the text; return the held white space, which belongs to it."""
         return self.at_delimiter()

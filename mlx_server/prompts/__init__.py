@@ -1,1 +1,1 @@
-"""Conversations as prompts: what the families render with."""
+"""Rendering of conversations to prompts, shared by the families."""

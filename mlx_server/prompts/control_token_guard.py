@@ -1,11 +1,11 @@
-"""Text is never control.
+"""Keeps a client's text from becoming control tokens.
 
-Whatever a client wrote, in a message, a tool's name or a schema, is marked before the template
-sees it, and the prompt is cut wherever a control token is spelled across a mark. So a control
-token can only come from the template's own text.
+All text of a client, in a message, a tool's name or a schema, is marked before the template sees
+it, and the prompt is cut wherever the text of a control token contains a mark. So a control token
+can only come from the template's own text.
 
-A prompt may have tens of millions of marks, so nothing is kept for each of them, and long texts are
-searched in pieces: `re` lets no other thread run while it searches.
+A prompt may have tens of millions of marks, so nothing is stored per mark, and long texts are
+searched in windows: `re` lets no other thread run while it searches.
 """
 
 import re
@@ -21,19 +21,19 @@ from mlx_server.prompts.text_size import texts_of
 from mlx_server.request_threads import check_wanted
 
 WINDOW = 1 << 16
-"""Characters that are searched at once."""
+"""Characters per search."""
 
 
 class ControlTokenGuard:
-    """Marks what a client wrote, and cuts the prompt where a control token is spelled with it.
+    """Marks a client's text, and cuts the prompt where it would be part of a control token.
 
-    A template may join, trim, replace or change the case of what it is given, so no text is known
-    to be harmless before it ran. So a mark follows each character that could be the edge of a
-    control token, wherever it stands. Marks that no control token spans leave no trace.
+    A template may join, trim, replace or change the case of its input, so no text is known to be
+    harmless before the template ran. A mark therefore follows every character that could be the
+    edge of a control token. Marks outside of control tokens are removed without effect.
     """
 
-    # Control characters that nobody uses, and noncharacters. The former do not make a text wider in
-    # memory; U+0085 is white space, which templates trim.
+    # Unused control characters, and noncharacters. The former do not make a string wider in
+    # memory; U+0085 is left out because it is white space, which templates trim.
     CANDIDATES = tuple(
         chr(code) for code in (*range(0x80, 0x85), *range(0x86, 0xA0), *range(0xFDD0, 0xFDF0))
     )
@@ -44,12 +44,13 @@ class ControlTokenGuard:
         self._forms = (self._mark, *escapes(self._mark))
         either = "|".join(map(re.escape, self._forms))
         self._marks = re.compile(f"(?:{either})+")
-        self._spelled = self._tokenizer.control_with(f"(?:{either})*")
+        self._marked_control = self._tokenizer.control_with(f"(?:{either})*")
 
     def escaped(self, value: Any, depth: int = limits.JSON_DEPTH.value) -> Any:
-        if not depth:  # the arguments of an earlier call: JSON inside of JSON
+        if not depth:  # the arguments of an earlier call are JSON within JSON
             raise BadRequest(
-                f"The messages nest deeper than {limits.JSON_DEPTH.value}.", param="messages"
+                f"JSON in `messages` is nested deeper than {limits.JSON_DEPTH.value} levels.",
+                param="messages",
             )
         match value:
             case str():
@@ -61,7 +62,7 @@ class ControlTokenGuard:
         return value
 
     def tokens(self, rendered: str, most: int | None = None) -> list[int]:
-        """most: beyond which a prompt is refused as too long, before the rest is tokenised."""
+        """Tokenise; a prompt of more than `most` tokens is refused before the rest is tokenised."""
         found = array("I")
         for text, is_clients in self._pieces(rendered):
             check_wanted()
@@ -72,8 +73,8 @@ class ControlTokenGuard:
         return found.tolist()
 
     def _pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The prompt without its marks; with each, whether it is one character of a client's that
-        would be a part of a control token."""
+        """The prompt without its marks, in pieces. A flag tells the pieces that are one character
+        of a client's text which would be part of a control token."""
         at = 0
         for start, end in self._spellings(rendered):
             for run in self._marks.finditer(rendered, max(at, start), max(at, end)):
@@ -86,13 +87,13 @@ class ControlTokenGuard:
             yield self._unmarked(rendered[at:]), False
 
     def _spellings(self, rendered: str) -> Iterator[tuple[int, int]]:
-        """Of every control token, marks inside and behind it included."""
-        if self._spelled is None:
+        """Start and end of every control token, including marks within and after it."""
+        if self._marked_control is None:
             return
         longest = self._tokenizer.longest_control * (1 + 4 * max(map(len, self._forms)))
         for begin in range(0, len(rendered), WINDOW):
             check_wanted()
-            for match in self._spelled.finditer(rendered, begin, begin + WINDOW + longest):
+            for match in self._marked_control.finditer(rendered, begin, begin + WINDOW + longest):
                 if match.start() >= begin + WINDOW:
                     break
                 yield match.span(1)
@@ -104,16 +105,19 @@ class ControlTokenGuard:
 
 
 def unused_character(candidates: Iterable[str], texts: Iterable[str]) -> str:
-    """A character that none of the texts has, written out or escaped."""
+    """A character that none of the texts contains, literally or escaped."""
     texts = list(texts)
     escaped = [text.lower() for text in texts if "\\" in text]
     for mark in candidates:
-        written = any(mark in text for text in texts)
-        if not written and not any(form in text for text in escaped for form in escapes(mark)):
+        is_used = any(mark in text for text in texts)
+        if not is_used and not any(form in text for text in escaped for form in escapes(mark)):
             return mark
-    raise BadRequest("The messages use every noncharacter, and every control character.")
+    raise BadRequest(
+        "The messages contain every control character and noncharacter, so none is left to mark "
+        "text with. Remove one of U+0080 to U+009F or U+FDD0 to U+FDEF."
+    )
 
 
 def escapes(mark: str) -> tuple[str, ...]:
-    """As `tojson` with ensure_ascii and the repr of a list write it."""
+    """The mark as `tojson` with ensure_ascii and the repr of a list write it."""
     return tuple(dict.fromkeys((f"\\u{ord(mark):04x}", repr(mark)[1:-1])))

@@ -1,7 +1,7 @@
-"""Conversations to Harmony, by openai-harmony: token ids, in which text is never control.
+"""Renders conversations to Harmony token ids with openai-harmony.
 
-The library writes all text as ordinary text; only where it ends does a name in a header end. So
-names lose what could end them, and a header says nothing that a client made up.
+The library never encodes text as control tokens. Only names in headers could break out of their
+place, so characters that could end a name are removed from it.
 """
 
 import json
@@ -53,48 +53,48 @@ EFFORTS = {
 }
 KWARGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
-EFFORT_NAMES = ("system", "developer")
+INSTRUCTION_ROLES = ("system", "developer")
 
 LONGEST_WORD = 256
-"""Characters between two places where tokens must end. openai-harmony takes time by the square."""
+"""Most characters without a token boundary. openai-harmony's time grows with their square."""
 
 LONGEST_NAME = 2048
-"""The same, of names and schemas."""
+"""The same limit for names and schemas, which can't be split."""
 
 WINDOW = 1 << 14
-"""Characters that are split into words at once: each word takes hundreds of bytes."""
+"""Characters that are split into words at a time: each word takes hundreds of bytes."""
 
 LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")
-"""Only where a run begins, or each character would be looked at hundreds of times."""
+"""Matches long runs only at their start, or each character would be tested hundreds of times."""
 
 
 def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt:
     check(checkpoint.tokenizer)
-    asked = conversation.template_kwargs
+    kwargs = conversation.template_kwargs
     try:
         messages = list(_messages(conversation))
         tokens = encoding().render_conversation_for_completion(
             HarmonyConversation.from_messages(messages),
             Role.ASSISTANT,
-            # it would keep reasoning that came between two final answers
+            # the library's own rule would keep reasoning between two final answers
             RenderConversationConfig(auto_drop_analysis=False),
         )
     except (HarmonyError, ValueError) as error:
         raise BadRequest(
-            f"Harmony can't be written of these messages: {error}", param="messages"
+            f"The messages can't be rendered as Harmony: {error}", param="messages"
         ) from None
-    ignored = tuple(f"chat_template_kwargs.{name}" for name in asked if name not in KWARGS)
+    ignored = tuple(f"chat_template_kwargs.{name}" for name in kwargs if name not in KWARGS)
     return RenderedPrompt(tokens, ignored, lambda: [message_json(message) for message in messages])
 
 
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
-    said = conversation.messages
-    first = next((i for i, m in enumerate(said) if m.role not in EFFORT_NAMES), len(said))
+    every = conversation.messages
+    first = next((i for i, m in enumerate(every) if m.role not in INSTRUCTION_ROLES), len(every))
     yield _message(Author(role=Role.SYSTEM), [_system(conversation)])
-    instructions = "\n\n".join(m.content for m in said[:first] if m.content)
+    instructions = "\n\n".join(m.content for m in every[:first] if m.content)
     if developer := list(_developer(instructions, conversation)):
         yield _message(Author(role=Role.DEVELOPER), developer)
-    yield from _turns(said[first:], conversation.tools)
+    yield from _turns(every[first:], conversation.tools)
 
 
 def _developer(instructions: str, conversation: Conversation) -> Iterator[Content]:
@@ -103,24 +103,24 @@ def _developer(instructions: str, conversation: Conversation) -> Iterator[Conten
     if not functions:
         yield from _text_contents("\n\n".join(filter(None, texts)))
         return
-    before, behind = texts
+    before, after = texts
     yield from _text_contents(before and f"{before}\n\n")
     yield DeveloperContent.new().with_function_tools(functions)
-    yield from _text_contents(behind and f"\n\n{behind}")
+    yield from _text_contents(after and f"\n\n{after}")
 
 
 def _system(conversation: Conversation) -> SystemContent:
-    asked = conversation.template_kwargs
-    effort = asked.get("reasoning_effort") or "medium"
+    kwargs = conversation.template_kwargs
+    effort = kwargs.get("reasoning_effort") or "medium"
     if not isinstance(effort, str) or effort not in EFFORTS:
         known = ", ".join(EFFORTS)
-        raise BadRequest(f"`reasoning_effort` can be one of {known}.", param="reasoning_effort")
+        raise BadRequest(f"`reasoning_effort` must be one of {known}.", param="reasoning_effort")
     system = (
         SystemContent.new()
         .with_reasoning_effort(EFFORTS[effort])
-        .with_conversation_start_date(_kwarg(asked, "conversation_start_date", f"{date.today()}"))
+        .with_conversation_start_date(_kwarg(kwargs, "conversation_start_date", f"{date.today()}"))
     )
-    system.model_identity = _kwarg(asked, "model_identity", system.model_identity or "")
+    system.model_identity = _kwarg(kwargs, "model_identity", system.model_identity or "")
     names = {tool.name for tool in conversation.tools if is_built_in(tool)}
     if BROWSER in names:
         system = system.with_browser_tool()
@@ -129,11 +129,11 @@ def _system(conversation: Conversation) -> SystemContent:
     return system
 
 
-def _kwarg(asked: Mapping[str, Any], name: str, otherwise: str) -> str:
-    found = asked.get(name, otherwise)
+def _kwarg(kwargs: Mapping[str, Any], name: str, default: str) -> str:
+    found = kwargs.get(name, default)
     if not isinstance(found, str):
         where = f"chat_template_kwargs.{name}"
-        raise BadRequest(f"`{where}` should be a string.", param=where)
+        raise BadRequest(f"`{where}` must be a string.", param=where)
     return _refuse_endless(found, f"chat_template_kwargs.{name}")
 
 
@@ -159,20 +159,20 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings([*value.keys(), *value.values()])
 
 
-def _response_format(asked: Mapping[str, Any] | None) -> str:
-    if not asked:
+def _response_format(format: Mapping[str, Any] | None) -> str:
+    if not format:
         return ""
-    comment = "".join(f"// {line}\n" for line in (asked.get("description") or "").splitlines())
-    schema = json.dumps(asked.get("schema") or {}, ensure_ascii=False, separators=(",", ":"))
-    return f"# Response Formats\n\n## {asked.get('name') or 'answer'}\n\n{comment}{schema}"
+    comment = "".join(f"// {line}\n" for line in (format.get("description") or "").splitlines())
+    schema = json.dumps(format.get("schema") or {}, ensure_ascii=False, separators=(",", ":"))
+    return f"# Response Formats\n\n## {format.get('name') or 'answer'}\n\n{comment}{schema}"
 
 
-def _turns(said: Sequence[Message], tools: Sequence[Tool]) -> Iterator[HarmonyMessage]:
-    """Reasoning counts as long as its tool round is open; an answer, or a question, closes it."""
-    closed = max((i for i, message in enumerate(said) if _closes(message)), default=-1)
+def _turns(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[HarmonyMessage]:
+    """Reasoning is kept while its tool round is open; a final answer or a user turn closes it."""
+    closed = max((i for i, message in enumerate(messages) if _closes(message)), default=-1)
     built_in = {tool.name for tool in tools if is_built_in(tool)}
     called: dict[str, str] = {}
-    for i, message in enumerate(said):
+    for i, message in enumerate(messages):
         called |= {call.id: call.name for call in message.tool_calls}
         match message.role:
             case "assistant":
@@ -190,12 +190,12 @@ def _turns(said: Sequence[Message], tools: Sequence[Tool]) -> Iterator[HarmonyMe
 
 
 def _closes(message: Message) -> bool:
-    said = message.role == "assistant" and message.content and not message.tool_calls
-    return message.role == "user" or bool(said and _channel(message) == "final")
+    is_text = message.role == "assistant" and message.content and not message.tool_calls
+    return message.role == "user" or bool(is_text and _channel(message) == "final")
 
 
 def _channel(message: Message) -> str:
-    """Of an assistant's content."""
+    """The channel of an assistant's content."""
     if message.phase:
         return CHANNELS[message.phase]
     return "commentary" if message.tool_calls else "final"
@@ -224,7 +224,7 @@ def _result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
 
 
 def _recipient_of(name: str, built_in: set[str]) -> tuple[str, str]:
-    """A tool by its name in headers, and the channel on which it is spoken to."""
+    """A tool's name in headers, and the channel of its calls and results."""
     namespace, _, _ = name.partition(".")
     if namespace in built_in:
         return _checked_name(name), "analysis"
@@ -261,7 +261,7 @@ def _text_contents(text: str) -> list[Content]:
 
 
 def _text_pieces(text: str) -> Iterator[str]:
-    """Cut only where a word is absurdly long."""
+    """The text, cut only within words that are longer than LONGEST_WORD."""
     begin = 0
     for at, size in _long_words(text):
         for place in range(at + LONGEST_WORD, at + size, LONGEST_WORD):
@@ -272,7 +272,7 @@ def _text_pieces(text: str) -> Iterator[str]:
 
 
 def _long_words(text: str) -> Iterator[tuple[int, int]]:
-    """Place and length of what tokens do not span, where that is long."""
+    """Start and length of each pre-tokenised word that is longer than LONGEST_WORD."""
     at = 0
     while at < len(text):
         check_wanted()
@@ -285,15 +285,18 @@ def _long_words(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _part(text: str, at: int) -> str:
-    """To the last space of a window, where tokens can end, if there is one."""
+    """The next window of text, up to its last space, where a token can end, if it has one."""
     end = at + WINDOW
     space = text.rfind(" ", at + 1, end) if end < len(text) else -1
     return text[at : end if space < 0 else space]
 
 
 def _refuse_endless(text: str, param: str) -> str:
-    """For text that can't be cut without another meaning."""
+    """Raise BadRequest for an overlong word in text that can't be split without a change."""
     longest = max((size for _, size in _long_words(text)), default=0)
     if longest > LONGEST_NAME:
-        raise BadRequest(f"A word of {longest} characters is too long here.", param=param)
+        raise BadRequest(
+            f"A name or schema has a word of {longest} characters; the limit is {LONGEST_NAME}.",
+            param=param,
+        )
     return text

@@ -1,4 +1,4 @@
-"""JSON Schemas in the words that openai-harmony can turn into TypeScript."""
+"""Reduces JSON Schemas to the keywords that openai-harmony can turn into TypeScript."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from mlx_server import limits
 
 
 def readable(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """None for a tool without parameters."""
+    """The reduced schema; None for a tool without parameters."""
     if not schema.get("properties"):
         return None
     return _Reader(schema).plain({**schema, "type": "object"})
@@ -22,7 +22,7 @@ class _Reader:
         self._left = limits.HARMONY_REFERENCES.value
 
     def plain(self, schema: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-        """path: the references that were followed so far, one for every level."""
+        """`path` has one entry per level: the reference that was followed there, or ""."""
         if not isinstance(schema, Mapping) or len(path) > limits.HARMONY_DEPTH.value:
             return {}
         reference = schema.get("$ref")
@@ -72,7 +72,7 @@ def _either(options: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Of several schemas that must all hold, the first: no type says it all."""
+    """The alternatives of a schema. Of `allOf` only the first is used: no type can combine them."""
     for key, most in (("anyOf", None), ("oneOf", None), ("allOf", 1)):
         found = schema.get(key)
         if isinstance(found, list) and found:

@@ -1,4 +1,4 @@
-"""gpt-oss's vocabulary, and OpenAI's encoding of Harmony made from it without any network."""
+"""gpt-oss's vocabulary, and openai-harmony's encoding loaded from it without any network."""
 
 import hashlib
 import logging
@@ -28,7 +28,7 @@ SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 FILE = "o200k_base.tiktoken"
 SHIPPED = Path(__file__).parent / "data" / f"{FILE}.xz"
 FOLDER_VARIABLE = "TIKTOKEN_ENCODINGS_BASE"
-"""Where openai-harmony looks for the file before it would download it."""
+"""Names the folder in which openai-harmony looks for the file before it would download it."""
 
 TOKENS = 199_998
 NAMED = {
@@ -78,7 +78,7 @@ def encoding() -> HarmonyEncoding:
 
 
 def check(tokenizer: Tokenizer) -> None:
-    """Raises unless a checkpoint's token ids are those of Harmony."""
+    """Raise ModelUnusable unless the token ids are those of Harmony."""
     if tokenizer in _checked:
         return
     same = all(tokenizer.id_of(token) == id for token, id in NAMED.items() if id < 200_014)
@@ -86,9 +86,8 @@ def check(tokenizer: Tokenizer) -> None:
         same = same and hashlib.sha256(derived(tokenizer)).hexdigest() == SHA256
     if not same:
         raise ModelUnusable(
-            "The tokenizer.json of this model does not hold gpt-oss's vocabulary, so Harmony can't "
-            "be written with it. Download the model again, or take the tokenizer.json of "
-            "openai/gpt-oss-20b."
+            "The tokenizer.json of this model does not contain gpt-oss's vocabulary, which Harmony "
+            "needs. Download the model again, or use the tokenizer.json of openai/gpt-oss-20b."
         )
     _checked.add(tokenizer)
 
@@ -99,12 +98,12 @@ def shipped() -> bytes:
     except (OSError, lzma.LZMAError, EOFError) as error:
         raise ModelUnusable(_missing(str(error))) from None
     if hashlib.sha256(found).hexdigest() != SHA256:
-        raise ModelUnusable(_missing("it is not the file that was shipped"))
+        raise ModelUnusable(_missing("it is not the file that mlx-server ships"))
     return found
 
 
 def derived(tokenizer: Tokenizer) -> bytes:
-    """The file that a checkpoint's own tokenizer amounts to."""
+    """The vocabulary file as it follows from a checkpoint's own tokenizer."""
     return tiktoken_lines(tokenizer.byte_level(id) or b"" for id in range(TOKENS))
 
 
@@ -114,7 +113,7 @@ def tiktoken_lines(tokens: Iterable[bytes]) -> bytes:
 
 @cache
 def real_tokenizer() -> tokenizers.Tokenizer:
-    """As in the tokenizer.json of the gpt-oss checkpoints."""
+    """The tokenizer of the gpt-oss checkpoints."""
     tokens = (line.split() for line in shipped().splitlines())
     ranks = {b64decode(token): int(rank) for token, rank in tokens}
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
@@ -127,7 +126,7 @@ def splitter() -> pre_tokenizers.Split:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """It takes seconds, and a first request waits for it."""
+    """Log the start and the duration of work that delays a first request by seconds."""
     log.info("%s", what)
     began = time.monotonic()
     yield
@@ -141,8 +140,8 @@ def _loaded(vocabulary: bytes) -> HarmonyEncoding:
             return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except OSError as error:
         raise ModelUnusable(
-            f"gpt-oss's vocabulary could not be unpacked: {public_message(error)}. Make room in "
-            "the folder for temporary files, or set TMPDIR to another one."
+            f"gpt-oss's vocabulary could not be unpacked: {public_message(error)}. Free space in "
+            "the folder for temporary files, or set TMPDIR to another folder."
         ) from None
 
 
@@ -161,6 +160,6 @@ def _encodings_folder(folder: str) -> Iterator[None]:
 
 def _missing(why: str) -> str:
     return (
-        f"The vocabulary of gpt-oss, {SHIPPED}, can't be used: {why}. Install mlx-server again: "
-        "it comes with the package."
+        f"The vocabulary of gpt-oss, {SHIPPED}, can't be used: {why}. It is part of the package: "
+        "install mlx-server again."
     )

@@ -1,4 +1,4 @@
-"""Earlier calls as the text that a model would write, for templates that leave them out."""
+"""Renders earlier calls as the model would write them, for templates that leave them out."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from mlx_server.messages import ToolCall
 from mlx_server.prompts.message_normalization import arguments_object
 
 Escape = Callable[[Any], Any]
-"""Marks what a client wrote, so that it makes no control token; see Seal."""
+"""Marks a client's text so that it makes no control token; see ControlTokenGuard."""
 
 WriteCalls = Callable[[Sequence[ToolCall], Escape], str]
 
@@ -18,17 +18,17 @@ def in_hermes_tags(calls: Sequence[ToolCall], escaped: Escape) -> str:
 
 
 def as_json_array(begin: str, end: str = "") -> WriteCalls:
-    def written(calls: Sequence[ToolCall], closed: Escape) -> str:
-        return f"{begin}[{', '.join(_json(call, closed) for call in calls)}]{end}"
+    def render(calls: Sequence[ToolCall], escaped: Escape) -> str:
+        return f"{begin}[{', '.join(_json(call, escaped) for call in calls)}]{end}"
 
-    return written
+    return render
 
 
 def as_python_list(begin: str, end: str) -> WriteCalls:
-    def written(calls: Sequence[ToolCall], closed: Escape) -> str:
-        return f"{begin}[{', '.join(closed(_python(call)) for call in calls)}]{end}"
+    def render(calls: Sequence[ToolCall], escaped: Escape) -> str:
+        return f"{begin}[{', '.join(escaped(_python(call)) for call in calls)}]{end}"
 
-    return written
+    return render
 
 
 def _json(call: ToolCall, escaped: Escape) -> str:

@@ -1,8 +1,8 @@
-"""A conversation in the shape that a chat template can take.
+"""Rewrites a conversation so that a chat template can render all of it.
 
-Templates differ in what they refuse, lose or move (see template_capabilities.py). What they would
-lose gets another form here, at the same place: nothing that a client said is dropped or moved
-silently.
+Templates differ in what they refuse, lose or move (see template_capabilities.py). Content that a
+template would lose gets another form here, at the same place: none of a client's text is dropped or
+moved silently.
 """
 
 import json
@@ -15,14 +15,14 @@ from mlx_server import limits
 from mlx_server.messages import Message, ToolCall
 
 Part = str | tuple[ToolCall, ...]
-"""A client's text, or calls that the family writes as text."""
+"""A client's text, or calls that the family renders as text."""
 
 CallId = Callable[[str, str, int], str]
-"""The id of a call as the family writes it: from the client's, the function's name ("" where no
-call is known) and how many calls came before."""
+"""Makes the family's id of a call from the client's id, the function's name ("" if the call is
+unknown) and the number of earlier calls."""
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""A template reads one of them."""
+"""Keys of a message's reasoning; a template reads one of them."""
 
 THINK_DELIMITERS = (
     ("<think>", "</think>"),
@@ -35,35 +35,38 @@ THINK_DELIMITERS = (
 
 @dataclass(frozen=True)
 class TemplateCapabilities:
-    """What a chat template makes of a conversation."""
+    """Which messages a chat template accepts and renders."""
 
     system: Literal["anywhere", "first", "question", "never"] = "anywhere"
-    """question: at the last user's turn, or it is lost in a tool round."""
+    """Where a system turn is rendered; "question": in the last user turn, and so not at all in a
+    tool round."""
     alternates: bool = False
-    """Refuses two turns of the same side in a row."""
+    """Whether two turns of the same side in a row are refused."""
     user_first: bool = False
     calls: Literal["many", "single", "never"] = "many"
     text_with_calls: Literal["together", "split", "never"] = "together"
-    """Text beside calls in the same turn."""
+    """Whether a turn may have text in addition to calls."""
     results: Literal["anywhere", "answers", "matched", "never"] = "anywhere"
-    """answers: only after calls; matched: only by the id of one of these."""
+    """Where results are rendered: with "answers" only after calls, with "matched" only with the id
+    of one of these calls."""
     arguments: Literal["any", "object", "text"] = "any"
-    """object: loses or refuses what is none; text: the JSON as it was written."""
+    """Form of a call's arguments; with "object" others are lost or refused."""
     empty_content: str | None = ""
     """The content of a turn that has only calls."""
     reasoning: Literal["key", "part", "never"] = "never"
-    """part: of the content; never: not seen, which some switch may change."""
+    """Where a turn has its reasoning: under a key, or as a part of the content. "never" means that
+    it is not rendered, unless a switch of the template changes that."""
 
 
 EMPTY_TURN = " "
-"""The turn of a side that said nothing; some templates refuse an empty one."""
+"""Content of an inserted turn, not "" because some templates refuse an empty one."""
 
 MINIMAL = TemplateCapabilities(system="never", alternates=True, calls="never", results="never")
-"""What any template takes that knows users and assistants."""
+"""What every template supports that knows users and assistants."""
 
 
 def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilities]:
-    """For templates that refuse a conversation for reasons of their own."""
+    """Ever simpler capabilities, for templates that refuse a conversation for other reasons."""
     yield capabilities
     results: Literal["anywhere", "never"] = (
         "anywhere" if capabilities.results == "anywhere" else "never"
@@ -92,13 +95,13 @@ def to_turns(
     call_id: CallId,
     delimiters: Sequence[tuple[str, str]] = (),
 ) -> list[Turn]:
-    """Before any shaping: roles, ids and names are the family's, reasoning is out of the text."""
+    """Messages as turns with the family's roles, ids and names, and reasoning apart from text."""
     turns = (extract_reasoning(_turn(message, roles), delimiters) for message in messages)
     return list(link_calls(turns, call_id))
 
 
 def think_delimiters(template: str, capabilities: TemplateCapabilities) -> list[tuple[str, str]]:
-    """Those between which a client may send back what the family takes for reasoning."""
+    """Delimiters between which a client may send reasoning back in the text."""
     thinks = capabilities.reasoning != "never"
     return [(begin, end) for begin, end in THINK_DELIMITERS if thinks or end in template]
 
@@ -137,8 +140,8 @@ def _turn(message: Message, roles: Mapping[str, str]) -> Turn:
 
 
 def extract_reasoning(turn: Turn, delimiters: Iterable[tuple[str, str]]) -> Turn:
-    """Reasoning that a client sends back as text, where a template would look for it itself: it
-    could not see the marks of a text that is sealed."""
+    """Move reasoning out of the text. A template that looks for it in the text itself would not
+    find it, because the guard has marked the delimiters there."""
     if turn.role != "assistant" or turn.reasoning or not turn.parts:
         return turn
     text = str(turn.parts[0]).lstrip()
@@ -152,7 +155,7 @@ def extract_reasoning(turn: Turn, delimiters: Iterable[tuple[str, str]]) -> Turn
 
 
 def link_calls(turns: Iterable[Turn], call_id: CallId) -> Iterator[Turn]:
-    """Calls get the family's ids; results the id and the name of the call that they answer."""
+    """Give calls the family's ids, and results the id and name of the call that they answer."""
     known: dict[str, ToolCall] = {}
     number = 0
     for turn in turns:
@@ -172,7 +175,7 @@ def link_calls(turns: Iterable[Turn], call_id: CallId) -> Iterator[Turn]:
 
 
 def orphan_results_to_text(turns: Iterable[Turn], *, matched: bool = False) -> Iterator[Turn]:
-    """Results of no call before them, where the template has no place for these."""
+    """Turn results without a preceding call into text, for templates that need the call."""
     ids: set[str] = set()
     for turn in turns:
         if turn.role != "tool":
@@ -192,7 +195,7 @@ def _result_to_text(turn: Turn) -> Turn:
 
 
 def system_first(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """What the system says first is one turn; what it says later, a user says at that place."""
+    """Merge the leading system turns into one; later ones become user turns in their place."""
     begin = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     if begin:
         yield _merged(turns[:begin])
@@ -201,11 +204,11 @@ def system_first(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def system_into_question(turns: Sequence[Turn]) -> Iterable[Turn]:
-    """The system's turn with the last user's, as the template itself has it outside of calls."""
-    asked = [i for i, turn in enumerate(turns) if turn.role == "user"]
-    if not asked or turns[0].role != "system":
+    """Merge the system turn into the last user turn, as the template does outside tool rounds."""
+    users = [i for i, turn in enumerate(turns) if turn.role == "user"]
+    if not users or turns[0].role != "system":
         return system_to_user(turns)
-    last = asked[-1]
+    last = users[-1]
     question = _merged([replace(turns[0], role="user"), turns[last]])
     return [*turns[1:last], question, *turns[last + 1 :]]
 
@@ -220,7 +223,7 @@ def system_to_user(turns: Sequence[Turn]) -> Sequence[Turn]:
 
 
 def split_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Each call with its result behind it, in a turn of its own."""
+    """Give each call a turn of its own, followed by its result."""
     taken: set[int] = set()
     for i, turn in enumerate(turns):
         if len(turn.calls) < 2:
@@ -247,21 +250,21 @@ def calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def odd_calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Those whose arguments are no object, where the template can't tell them."""
+    """Turn calls whose arguments are not an object into text."""
     for turn in turns:
         is_odd = any(not isinstance(arguments_object(call.arguments), dict) for call in turn.calls)
         yield _turn_calls_to_text(turn) if is_odd else turn
 
 
 def _turn_calls_to_text(turn: Turn) -> Turn:
-    written: tuple[Part, ...] = (turn.calls,) if turn.calls else ()
-    gap: tuple[Part, ...] = ("\n",) if written and any(turn.parts) else ()
-    return replace(turn, parts=turn.parts + gap + written, calls=())
+    calls: tuple[Part, ...] = (turn.calls,) if turn.calls else ()
+    separator: tuple[Part, ...] = ("\n",) if calls and any(turn.parts) else ()
+    return replace(turn, parts=turn.parts + separator + calls, calls=())
 
 
 def arguments_object(arguments: str) -> Any:
-    """Templates want the arguments of earlier calls as an object; what is none stays text, and so
-    does what would be far larger as one."""
+    """The arguments of an earlier call as an object, which templates expect. Text that is not
+    JSON, or that would take far more memory as an object, is returned unchanged."""
     if sum(map(arguments.count, ",[{")) > limits.ARGUMENT_ITEMS.value:
         return arguments
     try:
@@ -276,12 +279,13 @@ def arguments_object(arguments: str) -> Any:
 def start_with_user(turns: Sequence[Turn]) -> list[Turn]:
     lead = [turn for turn in turns[:1] if turn.role == "system"]
     rest = turns[len(lead) :]
-    silent = [] if rest and rest[0].role == "user" else [Turn("user", (EMPTY_TURN,))]
-    return [*lead, *silent, *rest]
+    inserted = [] if rest and rest[0].role == "user" else [Turn("user", (EMPTY_TURN,))]
+    return [*lead, *inserted, *rest]
 
 
 def split_text_from_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Reasoning stays with the calls: some templates leave it out anywhere else."""
+    """Give text and calls a turn each. Reasoning stays with the calls, since some templates omit
+    it elsewhere."""
     for turn in turns:
         if turn.calls and any(turn.parts):
             yield Turn(turn.role, turn.parts)
@@ -291,22 +295,22 @@ def split_text_from_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def alternate_roles(turns: Sequence[Turn]) -> list[Turn]:
-    """Users and assistants by turns, a user first; calls and their results are not counted."""
+    """Make users and assistants alternate, starting with a user; calls and results don't count."""
     system = [turn for turn in turns[:1] if turn.role == "system"]
     runs: list[list[Turn]] = []
-    spoke = "assistant"
+    last_role = "assistant"
     for turn in turns[len(system) :]:
-        goes_on = bool(runs) and runs[-1][-1].role == turn.role and not runs[-1][-1].calls
-        if turn.role == "tool" or (turn.calls and not goes_on):
+        continues = bool(runs) and runs[-1][-1].role == turn.role and not runs[-1][-1].calls
+        if turn.role == "tool" or (turn.calls and not continues):
             runs.append([turn])
-        elif goes_on:
+        elif continues:
             runs[-1].append(turn)
-            spoke = "user" if turn.calls else spoke
+            last_role = "user" if turn.calls else last_role
         elif not turn.is_empty:
-            if turn.role == spoke:
-                runs.append([Turn(_other_role(spoke), (EMPTY_TURN,))])
+            if turn.role == last_role:
+                runs.append([Turn(_other_role(last_role), (EMPTY_TURN,))])
             runs.append([turn])
-            spoke = turn.role
+            last_role = turn.role
     return [*system, *map(_merged, runs or [[Turn("user", (EMPTY_TURN,))]])]
 
 

@@ -1,4 +1,4 @@
-"""`reasoning_effort`, by whatever switch a chat template has for thinking."""
+"""Applies `reasoning_effort` with the switch that a chat template has for thinking."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,14 +25,14 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "low_effort": _by_effort(False, True, True, False, False, False),
     "medium_effort": _by_effort(False, False, False, True, False, False),
 }
-"""What a template may read, and its value for each effort."""
+"""Variables that a template may read, with their value for each effort."""
 
 WORDS = _by_effort("/no_think", *["/think"] * 5)
-"""What the system says to a model whose template has no switch but looks for these."""
+"""Words in the system message, for templates that look for them instead of a switch."""
 
 
-def switches(asked: Mapping[str, Any], takes: Callable[[str], bool]) -> dict[str, Any]:
-    effort = asked.get("reasoning_effort")
+def switches(kwargs: Mapping[str, Any], takes: Callable[[str], bool]) -> dict[str, Any]:
+    effort = kwargs.get("reasoning_effort")
     return {
         name: values[effort]
         for name, values in SWITCHES.items()
@@ -40,8 +40,8 @@ def switches(asked: Mapping[str, Any], takes: Callable[[str], bool]) -> dict[str
     }
 
 
-def effort_word(asked: Mapping[str, Any], template: str) -> str:
-    effort = asked.get("reasoning_effort")
+def effort_word(kwargs: Mapping[str, Any], template: str) -> str:
+    effort = kwargs.get("reasoning_effort")
     has_words = WORDS["none"] in template
     return WORDS.get(effort, "") if has_words and isinstance(effort, str) else ""
 

@@ -1,7 +1,7 @@
-"""What a chat template makes of a conversation, found by trying it.
+"""Detects what a chat template supports by rendering short conversations with it.
 
-Templates of one family differ by version, and owners bring their own: so a template is asked, and
-no table kept. Each question is a short conversation, and looks for its words in the prompt.
+Templates of one family differ by version, and users bring their own, so no table could list them.
+Each test looks for the words of its conversation in the prompt.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from mlx_server.templates.chat_template import ChatTemplate, TemplateLimitExceed
 
 TemplateMessage = dict[str, Any]
 RenderAttempt = Callable[..., str]
-"""Messages to the prompt that the template makes of them; nothing where it refuses them."""
+"""Renders messages to a prompt; the prompt is "" if the template refuses them."""
 
 TOOL = {
     "type": "function",
@@ -49,12 +49,12 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
         except BadRequest:
             return ""
 
-    if USER not in tried(_message("user", USER)):  # it wants something else, and can't be asked
+    if USER not in tried(_message("user", USER)):  # it needs other input and can't be tested
         return TemplateCapabilities()
-    arguments, silence = _call_arguments_shape(tried) or ("never", "")
+    arguments, empty = _call_arguments_shape(tried) or ("never", "")
     has_calls = arguments != "never"
 
-    def calling(values: int = 1, content: str | None = silence, **more: Any) -> TemplateMessage:
+    def calling(values: int = 1, content: str | None = empty, **more: Any) -> TemplateMessage:
         made = [_call(i, arguments, value) for i, value in enumerate(VALUES[:values])]
         return {"role": "assistant", "content": content, "tool_calls": made, **more}
 
@@ -66,8 +66,8 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
         text_with_calls=_text_with_calls(tried, calling) if has_calls else "together",
         results=_results(tried, first),
         user_first=has_calls and VALUES[0] not in tried(first, _result(), _message("user", USER)),
-        arguments=_arguments(tried, arguments, silence),
-        empty_content=silence,
+        arguments=_arguments(tried, arguments, empty),
+        empty_content=empty,
         reasoning=_reasoning(tried, calling),
     )
 
@@ -77,8 +77,8 @@ def _message(role: str, content: str | None, **more: Any) -> TemplateMessage:
 
 
 def _call(number: int, arguments: str, value: str) -> TemplateMessage:
-    written: Any = {"keyq": value} if arguments == "object" else f'{{"keyq": "{value}"}}'
-    function = {"name": "toolq", "arguments": written}
+    shaped: Any = {"keyq": value} if arguments == "object" else f'{{"keyq": "{value}"}}'
+    function = {"name": "toolq", "arguments": shaped}
     return {"id": f"callzq00{number}", "type": "function", "function": function}
 
 
@@ -93,26 +93,26 @@ def _call_arguments_shape(
     shapes: Iterator[tuple[Literal["object", "text"], str | None]] = product(
         ("object", "text"), ("", None)
     )
-    for arguments, silence in shapes:
+    for arguments, empty in shapes:
         call = _call(0, arguments, VALUES[0])
-        asks = _message("assistant", silence, tool_calls=[call])
+        turn = _message("assistant", empty, tool_calls=[call])
         for rest in ((_result(),), ()):
-            prompt = tried(_message("user", USER), asks, *rest)
-            # as Python writes a dict, and as JSON inside of JSON, no model was trained on it
+            prompt = tried(_message("user", USER), turn, *rest)
+            # no model was trained on the repr of a dict, nor on JSON within JSON
             if VALUES[0] in prompt and "{'keyq'" not in prompt and '{\\"keyq' not in prompt:
-                return arguments, silence
+                return arguments, empty
     return None
 
 
 def _arguments(
-    tried: RenderAttempt, shape: str, silence: str | None
+    tried: RenderAttempt, shape: str, empty: str | None
 ) -> Literal["any", "object", "text"]:
     if shape == "text":
         return "text"
     odd = ({"name": "toolq", "arguments": value} for value in (VALUES[0], [VALUES[0]]))
     calls = ([{"id": "callzq000", "type": "function", "function": function}] for function in odd)
     prompts = (
-        tried(_message("user", USER), _message("assistant", silence, tool_calls=call), _result())
+        tried(_message("user", USER), _message("assistant", empty, tool_calls=call), _result())
         for call in calls
     )
     takes_any = shape == "never" or all(VALUES[0] in prompt for prompt in prompts)
@@ -151,8 +151,8 @@ def _text_with_calls(
     user, end = _message("user", USER), _message("assistant", LATER)
     if _in_order(tried(user, calling(content=ANSWER), _result(), end), ANSWER, VALUES[0]):
         return "together"
-    apart = tried(user, _message("assistant", ANSWER), calling(), _result(), end)
-    return "split" if _in_order(apart, ANSWER, VALUES[0]) else "never"
+    split = tried(user, _message("assistant", ANSWER), calling(), _result(), end)
+    return "split" if _in_order(split, ANSWER, VALUES[0]) else "never"
 
 
 def _results(
@@ -171,8 +171,8 @@ def _reasoning(
 ) -> Literal["key", "part", "never"]:
     parts = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": ANSWER}]
     prompt = tried(_message("user", USER), {**calling(), "content": parts}, _result())
-    written_out = any(f"{quote}{THOUGHT}" in prompt for quote in ("'", '"'))
+    is_repr = any(f"{quote}{THOUGHT}" in prompt for quote in ("'", '"'))
     keyed = calling(**dict.fromkeys(REASONING_KEYS, THOUGHT))
     if THOUGHT in tried(_message("user", USER), keyed, _result()):
         return "key"
-    return "part" if THOUGHT in prompt and not written_out else "never"
+    return "part" if THOUGHT in prompt and not is_repr else "never"

@@ -1,4 +1,4 @@
-"""A conversation to a prompt, by the checkpoint's own chat template."""
+"""Renders a conversation to a prompt with the checkpoint's chat template."""
 
 import json
 import re
@@ -39,9 +39,9 @@ TOOLS_OF_SYSTEM = re.compile(r"message(?:\.tools\b|\[['\"]tools['\"]\])")
 class RenderedPrompt:
     tokens: list[int]
     ignored: tuple[str, ...] = ()
-    """What the conversation set that this template has no place for, by parameter name."""
+    """Names of the parameters that the request set and the template does not read."""
     messages: Callable[[], list[Json]] | None = None
-    """The same in the words of the family's own library, if it has one."""
+    """Makes the prompt's messages as the family's own library has them, if there is one."""
 
 
 def as_given(id: str, name: str, number: int) -> str:
@@ -50,7 +50,7 @@ def as_given(id: str, name: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What a family's templates leave to whoever calls them."""
+    """The parts of rendering that a family's templates leave to the caller."""
 
     roles: dict[str, str]
     call_id: CallId
@@ -70,9 +70,9 @@ def render_prompt(
             "for it in models.yaml.",
             param="messages",
         )
-    seal = ControlTokenGuard(checkpoint, conversation)
-    text, ignored = _rendered(checkpoint, template, conversation, options, seal)
-    return RenderedPrompt(seal.tokens(text, most), ignored)
+    guard = ControlTokenGuard(checkpoint, conversation)
+    text, ignored = _rendered(checkpoint, template, conversation, options, guard)
+    return RenderedPrompt(guard.tokens(text, most), ignored)
 
 
 def _rendered(
@@ -82,44 +82,44 @@ def _rendered(
     options: RenderOptions,
     guard: ControlTokenGuard,
 ) -> tuple[str, tuple[str, ...]]:
-    """The prompt as marked text, and what is ignored."""
-    asked = conversation.template_kwargs
+    """The prompt as marked text, and the names of the ignored parameters."""
+    kwargs = conversation.template_kwargs
 
     def takes(name: str) -> bool:
         return template.takes(name) and name not in checkpoint.tokens
 
-    switched = switches(asked, takes)
-    word = "" if switched else effort_word(asked, template.source)
-    taken = [name for name in asked if takes(name)]
-    offer = TemplateTools(template, conversation.tools, guard.escaped)
+    switched = switches(kwargs, takes)
+    word = "" if switched else effort_word(kwargs, template.source)
+    taken = [name for name in kwargs if takes(name)]
+    tools = TemplateTools(template, conversation.tools, guard.escaped)
     messages = with_effort_word(conversation.messages, word) if word else conversation.messages
-    manners = template_capabilities(template, checkpoint.tokens)
-    marks = think_delimiters(template.source, manners)
-    turns = to_turns(messages, options.roles, options.call_id, marks)
+    capabilities = template_capabilities(template, checkpoint.tokens)
+    delimiters = think_delimiters(template.source, capabilities)
+    turns = to_turns(messages, options.roles, options.call_id, delimiters)
     keys = [key for key in REASONING_KEYS if key in template.source]
 
     def variables(m: TemplateCapabilities) -> Json:
-        written = [
+        rendered = [
             message_json(turn, m, options, guard.escaped, keys)
             for turn in fit_to_template(turns, m)
         ]
         return {
             **checkpoint.tokens,
             **switched,
-            **{name: guard.escaped(asked[name]) for name in taken},
-            **offer.variables(written),
+            **{name: guard.escaped(kwargs[name]) for name in taken},
+            **tools.variables(rendered),
             "add_generation_prompt": True,
         }
 
-    prompt = first_accepted(template, (partial(variables, m) for m in fallbacks(manners)))
-    heeded = {*taken, *({"reasoning_effort"} if switched or word else ())}
-    ignored = [f"chat_template_kwargs.{name}" for name in asked if name not in heeded]
-    ignored += ["tools"] if offer.is_ignored else []
-    return prompt, (*ignored, *dropped_text(conversation, manners))
+    prompt = first_accepted(template, (partial(variables, m) for m in fallbacks(capabilities)))
+    used = {*taken, *({"reasoning_effort"} if switched or word else ())}
+    ignored = [f"chat_template_kwargs.{name}" for name in kwargs if name not in used]
+    ignored += ["tools"] if tools.is_ignored else []
+    return prompt, (*ignored, *dropped_text(conversation, capabilities))
 
 
 def first_accepted(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) -> str:
-    """The last of these is the plainest; the first refusal is the one to report."""
+    """The prompt of the first variant that the template accepts; else raise the first refusal."""
     refusal: BadRequest | None = None
     for variables in variants:
         check_wanted()
@@ -132,18 +132,18 @@ def first_accepted(template: ChatTemplate, variants: Iterable[Callable[[], Json]
 
 
 def dropped_text(conversation: Conversation, capabilities: TemplateCapabilities) -> list[str]:
-    """The text beside calls, where a template leaves it out and has no other place for it."""
+    """Paths of texts in turns with calls, if the template can render them nowhere."""
     messages = enumerate(conversation.messages) if capabilities.text_with_calls == "never" else ()
     return [f"messages[{i}].content" for i, m in messages if m.tool_calls and m.content]
 
 
 @dataclass(frozen=True)
 class TemplateTools:
-    """Where a template looks for the tools."""
+    """Passes the tools to a template in the variable that it reads."""
 
     template: ChatTemplate
     tools: Sequence[Tool]
-    closed: Escape
+    escaped: Escape
 
     @property
     def _names(self) -> list[str]:
@@ -158,17 +158,17 @@ class TemplateTools:
         return bool(self.tools) and not self._names and not self._is_systems
 
     def variables(self, messages: list[Json]) -> Json:
-        """`messages` and `tools`, and what else the template calls the tools."""
-        tools = [tool_json(tool, self.closed) for tool in self.tools]
+        """`messages`, `tools`, and any other variable in which the template looks for tools."""
+        tools = [tool_json(tool, self.escaped) for tool in self.tools]
         if tools and self._is_systems:
             messages = _in_the_systems(messages, tools)
-        # SmolLM3's template takes any `xml_tools` for tools
+        # SmolLM3's template takes any value of `xml_tools` for tools
         own = dict.fromkeys(self._names, tools) if tools else {}
         return {"messages": messages, "tools": None, **own}
 
 
 def _in_the_systems(messages: list[Json], tools: list[Json]) -> list[Json]:
-    """As Phi-4-mini's template has tools: in the system's message, as text."""
+    """Put the tools into the system message, as text: Phi-4-mini's template reads them there."""
     text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
     leads = bool(messages) and messages[0]["role"] == "system"
     system = messages[0] if leads else {"role": "system", "content": ""}
@@ -182,7 +182,7 @@ def message_json(
     escaped: Escape,
     reasoning_keys: Sequence[str],
 ) -> Json:
-    """As Hugging Face's templates read it."""
+    """The turn in the form that Hugging Face's templates read."""
     reasoning = escaped(turn.reasoning)
     optional = {
         "name": escaped(turn.name),
@@ -212,7 +212,7 @@ def call_json(call: ToolCall, capabilities: TemplateCapabilities, escaped: Escap
 
 
 def tool_json(tool: Tool, escaped: Escape) -> Json:
-    # templates look for these without asking whether they are there
+    # templates read these keys without a check that they exist
     absent = {key: value for key, value in NO_PARAMETERS.items() if key not in tool.parameters}
     function = {
         "name": escaped(tool.name),

@@ -1,4 +1,4 @@
-"""How much text a value has, whatever it is made of: text in fields that are yet to come counts."""
+"""Counts the text in a value of any type; fields added later are counted too."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -6,19 +6,19 @@ from typing import Any
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in it, the keys of its objects included."""
-    left = [value]
-    while left:
-        found = left.pop()
+    """Every string in the value, including the keys of its mappings."""
+    pending = [value]
+    while pending:
+        found = pending.pop()
         if isinstance(found, str):
             yield found
         elif isinstance(found, Mapping):
-            left += found.keys()
-            left += found.values()
+            pending += found.keys()
+            pending += found.values()
         elif isinstance(found, list | tuple | set | frozenset):
-            left += found
+            pending += found
         elif is_dataclass(found):
-            left += [getattr(found, field.name) for field in fields(found)]
+            pending += [getattr(found, field.name) for field in fields(found)]
 
 
 def characters_of(value: Any) -> int:

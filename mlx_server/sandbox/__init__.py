@@ -1,1 +1,1 @@
-"""Warm child processes for work that a client's or publisher's input can make endless."""
+"""Warm child processes for work that untrusted input could make endless."""

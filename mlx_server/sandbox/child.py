@@ -1,5 +1,5 @@
-"""The child's end of a warm process: it serves requests, one at a time, until the socket at its
-stdin is closed, and the operating system holds it to its limits.
+"""The child's end of a warm process. It serves requests one at a time until the socket at its stdin
+is closed, and the operating system enforces its limits.
 """
 
 import resource
@@ -33,7 +33,7 @@ def serve(channel: socket.socket, answer: Callable[[bytearray], Served]) -> None
 
 
 def _received(channel: socket.socket) -> bytearray | None:
-    """None when the server has gone."""
+    """The next frame; None if the server has closed the socket."""
     head = _exactly(channel, LENGTH_BYTES)
     return _exactly(channel, int.from_bytes(head)) if head else None
 
@@ -50,8 +50,8 @@ def _exactly(channel: socket.socket, size: int) -> bytearray | None:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """The kernel ends the process beyond it: no request can hold that up, and no parent that has
-    ended or is stopped is needed for it."""
+    """The kernel ends the process after this processor time, or four times as much wall-clock
+    time. No request can prevent that, and it works even if the parent has ended or is stopped."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, 4 * seconds)
     try:
@@ -62,18 +62,18 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def enter_sandbox(memory: int) -> None:
-    """For good: what is imported or opened later is refused."""
+    """Restrict the process for good: later imports and opened files fail."""
     for number in (signal.SIGHUP, signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))
-    if sys.platform == "linux":  # macOS has it, and refuses it: there the server watches
+    if sys.platform == "linux":  # macOS refuses to set it: there the server watches the memory
         _lower(resource.RLIMIT_AS, memory + _address_space())
     _lower(resource.RLIMIT_NOFILE, 3)  # stdin, stdout and stderr
 
 
 def _lower(kind: int, size: int) -> None:
-    """A hard limit that is lower already stays: it can't be raised."""
+    """Set a limit, unless the hard limit is lower already: that can't be raised."""
     _, hard = resource.getrlimit(kind)
     lowest = size if hard == resource.RLIM_INFINITY else min(size, hard)
     resource.setrlimit(kind, (lowest, lowest))

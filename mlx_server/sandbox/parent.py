@@ -1,7 +1,7 @@
 """The server's end of warm processes.
 
-They are started when they are needed and stay warm; one serves all requests as long as these come
-one after another. One that passes a limit is killed, and the next request gets another.
+Processes are started on demand and kept; requests that do not overlap share one. A process that
+exceeds a limit is killed, and the next request gets another.
 """
 
 import atexit
@@ -23,36 +23,37 @@ from mlx_server.request_threads import check_wanted
 from mlx_server.sandbox.child import LENGTH_BYTES
 
 LOOK_SECONDS = 0.05
-"""A request that takes longer is looked at this often: its memory, and who waits for it."""
+"""Interval at which a running request's memory, deadline and cancellation are checked."""
 
 ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """The variables that a child inherits."""
 
 
 class Stopped(Exception):
-    """The request passed a limit, which the text of this names."""
+    """The request exceeded a limit. The message is a verb phrase that names it."""
 
 
 class _ChildLost(Exception):
-    """The child ended by itself or has to be ended."""
+    """The child has ended, or sent an invalid reply."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a child runs: `file MEMORY_BYTES`, with a socket as its stdin."""
+    """The program of a child, run as `file MEMORY_BYTES` with a socket as its stdin."""
 
     file: str
     task: str
-    """What it does, for messages: `renders chat templates`."""
+    """What it does, for messages, such as "renders chat templates"."""
     memory: int
+    """Memory limit in bytes."""
     largest: int
-    """Bytes of a reply."""
+    """Size limit of a reply in bytes."""
     unavailable: type[Unavailable]
-    """Raised where it can't be started."""
+    """Raised if the child can't be started."""
 
 
 class WarmProcess:
-    """One process; used by one thread at a time."""
+    """One child process, which one thread uses at a time."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -65,8 +66,8 @@ class WarmProcess:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=_environment(),
-                    # a group of its own: Ctrl-C does not reach it, and if the server dies while it
-                    # is stopped, the kernel hangs up on the orphaned group
+                    # in a group of its own Ctrl-C does not reach it, and if the server dies while
+                    # the child is stopped, the kernel sends SIGHUP to the orphaned group
                     process_group=0,
                 )
             except OSError as error:
@@ -87,10 +88,10 @@ class WarmProcess:
         return self._process.poll() is None
 
     def ask(self, request: bytearray, seconds: float) -> tuple[bytearray, bytearray]:
-        """The reply and its payload. Raises Stopped; then the child has ended.
+        """Send a request; return the reply and its payload. Raises Stopped if the child has ended.
 
-        request: emptied as soon as it is sent. seconds: of processor time, which the child keeps
-        itself; four times as much of the clock.
+        The request is cleared as soon as it is sent. `seconds` limits processor time, which the
+        child enforces itself; four times as much wall-clock time is allowed.
         """
         deadline = time.monotonic() + 4 * seconds + 1
         try:
@@ -126,21 +127,21 @@ class WarmProcess:
             try:
                 read = self._socket.recv_into(memoryview(found)[at:])
             except TimeoutError:
-                self._look(deadline)
+                self._check_running(deadline)
                 continue
             if not read:
                 raise _ChildLost
             at += read
         return found
 
-    def _look(self, deadline: float) -> None:
+    def _check_running(self, deadline: float) -> None:
         check_wanted()
         if time.monotonic() > deadline:
             raise TimeoutError
         try:
             size = self._memory.memory_info().rss
         except psutil.Error:
-            return  # it has ended, and the socket says so
+            return  # the child has ended, so the next read fails
         if size > self._program.memory + (64 << 20):
             raise MemoryError
 
@@ -164,7 +165,7 @@ class WarmProcess:
 
 def _environment() -> dict[str, str]:
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    # so that the memory of large texts goes back to the system
+    # the setting returns the memory of large texts to the system
     return {**inherited, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
@@ -189,7 +190,7 @@ class WarmProcesses:
 
     @contextmanager
     def one(self) -> Iterator[WarmProcess]:
-        """Waits for one if all are busy."""
+        """A process for the block; waits for one if all are busy."""
         with self._places:
             own = self._next()
             try:

@@ -1,1 +1,1 @@
-"""Chat templates run in a process of their own: they are programs that somebody else wrote."""
+"""Renders chat templates in a separate process, since they are programs from third parties."""

@@ -1,8 +1,8 @@
 """Renders chat templates: the program of a warm process (see sandbox), `child.py MEMORY_BYTES`.
 
-It imports jinja2 and msgspec only. The operating system holds it to its limits, whatever a template
-does: timers that end the process, a bound on its memory, and no file, socket or process more than
-it has. Its reply to a request that can't be met says why, and the next one is served as usual.
+It imports only jinja2 and msgspec. The operating system enforces its limits, whatever a template
+does: timers end the process, its memory is bounded, and it can open no file, socket or process. If
+a request fails, the reply has the reason and the next request is served as usual.
 """
 
 import gc
@@ -27,17 +27,17 @@ from mlx_server import limits
 from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
 
 WINDOW = 1 << 16
-"""Characters that are encoded at once: a template may write its whole prompt as one part."""
+"""Characters that are encoded at a time: a template may yield its whole prompt as one part."""
 
 BIG_NUMBER = 1
-"""The code under which msgpack carries a whole number of more than 64 bits."""
+"""The msgpack extension code of integers of more than 64 bits."""
 
 
 class CompileTemplate(msgspec.Struct, array_like=True, tag=True):
     digest: bytes
     source: str
     seconds: float
-    """Of processor time; four times as much of the clock."""
+    """Limit of processor time; four times as much wall-clock time is allowed."""
 
 
 class RenderTemplate(msgspec.Struct, array_like=True, tag=True):
@@ -49,11 +49,11 @@ class RenderTemplate(msgspec.Struct, array_like=True, tag=True):
 
 class CompiledReply(msgspec.Struct, array_like=True, tag=True):
     reads: list[str]
-    """The variables that the template looks up."""
+    """Names of the variables that the template reads."""
 
 
 class RenderedReply(msgspec.Struct, array_like=True, tag=True):
-    """The text, in UTF-8, is the payload of this reply."""
+    """The rendered text, in UTF-8, is the payload of this reply."""
 
 
 class RefusedReply(msgspec.Struct, array_like=True, tag=True):
@@ -61,15 +61,15 @@ class RefusedReply(msgspec.Struct, array_like=True, tag=True):
 
 
 class UnknownReply(msgspec.Struct, array_like=True, tag=True):
-    """The template has to be compiled first."""
+    """The template must be compiled first."""
 
 
 class OutOfMemoryReply(msgspec.Struct, array_like=True, tag=True):
-    """The child ends after this reply."""
+    """Memory ran out; the child ends after this reply."""
 
 
 class TooLongReply(msgspec.Struct, array_like=True, tag=True):
-    """The text has more characters than it may have."""
+    """The text has more than `max_characters`."""
 
 
 Request = CompileTemplate | RenderTemplate
@@ -79,7 +79,7 @@ Reply = (
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what a model is trained on; in a prompt it changes nothing."""
+    """`{% generation %}` marks text to train on; in a prompt it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja declares it
 
@@ -89,12 +89,12 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 def environment() -> jinja2.Environment:
-    """What templates are written against: the environment of Hugging Face's transformers."""
+    """The environment of Hugging Face's transformers, which templates are written for."""
     found = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", GenerationTag],
-        # nothing is computed when a template is compiled
+        # no constants are evaluated when a template is compiled
         optimized=False,
         finalize=_as_it_is,
     )
@@ -106,7 +106,7 @@ def environment() -> jinja2.Environment:
 
 @jinja2.pass_context
 def _as_it_is(context: jinja2.runtime.Context, value: Any) -> Any:
-    """What needs the context is not computed before there is one."""
+    """Return the value. It takes the context so that Jinja evaluates nothing without one."""
     return value
 
 
@@ -121,7 +121,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes for HTML, which no model was trained on.
+    # Jinja's own filter escapes for HTML, which no model was trained on
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -145,14 +145,14 @@ class Templates:
                 found = self._render(request)
         except MemoryError:
             return OutOfMemoryReply(), b""
-        except Exception as error:  # a template is a program: it can fail in any way
+        except Exception as error:  # a template is a program and can raise anything
             return RefusedReply(str(error)[: limits.TEMPLATE_ERROR_CHARACTERS.value]), b""
         return (RenderedReply(), found) if isinstance(found, bytearray) else (found, b"")
 
     def _compile(self, request: CompileTemplate) -> CompiledReply:
         template = self._environment.from_string(request.source)
         reader = jinja2.meta.TrackingCodeGenerator(self._environment)
-        reader.optimizer = None  # as in `find_undeclared_variables`, which computes constants
+        reader.optimizer = None  # `find_undeclared_variables` would evaluate constants
         reader.visit(self._environment.parse(request.source))
         self._compiled[request.digest] = template
         if len(self._compiled) > limits.COMPILED_TEMPLATES.value:
@@ -190,7 +190,7 @@ def unpack_number(code: int, data: memoryview) -> int:
 
 
 def _warm_up() -> None:
-    """All that jinja2 imports late, which is too late once no file can be opened."""
+    """Trigger jinja2's late imports, which would fail once no file can be opened."""
     time.tzset()
     for source in (
         "{{ strftime_now('%c') }}{{ [1] | random }}{{ {} | tojson }}{{ lipsum() | pprint }}",

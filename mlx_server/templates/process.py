@@ -1,4 +1,4 @@
-"""The server's end of the processes that render chat templates; one serves all models."""
+"""The server's end of the processes that render chat templates; each serves all models."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 class TemplateRefused(Exception):
-    """The template can't be compiled, or refuses what it was given."""
+    """The template can't be compiled, or it raised an error."""
 
 
 class TemplateProcesses(WarmProcesses):
@@ -46,7 +46,7 @@ class TemplateProcesses(WarmProcesses):
         )
 
     def compile(self, source: str) -> list[str]:
-        """The variables that the template looks up. Raises TemplateRefused, Stopped."""
+        """Names of the variables that the template reads. Raises TemplateRefused, Stopped."""
         with self.one() as own:
             return _compiled(own, source)
 
@@ -55,8 +55,8 @@ class TemplateProcesses(WarmProcesses):
         return self.render_made(source, lambda: variables)
 
     def render_made(self, source: str, make: Callable[[], Mapping[str, Any]]) -> str:
-        """As `render`, with variables that are made when they are sent and kept no longer: they may
-        take more memory than what they are made from."""
+        """Like `render`, with variables that are made when they are sent and then dropped: they
+        may take more memory than their source."""
         with self.one() as own:
             reply, text = _rendered(own, source, make)
             if isinstance(reply, UnknownReply):
@@ -67,12 +67,12 @@ class TemplateProcesses(WarmProcesses):
 
 
 def ask(own: WarmProcess, request: Request) -> tuple[Reply, str]:
-    """The reply, and the text that was rendered."""
+    """Send a request; return the reply and the rendered text."""
     return _ask_packed(own, _packed(request), request.seconds)
 
 
 def _ask_packed(own: WarmProcess, packed: bytearray, seconds: float) -> tuple[Reply, str]:
-    """`packed` is emptied as soon as it is sent."""
+    """Like `ask`; `packed` is cleared as soon as it is sent."""
     answer, text = own.ask(packed, seconds)
     try:
         reply = _replies.decode(answer)
@@ -127,7 +127,7 @@ def _packed(request: Request) -> bytearray:
 
 
 def _with_big_numbers(value: Any) -> Any:
-    """msgpack itself ends at 64 bits."""
+    """The value with large integers as extensions, since msgpack's have at most 64 bits."""
     match value:
         case bool():
             return value

@@ -71,8 +71,8 @@ def test_what_is_not_in_the_config_is_told(caplog: pytest.LogCaptureFixture) -> 
         checkpoint._context_length(GEMMA3)
         checkpoint._context_length({"model_type": "llama"})
     first, second = (record.getMessage() for record in caplog.records)
-    assert "131072, the default of its architecture" in first
-    assert "131072, a guess" in second
+    assert "131072 tokens, the default of its architecture" in first
+    assert "131072 tokens, a guess" in second
     assert "`context_length`" in second
 
 

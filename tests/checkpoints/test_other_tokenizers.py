@@ -102,7 +102,7 @@ def test_what_was_made_is_kept_and_made_anew_for_other_files(tmp_path: Path) -> 
         (b"not base64! 1\n", KIMI, "damaged"),
         (b"YQ== 0\nYg== 2\n", KIMI, "leave gaps"),
         (b"YQ==\n", KIMI, "damaged"),
-        (b"YQ== 0\n", {}, "only Kimi's"),
+        (b"YQ== 0\n", {}, "for Kimi models alone"),
     ],
 )
 def test_a_damaged_or_unknown_vocabulary(

@@ -509,8 +509,8 @@ def test_the_owner_may_shorten_the_context(spec: ModelSpec) -> None:
 def test_a_prompt_that_leaves_no_room_is_refused(spec: ModelSpec, length: int) -> None:
     error = refused(spec, replace(ASKED, prompts=("fits", (1,) * length)))
     assert isinstance(error, ContextTooLong)
-    assert f"has {length} tokens" in error.message
-    assert f"holds {CONTEXT}" in error.message
+    assert f"has at least {length} tokens" in error.message
+    assert f"is {CONTEXT} tokens" in error.message
     assert error.param == "prompt"
 
 
@@ -539,7 +539,7 @@ def test_an_empty_prompt_is_refused(spec: ModelSpec, prompt: Any, param: str) ->
 def test_a_token_id_outside_the_vocabulary_is_refused(spec: ModelSpec, token: int) -> None:
     error = refused(spec, replace(ASKED, prompts=((1, token),)))
     assert isinstance(error, BadRequest)
-    assert f"token {token};" in error.message
+    assert f"token id {token};" in error.message
     assert f"to {VOCABULARY - 1}." in error.message
     assert error.param == "prompt"
 
@@ -548,7 +548,7 @@ def test_a_token_id_outside_the_vocabulary_is_refused(spec: ModelSpec, token: in
 def test_a_bias_outside_the_vocabulary_is_refused(spec: ModelSpec, token: int) -> None:
     error = refused(spec, replace(ASKED, logit_bias={1: 1.0, token: 5.0}))
     assert isinstance(error, BadRequest)
-    assert f"token {token};" in error.message
+    assert f"token id {token};" in error.message
     assert error.param == "logit_bias"
 
 

@@ -157,7 +157,7 @@ async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
         events = await the.events()
     assert kinds(events) == [
         *("Started", "ToolsListed", "ReasoningDelta", "TextDelta"),
-        *("McpCallStarted", "McpCallDelta", "McpCallMade", "McpCallFinished"),
+        *("McpCallStarted", "McpCallDelta", "McpCallReady", "McpCallFinished"),
         *("TextDelta", "Finished"),
     ]
     (listed,), (begun,) = only(events, ToolsListed), only(events, McpCallStarted)
@@ -281,7 +281,7 @@ async def test_calls_of_a_response_have_a_limit_of_our_own(tmp_path: Path) -> No
         assert sorted(results(events)) == [("1", None), ("2", None)]
         assert text(events) == "Enough."
         approval = Approval("r", "calc", "add", "{}", approve=True)
-        with pytest.raises(BadRequest, match="has 3 approvals"):
+        with pytest.raises(BadRequest, match="has 3 pending approvals"):
             await the.events(the.tools(approvals=(approval,) * 3), limits=ToolLoopLimits(calls=2))
 
 
@@ -319,7 +319,7 @@ async def test_max_tokens_are_for_all_rounds(tmp_path: Path) -> None:
 async def test_a_call_that_was_cut_off_is_not_made(tmp_path: Path) -> None:
     async with lab(tmp_path, call("shout", text="long enough to be cut")) as the:
         events = await the.events(max_tokens=50)
-    assert "McpCallMade" not in kinds(events)
+    assert "McpCallReady" not in kinds(events)
     assert results(events) == []
     assert events[-1].reason == "length"  # type: ignore[union-attr]
 
@@ -346,7 +346,7 @@ async def test_a_call_that_needs_approval_is_asked_for_and_then_made(tmp_path: P
         events = await the.events(tools)
         assert kinds(events)[2:] == [
             *("TextDelta", "ApprovalRequested", "McpCallStarted", "McpCallDelta"),
-            *("McpCallMade", "McpCallFinished", "Finished"),
+            *("McpCallReady", "McpCallFinished", "Finished"),
         ]
         (request,) = only(events, ApprovalRequested)
         assert (request.server, request.name, request.call) == ("calc", "shout", 0)
@@ -358,7 +358,7 @@ async def test_a_call_that_needs_approval_is_asked_for_and_then_made(tmp_path: P
         approval = Approval(request.id, "calc", "shout", request.arguments, approve=True)
         events = await the.events(replace(tools, approvals=(approval,)), conversation=conversation)
         assert kinds(events) == [
-            *("Started", "ToolsListed", "McpCallStarted", "McpCallDelta", "McpCallMade"),
+            *("Started", "ToolsListed", "McpCallStarted", "McpCallDelta", "McpCallReady"),
             *("McpCallFinished", "TextDelta", "Finished"),
         ]
         (call_begun,) = only(events, McpCallStarted)

@@ -145,7 +145,7 @@ def test_what_is_no_file_is_none_of_a_model(
     folder = tmp_path / "model"
     shutil.copytree(tiny_path, folder)
     in_place_of(folder / name, kind)
-    with pytest.raises(ModelUnusable, match=r"is no file|leads out"):
+    with pytest.raises(ModelUnusable, match=r"is not a file|leads out"):
         check_model(folder)
 
 

@@ -204,8 +204,8 @@ REFUSED: Zoo = {
     "a shard leads out": (linked_shard, rf"model-2\.safetensors .* {LINK}"),
     "a template leads out": (link_out("chat_template.jinja"), f"chat_template.jinja .* {LINK}"),
     "quantisation leads out": (link_out("hf_quant_config.json"), f"hf_quant_config.json .* {LINK}"),
-    "a pipe for a shard": (pipe("model-2.safetensors"), r"model-2\.safetensors .* is no file"),
-    "a pipe for a config": (pipe("hf_quant_config.json"), "hf_quant_config.json .* is no file"),
+    "a pipe for a shard": (pipe("model-2.safetensors"), r"model-2\.safetensors .* is not a file"),
+    "a pipe for a config": (pipe("hf_quant_config.json"), "hf_quant_config.json .* is not a file"),
     "a config of 1 TiB": (larger_than_it_is("config.json", 1 << 40), "config.json .* larger than"),
     "a tokenizer of 1 TiB": (
         larger_than_it_is("tokenizer.json", 1 << 40),
@@ -221,8 +221,14 @@ REFUSED: Zoo = {
         "overlap",
     ),
     "a tensor twice": (weights('{"a": {"dtype": "F32"}, "a": 1}'), "names 'a' twice"),
-    "a negative shape": (weights({"a": entry(shape=[-2, -1])}, 8), "cannot be of its tensor 'a'"),
-    "another type than it has": (weights({"a": entry("F16")}, 8), "cannot be of its tensor 'a'"),
+    "a negative shape": (
+        weights({"a": entry(shape=[-2, -1])}, 8),
+        "invalid header entry for the tensor 'a'",
+    ),
+    "another type than it has": (
+        weights({"a": entry("F16")}, 8),
+        "invalid header entry for the tensor 'a'",
+    ),
     "a type that MLX has not": (weights({"a": entry("F64", [1])}, 8), "F64, which MLX cannot"),
     "a deep header": (weights(DEEP), "not JSON"),
     "10^9 layers": (config(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
@@ -230,7 +236,7 @@ REFUSED: Zoo = {
     "10^9 blocks": (config(num_blocks=10**9), "num_blocks is 1000000000"),
     "10^9 loops": (config(num_loops=10**9), "num_loops is 1000000000"),
     **{f"deep {name}": (text(name, DEEP), f"{name} .* valid|{name} of") for name in READ_JSON},
-    "a list for a config": (text("config.json", "[]"), "config.json should hold an object"),
+    "a list for a config": (text("config.json", "[]"), "config.json must contain a JSON object"),
     "a number too long": (
         text("config.json", f'{{"a": {"9" * 5000}}}'),
         "config.json is not valid",
@@ -251,7 +257,7 @@ REFUSED: Zoo = {
         "tokenizer.json of",
     ),
     "a pattern without end": (split(r"(?<a>\g<a>)"), "tokenizer.json of .* recursion"),
-    "texts that grow": (normalized(*[REPLACE] * 40), "far longer"),
+    "texts that grow": (normalized(*[REPLACE] * 40), "many times longer"),
     "a template nested too deeply": (
         text("chat_template.jinja", "{% for a in b %}" * 30 + "{% endfor %}" * 30),
         "can't be compiled",
@@ -270,8 +276,8 @@ REFUSED: Zoo = {
     ),
     "an import that is none": (text("chat_template.jinja", "{% import %}"), "can't be compiled"),
     "a model's own code": (own_code("model_file"), "never run here"),
-    "a type that is a path": (config(model_type="../../evil"), "not one that mlx-lm"),
-    "a type that is a module": (config(model_type="..os"), "not one that mlx-lm"),
+    "a type that is a path": (config(model_type="../../evil"), "does not support its model type"),
+    "a type that is a module": (config(model_type="..os"), "does not support its model type"),
 }
 """By the server, before the engine hears of them."""
 

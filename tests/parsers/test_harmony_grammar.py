@@ -137,7 +137,7 @@ def test_anything_is_allowed_where_nothing_was_asked() -> None:
 def test_a_choice_that_can_not_be_kept_is_refused() -> None:
     twins = (Tool("a b", "", {}), Tool("a_b", "", {}))
     assert allows("<|channel|>commentary to=functions.a_b<|message|>{}", *twins)
-    with pytest.raises(BadRequest, match="no tool that Harmony can call"):
+    with pytest.raises(BadRequest, match="Harmony can call none of the"):
         grammar(*twins, choice=NamedTool("a b"))
 
 

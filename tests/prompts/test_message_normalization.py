@@ -274,7 +274,7 @@ MANNERS = st.builds(
     alternates=st.booleans(),
     user_first=st.booleans(),
     calls=st.sampled_from(["many", "single", "never"]),
-    beside=st.sampled_from(["together", "split", "never"]),
+    text_with_calls=st.sampled_from(["together", "split", "never"]),
     results=st.sampled_from(["anywhere", "answers", "matched", "never"]),
     arguments=st.sampled_from(["any", "object", "text"]),
 )

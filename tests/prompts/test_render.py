@@ -446,11 +446,11 @@ def test_marks_in_the_escapes_of_arguments_are_seen(tmp_path: Path, escape: str)
 
 
 def test_all_marks_at_once_are_refused(demo: Checkpoint) -> None:
-    with pytest.raises(BadRequest, match="every noncharacter"):
+    with pytest.raises(BadRequest, match="every control character and noncharacter"):
         SMOLLM2.render(demo, said("".join(ControlTokenGuard.CANDIDATES)))
     whole = json.dumps("".join(ControlTokenGuard.CANDIDATES)).upper().replace("\\U", "\\u")
     call = ToolCall("1", "f", whole)
-    with pytest.raises(BadRequest, match="every noncharacter"):
+    with pytest.raises(BadRequest, match="every control character and noncharacter"):
         SMOLLM2.render(demo, Conversation((Message("assistant", tool_calls=(call,)),)))
 
 

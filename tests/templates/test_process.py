@@ -112,7 +112,7 @@ import sys
 sys.path.insert(0, {os.path.dirname(child.__file__)!r})
 import child, os, socket, subprocess
 child._warm_up()
-child.confine(64 << 20)
+child.enter_sandbox(64 << 20)
 for crime in (
     lambda: open("/etc/passwd"),
     lambda: socket.socket(),
