@@ -385,7 +385,7 @@ class Policy:
         )
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
-        """Evicts idle models to free `room` bytes. False: leases must end first; none is evicted."""
+        """Evicts idle models to free `room` bytes, or none and returns False if that can't do."""
         missing = room - self._free_soon
         idle = [model for model in self._evictable() if model.id not in keep]
         if missing > sum(model.nbytes for model in idle):

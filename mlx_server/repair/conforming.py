@@ -1,7 +1,7 @@
-"""Whether a value conforms to its JSON Schema, told by a process of its own.
+"""Validates a value by its JSON Schema in a child process.
 
-A schema can make that take for ever (a pattern that backtracks, references that double at every
-level), and nothing else in Python can be interrupted there.
+A schema can make validation take for ever (a pattern that backtracks, references that double at
+every level), and only a process can be interrupted there.
 """
 
 import json
@@ -19,17 +19,17 @@ from mlx_server import limits
 
 
 class CheckFailed(Exception):
-    """Nothing could be found out in time, or the schema makes no sense."""
+    """The validation took too long, or the schema is invalid."""
 
 
 def schema_errors(
     value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS.value
 ) -> list[str]:
-    """What does not, each as "path: what". Blocks until it is known; raises Unchecked."""
-    asked = json.dumps([value, schema]).encode()
+    """Returns the errors, each as "path: what". Blocks up to `seconds`; raises CheckFailed."""
+    pair = json.dumps([value, schema]).encode()
     try:
         run = subprocess.run(
-            [sys.executable, "-I", __file__], input=asked, capture_output=True, timeout=seconds
+            [sys.executable, "-I", __file__], input=pair, capture_output=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         raise CheckFailed("it takes too long") from None
@@ -40,30 +40,25 @@ def schema_errors(
 
 
 def schema_errors_now(value: Any, schema: Any) -> list[str]:
-    """As `conforms`, here and now, however long it takes. Whatever it raises, raises."""
+    """As `schema_errors`, in this process and without a time limit; raises jsonschema's errors."""
     validator = validator_for(schema, default=Draft202012Validator)
-    # a registry of one's own has no way to fetch anything
+    # an empty registry keeps jsonschema from fetching references
     errors = validator(schema, registry=Registry()).iter_errors(value)
     deepest = (best_match([error]) for error in islice(errors, limits.CHECK_ERRORS.value))
-    told = {_cut(f"{error.json_path}: {error.message}") for error in deepest if error}
-    return sorted(told)
+    return sorted({_cut(f"{error.json_path}: {error.message}") for error in deepest if error})
 
 
 def _cut(text: str) -> str:
-    return (
-        text
-        if len(text) <= limits.CHECK_ERROR_CHARACTERS.value
-        else f"{text[: limits.CHECK_ERROR_CHARACTERS.value]}…"
-    )
+    most = limits.CHECK_ERROR_CHARACTERS.value
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _main() -> None:
     import resource
 
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (limits.CHECK_SECONDS.value * 4, limits.CHECK_SECONDS.value * 4)
-    )  # whoever asked is gone
-    if sys.platform == "linux":  # macOS has it, and refuses it
+    seconds = limits.CHECK_SECONDS.value * 4  # for when the parent has died and can't end us
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    if sys.platform == "linux":  # macOS refuses to set RLIMIT_AS
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         size = limits.CHECK_BYTES.value
         size = size if hard == resource.RLIM_INFINITY else min(size, hard)

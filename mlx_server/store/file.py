@@ -121,7 +121,7 @@ class OwnedFile(SharedFile):
         return db
 
     def set_aside(self) -> None:
-        """Renames the three files; they keep their endings, so that SQLite's tools can open them."""
+        """Renames the three files but keeps their endings, so that SQLite's tools open them."""
         stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09}"
         aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         for ending in ("-wal", "-shm", ""):

@@ -124,7 +124,7 @@ async def test_a_chain_is_every_item_from_the_first(path: Path) -> None:
     await store.begin(response("other", previous="1"), "me", items("z"))
     assert await store.chain("3", "me") == items(*"abcdef")
     await store.delete("2", "me")
-    with pytest.raises(NotFound, match="'2' not found; '3' goes on from it"):
+    with pytest.raises(NotFound, match="'2' not found; it is the `previous_response_id` of '3'"):
         await store.chain("3", "me")
     await store.close()
 
