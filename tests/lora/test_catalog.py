@@ -355,7 +355,7 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "no A": (tensors({f"{LAYER}.lora_b": numbers(RANK, OUT)}), "no lora_a"),
     "a stranger among them": (
         tensors(mlx_tensors() | {"model.norm.weight": numbers(IN)}),
-        r"'model\.norm\.weight' is not of LoRA",
+        r"'model\.norm\.weight' is not a LoRA tensor",
     ),
     "a path as a name": (tensors(mlx_tensors("../../etc")), r"no layer '\.\./\.\./etc'"),
     "a layer that is not there": (
@@ -385,7 +385,7 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "a vector": (tensors({A: numbers(IN), f"{LAYER}.lora_b": numbers(OUT)}), "are not a pair"),
     "a magnitude without DoRA": (
         tensors(mlx_tensors() | {f"{LAYER}.m": numbers(OUT)}),
-        f"'{LAYER}.m' is of DoRA",
+        f"'{LAYER}.m' is a DoRA tensor",
     ),
     "DoRA without a magnitude": (with_config(fine_tune_type="dora"), "no DoRA magnitude"),
     "rank 10,000": (rank(10_000), "a rank from 1 to 512 as `rank`, but has 10000"),
@@ -414,14 +414,14 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "config is not UTF-8": (lambda f: (f / CONFIG).write_bytes(b'{"a": "\xff"}'), "not JSON"),
     "config is deep": (config('{"a":' * 100_000), "not JSON"),
     "config of 100 MB": (lambda f: os.truncate(f / CONFIG, 100_000_000), "larger than 1,000,000"),
-    "config is a folder": (config_as_folder, f"{CONFIG} is no file"),
-    "weights are a pipe": (pipe, f"{MLX_WEIGHTS} is no file"),
+    "config is a folder": (config_as_folder, f"{CONFIG} is not a file"),
+    "weights are a pipe": (pipe, f"{MLX_WEIGHTS} is not a file"),
     "weights without config": (lambda f: (f / CONFIG).unlink(), f"has no {CONFIG}"),
     "config without weights": (lambda f: (f / MLX_WEIGHTS).unlink(), f"has no {MLX_WEIGHTS}"),
-    "pickle only": (pickle_only, r"adapter_model\.bin only, and such a file can run code"),
-    "config links out": (link_out(CONFIG), f"{CONFIG} is a link that leads out"),
-    "weights link out": (link_out(MLX_WEIGHTS), f"{MLX_WEIGHTS} is a link that leads out"),
-    "link to nowhere": (link_to_nowhere, f"{MLX_WEIGHTS} is no file"),
+    "pickle only": (pickle_only, r"only in adapter_model\.bin, which is never opened"),
+    "config links out": (link_out(CONFIG), f"{CONFIG} is a link to outside"),
+    "weights link out": (link_out(MLX_WEIGHTS), f"{MLX_WEIGHTS} is a link to outside"),
+    "link to nowhere": (link_to_nowhere, f"{MLX_WEIGHTS} is not a file"),
 }
 
 

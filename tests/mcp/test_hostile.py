@@ -67,7 +67,7 @@ async def test_a_tool_with_a_remote_reference_is_left_out() -> None:
         names, error = listed(toolset)
         assert names == ["look"]
         assert error == (
-            "'far' is left out: its schema refers to 'http://127.0.0.1:9/secret', and nothing is "
+            "'far' is left out: its schema refers to 'http://127.0.0.1:9/secret', which is not "
             "fetched."
         )
         assert await outcome(toolset, "remote refs") == "seen"
@@ -77,9 +77,9 @@ async def test_lists_without_end_are_cut() -> None:
     async with opened("many tools") as toolset:
         names, error = listed(toolset)
         assert len(names) == 256
-        assert (
-            error
-            == "The server has more than 256 tools, or more than 262144 bytes of tools: the rest is left out."
+        assert error == (
+            "The server has more than 256 tools, or more than 262144 bytes of tools: the rest is "
+            "left out."
         )
     async with opened("endless pages") as toolset:
         names, error = listed(toolset)

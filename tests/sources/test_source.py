@@ -249,7 +249,7 @@ def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     "source", ["/no/such/folder", "./missing", "~/missing", "~nobody/x", "missing", "a/b/c", "x\0"]
 )
 def test_a_folder_that_is_not_there(source: str) -> None:
-    with pytest.raises(ModelUnusable, match="The folder '.*' does not exist"):
+    with pytest.raises(ModelUnusable, match=r"The folder '.*' does not exist"):
         resolve(source, nothing)
 
 

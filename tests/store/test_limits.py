@@ -77,7 +77,7 @@ async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
         store.create_conversation(ConversationRecord("c", 0, b"x" * 10_000), "me"),
     ):
         with pytest.raises(
-            StoreFull, match="Your key would have .* the limit is 30000 bytes"
+            StoreFull, match=r"Your key would have .* the limit is 30000 bytes"
         ) as error:
             await call
         assert (error.value.status, error.value.code) == (507, "store_full")
