@@ -132,23 +132,17 @@ COERCED_PARTS = Limit(
     beyond="it stays as it is",
 )
 CHECK_PROCESSES = Limit(
-    bounds="processes that check answers against schemas",
+    bounds="answers that are checked against schemas at a time",
     value=2,
     unit="processes",
     per="server",
     beyond="further checks wait",
 )
 CHECK_SECONDS = Limit(
-    bounds="the time to check an answer against a schema",
+    bounds="processor time of a check against a schema, which may take four times as long by the "
+    "clock",
     value=5,
     unit="seconds",
-    per="response",
-    beyond="the answer is reported as unchecked",
-)
-CHECK_BYTES = Limit(
-    bounds="the memory to check an answer against a schema",
-    value=1 << 30,
-    unit="bytes",
     per="response",
     beyond="the answer is reported as unchecked",
 )

@@ -160,7 +160,7 @@ class Responses(Database):
         _, oldest, missing = links[0]
         if missing and len(links) == most:
             raise BadRequest(
-                f"The chain of responses before '{id}' is longer than {most}. Send the items that "
+                f"The chain of responses up to '{id}' is longer than {most}. Send the items that "
                 "still matter in `input`, without `previous_response_id`.",
                 param="previous_response_id",
             )

@@ -333,12 +333,15 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
         tensors({A: numbers(IN, RANK, dtype=np.float64), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
         f"'{A}' has the type F64",
     ),
-    "no tensors": (tensors({}), "hold no tensor"),
+    "no tensors": (tensors({}), "have no tensors"),
     "an empty tensor": (
         tensors({A: numbers(IN, 0), f"{LAYER}.lora_b": numbers(0, OUT)}),
         f"'{A}' is empty",
     ),
-    "no B": (tensors({A: numbers(IN, RANK)}), f"no lora_b, one half of the LoRA for .*{LAYER}"),
+    "no B": (
+        tensors({A: numbers(IN, RANK)}),
+        f"no lora_b, one half of the LoRA pair, for .*{LAYER}",
+    ),
     "a header cut in the middle": (
         lambda folder: os.truncate(folder / MLX_WEIGHTS, 50),
         f"{MLX_WEIGHTS} is cut short",
@@ -391,7 +394,7 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "rank 10,000": (rank(10_000), "a rank from 1 to 512 as `rank`, but has 10000"),
     "rank 0": (rank(0), "a rank from 1 to 512"),
     "rank true": (rank(True), "a rank from 1 to 512"),
-    "rank of another training": (rank(RANK + 1), f"has the rank {RANK}, and {CONFIG} says 5"),
+    "rank of another training": (rank(RANK + 1), f"has the rank {RANK}, but {CONFIG} says 5"),
     "scale nan": (scale(float("nan")), "a number as `scale`, but has nan"),
     "scale infinite": (scale(float("inf")), "a number as `scale`, but has inf"),
     "scale beyond floats": (scale(10**400), "a number as `scale`"),

@@ -239,10 +239,10 @@ async def test_a_conversation_has_so_many_items(
     limit(monkeypatch, "CONVERSATION_ITEMS", 3)
     store = await Store.open(path)
     await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1", "2"))
-    with pytest.raises(BadRequest, match="at most 3 items"):
+    with pytest.raises(BadRequest, match="3 items at most"):
         await store.add_items("c", "me", items("3", "4"), 0)
     await store.begin(response("r", conversation="c"), "me", items("3"))
-    with pytest.raises(BadRequest, match="at most 3 items"):
+    with pytest.raises(BadRequest, match="3 items at most"):
         await store.begin(response("s", conversation="c"), "me", items("4"))
     await store.delete_item("c", "me", "1")
     await store.begin(response("s", conversation="c"), "me", items("4"))
