@@ -139,8 +139,7 @@ CHECK_PROCESSES = Limit(
     beyond="further checks wait",
 )
 CHECK_SECONDS = Limit(
-    bounds="processor time of a check against a schema, which may take four times as long by the "
-    "clock",
+    bounds="processor time of one such check, which may take four times as long by the clock",
     value=5,
     unit="seconds",
     per="response",

@@ -135,35 +135,35 @@ PATTERN_DEPTH = Limit(
 )
 
 COMPILED_SCHEMAS = Limit(
-    bounds="compiled schemas that are kept, and refusals",
+    bounds="compiled or refused schemas in the cache",
     value=128,
     unit="items",
     per="server",
-    beyond="the longest unused is forgotten",
+    beyond="the least recently used is dropped",
 )
 SCHEMA_PROCESSES = Limit(
-    bounds="processes that compile schemas and check answers: more than check at a time",
+    bounds="processes that compile schemas and check answers",
     value=4,
     unit="processes",
     per="server",
-    beyond="waits for one",
+    beyond="it waits for one",
 )
 IDLE_SCHEMA_PROCESSES = Limit(
-    bounds="such processes that have nothing to do",
+    bounds="idle processes that compile schemas",
     value=1,
     unit="processes",
     per="server",
-    beyond="ends",
+    beyond="it ends",
 )
 SCHEMA_SECONDS = Limit(
-    bounds="processor time to compile a schema; it may take four times as long by the clock",
+    bounds="processor time to compile a schema, which may take four times as long by the clock",
     value=2,
     unit="seconds",
     per="request",
     beyond="400, and the process is killed",
 )
 SCHEMA_MEMORY = Limit(
-    bounds="memory of such a process",
+    bounds="memory of a process that compiles schemas",
     value=256 << 20,
     unit="bytes",
     per="server",

@@ -40,8 +40,8 @@ BODIES = {
 CHILD = """
 import json, sys
 from mlx_server.errors import ServerError
-from mlx_server.pool import demo
-from mlx_server.pool import sources
+from mlx_server.sources import demo
+from mlx_server.sources import source as sources
 
 reports = []
 resolve = getattr(sources, sys.argv[2])

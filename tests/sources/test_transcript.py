@@ -259,4 +259,4 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.M
     entry = json.dumps({"output": "a"})
     monkeypatch.setattr(transcript, "MAX_BYTES", len(entry))
     assert outputs(read(tmp_path, entry, ".jsonl"), "x") == ["a"]
-    assert "over" in refused(tmp_path, entry + " ", ".jsonl")
+    assert "larger" in refused(tmp_path, entry + " ", ".jsonl")
