@@ -1,7 +1,7 @@
-"""Every limit on what a client can make grow, in one table.
+"""All limits on resources that a client can make grow.
 
-Code that enforces a limit reads its value from here; SECURITY.md shows the table and a test walks
-it. A limit that the owner can change has its default here and names its setting.
+Code that enforces a limit reads its value from here; SECURITY.md shows them as a table, which a
+test checks. A limit that models.yaml can change has its default here and names its setting.
 """
 
 from mlx_server.limits.answers import *

@@ -1,19 +1,19 @@
-"""Answers, and what is made of them."""
+"""Limits on answers, and on checking and repairing them."""
 
 from mlx_server.limits.limit import Limit
 
 # Answers
 
 CONCURRENCY = Limit(
-    bounds="rows that are decoded together",
+    bounds="rows in one batch",
     value=16,
     unit="rows",
     per="server",
-    beyond="further ones wait in the queue",
+    beyond="further rows wait in the queue",
     setting="server.concurrency",
 )
 WAIT_SECONDS = Limit(
-    bounds="how long a request waits for memory that others use",
+    bounds="how long a request waits for memory that other requests use",
     value=300,
     unit="seconds",
     per="request",
@@ -21,21 +21,21 @@ WAIT_SECONDS = Limit(
     setting="server.wait_seconds",
 )
 ANSWER_TOKENS = Limit(
-    bounds="an answer to which nobody set a limit",
+    bounds="an answer for which neither the request nor models.yaml sets a limit",
     value=16_384,
     unit="tokens",
     per="request",
-    beyond="it ends with `length`",
+    beyond="it ends with the finish reason `length`",
 )
 CORRECTION_TOKENS = Limit(
-    bounds="what a model is told of what was wrong with its answer",
+    bounds="the message that lists the errors of an answer when it is generated again",
     value=1024,
     unit="tokens",
     per="request",
-    beyond="it is not asked again",
+    beyond="it is not generated again",
 )
 UNREAD_BYTES = Limit(
-    bounds="tokens of an answer that its client is too slow to read",
+    bounds="tokens of an answer that its client has not read yet",
     value=128 << 10,
     unit="bytes",
     per="request",
@@ -45,14 +45,14 @@ UNREAD_BYTES = Limit(
 # What models write
 
 CALL_DEPTH = Limit(
-    bounds="values within each other in the arguments of a call",
+    bounds="nested values in the arguments of a tool call",
     value=64,
     unit="items",
     per="response",
-    beyond="the text is no call",
+    beyond="the text is not read as a call",
 )
 TEXT_SCHEMA_DEPTH = Limit(
-    bounds="schemas within each other that describe one argument written as text",
+    bounds="nested schemas that describe one argument written as text",
     value=64,
     unit="items",
     per="response",
@@ -63,62 +63,62 @@ HARMONY_REFERENCES = Limit(
     value=32,
     unit="items",
     per="request",
-    beyond="further ones are described as anything",
+    beyond="further ones are described as `any`",
 )
 HARMONY_DEPTH = Limit(
-    bounds="levels of a schema in such a description",
+    bounds="levels of a schema in a tool's description in a Harmony prompt",
     value=32,
     unit="items",
     per="request",
-    beyond="deeper ones are described as anything",
+    beyond="deeper ones are described as `any`",
 )
 HARMONY_HEADER_TOKENS = Limit(
-    bounds="a header of a Harmony message",
+    bounds="the header of a Harmony message",
     value=128,
     unit="tokens",
     per="response",
     beyond="it counts as text",
 )
 STRAY_MARKS = Limit(
-    bounds="marks without a meaning between two calls, where a grammar is followed",
+    bounds="stray delimiters between two calls of an answer that follows a grammar",
     value=2,
     unit="items",
     per="response",
     beyond="the grammar allows no more",
 )
 KNOWN_MARKS = Limit(
-    bounds="sets of marks for which the parsers keep a pattern, at each of two places",
+    bounds="sets of delimiters for which the parsers cache a pattern, in each of two caches",
     value=1024,
     unit="items",
     per="server",
-    beyond="the longest unused is forgotten",
+    beyond="the least recently used is dropped",
 )
 
 # Repair
 
 READ_JSON_CHARACTERS = Limit(
-    bounds="JSON in an answer that is read at all",
+    bounds="JSON in an answer that is parsed at all",
     value=4 << 20,
     unit="characters",
     per="response",
     beyond="it stays as the model wrote it",
 )
 MENDED_JSON_CHARACTERS = Limit(
-    bounds="JSON in which slips are looked for",
+    bounds="JSON in which syntax errors are repaired",
     value=256 << 10,
     unit="characters",
     per="response",
     beyond="it stays as the model wrote it",
 )
 MENDED_JSON_LOOKS = Limit(
-    bounds="the characters of such JSON, times the places where a value may end",
+    bounds="the characters of JSON to be repaired, times the places where a value may end",
     value=50_000_000,
     unit="items",
     per="response",
     beyond="it stays as the model wrote it",
 )
 COERCED_DEPTH = Limit(
-    bounds="levels of a schema by which values are coerced: `$ref` can make it endless",
+    bounds="levels of a schema by which values are coerced (`$ref` can make them endless)",
     value=16,
     unit="items",
     per="response",
@@ -136,38 +136,38 @@ CHECK_PROCESSES = Limit(
     value=2,
     unit="processes",
     per="server",
-    beyond="they wait for each other",
+    beyond="further checks wait",
 )
 CHECK_SECONDS = Limit(
-    bounds="processor time of one such check; it may take four times as long by the clock",
+    bounds="processor time of one such check, which may take four times as long by the clock",
     value=5,
     unit="seconds",
     per="response",
-    beyond="the answer is told to be unchecked",
+    beyond="the answer is reported as unchecked",
 )
 CHECK_ERRORS = Limit(
-    bounds="what is told to be wrong with an answer",
+    bounds="errors that are reported for an answer",
     value=8,
     unit="items",
     per="response",
-    beyond="the rest goes unmentioned",
+    beyond="the rest is not listed",
 )
 CHECK_ERROR_CHARACTERS = Limit(
-    bounds="one of these",
+    bounds="the message of one such error",
     value=300,
     unit="characters",
     per="response",
-    beyond="it is cut",
+    beyond="it is truncated",
 )
 NATIVE_ARGUMENTS_BYTES = Limit(
     bounds="the arguments of a call on `/generate`",
     value=256 << 10,
     unit="bytes",
     per="response",
-    beyond="an error in place of the call",
+    beyond="an error instead of the call",
 )
 QUEUE = Limit(
-    bounds="answers of one client that wait for a place in the batch; of all clients, a third more",
+    bounds="answers of one client that wait for a place in a batch; a third more for all clients",
     value=64,
     unit="rows",
     per="client",
@@ -175,9 +175,9 @@ QUEUE = Limit(
     setting="server.queue",
 )
 REMEMBERED_CLIENTS = Limit(
-    bounds="clients without a waiting prompt of which the engine knows what they had computed",
+    bounds="clients without a waiting prompt whose share of prefill the engine remembers",
     value=1024,
     unit="items",
     per="model",
-    beyond="those that had least are forgotten, and start level with the others",
+    beyond="those with the smallest share are forgotten, and start level with the others",
 )

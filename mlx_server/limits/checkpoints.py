@@ -1,71 +1,71 @@
-"""Models and adapters, which strangers made."""
+"""Limits on models and adapters, whose files are untrusted."""
 
 from mlx_server.limits.limit import Limit
 
 # Checkpoints
 
 CHECKPOINT_HEADER_BYTES = Limit(
-    bounds="the header of one file of weights, as in the safetensors library itself",
+    bounds="the header of one weights file, as in the safetensors library",
     value=100_000_000,
     unit="bytes",
     per="model",
     beyond="the model is unusable",
 )
 CHECKPOINT_FILES = Limit(
-    bounds="files of weights, as there are or as the name of one of them counts",
+    bounds="weights files, counted in the folder or in the name of a shard",
     value=1000,
     unit="items",
     per="model",
     beyond="the model is unusable",
 )
 CHECKPOINT_LAYERS = Limit(
-    bounds="layers and experts, as a config tells",
+    bounds="layers and experts in a config",
     value=10_000,
     unit="items",
     per="model",
     beyond="the model is unusable",
 )
 NORMALIZER_GROWTH = Limit(
-    bounds="times that a tokenizer's normalizer may make a text longer",
+    bounds="the factor by which a tokenizer's normalizer may lengthen a text",
     value=1000,
     unit="items",
     per="model",
     beyond="the model is unusable",
 )
 VOCABULARY_TOKENS = Limit(
-    bounds="the largest id of a token",
+    bounds="the largest token id",
     value=1 << 24,
     unit="tokens",
     per="model",
     beyond="the model is unusable",
 )
 REASONING_MARKS = Limit(
-    bounds="marks that end reasoning",
+    bounds="delimiters that end reasoning",
     value=64,
     unit="items",
     per="model",
     beyond="the request fails",
 )
 REASONING_MARK_TOKENS = Limit(
-    bounds="such a mark",
+    bounds="a delimiter that ends reasoning",
     value=256,
     unit="tokens",
     per="model",
     beyond="the request fails",
 )
 STOP_TOKEN_SETS = Limit(
-    bounds="sets of tokens that end answers, of which the engine keeps a matcher",
+    bounds="sets of stop tokens for which the engine caches a matcher",
     value=256,
     unit="items",
     per="server",
-    beyond="the longest unused is forgotten",
+    beyond="the least recently used is dropped",
 )
 CACHED_PROMPTS = Limit(
-    bounds="prompts whose caches are kept for a model and an adapter",
+    bounds="prompts in the prompt cache of a model and adapter",
     value=512,
     unit="items",
     per="model",
-    beyond="the longest unused is forgotten",
+    beyond="the least recently used is dropped",
 )
 
 # Adapters
@@ -92,11 +92,11 @@ ADAPTER_RANK = Limit(
     beyond="the adapter is refused",
 )
 LISTED_ADAPTERS = Limit(
-    bounds="what is looked at in the folder of adapters when they are listed",
+    bounds="entries of the adapters' folder that are searched for the list of adapters",
     value=4096,
     unit="items",
     per="model",
-    beyond="the rest is not listed; its adapters are served by their names",
+    beyond="the rest is not listed, but served by name",
 )
 ADDED_ADAPTERS = Limit(
     bounds="adapters that clients have loaded and not unloaded",

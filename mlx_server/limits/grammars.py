@@ -1,4 +1,4 @@
-"""Schemas and grammars that answers follow."""
+"""Limits on the schemas and grammars that answers follow."""
 
 from mlx_server.limits.limit import Limit
 
@@ -12,7 +12,7 @@ SCHEMA_BYTES = Limit(
     beyond="400",
 )
 SCHEMA_DEPTH = Limit(
-    bounds="schemas within each other",
+    bounds="nested schemas",
     value=48,
     unit="items",
     per="request",
@@ -40,28 +40,28 @@ SCHEMA_VALUES = Limit(
     beyond="400",
 )
 SCHEMA_COUNT = Limit(
-    bounds="`minItems`, `maxItems` and what else counts, but for `maxLength`",
+    bounds="`minItems`, `maxItems` and other counts except `maxLength`",
     value=10_000,
     unit="items",
     per="request",
     beyond="400",
 )
 SCHEMA_TEXT_LENGTH = Limit(
-    bounds="`maxLength`, since the compiler counts in 32 bits",
+    bounds="`maxLength`, because the compiler counts in 32 bits",
     value=2**31,
     unit="characters",
     per="request",
     beyond="400",
 )
 SCHEMA_MULTIPLES = Limit(
-    bounds="what the digits of `multipleOf` come to",
+    bounds="the digits of `multipleOf`, read as a whole number",
     value=10_000,
     unit="items",
     per="request",
     beyond="400",
 )
 SCHEMA_JOINED_PATTERNS = Limit(
-    bounds="patterns that one text has to match together",
+    bounds="patterns that one text has to match at once",
     value=8,
     unit="items",
     per="request",
@@ -71,35 +71,35 @@ SCHEMA_JOINED_PATTERNS = Limit(
     ),
 )
 SCHEMA_CHOICES = Limit(
-    bounds="choices that a schema makes, counted through its references",
+    bounds="alternatives in a schema, counted through its references",
     value=10_000,
     unit="items",
     per="request",
     beyond="if the schema is strict, 400; otherwise they are not enforced, and the answer says so",
 )
 SCHEMA_APART_DEPTH = Limit(
-    bounds="levels at which two schemas are compared",
+    bounds="levels of two schemas that are compared to see whether they are disjoint",
     value=8,
     unit="items",
     per="request",
-    beyond="they count as not different",
+    beyond="they count as not disjoint",
 )
 SCHEMA_COMPARISONS = Limit(
-    bounds="comparisons of schemas",
+    bounds="such comparisons of schemas",
     value=20_000,
     unit="items",
     per="request",
-    beyond="no further two count as different",
+    beyond="further pairs count as not disjoint",
 )
 SCHEMA_WAYS = Limit(
-    bounds="orders of the members of one object that a grammar allows",
+    bounds="orders of one object's members that a grammar allows",
     value=32,
     unit="items",
     per="request",
     beyond="fewer orders are allowed",
 )
 SCHEMA_WAYS_MEMBERS = Limit(
-    bounds="members of all these orders together",
+    bounds="members in all these orders together",
     value=600,
     unit="items",
     per="request",
@@ -127,7 +127,7 @@ PATTERN_STATES = Limit(
     beyond="400",
 )
 PATTERN_DEPTH = Limit(
-    bounds="groups within each other in a regular expression",
+    bounds="nested groups in a regular expression",
     value=60,
     unit="items",
     per="request",
@@ -135,35 +135,35 @@ PATTERN_DEPTH = Limit(
 )
 
 COMPILED_SCHEMAS = Limit(
-    bounds="compiled schemas that are kept, and refusals",
+    bounds="compiled or refused schemas in the cache",
     value=128,
     unit="items",
     per="server",
-    beyond="the longest unused is forgotten",
+    beyond="the least recently used is dropped",
 )
 SCHEMA_PROCESSES = Limit(
-    bounds="processes that compile schemas and check answers: more than check at a time",
+    bounds="processes that compile schemas and check answers",
     value=4,
     unit="processes",
     per="server",
-    beyond="waits for one",
+    beyond="it waits for one",
 )
 IDLE_SCHEMA_PROCESSES = Limit(
-    bounds="such processes that have nothing to do",
+    bounds="idle processes that compile schemas",
     value=1,
     unit="processes",
     per="server",
-    beyond="ends",
+    beyond="it ends",
 )
 SCHEMA_SECONDS = Limit(
-    bounds="processor time to compile a schema; it may take four times as long by the clock",
+    bounds="processor time to compile a schema, which may take four times as long by the clock",
     value=2,
     unit="seconds",
     per="request",
     beyond="400, and the process is killed",
 )
 SCHEMA_MEMORY = Limit(
-    bounds="memory of such a process",
+    bounds="memory of a process that compiles schemas",
     value=256 << 20,
     unit="bytes",
     per="server",
@@ -180,14 +180,14 @@ CHOICES = Limit(
     beyond="400",
 )
 CHOICE_CHARACTERS = Limit(
-    bounds="the options of `choice` together",
+    bounds="all options of `choice` together",
     value=256 << 10,
     unit="characters",
     per="request",
     beyond="400",
 )
 GRAMMAR_CHARACTERS = Limit(
-    bounds="a grammar, as a client writes it",
+    bounds="a grammar that a client writes",
     value=128 << 10,
     unit="characters",
     per="request",
@@ -201,14 +201,14 @@ GRAMMAR_RULES = Limit(
     beyond="400",
 )
 GRAMMAR_INTERSECTIONS = Limit(
-    bounds="intersections (`&`) in a grammar: each may double the work",
+    bounds="intersections (`&`) in a grammar, each of which may double the work",
     value=8,
     unit="items",
     per="request",
     beyond="400",
 )
 GRAMMAR_DEPTH = Limit(
-    bounds="brackets within each other in a grammar",
+    bounds="nested brackets in a grammar",
     value=48,
     unit="items",
     per="request",
@@ -225,7 +225,7 @@ WHOLE_GRAMMAR_CHARACTERS = Limit(
     beyond="400",
 )
 WHOLE_GRAMMAR_RULES = Limit(
-    bounds="rules of such a grammar: then they fit the compiler's stack",
+    bounds="rules of the grammar of an answer, as many as fit the compiler's stack",
     value=4096,
     unit="items",
     per="request",
@@ -243,56 +243,56 @@ COMPILE_THREADS = Limit(
     value=2,
     unit="threads",
     per="server",
-    beyond="they wait for each other",
+    beyond="further grammars wait",
 )
 COMPILE_STACK_BYTES = Limit(
-    bounds="the stack of a thread that compiles",
+    bounds="the stack of a thread that compiles grammars",
     value=256 << 20,
     unit="bytes",
     per="server",
-    beyond="nothing: WHOLE_GRAMMAR_RULES is met first",
+    beyond="not reached: WHOLE_GRAMMAR_RULES applies first",
 )
 COMPILED_GRAMMARS = Limit(
-    bounds="compiled grammars that are kept, and refusals",
+    bounds="compiled or refused grammars in the cache",
     value=64,
     unit="items",
     per="server",
-    beyond="the longest unused is forgotten",
+    beyond="the least recently used is dropped",
 )
 GRAMMAR_ITEMS_IN_ROW = Limit(
-    bounds="items of a row of the parser",
+    bounds="items in a row of the grammar's parser",
     value=4_000,
     unit="items",
     per="request",
-    beyond="the row fails, and others go on",
+    beyond="the row fails; others go on",
 )
 GRAMMAR_FIRST_STEPS = Limit(
-    bounds="steps of the lexer before the first token",
+    bounds="steps of the grammar's lexer before the first token",
     value=1_000_000,
     unit="items",
     per="request",
     beyond="400",
 )
 GRAMMAR_STEPS = Limit(
-    bounds="steps of the lexer a token",
+    bounds="steps of the grammar's lexer for each token",
     value=200_000,
     unit="items",
     per="request",
-    beyond="the row fails, and others go on",
+    beyond="the row fails; others go on",
 )
 GRAMMAR_STEP_ITEMS = Limit(
-    bounds="items of the parser a token",
+    bounds="items of the grammar's parser for each token",
     value=200_000,
     unit="items",
     per="request",
-    beyond="the row fails, and others go on",
+    beyond="the row fails; others go on",
 )
 GRAMMAR_STATES = Limit(
-    bounds="states of the lexer",
+    bounds="states of the grammar's lexer",
     value=100_000,
     unit="items",
     per="request",
-    beyond="the row fails, and others go on",
+    beyond="the row fails; others go on",
 )
 GRAMMAR_SIZE = Limit(
     bounds="symbols of a compiled grammar",
@@ -302,9 +302,9 @@ GRAMMAR_SIZE = Limit(
     beyond="400",
 )
 GRAMMAR_ERROR_CHARACTERS = Limit(
-    bounds="what the compiler says of a grammar that it refuses",
+    bounds="the compiler's message about a grammar that it refuses",
     value=500,
     unit="characters",
     per="request",
-    beyond="it is cut",
+    beyond="it is truncated",
 )

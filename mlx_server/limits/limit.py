@@ -1,4 +1,4 @@
-"""What a limit says of itself."""
+"""The record of one limit."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,11 +14,11 @@ Per = Literal[
 @dataclass(frozen=True)
 class Limit:
     bounds: str
-    """The quantity that can't grow past `value`, as a noun phrase."""
+    """A noun phrase that names the quantity that can't grow beyond `value`."""
     value: int
     unit: Unit
     per: Per
     beyond: str
-    """What happens to the request that would pass it: the status, or what is evicted or closed."""
+    """What happens beyond it: the response's status, or what is dropped, closed or left out."""
     setting: str | None = None
-    """The key in models.yaml that changes it."""
+    """The key in models.yaml that changes the value."""

@@ -1,4 +1,4 @@
-"""Requests: their form, and the work of reading them."""
+"""Limits on the form of requests, and on the work of reading them."""
 
 from mlx_server.limits.limit import Limit
 
@@ -13,14 +13,14 @@ BODY_BYTES = Limit(
     setting="server.max_body_bytes",
 )
 JSON_DEPTH = Limit(
-    bounds="lists and objects within each other",
+    bounds="nested lists and objects",
     value=64,
     unit="items",
     per="request",
     beyond="400",
 )
 JSON_NODES = Limit(
-    bounds="lists and objects: making and freeing millions of them keeps all others waiting",
+    bounds="lists and objects, because millions of them would block other requests",
     value=1 << 16,
     unit="items",
     per="request",
@@ -55,7 +55,7 @@ ANSWERS = Limit(
     beyond="400",
 )
 PROMPTS = Limit(
-    bounds="prompts of one completion",
+    bounds="prompts of one request to `/v1/completions`",
     value=128,
     unit="items",
     per="request",
@@ -83,7 +83,7 @@ LOGIT_BIASES = Limit(
     beyond="400",
 )
 TOP_LOGPROBS = Limit(
-    bounds="alternatives to each token, `top_logprobs` and `logprobs`",
+    bounds="`top_logprobs` and `logprobs`, the alternatives to each token",
     value=20,
     unit="items",
     per="request",
@@ -118,7 +118,7 @@ LABEL_CHARACTERS = Limit(
     beyond="400",
 )
 LANE_CHARACTERS = Limit(
-    bounds="the name of a lane of a WebSocket",
+    bounds="the name of a WebSocket's lane",
     value=256,
     unit="characters",
     per="request",
@@ -129,7 +129,7 @@ REQUEST_ID_CHARACTERS = Limit(
     value=128,
     unit="characters",
     per="request",
-    beyond="the request gets an id of ours instead",
+    beyond="the server generates an id instead",
 )
 ADAPTER_PATH_CHARACTERS = Limit(
     bounds="the path of an adapter that a client loads",
@@ -139,7 +139,7 @@ ADAPTER_PATH_CHARACTERS = Limit(
     beyond="400",
 )
 PAGE_ITEMS = Limit(
-    bounds="items of a page, as a client may ask for them with `limit`",
+    bounds="items of a page, which `limit` sets",
     value=100,
     unit="items",
     per="request",
@@ -153,25 +153,25 @@ ADDED_ITEMS = Limit(
     beyond="400",
 )
 IGNORED_NAMES = Limit(
-    bounds="fields without a meaning here of which the answer's header tells",
+    bounds="ignored fields that the response header lists",
     value=1000,
     unit="items",
     per="request",
-    beyond="the rest goes unmentioned",
+    beyond="the rest is not listed",
 )
 IGNORED_NAME_CHARACTERS = Limit(
-    bounds="the name of such a field in the header",
+    bounds="the name of an ignored field in that header",
     value=64,
     unit="characters",
     per="request",
-    beyond="it is cut",
+    beyond="it is truncated",
 )
 IGNORED_HEADER_CHARACTERS = Limit(
-    bounds="the header that tells of such fields",
+    bounds="the header that lists ignored fields",
     value=2048,
     unit="characters",
     per="request",
-    beyond="it is cut",
+    beyond="it is truncated",
 )
 
 # What a request offers to the model
@@ -184,7 +184,7 @@ TOOLS = Limit(
     beyond="400",
 )
 RESPONSE_TOOLS = Limit(
-    bounds="entries of `tools` of a response, those included that have no meaning here",
+    bounds="entries of `tools` of a response, ignored ones included",
     value=1024,
     unit="items",
     per="request",
@@ -219,7 +219,7 @@ MCP_HEADERS = Limit(
     beyond="400",
 )
 MCP_FILTER_NAMES = Limit(
-    bounds="names of tools in one filter of an MCP server's tools",
+    bounds="tool names in one filter of an MCP server's tools",
     value=4096,
     unit="items",
     per="request",
@@ -233,31 +233,31 @@ REQUEST_THREADS = Limit(
     value=6,
     unit="threads",
     per="server",
-    beyond="waits, small requests before large ones",
+    beyond="it waits, small requests before large ones",
 )
 LARGE_REQUEST_THREADS = Limit(
-    bounds="of these threads, those that work for large requests",
+    bounds="those of these threads that work for large requests",
     value=2,
     unit="threads",
     per="server",
-    beyond="waits",
+    beyond="it waits",
 )
 MODEL_REQUEST_THREADS = Limit(
-    bounds="of these threads, those that render for one model",
+    bounds="those of these threads that render for one model",
     value=3,
     unit="threads",
     per="model",
-    beyond="waits",
+    beyond="it waits",
 )
 LARGE_REQUEST_BYTES = Limit(
-    bounds="the body of a request that is not called large",
+    bounds="the body of a request that does not count as large",
     value=256 << 10,
     unit="bytes",
     per="request",
-    beyond="shares two threads with other large ones",
+    beyond="it shares two threads with other large requests",
 )
 UNREAD_REQUEST_BYTES = Limit(
-    bounds="the bodies of requests that are worked for in these threads, or wait for one",
+    bounds="the bodies of requests that these threads work for, or that wait for one",
     value=256 << 20,
     unit="bytes",
     per="server",
@@ -265,15 +265,15 @@ UNREAD_REQUEST_BYTES = Limit(
 )
 PROMPT_CHARACTERS = Limit(
     bounds="the text of a conversation, tools and options included, for a context of 64k tokens or "
-    "less; 16 characters a token of the context otherwise",
+    "less; for a longer context, 16 characters for each of its tokens",
     value=1 << 20,
     unit="characters",
     per="request",
     beyond="400 context_length_exceeded",
 )
 ARGUMENT_ITEMS = Limit(
-    bounds="commas and opening brackets in the arguments of an earlier call that a chat template "
-    "gets as an object",
+    bounds="commas and opening brackets in an earlier call's arguments that a chat template gets "
+    "as an object",
     value=1 << 17,
     unit="items",
     per="request",

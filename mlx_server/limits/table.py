@@ -1,4 +1,4 @@
-"""The table of all limits, as SECURITY.md shows it."""
+"""The table of all limits in SECURITY.md."""
 
 from collections.abc import Iterator
 
@@ -30,18 +30,19 @@ AREAS = (
     ("Models and adapters", checkpoints),
     ("Errors and logs", logs),
 )
-"""In the order in which a request meets them."""
+"""The sections of the table, in the order in which a request comes to them."""
 
 DERIVED = (
     ("open connections", "at most half of the descriptors that the system grants", "server"),
     ("open WebSockets", "at most a quarter of these descriptors", "server"),
-    ("weights and caches", "`server.memory_budget`, else what suits the machine", "server"),
-    ("what is kept of earlier prompts", "what the budget leaves, counted in bytes", "server"),
+    ("weights and caches", "`server.memory_budget`, or a default for the machine", "server"),
+    ("the prompt cache", "the rest of the memory budget", "server"),
     ("tokens of a request and its answer", "the model's context, or `context_length`", "request"),
-    ("an answer's events", "what ANSWER_TOKENS or `max_tokens` allow", "response"),
-    ("labels of metrics", "the models of models.yaml", "server"),
+    ("an answer's events", "as many as ANSWER_TOKENS or `max_tokens` allow", "response"),
+    ("labels of metrics", "the models in models.yaml", "server"),
 )
-"""What, at most, and for each: limits whose values are found when the server runs."""
+"""The cells `What`, `At most` and `For each` of limits whose values depend on the machine, the
+model or the settings."""
 
 SIZES = ((10**9, "GB"), (10**6, "MB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -79,7 +80,7 @@ def _row(*cells: str) -> str:
 
 
 def quantity(limit: Limit) -> str:
-    """`64 KiB`, `8 GB`, `10,000`."""
+    """The value with its unit, as in `64 KiB`, `8 GB` or `10,000`."""
     value = limit.value
     if limit.unit == "bytes":
         for size, unit in SIZES:

@@ -1,4 +1,4 @@
-"""Chat templates."""
+"""Limits on chat templates."""
 
 from mlx_server.limits.limit import Limit
 
@@ -7,34 +7,32 @@ COMPILED_TEMPLATES = Limit(
     value=32,
     unit="items",
     per="server",
-    beyond="the longest unused is forgotten",
+    beyond="the least recently used is dropped",
 )
 TEMPLATE_ERROR_CHARACTERS = Limit(
-    bounds="what a chat template says when it refuses a conversation",
+    bounds="the message of a chat template that refuses a conversation",
     value=1000,
     unit="characters",
     per="request",
-    beyond="it is cut",
+    beyond="it is truncated",
 )
-
-# Chat templates
 
 TEMPLATE_PROCESSES = Limit(
     bounds="processes that render chat templates",
     value=8,
     unit="processes",
     per="server",
-    beyond="waits for one",
+    beyond="it waits for one",
 )
 IDLE_TEMPLATE_PROCESSES = Limit(
-    bounds="processes that render chat templates and have nothing to do",
+    bounds="idle processes that render chat templates",
     value=2,
     unit="processes",
     per="server",
-    beyond="ends",
+    beyond="it ends",
 )
 TEMPLATE_SECONDS = Limit(
-    bounds="processor time of one rendering; it may take four times as long by the clock",
+    bounds="processor time of one rendering, which may take four times as long by the clock",
     value=2,
     unit="seconds",
     per="request",
@@ -48,7 +46,7 @@ TEMPLATE_MEMORY = Limit(
     beyond="400, and the process is killed",
 )
 TEMPLATE_CHARACTERS = Limit(
-    bounds="the prompt that a chat template writes",
+    bounds="the prompt that a chat template renders",
     value=32 << 20,
     unit="characters",
     per="request",

@@ -1,4 +1,4 @@
-"""WebSockets."""
+"""Limits on WebSockets."""
 
 from mlx_server.limits.limit import Limit
 
@@ -17,46 +17,46 @@ SOCKETS_PER_CLIENT = Limit(
     beyond="503 at the handshake",
 )
 SOCKET_FRAMES = Limit(
-    "messages that wait for the response before them",
+    "messages that wait for an earlier response to end",
     8,
     "items",
     "connection",
     beyond="closed with 1008",
 )
 SOCKET_BYTES = Limit(
-    "bytes of the messages that wait or arrive, but for one large one",
+    "bytes of messages that wait or arrive, except for one large message",
     256 << 10,
     "bytes",
     "connection",
     beyond="no more is read until there is room",
 )
 FRAME_BYTES = Limit(
-    "bytes of the large WebSocket messages that arrive or are being read; one always may",
+    "bytes of large WebSocket messages that arrive or are being read; one is always allowed",
     32 << 20,
     "bytes",
     "server",
     beyond="no more of it is read until there is room",
 )
 SOCKET_MEMORY_BYTES = Limit(
-    "what a connection remembers of responses that are not stored",
+    "responses with `store: false` that a connection remembers, in bytes",
     16 << 20,
     "bytes",
     "connection",
-    beyond="the oldest is forgotten",
+    beyond="the oldest is dropped",
 )
 SOCKETS_MEMORY_BYTES = Limit(
-    "what all connections remember of responses that are not stored",
+    "responses with `store: false` that all connections remember, in bytes",
     256 << 20,
     "bytes",
     "server",
     beyond="it is not remembered",
 )
 SOCKET_RESPONSES = Limit(
-    "responses that are not stored which a connection remembers",
+    "responses with `store: false` that a connection remembers",
     4,
     "items",
     "connection",
-    beyond="the oldest is forgotten",
+    beyond="the oldest is dropped",
 )
 SOCKET_IDLE_SECONDS = Limit(
     "time without a request", 600, "seconds", "connection", beyond="closed with 1001"

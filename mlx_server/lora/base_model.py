@@ -1,4 +1,4 @@
-"""The layers of a base model, as its files tell them before it is loaded."""
+"""The layers of a base model, read from its files before it is loaded."""
 
 import json
 import re
@@ -13,32 +13,35 @@ from mlx_server.checkpoints.safetensors_headers import BadHeader, Header, Tensor
 from mlx_server.errors import ModelUnusable
 
 DEMO_NAMES = {"demo:smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""What the demo models are elsewhere."""
+"""The hub ids of the demo models."""
 
 VARIANT = re.compile(
     r"[-_.](?:mlx|gguf|\d+-?bits?|q\d+|fp16|bf16|fp32|f16|f32|mxfp4|dwq|hf|unsloth|bnb)$",
     re.IGNORECASE,
 )
-"""Endings by which the names of conversions of one model differ."""
+"""Suffixes by which the names of one model's conversions differ."""
 
 
 @dataclass(frozen=True)
 class BaseModelShapes:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By the path of the layer, (out, in) or (experts, out, in)."""
+    """Each layer's shape, (out, in) or (experts, out, in), by the layer's path."""
     complete: bool = False
-    """The paths are those of mlx-lm's own model, and all of them are here."""
+    """Whether the paths are those of mlx-lm's model and none is missing."""
     names: frozenset[str] = frozenset()
-    """What an adapter may call it."""
+    """The plain names by which an adapter's config may refer to the model."""
 
 
 def read_base_shapes(folder: Path | None, source: str) -> BaseModelShapes:
-    """source: as models.yaml names it. What the files don't tell is left out."""
+    """Reads the shapes; layers whose shape the files don't reveal are left out.
+
+    source: the model's `source:` in models.yaml.
+    """
     if folder is None:
         return BaseModelShapes(names=frozenset(_names(source)))
     try:
         check_model(folder)
-    except ModelUnusable:  # loading the model will say so
+    except ModelUnusable:  # loading the model reports it
         return BaseModelShapes(names=frozenset(_names(source, str(folder))))
     headers = _headers(folder)
     bits = _Bits(folder / "config.json")
@@ -56,12 +59,12 @@ def _headers(folder: Path) -> list[Header]:
     try:
         files = sorted(folder.glob("model*.safetensors"))
         return [read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value) for file in files]
-    except (BadHeader, OSError):  # loading the model will say so
+    except (BadHeader, OSError):  # loading the model reports it
         return []
 
 
 class _Bits:
-    """Per value of a quantised layer; None: unknown."""
+    """The bits per weight of quantised layers, from config.json."""
 
     def __init__(self, config: Path) -> None:
         try:
@@ -94,7 +97,7 @@ def _names(*names: str) -> set[str]:
 
 
 def plain_name(model: str) -> str:
-    """Of the hub id or path of a model, without what tells its conversions apart."""
+    """The name in a hub id or path, without suffixes of conversions, in lower case."""
     name = re.split(r"[/\\]", model.rstrip("/\\"))[-1]
     while (shorter := VARIANT.sub("", name)) != name:
         name = shorter
@@ -102,5 +105,5 @@ def plain_name(model: str) -> str:
 
 
 def plain_path(layer: str) -> str:
-    """Without the outer names, by which checkpoints and mlx-lm's models of them differ."""
+    """The layer's path without the outer names, in which checkpoints and mlx-lm's models differ."""
     return re.sub(r"^(?:(?:base_model|model|language_model|text_model|transformer)\.)+", "", layer)

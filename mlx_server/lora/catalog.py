@@ -1,4 +1,4 @@
-"""Which adapters there are for a model, which are sound, and what is wrong with the rest."""
+"""The adapters of a model: which exist, which can be served, and what is wrong with the rest."""
 
 import logging
 import os
@@ -27,27 +27,27 @@ log = logging.getLogger("mlx_server.lora")
 __all__ = ["AdapterCatalog", "AdapterLocation", "AdapterSpec", "read_adapter", "scan", "stamp_of"]
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,127}", re.ASCII)
-"""No colon, which parts a model from its adapter in `model:adapter`; nothing that is a path."""
+"""Adapter names contain no colon, which separates them in `model:adapter`, and are no paths."""
 
 
 @dataclass(frozen=True)
 class AdapterLocation:
-    """Where an adapter is, and what the owner says of it."""
+    """An adapter's folder and its settings."""
 
     path: Path
     pinned: bool = False
-    """Never dropped to make room."""
+    """Whether it is never dropped from memory to make room."""
     allow_other_base: bool = False
-    """Whatever model its config names: its shapes decide."""
+    """Whether its config may name another base model; then only the shapes must fit."""
     by_client: bool = False
-    """It was added while the server runs, and may be removed at any time."""
+    """Whether a client added it while the server runs, and so may remove it at any time."""
 
 
 class AddedAdapters:
     """The adapters that clients have added to one model, by name.
 
-    Threads look adapters up while others come and go, so each change is one step under a lock.
-    They belong to the served model and outlive the catalog, which is made anew with the files.
+    Threads look adapters up while others add and remove them, so each change takes the lock. They
+    belong to the served model and outlive the catalog, which is made again when files change.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class AddedAdapters:
 
 
 class AdapterCatalog:
-    """The adapters of one served model. Files that changed are read anew when asked for."""
+    """The adapters of one served model. Files that changed are read again on the next lookup."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class AdapterCatalog:
             tuple[str, AdapterLocation], tuple[Stamp, AdapterSpec | AdapterInvalid]
         ] = {}
         self._named: dict[str, AdapterLocation] = {}
-        """Of folders that requests have named by their paths."""
+        """Folders that requests have named by path, by the name that each was given."""
         self.added = AddedAdapters()
 
     def locations(self) -> dict[str, AdapterLocation]:
-        """By name; one that is listed wins over a folder of its name."""
+        """All locations by name; a listed adapter takes precedence over a folder of its name."""
         found = {name: AdapterLocation(path) for name, path in scan(self._folder).items()}
         others = {**self._named, **self.added.locations}
         return dict(sorted({**others, **found, **self._listed}.items()))
 
-    def _place_of(self, name: str) -> AdapterLocation | None:
-        """As in `places`, without a look at every other folder: there may be very many."""
+    def _location_of(self, name: str) -> AdapterLocation | None:
+        """As in `locations`, but looks at no other folder, of which there may be very many."""
         others = {**self._named, **self.added.locations}
-        return self._owners_place(name) or others.get(name)
+        return self._configured_location(name) or others.get(name)
 
-    def _owners_place(self, name: str) -> AdapterLocation | None:
+    def _configured_location(self, name: str) -> AdapterLocation | None:
         if listed := self._listed.get(name):
             return listed
         if self._folder and name in _names(self._folder):
@@ -95,32 +95,35 @@ class AdapterCatalog:
 
     def location(self, name: str) -> AdapterLocation:
         """Raises AdapterNotFound."""
-        place = self._place_of(name)
-        if place is None:
+        location = self._location_of(name)
+        if location is None:
             raise AdapterNotFound(
-                f"There is no adapter {name[:100]!r} for this model. `mlx-server adapters` shows "
-                "which there are.",
+                f"There is no adapter {name[:100]!r} for this model. `mlx-server adapters` lists "
+                "its adapters.",
                 param="adapter",
             )
-        return place
+        return location
 
     def find(self, name: str) -> AdapterSpec:
         """Raises AdapterNotFound or AdapterInvalid."""
         return self.read(name, self.location(name))
 
     def read(self, name: str, location: AdapterLocation) -> AdapterSpec:
-        """What is there, whatever the name has come to mean meanwhile. Raises AdapterInvalid."""
+        """Reads the adapter at a location, even if the name has another one now.
+
+        Raises AdapterInvalid.
+        """
         found = self._cached_spec(name, location)
-        if isinstance(found, AdapterInvalid):  # a new one each time: raising adds a traceback
+        if isinstance(found, AdapterInvalid):  # a new error each time: raising adds a traceback
             raise AdapterInvalid(found.message)
         return found
 
     def all(self) -> dict[str, AdapterSpec | AdapterInvalid]:
-        """By name, those that can be served and what is wrong with the others."""
-        return {name: self._cached_spec(name, place) for name, place in self.locations().items()}
+        """By name, the adapters that can be served and the errors of the others."""
+        return {name: self._cached_spec(name, each) for name, each in self.locations().items()}
 
     def add(self, name: str, location: AdapterLocation) -> AdapterSpec:
-        """For a client. Raises AdapterInvalid or BadRequest, and then nothing is added."""
+        """Adds an adapter for a client. Raises AdapterInvalid or BadRequest, and adds nothing."""
         self._check_free(name)
         stamp, found = stamp_of(location.path), self._read_spec(name, location)
         if isinstance(found, AdapterInvalid):
@@ -128,58 +131,61 @@ class AdapterCatalog:
         with self.added.lock:
             self._check_free(name)
             self.added.locations[name] = location
-            there = {*self._named, *self.added.locations, *self._listed, *_names(self._folder)}
-            self._known = {key: known for key, known in self._known.items() if key[0] in there}
+            names = {*self._named, *self.added.locations, *self._listed, *_names(self._folder)}
+            self._known = {key: known for key, known in self._known.items() if key[0] in names}
             self._known[name, location] = stamp, found
         return found
 
     def remove(self, name: str) -> None:
-        """Of one that a client added. Raises AdapterNotFound."""
+        """Removes an adapter that a client added. Raises AdapterNotFound."""
         with self.added.lock:
-            place = self.added.locations.pop(name, None)
-        if place is None:
+            location = self.added.locations.pop(name, None)
+        if location is None:
             raise AdapterNotFound(
                 f"{name[:100]!r} was not loaded by a client, so no client can unload it.",
                 param="lora_name",
             )
 
     def find_folder(self, folder: Path) -> tuple[AdapterSpec, AdapterLocation]:
-        """The adapter in a folder, which gets a name if it has none. Raises AdapterInvalid."""
-        name, place = self._named_folder(folder)
-        spec = self.read(name, place)
+        """Reads the adapter in a folder, and names it if it has no name. Raises AdapterInvalid."""
+        name, location = self._named_folder(folder)
+        spec = self.read(name, location)
         with self.added.lock:
-            name, place = self._named_folder(folder)  # another may have taken its name meanwhile
-            if self._place_of(name) is None:
-                self._named[name] = place
-        return replace(spec, name=name), place
+            name, location = self._named_folder(folder)  # its name may have been taken meanwhile
+            if self._location_of(name) is None:
+                self._named[name] = location
+        return replace(spec, name=name), location
 
     def check_there(self, name: str) -> None:
-        """Of one that a client added. Raises AdapterNotFound."""
+        """Raises AdapterNotFound if the adapter that a client added was removed."""
         if name not in self.added.locations:
             raise AdapterNotFound(f"The adapter {name[:100]!r} was unloaded.", param="adapter")
 
     def _named_folder(self, folder: Path) -> tuple[str, AdapterLocation]:
-        same = self._place_of(folder.name)
+        same = self._location_of(folder.name)
         own = {folder.name: same} if same else {}
-        for name, place in {**own, **self._named, **self.added.locations, **self._listed}.items():
-            if place.path.resolve() == folder and place == self._place_of(name):
-                return name, place
-        # a name that is taken goes on meaning what its owner gave it to
+        for name, each in {**own, **self._named, **self.added.locations, **self._listed}.items():
+            if each.path.resolve() == folder and each == self._location_of(name):
+                return name, each
+        # a name that is taken keeps its meaning, so this folder gets a longer one
         longer = f"{folder.name}-{sha256(bytes(folder)).hexdigest()[:8]}"
         return longer if same else folder.name, AdapterLocation(folder)
 
     def _check_free(self, name: str) -> None:
-        """Raises BadRequest. A client may put another adapter in the place of its own."""
+        """Raises BadRequest if a client can't use the name; it may replace a client's adapter."""
         added, most = self.added.locations, limits.ADDED_ADAPTERS.value
         if name in added:
             return
-        # not `places`, to which another thread may have added it since
-        if name in self._named or self._owners_place(name):
-            raise BadRequest(f"The model has an adapter {name[:100]!r} already.", param="lora_name")
+        # not `_location_of`, which would find the same name added by another thread meanwhile
+        if name in self._named or self._configured_location(name):
+            raise BadRequest(
+                f"The model already has an adapter {name[:100]!r}. Choose another name.",
+                param="lora_name",
+            )
         if len(added) >= most:
             raise BadRequest(
-                f"Clients have loaded {most} adapters of this model, which is the most. Unload one "
-                "first.",
+                f"Clients have loaded {most} adapters for this model, which is the limit. Unload "
+                "one first.",
                 param="lora_name",
             )
 
@@ -203,12 +209,12 @@ class AdapterCatalog:
 
 
 def scan(folder: Path | None) -> dict[str, Path]:
-    """The folders in it that have something of an adapter, by name."""
+    """The subfolders that contain adapter files, by name."""
     names, most = sorted(_names(folder)), limits.LISTED_ADAPTERS.value
     if folder and len(names) > most:
         log.warning(
-            "%s holds %d files and folders, of which the first %d are looked at for a list of "
-            "adapters: the others are served by their names",
+            "%s has %d entries; only the first %d are searched for the list of adapters. The "
+            "others are served when requested by name",
             folder.name,
             len(names),
             most,
@@ -236,17 +242,17 @@ def check_name(name: str) -> None:
     """Raises AdapterInvalid."""
     if not NAME.fullmatch(name):
         raise AdapterInvalid(
-            f"{name[:200]!r} can't be the name of an adapter. Use letters, digits, `.`, `_`, `+` "
-            "and `-`, at most 128, the first a letter or digit."
+            f"{name[:200]!r} can't be the name of an adapter. Use up to 128 letters, digits, `.`, "
+            "`_`, `+` and `-`, starting with a letter or digit."
         )
 
 
 def check_link(path: Path, folder: Path | None) -> None:
-    """Of what is in the adapters' folder, nothing may be a link that leads out of it."""
+    """Raises AdapterInvalid for a link in the adapters' folder that points outside of it."""
     if folder and path.parent == folder and not is_inside(path, folder):
         raise AdapterInvalid(
-            f"Adapter {path.name!r} is a link that leads out of {folder.name!r}. Put its "
-            "files there, or name its folder under `adapters:` of the model in models.yaml."
+            f"Adapter {path.name!r} is a link to outside of {folder.name!r}. Copy its files "
+            "there, or list its folder under `adapters:` of the model in models.yaml."
         )
 
 
@@ -254,7 +260,7 @@ def _check_base(spec: AdapterSpec, base: BaseModelShapes) -> None:
     if spec.base and base.names and plain_name(spec.base) not in base.names:
         raise invalid(
             spec.path,
-            f"was trained on {spec.base!r}, says {CONFIG}, and this model is another. If it is the "
-            "same under another name, list the adapter under `adapters:` of the model in "
-            "models.yaml with `allow_other_base: true`",
+            f"was trained on {spec.base!r} according to its {CONFIG}, which is not this model. If "
+            "that is another name of the same model, list the adapter under `adapters:` of the "
+            "model in models.yaml with `allow_other_base: true`",
         )

@@ -1,4 +1,4 @@
-"""adapter_config.json, mlx-lm's and PEFT's: what can be served, and what is refused by its name."""
+"""Reads adapter_config.json, mlx-lm's and PEFT's, and refuses settings that can't be served."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ CONFIG = "adapter_config.json"
 MLX_WEIGHTS = "adapters.safetensors"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 LARGEST = 1e6
-"""Of scales and alphas; far more than any that is in use."""
+"""The bound on scales and alphas, far above any that is in use."""
 
 PEFT_EXTRAS = (
     "modules_to_save",
@@ -24,7 +24,7 @@ PEFT_EXTRAS = (
     "megatron_config",
     "lora_bias",
 )
-"""Of PEFT's settings, those that train more than low-rank pairs, or lay them out otherwise."""
+"""PEFT's settings that train more than low-rank pairs or store them in another layout."""
 
 Kind = Literal["lora", "dora"]
 Format = Literal["mlx", "peft"]
@@ -35,13 +35,13 @@ class AdapterConfig:
     format: Format
     kind: Kind
     base: str | None
-    """The model that it was trained on."""
+    """The model that it was trained on; None if the config does not name it."""
     rank: int | None
-    """None: it is not the same for all layers."""
+    """The rank of all layers; None if it differs between layers."""
 
 
 def read_config(folder: Path, text: bytes) -> AdapterConfig:
-    """text: what the file says; folder: for the messages only. Raises AdapterInvalid."""
+    """text: the file's content; folder: for error messages only. Raises AdapterInvalid."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
@@ -59,7 +59,7 @@ def read_config(folder: Path, text: bytes) -> AdapterConfig:
 
 
 def invalid(folder: Path, what: str) -> AdapterInvalid:
-    """what: the rest of a sentence, and what to do about it."""
+    """what: the rest of the sentence, and a remedy."""
     return AdapterInvalid(f"Adapter {folder.name!r} {what}.")
 
 
@@ -84,7 +84,7 @@ def _mlx_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
         )
     if kind not in ("lora", "dora"):
         raise _config_error(
-            folder, f"has the fine_tune_type {_shown(kind)}; lora and dora can be served"
+            folder, f"has the fine_tune_type {_shown(kind)}; only lora and dora can be served"
         )
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
@@ -106,7 +106,7 @@ def _mlx_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
 def _peft_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
     if config["peft_type"] != "LORA":
         raise _config_error(
-            folder, f"has the peft_type {_shown(config['peft_type'])}; LORA can be served"
+            folder, f"has the peft_type {_shown(config['peft_type'])}; only LORA can be served"
         )
     for name in PEFT_EXTRAS:
         if config.get(name):
@@ -135,7 +135,7 @@ def _number(folder: Path, config: Mapping[str, Any], name: str) -> None:
     value: Any = config.get(name)
     if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:  # nor a NaN
         raise _config_error(
-            folder, f"should have a number as `{name[:100]}`, and has {_shown(value)}"
+            folder, f"should have a number as `{name[:100]}`, but has {_shown(value)}"
         )
 
 
@@ -143,13 +143,13 @@ def _rank_in(folder: Path, config: Mapping[str, Any], name: str) -> None:
     value = config.get(name)
     if type(value) is not int or not 1 <= value <= limits.ADAPTER_RANK.value:
         what = (
-            f"should have a rank from 1 to {limits.ADAPTER_RANK.value} as `{name[:100]}`, and has "
+            f"should have a rank from 1 to {limits.ADAPTER_RANK.value} as `{name[:100]}`, but has "
         )
         raise _config_error(folder, what + _shown(value))
 
 
 def _shown(value: object) -> str:
-    """What is nested is not shown: it may be deeper than Python can print."""
+    """The value for a message; containers only by type, as they may be too deep to print."""
     if isinstance(value, dict | list):
         return "a list" if isinstance(value, list) else "an object"
     return repr(value)[:100]

@@ -1,4 +1,4 @@
-"""One adapter's files, read as data only and within limits: they come from strangers."""
+"""Reads one adapter's files, as data only and within limits, because they are untrusted."""
 
 import hashlib
 import math
@@ -36,7 +36,8 @@ EXPONENTS: dict[str, tuple[type[np.uint16] | type[np.uint32], int]] = {
     "BF16": (np.uint16, 0x7F80),
     "F32": (np.uint32, 0x7F80_0000),
 }
-"""The bits that are all set in infinities and NaNs only; numpy knows no bfloat16."""
+"""By dtype, the integer type of its size and the bits that only infinities and NaNs set fully;
+numpy has no bfloat16."""
 
 TENSORS = {
     "mlx": re.compile(r"(.+)\.(lora_a|lora_b|m)"),
@@ -47,12 +48,11 @@ TENSORS = {
 }
 PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 
-
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Changes when a file is replaced or written to."""
+    """A value that changes when a file of the adapter is replaced or written to."""
     return tuple(_stamp_of(folder / name) for name in (CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS))
 
 
@@ -66,27 +66,27 @@ def _stamp_of(file: Path) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """An adapter that was found sound, without its weights in memory."""
+    """An adapter whose files were checked; its weights are not in memory."""
 
     name: str
     path: Path
     digest: str
-    """SHA-256 of its config and weights, in hex."""
+    """The SHA-256 of its config and weights, in hex."""
     rank: int
-    """The largest."""
+    """The largest rank of any layer."""
     nbytes: int
-    """Of its tensors."""
+    """The bytes of its tensors in the file."""
     kind: Kind
     base: str | None
-    """The model that its config says it was trained on."""
+    """The model that it was trained on, according to its config."""
     format: Format
     stamp: Stamp = (None, None, None)
-    """Of its files, from before they were read."""
+    """The stamp of its files, taken before they were read."""
 
 
 @dataclass(frozen=True)
 class _LoraNames:
-    """The two factors of one layer, by their names in the file."""
+    """The tensors of one layer, with their names in the file; `m` is DoRA's magnitude."""
 
     layer: str
     a: tuple[str, Tensor]
@@ -97,15 +97,15 @@ class _LoraNames:
 def read_adapter(
     folder: Path, *, base_shapes: Mapping[str, tuple[int, ...]] | None, complete: bool = False
 ) -> AdapterSpec:
-    """Reads and checks everything. Raises AdapterInvalid.
+    """Reads and checks all files. Raises AdapterInvalid.
 
-    complete: a layer that is not in `base_shapes` is not in the model. Otherwise the engine, which
-    knows how the layers of a checkpoint are named in the end, has the last word.
+    complete: `base_shapes` has all layers of the model. Otherwise unknown layers pass here, and the
+    engine, which knows their final names, checks them.
     """
     stamp = stamp_of(folder)
     config_file = _file(folder, CONFIG)
     if config_file is None:
-        raise invalid(folder, f"has no {CONFIG}. Copy the one that was saved beside the weights")
+        raise invalid(folder, f"has no {CONFIG}. Copy the one that was saved with the weights")
     text = _config_text(folder, config_file)
     config = read_config(folder, text)
     weights = _weights_file(folder, PEFT_WEIGHTS if config.format == "peft" else MLX_WEIGHTS)
@@ -136,7 +136,7 @@ def read_adapter(
 
 
 def _unreadable(folder: Path, file: str, error: OSError) -> AdapterInvalid:
-    return invalid(folder, f"can't be read: {file}: {error.strerror}. See to its permissions")
+    return invalid(folder, f"can't be read: {file}: {error.strerror}. Check its permissions")
 
 
 def names_in(folder: Path) -> list[str]:
@@ -147,7 +147,6 @@ def names_in(folder: Path) -> list[str]:
 
 
 def _config_text(folder: Path, file: Path) -> bytes:
-    """Of the config."""
     try:
         with file.open("rb") as opened:
             text = opened.read(limits.ADAPTER_CONFIG_BYTES.value + 1)
@@ -162,17 +161,17 @@ def _config_text(folder: Path, file: Path) -> bytes:
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    """None: it is not there."""
+    """The path of the file; None if it does not exist. Raises AdapterInvalid."""
     path = folder / name
     if not os.path.lexists(path):
         return None
     if not is_own(path, folder):
         raise invalid(
             folder,
-            f"is not all in its folder: {name} is a link that leads out of it. Copy the file",
+            f"is not all in its folder: {name} is a link to outside of it. Copy the file there",
         )
     if not path.is_file():
-        raise invalid(folder, f"is damaged: {name} is no file. Copy the adapter again")
+        raise invalid(folder, f"is damaged: {name} is not a file. Copy the adapter again")
     return path
 
 
@@ -182,8 +181,8 @@ def _weights_file(folder: Path, name: str) -> Path:
     if pickles := [name for name in names_in(folder) if name.endswith(PICKLES)]:
         raise invalid(
             folder,
-            f"has its weights in {pickles[0]} only, and such a file can run code, so it is never "
-            f"opened. Save them as {name}",
+            f"has its weights only in {pickles[0]}, which is never opened because such files can "
+            f"run code. Save them as {name}",
         )
     raise invalid(folder, f"has no {name}. Copy it there")
 
@@ -193,14 +192,14 @@ def _pairs(folder: Path, config: AdapterConfig, header: Header) -> list[_LoraNam
     for name, tensor in header.tensors.items():
         found = TENSORS[config.format].fullmatch(name)
         if found is None:
-            raise invalid(folder, f"is refused: its tensor {name[:200]!r} is not of LoRA")
+            raise invalid(folder, f"is refused: its tensor {name[:200]!r} is not a LoRA tensor")
         part = PARTS.get(found[2], found[2])
         if part in layers.setdefault(found[1], {}):
-            raise invalid(folder, f"is refused: it has the tensor {name[:200]!r} in two spellings")
+            raise invalid(folder, f"is refused: it has the tensor {name[:200]!r} under two names")
         layers[found[1]][part] = name, tensor
         _check_tensor(folder, name, tensor)
     if not layers:
-        raise invalid(folder, "is empty: its weights hold no tensor. Train or copy it again")
+        raise invalid(folder, "is empty: its weights have no tensors. Train or copy it again")
     return [_pair(folder, layer, parts, config.kind) for layer, parts in layers.items()]
 
 
@@ -208,7 +207,7 @@ def _check_tensor(folder: Path, name: str, tensor: Tensor) -> None:
     if tensor.dtype not in EXPONENTS:
         raise invalid(
             folder,
-            f"is refused: its tensor {name[:200]!r} is of the type {tensor.dtype}. "
+            f"is refused: its tensor {name[:200]!r} has the type {tensor.dtype}. "
             f"Save it as one of {', '.join(EXPONENTS)}",
         )
     if not all(tensor.shape):
@@ -220,21 +219,24 @@ def _pair(
 ) -> _LoraNames:
     for part in ("lora_a", "lora_b") + (("m",) if kind == "dora" else ()):
         if part not in parts:
-            what = "magnitude of DoRA" if part == "m" else f"{part}, one half of the LoRA"
+            what = "DoRA magnitude" if part == "m" else f"{part}, one half of the LoRA pair,"
             raise invalid(folder, f"is refused: it has no {what} for the layer {layer[:200]!r}")
     if kind == "lora" and "m" in parts:
-        raise invalid(folder, f"is refused: {parts['m'][0]!r} is of DoRA, and {CONFIG} says LoRA")
+        raise invalid(
+            folder, f"is refused: {parts['m'][0]!r} is a DoRA tensor, but {CONFIG} says LoRA"
+        )
     pair = _LoraNames(layer, parts["lora_a"], parts["lora_b"], parts.get("m"))
     a, b = pair.a[1].shape, pair.b[1].shape
     if len(a) not in (2, 3) or len(a) != len(b) or (len(a) == 3 and a[0] != b[0]):
         raise invalid(
-            folder, f"is refused: its tensors {pair.a[0]!r} {a} and {pair.b[0]!r} {b} are no pair"
+            folder,
+            f"is refused: its tensors {pair.a[0]!r} {a} and {pair.b[0]!r} {b} are not a pair",
         )
     return pair
 
 
 def _rank(folder: Path, config: AdapterConfig, pair: _LoraNames) -> int:
-    """That of both tensors, and that of the config."""
+    """The rank of a pair. Raises AdapterInvalid if tensors and config disagree on it."""
     a, b = _inner(config.format, pair)
     if a != b or a > limits.ADAPTER_RANK.value:
         shapes = f"{pair.a[0]!r} {pair.a[1].shape} and {pair.b[0]!r} {pair.b[1].shape}"
@@ -243,14 +245,14 @@ def _rank(folder: Path, config: AdapterConfig, pair: _LoraNames) -> int:
     if config.rank not in (None, a):
         raise invalid(
             folder,
-            f"is refused: its tensor {pair.a[0]!r} {pair.a[1].shape} has the rank {a}, and "
-            f"{CONFIG} says {config.rank}. Copy both files of one training",
+            f"is refused: its tensor {pair.a[0]!r} {pair.a[1].shape} has the rank {a}, but "
+            f"{CONFIG} says {config.rank}. Copy both files of the same training run",
         )
     return a
 
 
 def _is_transposed(format: Format, pair: _LoraNames) -> bool:
-    """(rank, in) and (out, rank): all of PEFT's, and the experts of mlx-lm's."""
+    """Whether the pair is stored as (rank, in) and (out, rank): PEFT's, and mlx-lm's experts."""
     return format == "peft" or len(pair.a[1].shape) == 3
 
 
@@ -260,7 +262,7 @@ def _inner(format: Format, pair: _LoraNames) -> tuple[int, int]:
 
 
 def _outer(format: Format, pair: _LoraNames) -> tuple[int, ...]:
-    """The shape of the layer that they are made for, (out, in) or (experts, out, in)."""
+    """The shape of the layer that the pair fits, (out, in) or (experts, out, in)."""
     a, b = pair.a[1].shape, pair.b[1].shape
     if _is_transposed(format, pair):
         return (*b[:-1], a[-1])
@@ -280,7 +282,7 @@ def _check_shapes(
     last = max(map(_number_of, shapes))
     unknown = [pair.layer for pair in pairs if plain_path(pair.layer) not in shapes]
     for layer in unknown:
-        # PEFT's names are those of another library, where a layer of ours may be in many parts.
+        # PEFT uses the names of transformers, where one of mlx-lm's layers may be several.
         if _number_of(layer) > last >= 0 or (complete and format == "mlx"):
             raise invalid(folder, f"is for another model: this one has no layer {layer[:200]!r}")
     if complete and len(unknown) == len(pairs) and not any("experts" in name for name in unknown):
@@ -296,13 +298,13 @@ def _check_shapes(
 
 
 def _number_of(layer: str) -> int:
-    """Of the block that it is in; -1: in none."""
+    """The number of the block that the layer is in; -1 if it is in none."""
     found = re.search(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.", layer)
     return int(found[1]) if found else -1
 
 
 def _fits(pair: _LoraNames, outer: tuple[int, ...], shape: tuple[int, ...], complete: bool) -> bool:
-    # Embeddings lie the other way round, and so do some linears until mlx-lm turns them.
+    # Embeddings are transposed, and so are some linear layers until mlx-lm transposes them.
     either_way = not complete or re.search("emb|wte", pair.layer.rpartition(".")[2])
     turned = (*outer[:-2], outer[-1], outer[-2])
     if outer != shape and not (either_way and turned == shape):
@@ -311,7 +313,7 @@ def _fits(pair: _LoraNames, outer: tuple[int, ...], shape: tuple[int, ...], comp
 
 
 def _digest(folder: Path, config: bytes, file: BinaryIO, header: Header) -> str:
-    """Of both files. It reads the weights once, so it also sees to it that they are finite."""
+    """The digest of both files; in the same pass it checks that all weights are finite."""
     digest = hashlib.sha256(len(config).to_bytes(8, "little") + config)
     tensors = sorted(header.tensors.items(), key=lambda item: item[1].begin)
     file.seek(0)
@@ -330,7 +332,7 @@ def _digest(folder: Path, config: bytes, file: BinaryIO, header: Header) -> str:
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    # Read and not mapped: a file that is cut short meanwhile must not kill this process.
+    # The file is read, not mapped: truncating a mapped file would kill this process.
     while size:
         chunk = file.read(min(CHUNK, size))
         if len(chunk) < min(CHUNK, size):

@@ -1,5 +1,8 @@
-"""Sessions with MCP servers, over the official SDK. Whatever a server does, it costs the request
-that names it a failed listing or a failed call, and nobody else anything."""
+"""Sessions with MCP servers, over the official SDK.
+
+Whatever a server does, it can only fail the listing or a call of the request that names it; other
+requests are not affected.
+"""
 
 from mlx_server.mcp.connectors import Connector, Connectors
 from mlx_server.mcp.errors import McpError

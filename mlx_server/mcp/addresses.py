@@ -1,4 +1,4 @@
-"""Which addresses a server in a request may have: none that only our own network sees."""
+"""The addresses to which a request may connect the server: none in a private network."""
 
 import asyncio
 import ipaddress
@@ -11,42 +11,45 @@ from mlx_server.mcp.errors import McpError
 from mlx_server.mcp.special_networks import IPV4, IPV4_MAPPED, IPV6, IPV6_UNICAST, NAT64
 
 RESOLVERS = ThreadPoolExecutor(limits.MCP_RESOLVERS.value, "mcp-resolver")
-"""Apart from the threads that others wait for, since some names take very long."""
+"""Threads for DNS only, because some names take very long and would block other work."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 async def resolved(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """The addresses to connect to, and to no others: a name may mean another one a moment later."""
+    """Returns the checked addresses of a host. Raises McpError.
+
+    The caller connects to these only, because the name may resolve differently a moment later.
+    """
     try:
         found = await asyncio.get_running_loop().run_in_executor(
             RESOLVERS, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         )
     except (OSError, UnicodeError):
-        raise McpError(f"There is no host {host[:200]!r}.") from None
+        raise McpError(f"The host {host[:200]!r} was not found.") from None
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     if not addresses:
         raise McpError(f"The host {host[:200]!r} has no address.")
     if not allow_private and not all(is_public(address) for address in addresses):
         raise McpError(
-            f"{host[:200]!r} is in this machine's own network; `server.allow_private_urls`, or "
-            "`allow_private` of a connector, lets requests go there."
+            f"{host[:200]!r} is in a private network. To allow it, set `server.allow_private_urls` "
+            "or a connector's `allow_private` in models.yaml."
         )
     return addresses
 
 
 def is_public(address: str) -> bool:
-    """Of a resolved one: then 2130706433 and 0x7f.1 have become 127.0.0.1."""
+    """address: a resolved one, in which 2130706433 or 0x7f.1 has become 127.0.0.1."""
     found = _unwrapped(ipaddress.ip_address(address))
     if isinstance(found, ipaddress.IPv4Address):
         return not any(found in network for network in IPV4)
-    if found.scope_id is not None:  # it names an interface of this machine
+    if found.scope_id is not None:  # a scope id names an interface of this machine
         return False
     return found in IPV6_UNICAST and not any(found in network for network in IPV6)
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one leads to, if it does."""
+    """The IPv4 address that an IPv6 address embeds, or else the address itself."""
     if isinstance(address, ipaddress.IPv4Address) or address.scope_id is not None:
         return address
     if address in IPV4_MAPPED or address in NAT64:

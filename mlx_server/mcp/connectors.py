@@ -1,4 +1,4 @@
-"""The servers that requests may name, and all connections there are."""
+"""The MCP servers that requests may name, and all open connections."""
 
 import asyncio
 import re
@@ -28,12 +28,12 @@ OURS = re.compile(
     r"host|connection|upgrade|te|trailer|transfer-encoding|content-.*|accept.*|proxy-.*|mcp-.*",
     re.IGNORECASE,
 )
-"""Headers that a request can't set, since the transport does."""
+"""Headers that a request can't set because the transport sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """A server that the owner configured: a URL, or a command to start."""
+    """A server from models.yaml: a URL, or a command to start."""
 
     url: str | None = None
     command: tuple[str, ...] = ()
@@ -69,7 +69,10 @@ class Connectors:
 
     @asynccontextmanager
     async def open(self, requested: Sequence[McpServer]) -> AsyncIterator[Toolset]:
-        """Raises BadRequest for what can't be a server; one that fails has no tools."""
+        """Connects to the servers; one that fails has no tools.
+
+        Raises BadRequest for invalid servers, and Overloaded.
+        """
         self._check(requested)
         await asyncio.to_thread(_import_sdk)
         from mlx_server.mcp.listing import bound
@@ -88,7 +91,7 @@ class Connectors:
 
     @asynccontextmanager
     async def _room_for(self, servers: Sequence["McpConnection"]) -> AsyncIterator[None]:
-        """Each server has its place until nothing is left of it, which takes longer than we do."""
+        """Keeps a unit for each server until it is closed, which may outlast the block."""
         places = [self._places_for(server.requested) for server in servers]
         processes = places.count(self._processes)
         await self._processes.take(processes)
@@ -109,16 +112,16 @@ class Connectors:
         return self._processes if is_process else self._http_sessions
 
     async def stop(self) -> None:
-        """Ends all connections, and waits until nothing is left of any server."""
+        """Ends all connections, and waits until every server is closed."""
         while self._sessions:
             for session in self._sessions:
                 session.stop()
             await asyncio.wait([session.task for session in self._sessions])
 
-    def _server(self, asked: McpServer) -> "McpConnection":
+    def _server(self, requested: McpServer) -> "McpConnection":
         from mlx_server.mcp.server import McpConnection
 
-        return McpConnection(asked, self._connection(asked), self.limits, self._keep)
+        return McpConnection(requested, self._connection(requested), self.limits, self._keep)
 
     def _keep(self, session: "Session") -> None:
         self._sessions.add(session)
@@ -127,7 +130,8 @@ class Connectors:
     def _check(self, servers: Sequence[McpServer]) -> None:
         if len(servers) > self.limits.servers:
             raise BadRequest(
-                f"There are {len(servers)} MCP servers, more than {self.limits.servers}.",
+                f"The request has {len(servers)} MCP servers; the limit is {self.limits.servers}. "
+                "Send fewer.",
                 param=servers[-1].param,
             )
         labels = set[str]()
@@ -138,12 +142,13 @@ class Connectors:
                 if other != server.label:
                     raise _request_error(
                         server,
-                        f"names the connector {server.connector[:64]!r}, as {other[:64]!r} does; "
-                        "name each connector once",
+                        f"uses the connector {server.connector[:64]!r}, which {other[:64]!r} uses "
+                        "already; use each connector once",
                     )
             if server.label in labels:
                 raise BadRequest(
-                    f"Two MCP servers are labelled {server.label[:64]!r}.", param=server.param
+                    f"Two MCP servers have the label {server.label[:64]!r}. Give each its own.",
+                    param=server.param,
                 )
             labels.add(server.label)
 
@@ -153,7 +158,7 @@ class Connectors:
 
         headers = dict(_headers(server))
         if (server.url is None) == (server.connector is None):
-            raise _request_error(server, "needs a URL or a connector, and not both")
+            raise _request_error(server, "needs either a URL or a connector")
         if server.url is not None:
             url = _checked_url(server, server.url)
             private = self._allow_private_urls
@@ -161,10 +166,10 @@ class Connectors:
         connector = self._configured.get(server.connector or "")
         if connector is None:
             known = ", ".join(self._configured) or "none"
-            raise _request_error(server, f"names an unknown connector; models.yaml has: {known}")
+            raise _request_error(server, f"uses an unknown connector; models.yaml has: {known}")
         if connector.url is None:
             if headers:
-                raise _request_error(server, "takes no headers, since it is not reached by HTTP")
+                raise _request_error(server, "takes no headers because it is not reached by HTTP")
             return partial(stdio_transport, connector.command, connector.env, self.limits)
         owners = {name.lower(): value for name, value in connector.headers.items()}
         private = connector.allow_private or self._allow_private_urls
@@ -174,7 +179,7 @@ class Connectors:
 
 
 def _import_sdk() -> None:
-    """Takes most of a second, which neither the server's start nor its event loop waits for."""
+    """Imports the SDK; it takes most of a second, so it is not done at start or on the loop."""
     for transport in ("http", "stdio"):
         import_module(f"mlx_server.mcp.{transport}")
 
@@ -197,7 +202,7 @@ def _header_value(server: McpServer, value: str) -> str:
 
 
 def _checked_url(server: McpServer, url: str) -> str:
-    """Where it leads is checked when it is connected to."""
+    """Checks the URL's form; the address is checked when the transport connects."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -212,7 +217,7 @@ def _checked_url(server: McpServer, url: str) -> str:
         raise _request_error(server, "needs an http or https URL")
     if parts.username is not None:
         raise _request_error(
-            server, "has a URL with a user name in it; use `authorization` or `headers`"
+            server, "has a URL with a user name; use `authorization` or `headers` instead"
         )
     return url
 

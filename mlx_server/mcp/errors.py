@@ -1,16 +1,16 @@
-"""What goes wrong with an MCP server. The messages are for the model and for people."""
+"""Failures of MCP servers. Their messages are shown to the model and to people."""
 
 
 class McpError(Exception):
-    """It concerns one server, and is no error of the request."""
+    """A failure of one server, which does not fail the request."""
 
 
 class ConnectionLost(McpError):
-    """The connection is of no more use."""
+    """The connection can't be used any more."""
 
 
 def cause(error: BaseException) -> BaseException:
-    """The first one in groups of them: the SDK's task groups wrap whatever comes."""
+    """The first leaf of nested exception groups: the SDK's task groups wrap every error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

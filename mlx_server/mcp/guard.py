@@ -1,12 +1,12 @@
 """Runs one MCP server over its own stdin and stdout: `guard.py LIFELINE_FD MARK COMMAND ...`.
 
-Nothing of the server outlives the lifeline, which breaks when our own process ends, however it
-does. It also goes by itself when its stdin is closed; whatever it started goes with it.
+The MCP server and all processes that it started end when the lifeline breaks, which happens
+however our own process ends, or when the MCP server exits after its stdin was closed.
 
-The server could kill or stop its guard. So there are two of them, and each ends everything when the
-other one is gone or does not act; our own process does the same when it sees that a guard was
-killed. On Linux the kernel helps: a server dies with the guard that started it, and processes
-that lost their parents become the guard's.
+The MCP server could kill or stop its guard. So there are two guards, and each ends everything if
+the other is gone or does not act; our own process does the same if it sees that a guard was
+killed. On Linux the kernel helps: the MCP server dies with the guard that started it, and orphaned
+processes become children of the guard.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 MARK = "MLX_SERVER_MCP_MARK"
-"""In the environment of the server, so that also those of its processes are found that have left
-its session and lost their parents."""
+"""An environment variable of the MCP server, by which those of its processes are found that have
+left its session and lost their parents."""
 
 GRACE_SECONDS = 0.35
 SECOND_SECONDS = 2.0
-"""After which the second guard no longer waits for the first one to end everything."""
+"""How long the second guard waits for the first one to end everything."""
 SWEEPS = 3
-"""A process may start another one while we look for them."""
+"""How often remaining processes are searched for: one may start another during the search."""
 
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
-"""Of Linux's prctl."""
+"""Option numbers of Linux's prctl."""
 
 
 def main() -> None:
@@ -50,14 +50,14 @@ def main() -> None:
         _report_and_exit(lifeline, second)
     _silence_stdio()
     threading.Thread(target=_end_with, args=(lifeline, server.pid), daemon=True).start()
-    while os.wait()[0] not in (server.pid, second):  # others are orphans that became ours
+    while os.wait()[0] not in (server.pid, second):  # others are orphans that we adopted
         pass
     sweep(first, mark, spared={first, second})
     _report_and_exit(lifeline, second)
 
 
 def _report_and_exit(lifeline: int, second: int) -> NoReturn:
-    """A byte says that nothing is left; guards that were killed can't send it."""
+    """Sends a byte that means that no process remains; a killed guard can't send it."""
     with suppress(ProcessLookupError):
         os.kill(second, signal.SIGKILL)
     with suppress(OSError):
@@ -66,7 +66,7 @@ def _report_and_exit(lifeline: int, second: int) -> NoReturn:
 
 
 def _started(command: list[str], mark: str) -> "subprocess.Popen[bytes]":
-    """In our session, by which its processes can be found, and a group of its own."""
+    """Starts the command in our session, which identifies its processes, and its own group."""
     prctl = _prctl()
     prctl(SET_CHILD_SUBREAPER, 1)
     return subprocess.Popen(
@@ -85,7 +85,7 @@ def _prctl() -> Callable[[int, int], Any]:
 
 
 def _silence_stdio() -> None:
-    """Else the other side would not see the server close its stdin or stdout."""
+    """Drops our copies of stdin and stdout, so that the client sees the server close its own."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(nowhere, stream)
@@ -100,27 +100,27 @@ def _end_with(lifeline: int, group: int) -> None:
 
 
 def _run_second_guard(lifeline: int, pulse: int, first: int, mark: str) -> None:
-    """The second guard, which the first one ends when it is done."""
+    """Runs the second guard, which the first one kills when it is done."""
     select.select([lifeline, pulse], [], [])
     select.select([pulse], [], [], SECOND_SECONDS)
     sweep(first, mark, spared={first, os.getpid()})
     with suppress(ProcessLookupError):
-        os.kill(first, signal.SIGKILL)  # it was stopped
+        os.kill(first, signal.SIGKILL)  # it did not act, so it has been stopped
 
 
 def sweep(session: int, mark: str, spared: Collection[int] = ()) -> None:
-    """Ends all that is left of a server, whose first guard leads the session."""
+    """Kills the remaining processes of a server, whose first guard leads the session."""
     for _ in range(SWEEPS):
-        left = [process for process in _left(session, mark) if process not in spared]
-        if not left:
+        remaining = [process for process in _remaining(session, mark) if process not in spared]
+        if not remaining:
             return
-        for process in left:
+        for process in remaining:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
 
 
-def _left(session: int, mark: str) -> Iterator[int]:
-    import psutil  # takes a moment, which the server's start need not wait for
+def _remaining(session: int, mark: str) -> Iterator[int]:
+    import psutil  # imported late, because it would delay the start of the MCP server
 
     ours = set[int]()
     with suppress(psutil.Error):

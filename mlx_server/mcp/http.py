@@ -1,4 +1,4 @@
-"""Streamable HTTP to a server that nobody vouches for."""
+"""Streamable HTTP to an untrusted server."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,8 +21,8 @@ async def http_transport(
     client = httpx2.AsyncClient(
         transport=CheckedTransport(limits, allow_private=allow_private),
         headers={"accept-encoding": "identity", **headers},
-        timeout=httpx2.Timeout(limits.open_seconds, read=None),  # calls have limits of their own
-        trust_env=False,  # a proxy would connect where we could not check
+        timeout=httpx2.Timeout(limits.open_seconds, read=None),  # each call has its own timeout
+        trust_env=False,  # a proxy would connect to addresses that we can't check
     )
     async with (
         client,
@@ -34,7 +34,7 @@ async def http_transport(
 
 
 class CheckedTransport(httpx2.AsyncBaseTransport):
-    """Connects to addresses that were checked, redirects included, and counts what comes."""
+    """Connects to checked addresses only, also after redirects, and counts received bytes."""
 
     def __init__(self, limits: McpLimits, *, allow_private: bool) -> None:
         self._inner = httpx2.AsyncHTTPTransport(trust_env=False)
@@ -47,8 +47,8 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         addresses = await resolved(host, port, allow_private=self._allow_private)
         response = await self._first_that_answers(request, addresses)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            await response.aclose()  # a few bytes of it may be any number of them
-            raise ConnectionLost("It sent compressed data, which was not asked for.")
+            await response.aclose()  # a few compressed bytes may expand to any size
+            raise ConnectionLost("The server sent compressed data, which was not requested.")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         return httpx2.Response(
             response.status_code,
@@ -58,7 +58,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         )
 
     def _alone(self, response: httpx2.Response) -> list[Meter]:
-        """Streams hold many messages, and the SDK has a limit for each; a body holds one."""
+        """The limit on a body, which is one message; for streams the SDK limits each message."""
         is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
         return [] if is_stream else [Meter(self._limits.message_bytes)]
 
@@ -77,7 +77,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
 
 
 def _to(request: httpx2.Request, address: str) -> httpx2.Request:
-    """The same request on a connection to this address; certificates are still the name's."""
+    """The same request to this address; certificates are still checked against the host name."""
     return httpx2.Request(
         request.method,
         request.url.copy_with(host=address),

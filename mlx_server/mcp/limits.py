@@ -1,4 +1,4 @@
-"""What MCP servers may cost the request that names them. Tests make it less."""
+"""The limits on MCP servers, as a record in which tests can lower them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a server lists, as far as it is offered to a model."""
+"""A server's list of tools, reduced to those that the model gets."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,9 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 class Listing:
     tools: dict[str, ListedTool] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes of each tool."""
+    """The bytes of each tool's name, description and schema."""
     left_out: list[str] = field(default_factory=list)
-    """A sentence each."""
+    """Sentences that say which tools were left out and why."""
     failure: str | None = None
 
     @property
@@ -30,7 +30,7 @@ class Listing:
 
 
 class Lister:
-    """Takes a server's tools page by page, until there is enough of them."""
+    """Collects a server's tools page by page, up to the limits."""
 
     def __init__(self, server: McpServer, limits: McpLimits) -> None:
         self.listing = Listing()
@@ -48,8 +48,8 @@ class Lister:
             if self._seen > self._limits.tools or self._bytes > self._limits.schema_bytes:
                 self.full = True
                 self.listing.left_out.append(
-                    f"The server has more than {self._limits.tools} tools or "
-                    f"{self._limits.schema_bytes} bytes of them: the rest is left out."
+                    f"The server has more than {self._limits.tools} tools, or more than "
+                    f"{self._limits.schema_bytes} bytes of tools: the rest is left out."
                 )
                 return
             self._add(tool, size)
@@ -72,14 +72,14 @@ class Lister:
         if not 0 < len(tool.name) <= limits.TOOL_NAME_CHARACTERS.value:
             return f"its name should have 1 to {limits.TOOL_NAME_CHARACTERS.value} characters"
         if tool.name in self.listing.tools:
-            return "there are two of this name"
+            return "another tool has the same name"
         if remote := _remote_reference(tool.input_schema):
-            return f"its schema refers to {remote[:200]!r}, and nothing is fetched"
+            return f"its schema refers to {remote[:200]!r}, which is not fetched"
         return None
 
 
 def bound(listings: Iterable[Listing], limits: McpLimits) -> None:
-    """Leaves out what all servers of a request list beyond the limits."""
+    """Leaves out tools by which the servers of a request together exceed the limits."""
     tools, size = 0, 0
     for listing in listings:
         for name in list(listing.tools):
@@ -89,8 +89,8 @@ def bound(listings: Iterable[Listing], limits: McpLimits) -> None:
                 del listing.tools[name]
         if len(listing.tools) < len(listing.sizes):
             listing.left_out.append(
-                f"All servers of a request may have {limits.all_tools} tools and "
-                f"{limits.all_schema_bytes} bytes of them: the rest is left out."
+                f"All servers of a request together may have {limits.all_tools} tools and "
+                f"{limits.all_schema_bytes} bytes of tools: the rest is left out."
             )
 
 

@@ -1,4 +1,4 @@
-"""One server of one response: its session, which may be opened a second time, and its tools."""
+"""One MCP server of one response: its tools, and its session, which may be reopened once."""
 
 import asyncio
 import json
@@ -27,11 +27,10 @@ Opened = Callable[[Session], None]
 
 
 class McpConnection:
-    """`opened` is told of every session, which it may have to wait for longer than we live."""
-
     def __init__(
         self, requested: McpServer, connect: Connect, limits: McpLimits, opened: Opened
     ) -> None:
+        """opened: called with every session, which may outlast this connection."""
         self.requested = requested
         self.listing = Listing()
         self._connect = connect
@@ -40,18 +39,16 @@ class McpConnection:
         self._session: Session | None = None
         self._openings = 0
         self._last: asyncio.Task[None] | None = None
-        """Of the session that was opened last; one begins when the one before it has ended."""
+        """The task of the most recent session; the next session waits until it has ended."""
 
     def needs_approval(self, tool: str) -> bool:
         listed = self.listing.tools[tool]
         hint = {"read_only": bool((listed.annotations or {}).get("readOnlyHint"))}
-        asked = self.requested
-        return asked.always_approve.holds(tool, **hint) or not asked.never_approve.holds(
-            tool, **hint
-        )
+        always, never = self.requested.always_approve, self.requested.never_approve
+        return always.holds(tool, **hint) or not never.holds(tool, **hint)
 
     async def open(self) -> None:
-        """Lists its tools; a failure is told in the listing."""
+        """Opens the session and lists its tools; a failure is recorded in the listing."""
         try:
             self.listing = await self._within(self._limits.open_seconds, self._list)
         except McpError as error:
@@ -65,18 +62,18 @@ class McpConnection:
         self._session = None
 
     def on_closed(self, then: Callable[[], None]) -> None:
-        """Once nothing is left of it: no process, and no connection."""
+        """Calls `then` when the server's process or connection has ended."""
         if self._last is None or self._last.done():
             then()
         else:
             self._last.add_done_callback(lambda _: then())
 
     async def call(self, tool: str, arguments: str) -> str:
-        """The result as text. Raises McpError."""
+        """Returns the tool's result as text. Raises McpError."""
         given = _object(arguments)
 
         async def call(session: Session) -> types.CallToolResult:
-            # Not its `call_tool`, which runs the server's output schema over the result.
+            # The SDK's `call_tool` is avoided: it checks the result with the server's schema.
             request = types.CallToolRequest(
                 params=types.CallToolRequestParams(name=tool, arguments=given)
             )
@@ -86,7 +83,7 @@ class McpConnection:
         result = await self._within(self._limits.call_seconds, call)
         text = text_of(result, self._limits.result_bytes)
         if result.is_error:
-            raise McpError(text or "The tool failed and did not say why.")
+            raise McpError(text or "The tool failed without a message.")
         return text
 
     async def _list(self, session: Session) -> Listing:
@@ -102,26 +99,26 @@ class McpConnection:
                 break
         return lister.listing
 
-    async def _within(self, seconds: float, ask: Callable[[Session], Awaitable[T]]) -> T:
+    async def _within(self, seconds: float, send: Callable[[Session], Awaitable[T]]) -> T:
         session = self._open_session()
         try:
             async with asyncio.timeout(seconds):
-                return await ask(session)
+                return await send(session)
         except TimeoutError:
-            wrong: McpError = ConnectionLost(f"The server did not answer within {seconds:g} s.")
+            public: McpError = ConnectionLost(f"The server did not answer within {seconds:g} s.")
         except Exception as error:
-            wrong = self._public_error(cause(error))
-        if isinstance(wrong, ConnectionLost):
+            public = self._public_error(cause(error))
+        if isinstance(public, ConnectionLost):
             if self._session is session:
                 self._session = None
             failure = await session.failure()
-            wrong = self._public_error(failure) if failure else wrong
-        raise wrong from None
+            public = self._public_error(failure) if failure else public
+        raise public from None
 
     def _open_session(self) -> Session:
         if self._session is None:
             if self._openings == limits.MCP_OPENINGS.value:
-                raise ConnectionLost("The server is gone; it was started twice.")
+                raise ConnectionLost("The server's connection was lost twice.")
             self._openings += 1
             self._session = Session(self._connect, self._last)
             self._last = self._session.task
@@ -150,5 +147,5 @@ def _object(arguments: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
-        raise McpError("The arguments are no JSON object.")
+        raise McpError("The arguments are not a JSON object.")
     return given

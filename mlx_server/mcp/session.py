@@ -1,7 +1,7 @@
-"""A connection to a server, held by a task of its own.
+"""A connection to a server, kept by its own task.
 
-What the SDK opens in one task has to be closed in the same one, while the events of a response are
-asked for by whichever task comes.
+The SDK must close a connection in the task that opened it, but the events of a response may be
+consumed by several tasks.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from mlx_server.mcp.streams import Connect
 CLOSE_SECONDS = 2.0
 END_SECONDS = 1.0
 
-# A server's mistakes are told to who asked for it, and would fill our log with tracebacks.
+# Failures of a server are reported to its request; the SDK would fill our log with tracebacks.
 for _chatty in ("mcp", "client", "httpx2"):
     logging.getLogger(_chatty).setLevel(logging.CRITICAL + 1)
 
 
 class Session:
     def __init__(self, connect: Connect, before: "asyncio.Task[None] | None" = None) -> None:
-        """before: another one's task, which has to end first."""
+        """before: the task of an earlier session, which has to end first."""
         self._connect = connect
         self._before = before
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -31,14 +31,14 @@ class Session:
         self._scope = anyio.CancelScope()
         self._failure: BaseException | None = None
         self.task = asyncio.create_task(self._hold())
-        """Ends some time after `stop`, with everything that it held."""
+        """This task ends some time after `stop`, when the server has been closed."""
 
     async def client(self) -> Client:
         return await asyncio.shield(self._opened)
 
     async def failure(self) -> BaseException | None:
-        """Why it ended by itself; who waits for an answer only hears that there will be none."""
-        if self._closing.is_set():  # it was ended by us
+        """Returns why the session ended by itself, which a pending call does not learn."""
+        if self._closing.is_set():  # we ended it
             return None
         self.stop()
         await asyncio.wait([self.task], timeout=END_SECONDS)
@@ -47,9 +47,8 @@ class Session:
     def stop(self) -> None:
         self._closing.set()
         if not self._opened.done():
-            self._fail(
-                ConnectionLost("The connection was closed.")
-            )  # whatever it takes to end the server
+            # a pending call fails at once, however long it takes to end the server
+            self._fail(ConnectionLost("The connection was closed."))
             self._scope.cancel()
 
     async def _hold(self) -> None:
@@ -72,4 +71,4 @@ class Session:
         if self._opened.done():
             return
         self._opened.set_exception(error)
-        self._opened.exception()  # it may be that nobody waits any more
+        self._opened.exception()  # marks it as retrieved, in case no call waits any more

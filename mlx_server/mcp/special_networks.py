@@ -1,11 +1,11 @@
-"""Networks where no public server is, from IANA's registries of special-purpose addresses.
+"""Networks without public servers, from IANA's registries of special-purpose addresses.
 
 https://www.iana.org/assignments/iana-ipv4-special-registry
 https://www.iana.org/assignments/iana-ipv6-special-registry
 
-They are listed here because the standard library's table differs between its patch releases. Every
-entry is taken, also those that the registries call globally reachable: their addresses belong to
-protocols (relays, sinks, anycast of the nearest router) and to no server of tools.
+They are listed here because the standard library's table differs between its patch releases. All
+entries are listed, also those that the registries call globally reachable: those addresses belong
+to protocols (relays, sinks, anycast of the nearest router), not to MCP servers.
 """
 
 from ipaddress import IPv4Network, IPv6Network
@@ -35,7 +35,7 @@ IPV4 = tuple(
 )
 
 IPV6_UNICAST = IPv6Network("2000::/3")
-"""All that IANA has ever given out to the public; every other IPv6 network is special."""
+"""The global unicast space that IANA allocates from; every other IPv6 network is special."""
 
 IPV6 = tuple(
     IPv6Network(network)
@@ -47,11 +47,11 @@ IPV6 = tuple(
         "3fff::/20",  # documentation
     )
 )
-"""Those within `IPV6_UNICAST`."""
+"""The special networks within `IPV6_UNICAST`."""
 
 IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
-"""The operating system connects to the IPv4 address in it."""
+"""Addresses for which the operating system connects to the embedded IPv4 address."""
 
 NAT64 = IPv6Network("64:ff9b::/96")
-"""A network without IPv4 reaches the IPv4 address in it. Its local-use twin 64:ff9b:1::/48 is not
-here: what that leads to is known to the network alone."""
+"""Addresses through which a network without IPv4 reaches the embedded IPv4 address. The local-use
+prefix 64:ff9b:1::/48 is not treated so, because only its network knows where it leads."""

@@ -1,7 +1,7 @@
-"""A server that is a process of ours, over its stdin and stdout.
+"""The transport to a server that is a child process, over its stdin and stdout.
 
-The SDK's own transport reads lines without end, leaves a server's children behind, and leaves the
-server itself behind when we are killed.
+The SDK's own transport reads lines of any length, leaves the children of a server running, and
+leaves the server itself running when we are killed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.streams import Meter, Streams
 
 GONE_SECONDS = 5.0
-"""The guards need less than half of it, though one of them be stopped."""
+"""How long the guards get to end a server; they need less than half even if one is stopped."""
 CHUNK = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -67,30 +67,30 @@ async def _wait_until_gone(
             group.start_soon(_drained, stdout)
             await _guarded(process, lifeline, mark)
             await process.wait()
-    if scope.cancelled_caught:  # both guards were stopped
+    if scope.cancelled_caught:  # then both guards were stopped
         await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
         with anyio.move_on_after(GONE_SECONDS):
             await process.wait()
 
 
 async def _guarded(process: asyncio.subprocess.Process, lifeline: socket, mark: str) -> None:
-    """Until the server and its guards have ended; if these were killed, the server is ended."""
+    """Waits until server and guards have ended; ends the server if the guards were killed."""
     await anyio.wait_readable(lifeline)
     with suppress(OSError):
-        if lifeline.recv(1, MSG_PEEK):  # it stays there for who asks next
+        if lifeline.recv(1, MSG_PEEK):  # MSG_PEEK leaves the byte for the next call
             return
-    log.warning("the guards of an MCP server were killed; the server is ended")
+    log.warning("the guards of an MCP server were killed; ending the server")
     await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
 
 
 async def _started(
     command: Sequence[str], environment: Mapping[str, str], mark: str
 ) -> tuple[asyncio.subprocess.Process, socket]:
-    """And our end of what it lives as long as we hold."""
+    """Starts the process; returns it and our end of its lifeline, which ends it when closed."""
     ours, theirs = socketpair()
     ours.setblocking(False)
     try:
-        with anyio.CancelScope(shield=True):  # a guard that is killed halfway guards nothing
+        with anyio.CancelScope(shield=True):  # a guard killed during its start would end nothing
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", guard.__file__, str(theirs.fileno()), mark, *command),
                 stdin=asyncio.subprocess.PIPE,
@@ -98,11 +98,11 @@ async def _started(
                 stderr=None if log.isEnabledFor(logging.DEBUG) else asyncio.subprocess.DEVNULL,
                 env={**get_default_environment(), **environment},
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # so that Ctrl-C reaches us only
             )
     except (OSError, ValueError) as error:
         ours.close()
-        raise McpError(f"It can't be started: {public_message(error)}.") from None
+        raise McpError(f"The server can't be started: {public_message(error)}.") from None
     finally:
         theirs.close()
     return process, ours
@@ -115,7 +115,7 @@ async def _read_messages(
     async with into:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for line in _lines(stdout, meter, limits.message_bytes):
-                with suppress(ValueError):  # something else than a message: nothing to us
+                with suppress(ValueError):  # a line that is no message is ignored
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                     await into.send(SessionMessage(message))
 
@@ -129,7 +129,7 @@ async def _lines(stdout: asyncio.StreamReader, meter: Meter, longest: int) -> As
         begun.append(first)
         size += len(first)
         if size > longest:
-            raise ConnectionLost(f"It sent a message of more than {longest} bytes.")
+            raise ConnectionLost(f"The server sent a message of more than {longest} bytes.")
         for other in others:
             yield b"".join(begun)
             begun, size = [other], len(other)
@@ -146,10 +146,10 @@ async def _write_messages(
             stdin.write(text.encode() + b"\n")
             await stdin.drain()
         return
-    await into.aclose()  # nobody reads there, so nobody is going to answer
+    await into.aclose()  # the server reads no more, so it is not going to answer either
 
 
 async def _drained(stdout: asyncio.StreamReader) -> None:
-    """A server whose output nobody takes can't come to its end."""
+    """Reads to the end: a server can't exit while its output pipe is full."""
     while await stdout.read(CHUNK):
         pass

@@ -1,4 +1,4 @@
-"""What a transport gives to the SDK's session, and how much may come through it."""
+"""The streams between a transport and the SDK's session, and the limit on received bytes."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,9 +15,10 @@ __all__ = ["Connect", "Meter", "Streams"]
 class Meter:
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._left = limit
+        self._remaining = limit
 
     def count(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise ConnectionLost(f"It sent more than {self._limit} bytes.")
+        """Counts received bytes. Raises ConnectionLost beyond the limit."""
+        self._remaining -= size
+        if self._remaining < 0:
+            raise ConnectionLost(f"The server sent more than {self._limit} bytes.")

@@ -1,8 +1,8 @@
-"""Texts of servers, as long as they may be."""
+"""Truncation of texts that servers send."""
 
 
 def cut(text: str, longest: int) -> str:
-    """longest: bytes."""
+    """Truncates the text to `longest` bytes of UTF-8 and appends a note with its full size."""
     data = text.encode("utf-8", "replace")
     if len(data) <= longest:
         return text

@@ -1,4 +1,4 @@
-"""What the policy wants done, and what it tells of models."""
+"""The actions that `Policy` returns, and the records in which it describes models."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ State = Literal["unloaded", "loading", "ready", "unloading"]
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the owner and the files say of a model before it is loaded."""
+    """What models.yaml and the files say about a model before it is loaded."""
 
     weights: int
     pinned: bool = False
@@ -38,7 +38,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class PreemptAction:
-    """Its rows give their memory back, and wait for `Resume`."""
+    """The ticket's rows give their memory back and pause until a `ResumeAction`."""
 
     ticket: Ticket
 
@@ -52,7 +52,7 @@ class ResumeAction:
 class NeverFits:
     needed: int
     available: int
-    """The budget without the pinned models that stay in memory."""
+    """Bytes of the budget that pinned models do not occupy."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ Actions = tuple[Action, ...]
 
 @dataclass(frozen=True)
 class PolicyView:
-    """A model as its owner sees it."""
+    """The memory state of one model."""
 
     state: State
     leases: int
     nbytes: int
-    """An estimate until it has been loaded once."""
+    """This is an estimate until the model has been loaded once."""
     last_used: float | None

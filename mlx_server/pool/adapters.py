@@ -1,7 +1,7 @@
 """LoRA adapters in the engine's memory: loaded when first used, leased while rows use them.
 
-Those that are idle are like the prompt cache: they stay while nobody else wants their memory, and
-the least recently used go first. What is in use is a part of its request's lease.
+Idle adapters are treated like the prompt cache: they stay until their memory is needed, and the
+least recently used is dropped first. The request's lease reserves the memory of an adapter in use.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ log = logging.getLogger("mlx_server.pool")
 
 @dataclass(frozen=True)
 class LeasedAdapter:
-    """One that a request may use."""
+    """An adapter as a request named it."""
 
     spec: AdapterSpec
     pinned: bool = False
-    """Never dropped to make room."""
+    """Whether it is never dropped to make room."""
     by_client: bool = False
-    """A client added it, and may have removed it when its request is served."""
+    """Whether a client added it, and so may remove it while the request waits."""
 
 
 @dataclass
 class _LoadedAdapter:
     adapter: LeasedAdapter
     loading: asyncio.Task[int]
-    """Bytes, once it is there."""
+    """Returns the adapter's size in bytes."""
     nbytes: int
     users: dict[asyncio.Future[None], LeasedAdapter] = field(default_factory=dict)
-    """Each lease, done when it ends, and the adapter as its request named it: two names may have
-    the same weights."""
+    """The adapter as each request named it (two names may have the same weights), by a future
+    that is done when the lease ends."""
     last_used: float = 0.0
 
     @property
@@ -46,12 +46,15 @@ class _LoadedAdapter:
         return len(self.users)
 
     @property
-    def gives_way(self) -> bool:
+    def evictable(self) -> bool:
         return not self.leases and not self.adapter.pinned
 
     @property
-    def staying(self) -> int:
-        """Bytes that no lease has reserved: weights may be wider in memory than in their file."""
+    def unreserved_bytes(self) -> int:
+        """Bytes that are in use but that no lease reserved.
+
+        Weights may take more bytes in memory than in their file, which is what a lease reserves.
+        """
         if self.adapter.pinned:
             return self.nbytes
         return max(0, self.nbytes - self.leases * self.adapter.spec.nbytes) if self.leases else 0
@@ -60,23 +63,25 @@ class _LoadedAdapter:
         return [lease for lease, adapter in self.users.items() if adapter.spec.name == name]
 
 
-def find(catalog: AdapterCatalog, asked: str, allowed: Sequence[Path]) -> LeasedAdapter:
-    """By name, or a folder inside of an allowed one. Raises AdapterNotFound or AdapterInvalid."""
-    if "/" in asked:
-        spec, place = catalog.find_folder(allowed_folder(asked, allowed))
-    else:  # the name is looked up once: it may be removed at any time
-        place = catalog.location(asked)
-        spec = catalog.read(asked, place)
-    return LeasedAdapter(spec, place.pinned, place.by_client)
+def find(catalog: AdapterCatalog, name: str, allowed: Sequence[Path]) -> LeasedAdapter:
+    """Finds an adapter by name, or by a path inside one of the `allowed` folders.
+
+    Raises AdapterNotFound or AdapterInvalid.
+    """
+    if "/" in name:
+        spec, location = catalog.find_folder(allowed_folder(name, allowed))
+    else:  # the name is looked up only once, because a client may remove it at any time
+        location = catalog.location(name)
+        spec = catalog.read(name, location)
+    return LeasedAdapter(spec, location.pinned, location.by_client)
 
 
 def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
-    # a path can't have a NUL
-    folder = None if "\0" in path else Path(path).resolve()
-    if not folder or not any(folder.is_relative_to(place.resolve()) for place in allowed):
+    folder = None if "\0" in path else Path(path).resolve()  # resolve() raises on a NUL
+    if not folder or not any(folder.is_relative_to(each.resolve()) for each in allowed):
         raise AdapterNotFound(
-            f"{path[:200]!r} is no adapter here. Name one that `mlx-server adapters` shows, or let "
-            "its owner add the folder to `adapter_dirs` under `server` in models.yaml.",
+            f"There is no adapter {path[:200]!r} here. Use one that `mlx-server adapters` lists, "
+            "or add its folder to `adapter_dirs` under `server` in models.yaml.",
             param="adapter",
         )
     return folder
@@ -84,30 +89,30 @@ def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
 
 class AdapterPool:
     def __init__(self, engine: Callable[[], EngineClient], changed: Callable[[], None]) -> None:
-        """changed: called whenever what is idle or staying has."""
+        """changed: called whenever `idle_bytes` or `unreserved_bytes` may have changed."""
         self._engine = engine
         self._changed = changed
         self._adapters: dict[tuple[str, str], _LoadedAdapter] = {}
-        """By model and digest."""
+        """Keyed by model id and weights digest."""
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def idle_bytes(self) -> int:
-        """Of those that give way."""
-        return sum(held.nbytes for held in self._adapters.values() if held.gives_way)
+        """Bytes of the adapters that can be dropped to make room."""
+        return sum(held.nbytes for held in self._adapters.values() if held.evictable)
 
-    def staying_bytes(self, model: str) -> int:
-        """Of those that do not give way, beside what their leases have reserved."""
-        return sum(held.staying for (id, _), held in self._adapters.items() if id == model)
+    def unreserved_bytes(self, model: str) -> int:
+        """Bytes of the model's adapters that can't be dropped and that no lease reserved."""
+        return sum(held.unreserved_bytes for (id, _), held in self._adapters.items() if id == model)
 
     def of(self, model: str) -> list[tuple[str, int, int]]:
-        """Name, leases and bytes of those that are loaded."""
+        """The name, leases and bytes of each adapter that is loaded for the model."""
         found = [held for (id, _), held in self._adapters.items() if id == model]
         return [(held.adapter.spec.name, held.leases, held.nbytes) for held in found]
 
     @asynccontextmanager
     async def lease(self, model: str, adapter: LeasedAdapter) -> AsyncIterator[None]:
-        """In the engine until the block is left. The model has to be leased around it."""
+        """Keeps the adapter in the engine until the block is left; the model must be leased too."""
         key = model, adapter.spec.digest
         held = self._adapters.get(key)
         if held is None:
@@ -129,23 +134,22 @@ class AdapterPool:
     def _loaded(
         self, key: tuple[str, str], held: _LoadedAdapter, loading: asyncio.Task[int]
     ) -> None:
-        """Whether or not somebody still waits for it."""
         if not loading.cancelled() and not loading.exception():
             held.nbytes = loading.result()
         elif self._adapters.get(key) is held:
-            del self._adapters[key]  # the next one to ask tries again
+            del self._adapters[key]  # the next request tries to load it again
         self._changed()
 
     def shrink(self, to_bytes: int) -> None:
-        """Drops idle ones until no more than so much is left of them."""
+        """Drops idle adapters until they take no more than `to_bytes`."""
         for key in sorted(self._adapters, key=lambda key: self._adapters[key].last_used):
             if self.idle_bytes <= to_bytes:
                 return
-            if self._adapters[key].gives_way:
+            if self._adapters[key].evictable:
                 self._drop(*key)
 
     async def drop(self, model: str, name: str) -> None:
-        """All weights by this name, once the rows that use them now have ended."""
+        """Drops all weights of this name after the rows that use them have ended."""
         if leases := [each for held in self._of(model).values() for each in held.used_as(name)]:
             await asyncio.wait(leases)
         for digest, held in self._of(model).items():
@@ -160,7 +164,10 @@ class AdapterPool:
         return {digest: held for (id, digest), held in self._adapters.items() if id == model}
 
     def forget(self, model: str | None = None) -> None:
-        """They have left the engine with their model; None: with the engine itself."""
+        """Drops the records of adapters that left memory with their model.
+
+        None: the engine was lost, with the adapters of all models.
+        """
         for id, digest in list(self._adapters):
             if model in (None, id):
                 for lease in self._adapters.pop((id, digest)).users:
@@ -171,7 +178,8 @@ class AdapterPool:
         if stamp_of(spec.path) != spec.stamp:
             await self._unload(model, spec.digest)
             raise AdapterInvalid(
-                f"The files of adapter {spec.name!r} changed while it was being loaded. Ask again."
+                f"The files of adapter {spec.name!r} changed while it was being loaded. Send the "
+                "request again."
             )
         log.info("%s has adapter %s (%s)", model, spec.name, spec.digest[:8])
         return loaded.nbytes

@@ -1,4 +1,4 @@
-"""What the pool keeps of one model, and shows of it."""
+"""The pool's record of one model, and the view that the server shows of it."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from mlx_server.lora.catalog import AdapterCatalog
 from mlx_server.pool.prepare import ModelSpec, PreparedModel
 
 OnProgress = Callable[[str, str, int, int], None]
-"""(model, what is being done, how much is done, of how much)."""
+"""Arguments: model id, description of the work, amount done, total amount."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model, as much of it as the server process needs."""
+    """What the server process knows about a model that the engine has loaded."""
 
     prepared: PreparedModel
     vocabulary: int
-    """Width of the output head: every token id below it can be generated or biased."""
+    """The width of the output head: every token id below it can be generated or biased."""
     nbytes: int
 
 
@@ -39,38 +39,38 @@ class PrefillView:
 
 @dataclass(frozen=True)
 class ModelView:
-    """A model as its owner sees it."""
+    """A model as the status endpoint and the chat UI show it."""
 
     spec: ModelSpec
     family: str | None
-    """None until its files have been looked at."""
+    """The family's name; None until the model's files have been read."""
     state: str
     leases: int
     nbytes: int
     last_used: float | None
-    """Unix time."""
+    """A Unix time in seconds."""
     progress: LoadProgress | None
     error: str | None
     adapters: list[tuple[str, int, int]]
-    """Those in memory: name, leases and bytes."""
+    """The name, leases and bytes of each adapter in memory."""
     batching: bool | None = None
-    """Whether its answers are computed together; None: it was not loaded yet."""
+    """Whether its answers are computed in one batch; None until it has been loaded once."""
     prefilling: tuple[PrefillView, ...] = ()
-    """In order of arrival."""
+    """The rows in prefill, in order of arrival."""
 
 
 @dataclass
 class PoolEntry:
-    """What the pool keeps of one model."""
+    """The pool's mutable state of one model."""
 
     spec: ModelSpec
     preparing: asyncio.Task[PreparedModel] | None = None
     prepared: PreparedModel | None = None
     model: LoadedModel | None = None
     failure: ServerError | None = None
-    """Of the last attempt."""
+    """The error of the most recent attempt to prepare or load the model."""
     progress: LoadProgress | None = None
     batching: bool | None = None
-    """Known from its first load on."""
+    """Whether its answers are computed in one batch; None until it has been loaded once."""
     on_disk: AdapterCatalog | None = None
-    """Its adapters, while its own files have not been looked at."""
+    """The adapters found on disk; used until the model's own files have been read."""

@@ -1,18 +1,21 @@
-"""In which order clients are served that wait: by turns, so that one of them keeps nobody out."""
+"""The order in which waiting clients are served: by turns, so that no client starves another."""
 
 TURN = 64
-"""What a row adds to its client's time; each grant moves the clock by one, so that a reservation
-is passed by no more newcomers than this for each row before it."""
+"""The virtual time that one row takes. Each grant advances the clock by one, so at most this many
+newcomers pass a reservation for each row of its client that is queued before it."""
 
 
 class FairOrder:
-    """Start-time fair queueing: a row begins when the row before it of the same client has had its
-    time, and not before the clock; the earliest is served first."""
+    """Start-time fair queueing on a virtual clock.
+
+    A row starts when the previous row of its client has used up its time, but never before the
+    clock; the row with the earliest start is served first.
+    """
 
     def __init__(self) -> None:
         self._clock = 0
         self._ends: dict[str, int] = {}
-        """Of each client that is ahead of the clock, when its last row has had its time."""
+        """For each client ahead of the clock, the time at which its last row ends."""
 
     def next(self, client: str, rows: int) -> int:
         begins = max(self._clock, self._ends.get(client, 0))

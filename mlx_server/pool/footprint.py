@@ -1,4 +1,4 @@
-"""What a process takes of the machine's memory."""
+"""The memory that a process takes from the machine."""
 
 import ctypes
 import sys
@@ -9,7 +9,7 @@ RUSAGE_INFO_V0 = 0
 
 
 class _RusageInfo(ctypes.Structure):
-    """Of <sys/resource.h> on a Mac."""
+    """`struct rusage_info_v0` of macOS's <sys/resource.h>."""
 
     _fields_ = (
         ("uuid", ctypes.c_uint8 * 16),
@@ -27,8 +27,11 @@ class _RusageInfo(ctypes.Structure):
 
 
 def footprint(pid: int) -> int:
-    """Bytes; 0: there is no such process. On a Mac the resident size knows nothing of what Metal
-    holds, and nothing of what was compressed: there it is what its Activity Monitor shows."""
+    """Returns bytes, or 0 if there is no such process.
+
+    On a Mac this is the physical footprint that Activity Monitor shows: the resident size leaves
+    out both Metal's buffers and compressed memory.
+    """
     if sys.platform == "darwin":
         return _physical(pid)
     try:

@@ -1,4 +1,4 @@
-"""A model for a request's rows, and the memory for their caches, which grows with them."""
+"""A request's lease on a model, with memory for its rows' KV caches that grows with them."""
 
 import asyncio
 import logging
@@ -16,38 +16,38 @@ from mlx_server.pool.entry import LoadedModel, PoolEntry, PrefillView
 log = logging.getLogger("mlx_server.pool")
 
 SOON = 512
-"""Tokens behind a prompt, or behind what a row has, that memory is reserved for at a time."""
+"""The tokens beyond a row's present length for which memory is reserved in one step."""
 
 MARGIN = 128
-"""Tokens before the end of what is reserved at which more is asked for: as many may be on their way
-here, or computed before a row that is preempted has stopped."""
+"""More memory is requested when a row is within this many tokens of the end of its reservation: so
+many tokens may be in transit from the engine, or computed before a preempted row has stopped."""
 
 
 @dataclass(frozen=True)
 class MemoryDemand:
-    """What a request asks of the memory."""
+    """The memory that a request needs for its rows."""
 
     kv: KvCost
     prompt_tokens: int
-    """Of its longest row."""
+    """The prompt tokens of the longest row."""
     most_tokens: int
-    """Of its longest row at its end, with all that may follow."""
+    """The tokens of the longest row at its end, including everything it may still generate."""
     rows: int = 1
     client: str = ""
 
     @property
     def soon(self) -> int:
-        """Tokens that memory is reserved for at first."""
+        """The tokens per row for which memory is reserved at first."""
         return min(self.prompt_tokens + SOON, self.most_tokens)
 
     def nbytes(self, tokens: int) -> int:
-        """Of one row."""
+        """The bytes of one row of this many tokens."""
         return self.kv.for_tokens(tokens)
 
 
 @dataclass
 class Waiter:
-    """Somebody who asked for a lease. One that was cancelled takes no notice any more."""
+    """A request that waits for a lease. A grant or refusal after its cancellation is ignored."""
 
     entry: PoolEntry
     demand: MemoryDemand
@@ -63,7 +63,7 @@ class Waiter:
 
 
 class Lease:
-    """Of one request. It counts the tokens of its rows, and reserves memory ahead of them."""
+    """One request's lease: it counts the tokens of the rows and reserves memory ahead of them."""
 
     def __init__(
         self, model: LoadedModel, demand: MemoryDemand, ticket: Ticket, leases: "Leases"
@@ -75,9 +75,9 @@ class Lease:
         self._leases = leases
         self._reserved = demand.soon
         self._tokens: dict[int, int] = {}
-        """Of each row that has not finished: of its prompt and of its answer."""
+        """Tokens of prompt and answer together, for each unfinished row."""
         self._computed: dict[int, int] = {}
-        """Prompt tokens of each row whose prompt is partly computed."""
+        """Computed prompt tokens, for each row that is in prefill."""
 
     @property
     def rows(self) -> list[int]:
@@ -88,7 +88,7 @@ class Lease:
         return [PrefillView(self._tokens[row], done) for row, done in self._computed.items()]
 
     def began(self, rows: Sequence[Generate]) -> None:
-        """To be called as soon as these were sent to the engine."""
+        """Registers rows; to be called right after they were sent to the engine."""
         if self.preempted:
             self._leases.engine().preempt([row.row for row in rows])
         for row in rows:
@@ -108,13 +108,13 @@ class Lease:
             self._grow()
 
     def left(self, rows: Iterable[int]) -> None:
-        """They have finished or were cancelled."""
+        """Removes rows that have finished or were cancelled."""
         for row in rows:
             self._tokens.pop(row, None)
             self._computed.pop(row, None)
             self._leases.of_row.pop(row, None)
         if not self._tokens and self._reserved:
-            self._set(0)  # until another one begins, or the lease ends
+            self._set(0)  # until another row begins, or the lease ends
 
     def _grow(self) -> None:
         longest, most = max(self._tokens.values()), self._demand.most_tokens
@@ -128,12 +128,12 @@ class Lease:
 
 
 class Leases:
-    """Those that are granted."""
+    """The leases that were granted."""
 
     def __init__(
         self, engine: Callable[[], EngineClient], resize: Callable[[Ticket, int], None]
     ) -> None:
-        """resize: sets how many bytes each of a ticket's rows may take from now on."""
+        """resize: sets the bytes that each row of a ticket may take from now on."""
         self.engine = engine
         self.resize = resize
         self.of_row: dict[int, Lease] = {}
@@ -153,7 +153,7 @@ class Leases:
     def preempt(self, ticket: Ticket) -> None:
         lease = self._by_ticket[ticket]
         lease.preempted = True
-        log.info("memory is short: an answer of %s waits", lease.model.prepared.id)
+        log.info("memory is short: an answer of %s is paused", lease.model.prepared.id)
         with suppress(EngineDied):
             self.engine().preempt(lease.rows)
 

@@ -1,7 +1,7 @@
-"""Which models are in memory, who waits for them, and what is evicted.
+"""The decisions: which models are in memory, which requests wait, and what is evicted.
 
-Events go in and actions come out; nothing here runs, sleeps or measures. What is counted against
-the budget: the weights of models, the KV cache reserved by granted tickets, and the prompt cache.
+Events go in and actions come out; nothing here runs, sleeps or measures. Counted against the
+budget are the weights of models, the KV cache reserved by granted tickets, and the prompt cache.
 """
 
 from collections.abc import Mapping
@@ -59,21 +59,21 @@ class _PolicyModel:
 
 @dataclass
 class _WaitQueue:
-    """Those that were looked at and go on waiting, in their order."""
+    """The reservations that must go on waiting, in their order."""
 
     reservations: list[Reservation] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
     promised: int = 0
-    """Their part of the memory that is free or becoming free."""
+    """Bytes of free or soon free memory that are set aside for them."""
     stuck: bool = False
-    """One of them needs leases to end."""
+    """Whether one of them can only be served after leases have ended."""
 
 
 class Policy:
-    """Each event returns what is to be done now, in that order.
+    """Each event returns the actions to be done now, in that order.
 
-    Actions that follow a `ShrinkCache` count on it having been carried out. After `engine_lost`
-    nothing may be reported any more of what was asked of that engine.
+    Actions that follow a `ShrinkCache` rely on it having been carried out. After `engine_lost`,
+    results of actions that the lost engine was carrying out must not be reported.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class Policy:
         self.budget = budget
         self.wait_seconds = wait_seconds
         self.lowered = 0
-        """Bytes by which the budget was lowered."""
+        """The bytes by which `lower` has reduced the budget."""
         self.cache = 0
-        """Bytes in the prompt cache, once it has shrunk as told."""
+        """Bytes of the prompt cache, after the `ShrinkCache` actions returned so far."""
         self._models = {id: _PolicyModel(id, facts, facts.weights) for id, facts in models.items()}
         self._waiting: list[Reservation] = []
         self._granted: dict[Ticket, Reservation] = {}
         self._order = FairOrder()
         self._clock = 0
-        """Counts what comes and what is granted."""
+        """Counts requests and grants, so that their order can be compared."""
         self._actions: list[Action] = []
 
     def request(
@@ -105,9 +105,11 @@ class Policy:
         extra_bytes: int = 0,
         client: str = "",
     ) -> Actions:
-        """Asks for a lease on the model, from `Grant` to `release`, with the caches of `rows`, of
-        which the longest takes `kv_bytes` soon and `most_kv_bytes` at its end, and `beside` bytes
-        of whatever else."""
+        """Requests a lease on the model, which lasts from `Grant` to `release`.
+
+        It covers the caches of `rows` rows, the longest of which takes `kv_bytes` soon and
+        `most_kv_bytes` at its end, and `extra_bytes` for anything else, such as an adapter.
+        """
         assert ticket not in self._granted
         assert ticket not in self.waiting
         most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
@@ -119,24 +121,28 @@ class Policy:
         return self._settle(now)
 
     def resize(self, ticket: Ticket, kv_bytes: int, now: float) -> Actions:
-        """What the longest row of a granted ticket takes from now on. Where there is no room for
-        it, the last rows are preempted, this ticket's own if they are the last."""
-        if (ask := self._granted.get(ticket)) is None:
+        """Sets the bytes that the longest row of a granted ticket takes from now on.
+
+        If there is no room for it, the last rows are preempted, which may be the ticket's own.
+        """
+        if (reservation := self._granted.get(ticket)) is None:
             return ()  # the engine was lost
-        ask.kv_bytes = min(kv_bytes, ask.most_kv_bytes)
+        reservation.kv_bytes = min(kv_bytes, reservation.most_kv_bytes)
         return self._settle(now)
 
     def release(self, ticket: Ticket, now: float) -> Actions:
-        """A ticket that is void, because the engine was lost, may be released too."""
-        if (ask := self._granted.pop(ticket, None)) is not None:
-            model = self._models[ask.model]
+        """Ends a lease; a ticket that became void when the engine was lost is ignored."""
+        if (reservation := self._granted.pop(ticket, None)) is not None:
+            model = self._models[reservation.model]
             model.leases -= 1
             model.last_used = now
         return self._settle(now)
 
     def cancel(self, ticket: Ticket, now: float) -> Actions:
-        """Of a ticket that waits. A load that was begun for it goes on."""
-        self._waiting = [ask for ask in self._waiting if ask.ticket != ticket]
+        """Removes a waiting ticket. A load that was begun for it goes on."""
+        self._waiting = [
+            reservation for reservation in self._waiting if reservation.ticket != ticket
+        ]
         return self._settle(now)
 
     def loaded(self, model: str, nbytes: int, now: float) -> Actions:
@@ -146,31 +152,33 @@ class Policy:
         return self._settle(now)
 
     def set_extra_bytes(self, model: str, nbytes: int, now: float) -> Actions:
-        """What stays in memory with a model that is there, and goes with it."""
+        """Sets the bytes that occupy memory as long as the model does, such as its adapters."""
         self._models[model].extra_bytes = nbytes
         return self._settle(now)
 
     def load_failed(self, model: str, now: float) -> Actions:
-        """Refuses all who wait for the model; who asks later tries again."""
+        """Refuses all tickets that wait for the model; a later request loads it again."""
         self._change_state(model, "loading", "unloaded")
-        for ask in [ask for ask in self._waiting if ask.model == model]:
-            self._refuse(ask, FailedToLoad(model))
+        for reservation in [
+            reservation for reservation in self._waiting if reservation.model == model
+        ]:
+            self._refuse(reservation, FailedToLoad(model))
         return self._settle(now)
 
     def unloaded(self, model: str, now: float) -> Actions:
-        """The memory is really back."""
+        """Reports that the model's memory has been given back to the system."""
         self._change_state(model, "unloading", "unloaded")
         self._models[model].extra_bytes = 0
         return self._settle(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
-        """What the prompt cache holds now. It keeps nobody waiting, so nobody is served by this."""
+        """Sets the prompt cache's size. No request waits for the cache, so none is served here."""
         self.cache = nbytes
         self._shrink_cache(0)
         return self._taken()
 
     def engine_lost(self, now: float) -> Actions:
-        """Nothing is in memory and all leases are void; who waits goes on waiting."""
+        """Forgets what was in memory and voids all leases; waiting tickets go on waiting."""
         self._granted.clear()
         self.cache = 0
         for model in self._models.values():
@@ -178,20 +186,22 @@ class Policy:
         return self._settle(now)
 
     def preload(self, model: str, now: float) -> Actions:
-        """Loads it if there is room that nobody waits for; no model is evicted for it."""
+        """Loads the model if no request waits for the memory it takes; evicts nothing for it."""
         room = self._serve(now)
         if self._models[model].state == "unloaded" and self._models[model].nbytes <= room:
             self._load(self._models[model])
         return self._settle(now)
 
     def estimate(self, model: str, nbytes: int) -> None:
-        """A better guess, of a model whose files have only now been seen."""
+        """Sets the estimated weight bytes of a model whose files have now been read."""
         if self._models[model].state == "unloaded":
             self._models[model].weights = nbytes
 
     def lower(self, now: float) -> Actions:
-        """Memory ran out within the budget: half of what it leaves to caches is given up for good.
-        The weights in memory stay admitted."""
+        """Lowers the budget for good, after memory ran out within it.
+
+        It loses half of what it leaves to caches; the weights in memory still fit.
+        """
         weights = sum(m.nbytes for m in self._models.values() if m.state != "unloaded")
         less = max(0, self.budget - weights) // 2
         self.budget -= less
@@ -202,8 +212,8 @@ class Policy:
         return self._settle(now)
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due, if no other event comes first."""
-        due = [self._late_at(ask) for ask in self._waiting]
+        """Returns when `tick` is due if no other event comes first."""
+        due = [self._late_at(reservation) for reservation in self._waiting]
         due += [self._stale_at(model) for model in self._models.values()]
         return min((at for at in due if at is not None), default=None)
 
@@ -215,12 +225,12 @@ class Policy:
         return {id: PolicyView(m.state, m.leases, m.nbytes, m.last_used) for id, m in models}
 
     def room(self, model: str) -> int:
-        """Bytes that rows of the model can have, were there no others."""
+        """The bytes that rows of the model can take if no other rows exist."""
         return self._available(self._models[model]) - self._models[model].nbytes
 
     @property
     def waiting(self) -> tuple[Ticket, ...]:
-        return tuple(ask.ticket for ask in self._waiting)
+        return tuple(reservation.ticket for reservation in self._waiting)
 
     @property
     def preempted(self) -> tuple[Ticket, ...]:
@@ -249,7 +259,7 @@ class Policy:
 
     @property
     def _free(self) -> int:
-        """The prompt cache is no obstacle. Negative when a model is larger than was thought."""
+        """Free bytes, the prompt cache's included; negative if a model exceeds its estimate."""
         return self.budget - self._weights - self._reserved.nbytes
 
     @property
@@ -268,7 +278,7 @@ class Policy:
         return self._taken()
 
     def _preempt(self) -> None:
-        """The last rows give way to those before them, which grow; the first one never does."""
+        """Preempts the last rows until those before them have room to grow, never the first."""
         while self._free < 0 and self._reserved.can_be_less:
             running = [each for each in self._granted.values() if not each.preempted]
             last = max(running, key=lambda each: each.turn)
@@ -276,27 +286,30 @@ class Policy:
             self._actions.append(PreemptAction(last.ticket))
 
     def _serve(self, now: float) -> int:
-        """Resumes, grants, loads and evicts in order; returns the room that nobody waits for.
+        """Resumes, grants, loads and evicts in order; returns the bytes that no request waits for.
 
-        The rows that were preempted come first, and while one of them waits nobody is granted
-        anything. Then those that wait take turns by client, and of one client in order of arrival.
+        Preempted rows come first, and no request is granted anything while one of them waits. Then
+        waiting requests are served in turns by client, and in order of arrival within one client.
 
-        Nobody starves: a later one only gets what was not promised to an earlier one, and it
-        passes it only if that one would still fit next to all that was granted past it, grown to
-        its end, and the pinned models. So nobody ever waits for leases of later ones. No deadlock:
-        room is kept for one granted reservation to come to its end, which the first of them does
-        whatever the others need; loading and unloading end by themselves, what is idle is evicted,
-        and what would not fit even then is refused.
+        No request starves: a later one gets only memory that is not promised to an earlier one. It
+        passes the earlier one only if that would still fit next to the pinned models and all that
+        was granted past it, grown to its end. So no request ever waits for a later one's lease.
+
+        There is no deadlock: room is kept for one granted reservation to reach its end, and the
+        first one does so whatever the others need. Loads and unloads end by themselves, idle models
+        are evicted, and a request that would not fit even then is refused.
         """
-        line = _WaitQueue()
-        for ask in [*self._preempted, *self._waiting]:
-            if not ask.preempted and (misfit := self._refusal_reason(ask)):
-                self._refuse(ask, misfit)
-            elif self._may_grant(ask, line):
-                self._resume(ask) if ask.preempted else self._grant(ask, now)
+        queue = _WaitQueue()
+        for reservation in [*self._preempted, *self._waiting]:
+            if not reservation.preempted and (misfit := self._refusal_reason(reservation)):
+                self._refuse(reservation, misfit)
+            elif self._may_grant(reservation, queue):
+                self._resume(reservation) if reservation.preempted else self._grant(
+                    reservation, now
+                )
             else:
-                self._wait_in(line, ask)
-        return 0 if line.stuck else min(self._free, self._free_soon - line.promised)
+                self._wait_in(queue, reservation)
+        return 0 if queue.stuck else min(self._free, self._free_soon - queue.promised)
 
     def _refusal_reason(self, reservation: Reservation) -> NeverFits | None:
         model = self._models[reservation.model]
@@ -304,7 +317,7 @@ class Policy:
         return NeverFits(needed, available) if needed > available else None
 
     def _available(self, model: _PolicyModel) -> int:
-        """What the model and its rows can have, next to the models that stay."""
+        """The bytes that the model and its rows can take next to the pinned models in memory."""
         return self.budget - sum(
             m.nbytes for m in self._models.values() if m.must_stay and m is not model
         )
@@ -318,17 +331,17 @@ class Policy:
         )
 
     def _has_room(self, reservation: Reservation, queue: _WaitQueue) -> bool:
-        """Next to what is granted, and to what those before it will need."""
+        """Whether it fits next to what is granted and to what the queue before it will need."""
         reserved = self._reserved
         more = reserved.more(reservation)
         if reservation.preempted and not more:
-            return True  # it goes on in the room that is kept for one
-        with_line = self._reserved_with_queue(queue).more(reservation)
-        return more <= self._free and max(more, with_line) <= self._free_soon - queue.promised
+            return True  # it goes on in the room that is kept for one reservation
+        with_queue = self._reserved_with_queue(queue).more(reservation)
+        return more <= self._free and max(more, with_queue) <= self._free_soon - queue.promised
 
-    def _reserved_with_queue(self, line: _WaitQueue) -> ReservedMemory:
+    def _reserved_with_queue(self, queue: _WaitQueue) -> ReservedMemory:
         taken = self._reserved
-        for earlier in line.reservations:
+        for earlier in queue.reservations:
             taken.take(earlier)
         return taken
 
@@ -336,21 +349,21 @@ class Policy:
         if earlier.preempted:
             return False
         passing = [reservation.at_its_end, *(each.at_its_end for each in self._passed(earlier))]
-        beside = {m.id for m in self._models.values() if m.must_stay} | {p.model for p in passing}
-        beside |= {id for id in queue.models if self._models[id].facts.pinned}
-        taken, weights = ReservedMemory(passing), sum(self._models[id].nbytes for id in beside)
-        needs = self._needs(earlier, taken, earlier.model in beside)
+        present = {m.id for m in self._models.values() if m.must_stay} | {p.model for p in passing}
+        present |= {id for id in queue.models if self._models[id].facts.pinned}
+        taken, weights = ReservedMemory(passing), sum(self._models[id].nbytes for id in present)
+        needs = self._needs(earlier, taken, earlier.model in present)
         return weights + taken.nbytes + needs <= self.budget
 
     def _passed(self, earlier: Reservation) -> list[Reservation]:
-        """Those that were granted past it."""
+        """The reservations that came later and were granted while this one waited."""
         granted = ((each, each.granted or 0) for each in self._granted.values())
         return [
             each for each, at in granted if at > earlier.waiting_since and each.turn > earlier.turn
         ]
 
     def _wait_in(self, queue: _WaitQueue, reservation: Reservation) -> None:
-        """Its model is loaded, or others are evicted for it, as soon as that is enough."""
+        """Queues it; loads its model, or evicts others for it, as soon as that is enough."""
         model = self._models[reservation.model]
         taken = self._reserved_with_queue(queue)
         needs = self._needs(
@@ -372,7 +385,7 @@ class Policy:
         )
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
-        """Whether there will be room without a lease having to end; if not, nothing is evicted."""
+        """Evicts idle models to free `room` bytes, or none and returns False if that can't do."""
         missing = room - self._free_soon
         idle = [model for model in self._evictable() if model.id not in keep]
         if missing > sum(model.nbytes for model in idle):
@@ -392,7 +405,7 @@ class Policy:
                 victims.append(model)
                 missing -= model.nbytes
         for model in victims:
-            if missing + model.nbytes <= 0:  # the later ones are enough without it
+            if missing + model.nbytes <= 0:  # the other victims free enough without it
                 missing += model.nbytes
             else:
                 self._unload(model)
@@ -438,14 +451,16 @@ class Policy:
 
     def _refuse_late(self, now: float) -> bool:
         late = [
-            ask for ask in self._waiting if (at := self._late_at(ask)) is not None and at <= now
+            reservation
+            for reservation in self._waiting
+            if (at := self._late_at(reservation)) is not None and at <= now
         ]
-        for ask in late:
-            self._refuse(ask, WaitedTooLong(now - ask.requested_at))
+        for reservation in late:
+            self._refuse(reservation, WaitedTooLong(now - reservation.requested_at))
         return bool(late)
 
     def _late_at(self, reservation: Reservation) -> float | None:
-        """Never while its model is loading, which takes as long as it takes."""
+        """When it is refused; None while its model is loading, which may take any time."""
         loading = self._models[reservation.model].state == "loading"
         return None if loading else reservation.requested_at + self.wait_seconds
 
@@ -455,7 +470,7 @@ class Policy:
                 self._unload(model)
 
     def _stale_at(self, model: _PolicyModel) -> float | None:
-        wanted = any(ask.model == model.id for ask in self._waiting)
+        wanted = any(reservation.model == model.id for reservation in self._waiting)
         if not model.evictable or wanted or model.facts.ttl is None or model.last_used is None:
             return None
         return model.last_used + model.facts.ttl

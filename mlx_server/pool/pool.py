@@ -1,6 +1,6 @@
-"""Which models are in memory, who uses them, and how many answers may wait.
+"""The pool: the models in memory, the requests that use them, and the requests that wait.
 
-`Policy` decides; here its decisions are carried out, by the engine that the supervisor keeps.
+`Policy` decides; the pool carries its decisions out through the supervised engine.
 """
 
 import asyncio
@@ -60,27 +60,27 @@ log = logging.getLogger("mlx_server.pool")
 T = TypeVar("T")
 
 Report = Callable[[str, int, int], None]
-"""(what is being done, how much is done, of how much)."""
+"""Arguments: description of the work, amount done, total amount."""
 
 STOP_SECONDS = 0.2
-"""For a download to notice that the server stops."""
+"""How long `stop` waits for downloads to notice that the server stops."""
 
 
 @dataclass(frozen=True)
 class PoolLimits:
     concurrency: int = 16
-    """Rows of one model that are decoded together."""
+    """How many rows of one model are decoded in one batch."""
     queue: int = limits.QUEUE.value
-    """Answers of one client that may wait for a place among those."""
+    """How many answers of one client may wait for a place in a batch."""
     schedule: Schedule = DEFAULT_SCHEDULE
     wait_seconds: float = 300.0
-    """For memory that others hold."""
+    """How long a request waits for memory that other requests hold."""
     budget: int | None = None
-    """Bytes for weights and caches; None: what suits the machine."""
+    """Bytes for weights and caches; None: a default that suits the machine."""
     wired: str | int = "auto"
-    """Of weights, on a Mac: see engine/wired_memory.py."""
+    """How many bytes of weights are wired on a Mac: see engine/wired_memory.py."""
     prompt_cache: int | None = None
-    """Bytes that prompts kept for later may take; None: all that models and answers leave."""
+    """Bytes of the prompt cache; None: all that models and answers leave."""
 
 
 class Pool:
@@ -91,7 +91,7 @@ class Pool:
         on_progress: OnProgress = lambda *progress: None,
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
-        """adapter_dirs: folders of which a request may name a folder as its adapter."""
+        """adapter_dirs: a request may name a folder inside one of these as its adapter."""
         self._entries = {spec.id: PoolEntry(spec) for spec in specs}
         self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
         self._limits = settings or PoolLimits()
@@ -107,17 +107,17 @@ class Pool:
         self.budget = budget_of(self._limits.budget, None)
         self._policy = self._policy_for()
         self._cache_bytes = 0
-        """Of the prompt cache."""
+        """The size of the prompt cache, as the engine last reported it."""
         self._cache_room: int | None = None
-        """That this engine was told it has for the prompt cache."""
+        """The limit on the prompt cache that was last sent to this engine."""
         self.adapters = AdapterPool(lambda: self.engine, self._count_adapters)
         self._closed: ServerError | None = None
         self._threads: set[asyncio.Future[Any]] = set()
         self.on_rows: Callable[[int], None] = lambda rows: None
-        """Is told of `rows` when they change."""
+        """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_ready: Callable[[str], None] = lambda id: None
-        """Called with the id of each model that was loaded."""
+        """Called with the id of each model that has been loaded."""
         self._out_of_memory = Streak()
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.supervisor = Supervisor(self._spawn, self._engine_lost, self._started)
@@ -135,7 +135,7 @@ class Pool:
         return [entry.model for entry in self._entries.values() if entry.model]
 
     def batching(self, id: str) -> bool | None:
-        """Whether answers of this model are computed together; None: it was not loaded yet."""
+        """Whether the model's answers share a batch; None until it has been loaded once."""
         return self._entries[id].batching
 
     async def start(self) -> None:
@@ -149,7 +149,7 @@ class Pool:
         self._started()
 
     async def stop(self, error: ServerError | None = None) -> None:
-        """Whoever waits, and whoever comes later, gets `error`."""
+        """Ends the engine; requests that wait, and all later ones, get `error`."""
         self._closed = error or ShuttingDown("The server is shutting down.")
         if self._timer:
             self._timer.cancel()
@@ -162,7 +162,7 @@ class Pool:
         await _cancelled(self._work)
 
     def spec(self, name: str) -> ModelSpec:
-        """By id or alias."""
+        """Finds a model by its id or an alias. Raises ModelNotFound."""
         return self._entry(name).spec
 
     def views(self) -> list[ModelView]:
@@ -171,7 +171,7 @@ class Pool:
         return [self._view(entry, views[id], now) for id, entry in self._entries.items()]
 
     def memory(self) -> dict[str, int]:
-        """Bytes: the budget, and what is counted against it."""
+        """The budget and what is counted against it, in bytes."""
         return {
             "budget": self._policy.budget,
             "used": self._policy.used,
@@ -182,12 +182,12 @@ class Pool:
 
     @property
     def rows(self) -> int:
-        """Answers being generated or waiting for it."""
+        """How many answers are being generated or waiting."""
         return self.row_slots.taken
 
     @contextmanager
     def row_slot(self, rows: int, client: str = "") -> Iterator[None]:
-        """Room for so many answers, or an error at once."""
+        """Reserves slots for this many answers; raises BadRequest or Overloaded at once."""
         try:
             with self.row_slots.take(rows, client):
                 self.on_rows(self.rows)
@@ -196,10 +196,10 @@ class Pool:
             self.on_rows(self.rows)
 
     async def prepared(self, name: str) -> PreparedModel:
-        """The model's files, fetched and read once however many ask.
+        """Fetches and reads the model's files, once for all requests.
 
-        A folder that was replaced is read anew before the model is loaded the next time; what is
-        in memory is served as it is until it leaves.
+        A folder that was replaced is read again before the model is next loaded. A model that is
+        in memory is served unchanged until it is unloaded.
         """
         entry = self._entry(name)
         self._check_open()
@@ -209,7 +209,7 @@ class Pool:
             await self._forget_if_replaced(entry, entry.preparing)
         if entry.preparing is None:
             entry.preparing = asyncio.create_task(self._prepare(entry))
-            # a preload that fails has been logged, and may have nobody waiting for it
+            # a failure has been logged already, and there may be no request to receive it
             entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(entry.preparing)
 
@@ -225,24 +225,24 @@ class Pool:
             entry.preparing = None
 
     def named(self, name: str) -> tuple[str, str | None]:
-        """A model and its adapter, of `model:adapter`; what is a model's own name is no more."""
+        """Splits `model:adapter`; a name that is itself a model's id or alias is not split."""
         model, _, adapter = name.rpartition(":")
         is_both = adapter and name not in self._names and model in self._names
         return (model, adapter) if is_both else (name, None)
 
-    async def adapter(self, prepared: PreparedModel, asked: str) -> LeasedAdapter:
-        """Its files, looked at anew if they have changed."""
+    async def adapter(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
+        """Finds an adapter by name or path, and reads its files if they have changed."""
         catalog = _catalog_of(prepared)
-        return await self._in_thread(partial(find, catalog, asked, self._adapter_dirs))
+        return await self._in_thread(partial(find, catalog, name, self._adapter_dirs))
 
     async def adapter_names(self, id: str) -> list[str]:
-        """Of those that the model can be asked for. Nothing is fetched for it."""
+        """The names of the model's usable adapters on disk. Nothing is fetched for it."""
         entry = self._entries[id]
 
         def names() -> list[str]:
             if entry.prepared:
                 catalog = entry.prepared.adapters
-            else:  # kept, since it knows what it has read
+            else:  # the catalog is kept because it caches what it has read
                 catalog = entry.on_disk = entry.on_disk or catalog_on_disk(entry.spec)
             found = catalog.all() if catalog else {}
             return [name for name, spec in found.items() if isinstance(spec, AdapterSpec)]
@@ -255,7 +255,7 @@ class Pool:
         return await self._in_thread(partial(catalog.add, name, place))
 
     async def remove_adapter(self, id: str, name: str) -> None:
-        """Returns when no row uses it any more and its memory is back."""
+        """Removes the adapter; returns when no row uses it any more and its memory is free."""
         _catalog_of(await self.prepared(id)).remove(name)
         await self.adapters.drop(id, name)
 
@@ -263,9 +263,9 @@ class Pool:
     async def lease(
         self, prepared: PreparedModel, demand: MemoryDemand, adapter: LeasedAdapter | None = None
     ) -> AsyncIterator[Lease]:
-        """The model, loaded, and its adapter, with memory for the rows, until the block is left."""
+        """Keeps model and adapter loaded, with memory for the rows, until the block is left."""
         self._check_open()
-        _ = self.engine  # raises while there is none, which nobody could tell of a load
+        _ = self.engine  # raises while there is no engine, instead of queueing a load for none
         ticket = next(self._tickets)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = Waiter(self._entries[prepared.id], demand, granted)
@@ -285,7 +285,7 @@ class Pool:
             )
             await waiter.granted
             lease = self._leases[ticket]
-            if lease.model.prepared is not prepared:  # its tokens are those of another tokenizer
+            if lease.model.prepared is not prepared:  # the prompt was tokenized for the old files
                 raise ModelReplaced(
                     f"The files of {prepared.id} were replaced while the request waited. Send it "
                     "again."
@@ -303,7 +303,7 @@ class Pool:
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
     ) -> int:
-        """How many tokens each of so many rows can hold at its end, without any other row."""
+        """The tokens that each of `rows` rows can hold at its end if there are no other rows."""
         room = self._policy.room(prepared.id) - (adapter.spec.nbytes if adapter else 0)
         return prepared.kv.tokens_in(room // rows, prepared.context_length)
 
@@ -311,7 +311,7 @@ class Pool:
         self._do(self._policy.resize(ticket, kv_bytes, _now()))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Like to_thread, but `stop` can wait for what goes on after its task was cancelled."""
+        """Like asyncio.to_thread, but `stop` can wait for the thread after a cancellation."""
         running = asyncio.get_running_loop().run_in_executor(None, work)
         self._threads.add(running)
         running.add_done_callback(self._threads.discard)
@@ -327,7 +327,7 @@ class Pool:
             listed = ", ".join(self._entries) or "none"
             raise ModelNotFound(
                 f"The model {name[:100]!r} is not served here. Served: {listed}. "
-                "List it in models.yaml, or name it to `mlx-server serve`.",
+                "Add it to models.yaml, or pass it to `mlx-server serve`.",
                 param="model",
             )
         return self._entries[self._names[name]]
@@ -358,8 +358,8 @@ class Pool:
         before = self._policy.budget
         self._do(self._policy.lower(_now()))
         log.warning(
-            "memory ran out %d times in a row: the budget is %s in place of %s until the next "
-            "start. End other programs, or lower `memory_budget` under `server` in models.yaml.",
+            "memory ran out %d times in a row: the budget is %s instead of %s until the next "
+            "start. Close other programs, or lower `memory_budget` under `server` in models.yaml.",
             self._out_of_memory.length,
             size(self._policy.budget),
             size(before),
@@ -373,22 +373,22 @@ class Pool:
         self._leases.count_tokens(step.tokens)
         self._cache_bytes = step.cache_bytes
         if step.cache_bytes > (self._cache_room or 0):
-            self._cache_room = None  # a row's memory was handed over: the limit is due again
+            self._cache_room = None  # a finished row's cache was added: the limit is sent again
         self._count_idle()
         self.on_step(step)
 
     def _count_adapters(self) -> None:
         for model in self.loaded:
             id = model.prepared.id
-            self._do(self._policy.set_extra_bytes(id, self.adapters.staying_bytes(id), _now()))
+            self._do(self._policy.set_extra_bytes(id, self.adapters.unreserved_bytes(id), _now()))
         self._count_idle()
 
     def _count_idle(self) -> None:
-        """What gives way to whoever needs memory."""
+        """Reports the bytes that can be freed as soon as a request needs them."""
         self._do(self._policy.cache_bytes(self._cache_bytes + self.adapters.idle_bytes))
 
     def _engine_lost(self) -> None:
-        for task in self._work:  # a load may have ended, and not have been taken note of yet
+        for task in self._work:  # a load may have ended without its result being reported yet
             task.cancel()
         for entry in self._entries.values():
             entry.model = entry.progress = None
@@ -432,7 +432,7 @@ class Pool:
             self._check_open()
             raise
         except Exception as error:
-            entry.preparing = None  # the next one to ask tries again
+            entry.preparing = None  # the next request tries again
             failure = self._failed(entry, error)
             raise failure from None
         if prepared.adapters and entry.prepared and entry.prepared.adapters:
@@ -442,14 +442,14 @@ class Pool:
         return prepared
 
     def _failed(self, entry: PoolEntry, error: Exception) -> ServerError:
-        """Notes it down; returns what is told of it."""
+        """Logs and keeps the error; returns the one to report to clients."""
         if isinstance(error, ServerError):
             log.error("%s: %s", entry.spec.id, error.message)
         else:
             log.error("%s can't be used", entry.spec.id, exc_info=error)
             error = ServerError(
-                f"{entry.spec.id} can't be used: an error that the server did not expect. Its log "
-                "tells more."
+                f"{entry.spec.id} can't be used because of an unexpected error. See the server's "
+                "log."
             )
         entry.failure, entry.progress = copy(error), None
         return error
@@ -468,7 +468,7 @@ class Pool:
                 case actions.Grant(ticket):
                     self._grant(ticket)
                 case actions.PreemptAction(ticket):
-                    self._limit_cache()  # which keeps what the rows give back, if there is room
+                    self._limit_cache()  # the cache keeps what the rows give back, if it has room
                     self._leases.preempt(ticket)
                 case actions.ResumeAction(ticket):
                     self._limit_cache()
@@ -486,13 +486,13 @@ class Pool:
         waiter.grant()
 
     def _shrink(self, to_bytes: int) -> None:
-        """The prompt cache first, then idle adapters."""
+        """Shrinks idle adapters and the prompt cache to `to_bytes` together."""
         self.adapters.shrink(to_bytes)
         left = max(0, to_bytes - self.adapters.idle_bytes)
         self._cache_bytes = min(self._cache_bytes, left)
 
     def _limit_cache(self) -> None:
-        """The engine keeps to it by itself, and is told before anybody else who gets memory."""
+        """Sends the engine the prompt cache's limit, before any request is given the memory."""
         others = self._policy.used - self._policy.cache + self.adapters.idle_bytes
         room = max(0, self._policy.budget - others)
         if room != self._cache_room:
@@ -517,7 +517,7 @@ class Pool:
             self._do(self._policy.load_failed(prepared.id, _now()))
             return
         except Unavailable:
-            return  # the engine is gone; `_engine_lost` sees to it, if this is not the end
+            return  # the engine is gone: `_engine_lost` cleans up, or the server is stopping
         except Exception as error:
             self._failed(entry, error)
             self._do(self._policy.load_failed(prepared.id, _now()))
@@ -537,7 +537,7 @@ class Pool:
         self.on_ready(prepared.id)
 
     async def _loaded(self, prepared: PreparedModel, report: Report) -> ModelLoaded:
-        """Its weights are of the same files as all else that is known of it."""
+        """Loads the weights. Raises ModelReplaced if the files are not those that were read."""
         await self._in_thread(partial(check_files, prepared))
         loaded = await self.engine.load(
             prepared.id,
@@ -566,7 +566,9 @@ class Pool:
             case actions.NeverFits(needed, available):
                 return self._too_large(entry, needed, available)
             case actions.WaitedTooLong(seconds):
-                return Overloaded(f"No memory became free in {seconds:.0f} seconds.")
+                return Overloaded(
+                    f"No memory became free in {seconds:.0f} seconds. Send the request again later."
+                )
             case actions.FailedToLoad(model):
                 failure = self._entries[model].failure
                 assert failure is not None
@@ -598,7 +600,7 @@ class Pool:
 
     def _reporter(self, entry: PoolEntry) -> Report:
         def report(what: str, done: int, total: int) -> None:
-            self._check_open()  # which ends a download with the server
+            self._check_open()  # this ends a download when the server stops
             entry.progress = LoadProgress(what, done, total)
             self._on_progress(entry.spec.id, what, done, total)
 
@@ -624,7 +626,8 @@ class Pool:
 def _catalog_of(prepared: PreparedModel) -> AdapterCatalog:
     if prepared.adapters is None:
         raise AdapterNotFound(
-            f"{prepared.id} plays recorded answers, and can have no adapter.", param="adapter"
+            f"{prepared.id} plays recorded answers and has no adapters. Leave out `adapter`.",
+            param="adapter",
         )
     return prepared.adapters
 

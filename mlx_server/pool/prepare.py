@@ -1,4 +1,4 @@
-"""Everything about a model that is known before its weights are in memory."""
+"""What is known about a model before its weights are loaded."""
 
 import logging
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class AdapterSource:
     """One entry of a model's `adapters:` in models.yaml."""
 
     path: str
-    """A folder or an id of the hub."""
+    """A folder or a Hugging Face hub id."""
     pinned: bool = False
     allow_other_base: bool = False
 
@@ -46,30 +46,30 @@ class ModelSpec:
     id: str
     source: str
     revision: str | None = None
-    """Of a hub id: a branch, a tag or a commit; None: the newest."""
+    """A branch, tag or commit of the hub repository; None: the newest commit."""
     aliases: tuple[str, ...] = ()
     family: str | None = None
     chat_template: str | None = None
     tokenizer: str | None = None
-    """Of a replay model: a folder with a tokenizer.json."""
+    """A folder with a tokenizer.json, for a replay model."""
     context_length: int | None = None
     max_tokens: int | None = None
     choices: SamplingChoices = field(default_factory=SamplingChoices)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """For names of the chat template that a request does not set."""
+    """Values of chat template variables that a request does not set."""
     force_answer: bool = True
-    """Whether an answer that stops after nothing but reasoning is led on to its text."""
+    """Whether an answer that stops right after its reasoning is continued to its text."""
     constrain_calls: bool | None = None
-    """Whether calls that a model begins by itself follow their tool's schema. None: those of
-    replay models say what was recorded, all others do."""
+    """Whether tool calls that the model starts itself are constrained to the tool's schema. None:
+    yes, except for replay models, which play what was recorded."""
     repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False
     ttl: float | None = None
-    """Seconds without a request after which it is unloaded."""
+    """The model is unloaded after this many seconds without a request."""
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
     adapters_dir: Path | None = None
-    """Of those for every model that they fit."""
+    """A folder of adapters that are offered for every model they fit."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class PreparedModel:
     family: ModelFamily
     tokenizer_json: Path
     weights: int
-    """Bytes, estimated."""
+    """The estimated bytes of the weights in memory."""
     kv: KvCost
     transcript: Transcript | None = None
-    """Of a replay model: what it plays."""
+    """The recorded answers that a replay model plays."""
     adapters: AdapterCatalog | None = None
-    """None where there are no layers to adapt."""
+    """None for a replay model, which has no layers to adapt."""
     stamp: Stamp = ()
-    """Of the files, from before they were read."""
+    """The stamp of the files, taken before they were read."""
 
     @property
     def id(self) -> str:
@@ -101,9 +101,9 @@ class PreparedModel:
 def prepare(
     spec: ModelSpec, progress: Progress, *, upcast: bool, budget: int | None = None
 ) -> PreparedModel:
-    """Fetches what is missing, so it may block for long. upcast: see `weights_bytes`.
+    """Fetches what is missing and reads it, so it may block for long.
 
-    budget: weights that take more bytes are not fetched.
+    upcast: see `weights_bytes`. budget: weights that take more bytes are not fetched.
     """
     if spec.source.startswith(REPLAY):
         return _replay(spec)
@@ -128,16 +128,16 @@ def prepare(
 
 
 def check_files(prepared: PreparedModel) -> None:
-    """They are still those that were read. Raises ModelReplaced."""
+    """Raises ModelReplaced if the files are no longer those that were read."""
     if prepared.stamp != _stamp(prepared.spec, prepared.path):
         raise ModelReplaced(
             f"The files of {prepared.id} were replaced while they were being read. Send the "
-            "request again when all of them are there."
+            "request again when the new files are complete."
         )
 
 
 def is_current(prepared: PreparedModel) -> bool:
-    """Whether its source still gives these files. It may block for a moment."""
+    """Whether the source still resolves to these files; reads the disk, so it may block."""
     spec = prepared.spec
     path = prepared.path if spec.source.startswith(REPLAY) else on_disk(spec.source)
     return path == prepared.path and prepared.stamp == _stamp(spec, path)
@@ -157,7 +157,7 @@ def _catalog(spec: ModelSpec, path: Path, progress: Progress) -> AdapterCatalog:
 
 
 def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
-    """Of what is here already; None for a replay model."""
+    """The adapters that are on disk already; None for a replay model."""
     if spec.source.startswith(REPLAY):
         return None
     found = {name: adapter_on_disk(source.path) for name, source in spec.adapters.items()}
@@ -175,7 +175,7 @@ def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
 def _place(source: AdapterSource, progress: Progress) -> AdapterLocation:
     try:
         folder = resolve_adapter(source.path, progress)
-    except AdapterInvalid as error:  # the model can do without it
+    except AdapterInvalid as error:  # the model works without it
         log.error("%s", error.message)
         folder = Path(source.path)
     return AdapterLocation(folder, source.pinned, source.allow_other_base)
@@ -191,8 +191,8 @@ def _replay(spec: ModelSpec) -> PreparedModel:
     checkpoint = read_checkpoint(path, spec.chat_template)
     if not family.stops(checkpoint):
         raise ModelUnusable(
-            f"Nothing tells which token of its tokenizer ends an answer of {spec.id}: name one "
-            "as `eos_token` in its tokenizer_config.json."
+            f"{spec.id} has no token that ends an answer. Set `eos_token` in the "
+            "tokenizer_config.json next to its tokenizer."
         )
     transcript = Path(spec.source.removeprefix(REPLAY))
     return PreparedModel(

@@ -1,4 +1,4 @@
-"""How far downloads and loads are: a bar on a terminal, a log line now and then elsewhere."""
+"""The progress of downloads and loads: a bar on a terminal, log lines elsewhere."""
 
 import logging
 import sys
@@ -16,15 +16,16 @@ def progress_display() -> OnProgress:
 
 
 class LogLineProgress:
-    """A log line at the start, at each quarter and at the end."""
+    """Logs a line at the start, at each quarter and at the end."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], int] = {}
+        self._logged: dict[tuple[str, str], int] = {}
+        """The last quarter that was logged, by model and kind of work."""
 
     def __call__(self, model: str, what: str, done: int, total: int) -> None:
         quarter = 4 * done // total if total else 4
-        if self._told.get((model, what)) != quarter:
-            self._told[model, what] = quarter
+        if self._logged.get((model, what)) != quarter:
+            self._logged[model, what] = quarter
             log.info("%s: %s %d %%", model, what, quarter * 25)
 
 

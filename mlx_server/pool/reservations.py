@@ -1,4 +1,4 @@
-"""Memory for the rows of requests: what they take now, and what one of them may come to take."""
+"""The memory reserved for the rows of requests: what they take now and what they may take."""
 
 from collections.abc import Iterable
 from copy import copy
@@ -9,23 +9,24 @@ from mlx_server.pool.actions import Ticket
 
 @dataclass(eq=False)
 class Reservation:
-    """Of one ticket, waiting or granted."""
+    """The memory that one ticket, waiting or granted, needs."""
 
     ticket: Ticket
     model: str
     rows: int
     kv_bytes: int
-    """Of its longest row, now or soon."""
+    """KV bytes of the longest row, now or soon."""
     most_kv_bytes: int
-    """Of its longest row, at its end."""
+    """KV bytes of the longest row at its end."""
     extra_bytes: int
-    """Whatever else it needs, such as an adapter; it stays while its rows are preempted."""
+    """Bytes of anything else, such as an adapter; they stay while the rows are preempted."""
     requested_at: float
     turn: tuple[int, int]
-    """Reservations are served in this order."""
+    """The sort key by which reservations are served."""
     waiting_since: int
-    """When it began to wait, as a number of the policy's clock."""
+    """The tick of the policy's clock at which it began to wait."""
     granted: int | None = None
+    """The tick of the policy's clock at which it was granted."""
     preempted: bool = False
 
     @property
@@ -36,18 +37,18 @@ class Reservation:
 
 
 class ReservedMemory:
-    """Memory for several, next to their models.
+    """The memory of several reservations, without their models' weights.
 
-    A batch keeps every row as long as its longest. Rows grow, and when there is no more room all
-    but the first can be preempted: so it is enough that each one could come to its end alone.
+    A batch pads every row to its longest. Rows grow, and when there is no more room all but the
+    first can be preempted: so it is enough that each reservation could reach its end alone.
     """
 
     def __init__(self, granted: Iterable[Reservation] = ()) -> None:
         self._batches: dict[str, tuple[int, int]] = {}
-        """Of each model, rows and the bytes of the longest."""
+        """For each model, the number of rows and the bytes of the longest."""
         self._extra_bytes = 0
         self._largest = 0
-        """Of any of them, at its end and alone."""
+        """The bytes of the largest reservation at its end, if it were alone."""
         for each in granted:
             self._hold(each)
             if not each.preempted:
@@ -55,30 +56,31 @@ class ReservedMemory:
 
     @property
     def now(self) -> int:
-        """Bytes that are in use, or soon will be."""
+        """The bytes that are in use or soon will be."""
         return self._extra_bytes + self._in_batches
 
     @property
     def nbytes(self) -> int:
-        """And those that are kept for one to come to its end."""
+        """The bytes in use, and those kept so that any one reservation can reach its end."""
         return self._extra_bytes + max(self._in_batches, self._largest)
 
     @property
     def can_be_less(self) -> bool:
-        """Whether preempting somebody lowers it."""
+        """Whether preempting a reservation lowers `nbytes`."""
         return self._in_batches > self._largest
 
     def take(self, reservation: Reservation) -> None:
-        """One that waits; if it was preempted, it is among the granted already."""
+        """Adds a waiting reservation; a preempted one is counted among the granted already."""
         if not reservation.preempted:
             self._hold(reservation)
         self._run(reservation)
 
     def more(self, reservation: Reservation) -> int:
-        """What it would add to `nbytes`."""
+        """The bytes that the reservation would add to `nbytes`."""
         return self._with(reservation).nbytes - self.nbytes
 
     def more_now(self, reservation: Reservation) -> int:
+        """The bytes that the reservation would add to `now`."""
         return self._with(reservation).now - self.now
 
     def _with(self, reservation: Reservation) -> "ReservedMemory":
@@ -104,7 +106,7 @@ class ReservedMemory:
 
 
 def bytes_alone(reservation: Reservation) -> int:
-    """What it takes if no other row is there."""
+    """The bytes that the reservation takes if there is no other."""
     reserved = ReservedMemory()
     reserved.take(reservation)
     return reserved.nbytes

@@ -1,4 +1,4 @@
-"""What may be mended of a model's answers, as its owner allows it."""
+"""The repairs of a model's answers that models.yaml allows."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,21 +9,20 @@ Streaming = Literal["live", "accumulate"]
 @dataclass(frozen=True, slots=True)
 class RepairPolicy:
     names: bool = True
-    """Of tools, where only one can be meant."""
+    """Whether a wrong tool name is corrected if only one tool can be meant."""
     json: bool = True
-    """Slips in it, and prose or fences around it."""
+    """Whether slips in JSON are corrected, and prose or code fences around it removed."""
     coerce: bool = True
-    """Arguments in the types of the tool's schema, where there is a plain way."""
+    """Whether arguments are converted to the types of the tool's schema if that is unambiguous."""
     promote_reasoning: bool = True
-    """Reasoning is told as the answer's text where there is nothing else."""
+    """Whether the reasoning becomes the answer's text if the answer has nothing else."""
     retries: int = 1
-    """How often a model is asked again whose answer is not what had to come. An answer of which
-    something was told already is never made again."""
+    """How often an answer that breaks the required format is generated again. An answer that has
+    been streamed in part is never generated again."""
     continuations: int = 1
-    """JSON that the owner's limit cuts short goes on for so many times as many tokens."""
+    """How often JSON that the server's token limit cut off is continued, by the same limit."""
     streaming: Streaming = "live"
-    """`accumulate`: what can be checked is held back until it was, so that a stream too can be
-    mended."""
+    """`accumulate`: a stream holds back what can be checked, so that it too can be repaired."""
 
 
 ALL_REPAIRS = RepairPolicy()

@@ -1,5 +1,4 @@
-"""What becomes of an answer that is over and that no grammar held: taken as it is, mended, or
-asked for once more. Nothing here is for answers that are what was asked for."""
+"""Checks a finished answer that no grammar constrained: it is accepted, repaired or retried."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +12,24 @@ from mlx_server.repair.json_text import json_text, parsed
 from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
 
 Check = Callable[[Any, Any], Sequence[str]]
-"""As `conforms`: a value and its schema to what is wrong; may raise Unchecked."""
+"""As `schema_errors`: returns what is wrong with a value by its schema; may raise CheckFailed."""
 
 CONTENT = "content"
 
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
-    """An answer, all of it."""
+    """A finished answer as it was parsed."""
 
     text: str = ""
     reasoning: str = ""
     calls: int = 0
-    """Whole ones."""
+    """The number of complete tool calls."""
     reason: FinishReason = "stop"
     reasoning_ran_out: bool = False
-    """Whether its reasoning was ended by its budget."""
+    """Whether the reasoning was ended by its token budget."""
     call_delimiters: tuple[str, ...] = ()
-    """Those that open calls, where it was said."""
+    """The delimiters that open tool calls in the model's call format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +42,15 @@ class Requirements:
 class CheckedAnswer:
     text: str
     repairs: tuple[tuple[RepairKind, str], ...] = ()
-    """What was mended in it, and where; for `Repaired`."""
+    """The kind and place of each repair, for `Repaired` events."""
     errors: tuple[str, ...] = ()
-    """Each as "path: what": why it should be asked for again, where that is allowed. If it can't
-    be, the text counts all the same."""
+    """Reasons to retry, each as "path: what". If no retry is allowed, the text is the answer."""
 
 
 def check_answer(
     raw: RawAnswer, required: Requirements, allowed: RepairPolicy, check: Check = schema_errors
 ) -> CheckedAnswer:
-    """May block for seconds where there is a schema to be followed."""
+    """Checks an answer; it may block for seconds if there is a schema."""
     json = required.format if isinstance(required.format, JsonFormat) else None
     if raw.calls or raw.reason == "length":
         return CheckedAnswer(raw.text)
@@ -67,11 +65,13 @@ def check_answer(
 def _promoted(
     raw: RawAnswer, required: Requirements, allowed: RepairPolicy, check: Check
 ) -> CheckedAnswer | None:
-    """The reasoning as the text, of an answer that ended by itself and holds nothing else: a
-    piece of reasoning is no answer. Where the text has to follow a format, only JSON that does:
-    nothing else can be checked."""
+    """Uses the reasoning as the text of an answer that has nothing else; None if it can't be.
+
+    Reasoning that was cut off is no answer. If a format is required, only JSON that follows it is
+    used, because other formats can't be checked.
+    """
     reasoning = raw.reasoning.strip()
-    meant_to_call = any(mark in reasoning for mark in raw.call_delimiters)
+    meant_to_call = any(delimiter in reasoning for delimiter in raw.call_delimiters)
     if not (allowed.promote_reasoning and reasoning) or raw.reasoning_ran_out or meant_to_call:
         return None
     if required.format is None:
@@ -94,12 +94,12 @@ def _followed_schema(
         return CheckedAnswer(
             text, errors=("content: it is not one JSON value, each key once, and nothing else",)
         )
-    inside, mended = found
+    inside, repairs = found
     try:
         errors = tuple(check(parsed(inside), json.schema))
-    except CheckFailed:  # nobody can say that it is wrong
+    except CheckFailed:  # an answer that can't be checked is accepted
         errors = ()
-    return CheckedAnswer(inside, tuple((what, CONTENT) for what in mended), errors)
+    return CheckedAnswer(inside, tuple((kind, CONTENT) for kind in repairs), errors)
 
 
 def _no_call(choice: ToolChoice) -> str:
@@ -108,7 +108,7 @@ def _no_call(choice: ToolChoice) -> str:
 
 
 def retry_message(errors: Sequence[str]) -> Message:
-    """What the model is shown of its mistakes."""
+    """The message that shows the model its errors."""
     listed = "\n".join(f"- {error}" for error in errors)
     return Message(
         "user",
@@ -121,7 +121,7 @@ def retry_message(errors: Sequence[str]) -> Message:
 def retry_conversation(
     conversation: Conversation, text: str, errors: Sequence[str]
 ) -> Conversation:
-    """The conversation that the model answers once more. text: what it answered, maybe nothing."""
-    said = (Message("assistant", text),) if text else ()
-    turns = (*said, retry_message(errors))
+    """The conversation with the rejected answer's text, if it has any, and the retry message."""
+    answered = (Message("assistant", text),) if text else ()
+    turns = (*answered, retry_message(errors))
     return replace(conversation, messages=(*conversation.messages, *turns))

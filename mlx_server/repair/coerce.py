@@ -1,4 +1,4 @@
-"""Arguments in the types that the tool's schema asks for, where nothing has to be guessed."""
+"""Converts arguments to the types of the tool's schema, where nothing has to be guessed."""
 
 import json
 import math
@@ -11,37 +11,39 @@ from mlx_server.schemas.types import listed, resolved, type_of, types_of
 from mlx_server.schemas.view import View
 
 INEXACT = 2**53
-"""From here on a float may be another whole number than the one that was written."""
+"""From here on a float may differ from the whole number that was written."""
 
 Schema = Mapping[str, Any]
 
 
 def takes_text(schema: Schema, key: str) -> bool:
-    """Whether any text is right for this parameter as it stands. schema: of all arguments."""
+    """Whether the parameter takes any text unchanged. schema: the schema of all arguments."""
     return types_read(schema, key) == {"string"}
 
 
 def types_read(schema: Schema, key: str) -> frozenset[str]:
-    """Those that are looked for in what is written of this parameter."""
+    """The JSON types that the schema allows for this parameter."""
     view = View(schema)
     return types_of(_property(schema, key, view), view)
 
 
 def coerced(value: Any, schema: Schema, key: str) -> Any:
-    """The value of parameter `key`, in a type that its schema allows if there is a plain way."""
+    """Converts the value of parameter `key` to a type that its schema allows, if it can."""
     view = View(schema)
     return _coerced(value, _property(schema, key, view), view, limits.COERCED_DEPTH.value)
 
 
 def read_as(text: str, schema: Schema, key: str) -> Any:
-    """The value of parameter `key` from a notation that has no types: JSON where the schema asks
-    for something else than text, or for nothing at all."""
+    """Reads the value of parameter `key` from a call format without types.
+
+    The text is read as JSON if the schema allows other types than text.
+    """
     types = types_read(schema, key)
     if types == {"string"}:
         return text
     value = text if text.strip() == "None" else _parsed(text)
     if "string" in types and type_of(value) not in types - {"string"}:
-        return text  # any text is right, and nothing else that it could be read as
+        return text  # the schema allows text, but not what the text could be read as
     return coerced(value, schema, key)
 
 
@@ -53,7 +55,7 @@ def _coerced(value: Any, wanted: Schema, view: View, depth: int) -> Any:
 
 
 def _converted(value: Any, types: frozenset[str]) -> Any:
-    """The same in one of these types; as it is if there is no plain way."""
+    """The value as one of these types; unchanged if there is no unambiguous conversion."""
     match value:
         case str():
             found = _parsed(value)
@@ -107,18 +109,18 @@ def _property(schema: Schema, key: str, view: View) -> Schema:
 
 
 def _any_of(found: list[Any]) -> Schema:
-    """What may be any of these."""
+    """A schema that allows what any of these schemas allows."""
     schemas = [schema for schema in found if isinstance(schema, Mapping)]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _parts(schema: Schema, view: View) -> list[Schema]:
-    """The schema, and those that it is made of, each once."""
+    """The schema and its parts in allOf, oneOf and anyOf, each once."""
     found: dict[int, Schema] = {}
-    left = [schema]
-    while left and len(found) < limits.COERCED_PARTS.value:
-        part = resolved(left.pop(), view)
+    waiting = [schema]
+    while waiting and len(found) < limits.COERCED_PARTS.value:
+        part = resolved(waiting.pop(), view)
         if id(part) not in found:
             found[id(part)] = part
-            left += [o for key in ("allOf", "oneOf", "anyOf") for o in listed(part, key)]
+            waiting += [o for key in ("allOf", "oneOf", "anyOf") for o in listed(part, key)]
     return list(found.values())

@@ -1,7 +1,7 @@
-"""Whether a value conforms to its JSON Schema.
+"""Validates a value by its JSON Schema.
 
-A schema can make that take for ever (a pattern that backtracks, references that double at every
-level), so the process that compiles schemas finds it out.
+A schema can make validation take for ever (a pattern that backtracks, references that double at
+every level), so the process that compiles schemas does it.
 """
 
 import json
@@ -15,13 +15,13 @@ from mlx_server.schemas.messages import Check, Checked
 
 
 class CheckFailed(Exception):
-    """Nothing could be found out in time, or the schema makes no sense."""
+    """The validation took too long, or the schema is invalid."""
 
 
 def schema_errors(
     value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS.value
 ) -> list[str]:
-    """What does not, each as "path: what". Blocks until it is known; raises Unchecked."""
+    """Returns the errors, each as "path: what". Blocks up to `seconds`; raises CheckFailed."""
     try:
         reply = ask(Check(json.dumps(value), json.dumps(schema), seconds))
     except (Stopped, CompilerUnavailable) as why:

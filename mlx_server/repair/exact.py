@@ -1,4 +1,4 @@
-"""JSON as a model wrote it, read so that nothing of it is lost without a word."""
+"""Reads a model's JSON without losing anything silently."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 
 class ExactFloat(float):
-    """A number that keeps its text, which may say more: 3.10 is also a version."""
+    """A float that keeps its text, which may carry more: 3.10 can also be a version."""
 
     text: str
 
@@ -17,8 +17,10 @@ class ExactFloat(float):
 
 
 def loads_exactly(text: str, constant: Callable[[str], Any] | None = None) -> Any:
-    """As `json.loads`; a key given twice is a ValueError, as nobody knows which value was meant.
-    constant: what becomes of NaN and the infinite."""
+    """As `json.loads`, but a duplicate key is a ValueError because its value is ambiguous.
+
+    constant: converts NaN and the infinities.
+    """
     return json.loads(
         text, parse_float=ExactFloat, parse_constant=constant, object_pairs_hook=_each_key_once
     )

@@ -1,4 +1,4 @@
-"""The one JSON value in a text that should have been nothing else."""
+"""Extracts the JSON value from a text that should consist of it alone."""
 
 import json
 import re
@@ -14,10 +14,10 @@ THINK_DELIMITERS = re.compile(r"```\w*|</?think>")
 
 
 def json_text(text: str) -> tuple[str, tuple[RepairKind, ...]] | None:
-    """The JSON, and what was mended to have it; None where any of it would have to be guessed.
+    """Returns the JSON and its repairs; None if any of it would have to be guessed.
 
-    Objects and arrays are found among prose or in fences if there is one of them and no bracket
-    beside. A slip inside is mended as `jsonish.loads` does, so nothing is added, lost or closed.
+    A single object or array is found in prose or code fences, if there are no other brackets. A
+    slip inside is repaired by `jsonish.loads`, so nothing is added, lost or closed.
     """
     if _is_json(text):
         return text, ()
@@ -33,19 +33,19 @@ def json_text(text: str) -> tuple[str, tuple[RepairKind, ...]] | None:
 
 
 def text_around_json(text: str) -> str:
-    """What `json_text` leaves out, but for fences and marks of thinking."""
+    """The text that `json_text` leaves out, without code fences and think tags."""
     begin, end = _brackets(text)
     return THINK_DELIMITERS.sub("", text[:begin] + text[end:]).strip()
 
 
 def _brackets(text: str) -> tuple[int, int]:
-    """From the first one to the last."""
+    """The range from the first opening to the last closing bracket."""
     begin = min((at for at in map(text.find, "{[") if at >= 0), default=0)
     return begin, max(begin, *(text.rfind(bracket) + 1 for bracket in "}]"))
 
 
 def parsed(text: str) -> Any:
-    """ValueError if it is no JSON, or an object in it has a key twice."""
+    """Parses JSON. Raises ValueError if it is invalid or an object has a duplicate key."""
     try:
         return loads_exactly(text, _refused)
     except RecursionError:

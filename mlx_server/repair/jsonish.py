@@ -1,4 +1,4 @@
-"""JSON with a slip in it: a comma too many or too few, other quotes, a comment, a Python word."""
+"""Reads JSON with slips: wrong commas, other quotes, comments, Python's words."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from mlx_server import limits
 from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.malformed import Malformed
 
-# The escape stands by itself so that no quote behind a backslash begins a string: each of many
-# such could have to be followed to the end of the text.
+# The alternative for escapes keeps a quote after a backslash from opening a string: with many of
+# them, each could be scanned to the end of the text.
 STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|\\.|[][{}]', re.DOTALL)
 STRINGS_AND_COMMENTS = re.compile(
     r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“[^“”]*”|\\.|(//[^\n]*|\#[^\n]*|/\*.{0,1000}?\*/)""",
@@ -27,7 +27,7 @@ SIGNS = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f"} | {
     "r": "\r",
     "t": "\t",
 }
-# A zero in front is a word of its own: nobody knows what such a number is.
+# A leading zero counts as a word of its own, because such a number is ambiguous.
 NUMBERS_AND_WORDS = re.compile(
     r"((?:(?!0_?\d)\d(?:_?\d)*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
     r"""|([^\W\d_]+|0+(?=_?\d)|[^\s\w{}\[\](),:;"'`“”‘’]|_)"""
@@ -36,17 +36,20 @@ QUOTES = frozenset("\"'`“”‘’")
 ENDS = re.compile("[]}\"'`“”‘’]")
 UNQUOTED = re.compile(r"[^\W\d](?:.*\w)?", re.DOTALL)
 NO_TEXT = frozenset({"nil", "undefined", "nan", "infinity", "inf"})
-"""Words that mean a value which JSON has no word for."""
+"""Words for values that JSON can't express."""
 
 
 def loads(text: str, *, missing: int = 0) -> Any:
-    """missing: closing brackets that may be. What lacks more was cut off, and is not made up."""
+    """Reads JSON and repairs slips. Raises Malformed.
+
+    missing: how many closing brackets may be absent; text that lacks more was cut off.
+    """
     if len(text) > limits.MENDED_JSON_CHARACTERS.value:
         raise Malformed("too long to be repaired")
     brackets = [found for found in STRINGS_AND_BRACKETS.findall(text) if len(found) == 1]
     opened = sum(1 if bracket in "[{" else -1 for bracket in brackets)
     if not brackets or opened > missing or text.rstrip()[-1:] not in ("}", "]"):
-        raise Malformed("no whole JSON")
+        raise Malformed("not complete JSON")
     try:
         return loads_exactly(text)
     except (ValueError, RecursionError):
@@ -59,19 +62,19 @@ def _repaired(text: str) -> Any:
     text = ESCAPE.sub(_spelled_out, text)
     try:
         found = json_repair.loads(text, skip_json_loads=True, strict=True)
-        said = json.dumps(found, ensure_ascii=False)
+        repaired = json.dumps(found, ensure_ascii=False)
     except (ValueError, RecursionError):
-        raise Malformed("no JSON") from None
+        raise Malformed("not JSON") from None
     without_comments = STRINGS_AND_COMMENTS.sub(lambda m: " " if m[1] else m[0], text)
-    if _words(said) != _words(without_comments):
-        raise Malformed("something would be lost")
+    if _words(repaired) != _words(without_comments):
+        raise Malformed("the repair would lose something")
     if not _occur_in_order(_strings(found), ESCAPE.sub(_unescape, text)):
-        raise Malformed("a text would be another")
+        raise Malformed("the repair would change a string")
     return found
 
 
 def _spelled_out(escape: re.Match[str]) -> str:
-    """What json-repair leaves as it is."""
+    """Replaces the escapes that json_repair does not decode."""
     high, _, _, sign = escape.groups()
     return _unescape(escape) if high or sign == "/" else escape[0]
 
@@ -84,7 +87,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _words(text: str) -> list[float | str]:
-    """Whatever is not the punctuation of JSON, or of what is taken for it."""
+    """The numbers and words of a text, without JSON's punctuation and its lookalikes."""
     found = NUMBERS_AND_WORDS.findall(ESCAPE.sub(_unescape, text))
     words = (float(number.replace("_", "")) if number else word for number, word in found)
     return ["null" if word in ("None", "none") else _folded_word(word) for word in words]
@@ -108,7 +111,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _occur_in_order(strings: Iterator[str], text: str) -> bool:
-    """Whether they stand there in this order, between quotes or as bare words."""
+    """Whether the strings occur in the text in this order, quoted or as bare words."""
     at = 0
     for string in strings:
         at = text.find(string, at)

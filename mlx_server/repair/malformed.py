@@ -1,2 +1,2 @@
 class Malformed(Exception):
-    """What looked like markup is none, or is broken beyond repair: it is text."""
+    """The text looked like markup but is not, or is broken beyond repair; it stays text."""

@@ -1,15 +1,15 @@
-"""The tool that a model meant by a name that is not quite its own."""
+"""Finds the tool that a model meant by a slightly wrong name."""
 
 import re
 from collections.abc import Iterable
 
 PREFIXES = ("functions.", "functions:", "function.", "tools.", "tool.", "default_api.")
 LEAKED = re.compile(r"<\|.*|<｜.*|\[[A-Z_]+\].*", re.DOTALL)
-"""Control tokens that ran into the name, and what follows them."""
+"""Control tokens that leaked into the name, and the text after them."""
 
 
 def match_tool_name(written: str, names: Iterable[str]) -> str | None:
-    """The name among `names`; None where there is none, or more than one could be meant."""
+    """Returns the matching name; None if no name, or more than one, could be meant."""
     known = list(names)
     if written in known:
         return written

@@ -1,1 +1,1 @@
-"""Where the files of models come from: folders, the hub, other programs, transcripts."""
+"""The sources of model files: folders, the hub, other programs' folders, transcripts."""

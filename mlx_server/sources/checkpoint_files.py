@@ -1,4 +1,4 @@
-"""Which files make a checkpoint, and what its small ones tell before its weights are there."""
+"""The files of a checkpoint, and the checks that need only the small ones, without weights."""
 
 import re
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ NEEDED = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
 WANTED = [*SMALL, "model*.safetensors"]
 ADAPTER_FILES = [CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS]
 SHOWN = 8
-"""Of the names of missing files, which may be very many."""
+"""How many missing files an error lists by name."""
 
-# Subfolders hold the model in other formats, and the `*` of a pattern would reach into them.
+# Ignored: subfolders hold the model in other formats, and the `*` of a pattern matches a "/" too.
 NESTED = "*/*"
 
 
@@ -32,9 +32,12 @@ def missing(folder: Path) -> list[str]:
 
 
 def missing_of(names: Iterable[str]) -> list[str]:
-    """Of a checkpoint with these files, what there has to be besides. Raises ModelUnusable."""
-    there = set(names)
-    weights = set(filter(WEIGHTS.fullmatch, there))
+    """Lists the files that a checkpoint with these files lacks.
+
+    Raises ModelUnusable if the names promise too many files of weights.
+    """
+    present = set(names)
+    weights = set(filter(WEIGHTS.fullmatch, present))
     series = {shard.groups() for shard in map(SHARD.fullmatch, weights) if shard}
     most = limits.CHECKPOINT_FILES.value
     if max(len(weights), sum(int(count) for _, count in series)) > most:
@@ -46,15 +49,15 @@ def missing_of(names: Iterable[str]) -> list[str]:
         for stem, count in series
         for number in range(1, int(count) + 1)
     }
-    lacking = [] if "config.json" in there else ["config.json"]
-    lacking += [] if there & set(TOKENIZERS) else ["tokenizer.json"]
+    lacking = [] if "config.json" in present else ["config.json"]
+    lacking += [] if present & set(TOKENIZERS) else ["tokenizer.json"]
     lacking += sorted(shards - weights) + ([] if weights else ["model*.safetensors"])
     more = len(lacking) - SHOWN
     return lacking if more <= 0 else [*lacking[:SHOWN], f"{more} more files"]
 
 
 def check_small_files(folder: Path, name: str) -> None:
-    """Raises ModelUnusable where they show that the model can't be used."""
+    """Raises ModelUnusable if the small files show that the model can't be used."""
     check_model(folder)
     check_architecture(read_json(folder / "config.json"), name)
     Tokenizer(tokenizer_json(folder))

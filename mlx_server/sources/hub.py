@@ -1,4 +1,4 @@
-"""Models and adapters of the Hugging Face hub, looked at before the first gigabyte moves."""
+"""Models and adapters of the Hugging Face hub, checked before their weights are downloaded."""
 
 import difflib
 import errno
@@ -45,22 +45,25 @@ log = logging.getLogger("mlx_server.pool")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 LISTED = 5
-"""Names of models or revisions that a refusal tells."""
+"""How many models or revisions an error suggests."""
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of the hub."""
+    """A model on the hub, and the bound on its size."""
 
     name: str
     revision: str | None = None
-    """A branch, a tag or a commit; None: the newest."""
+    """A branch, tag or commit; None: the newest commit."""
     budget: int | None = None
-    """Bytes of memory that its weights may take; None: any number."""
+    """Bytes of memory that its weights may take; None: no bound."""
 
 
 def fetch_model(wanted: HubModel, progress: Progress) -> Path:
-    """Its folder, downloaded if need be. Raises ModelUnusable, or NotEnoughMemory."""
+    """Returns the model's folder; downloads it first if need be.
+
+    Raises SettingsError, ModelUnusable or NotEnoughMemory.
+    """
     name = wanted.name
     if not HUB_ID.fullmatch(name):
         raise SettingsError(f"{name!r} is not a hub id. Write hf:org/name.")
@@ -90,7 +93,8 @@ def cached(name: str, revision: str | None = None) -> Path | None:
         )
     except LocalEntryNotFoundError:
         return None
-    # The client can tell an interrupted download only from a file list that older ones don't keep.
+    # The client detects an interrupted download only by a file list that its older versions don't
+    # keep.
     return None if missing(Path(folder)) else Path(folder)
 
 
@@ -119,7 +123,7 @@ def cached_adapter(name: str) -> Path | None:
 
 
 def check(wanted: HubModel) -> None:
-    """Raises what `fetch_model` would before it fetches the weights; small files are fetched."""
+    """Fetches the small files only; raises the errors of `fetch_model` that they reveal."""
     try:
         if cached(wanted.name, wanted.revision) is None:
             _checked(wanted)
@@ -134,13 +138,13 @@ def _download(wanted: HubModel, progress: Progress) -> Path:
 
     folder = _checked(wanted)
     if is_offline_mode():
-        return folder  # nothing more can be had
+        return folder  # offline, only the cached files are available
     bar: Any = partial(_Bar, partial(progress, f"downloading {wanted.name}"))
     return Path(_snapshot(wanted, WANTED, tqdm_class=bar))
 
 
 def _checked(wanted: HubModel) -> Path:
-    """The folder with the small files, once nothing speaks against fetching the weights."""
+    """Fetches the small files and checks that the weights can be fetched and used."""
     from huggingface_hub import is_offline_mode
 
     if not is_offline_mode():
@@ -158,7 +162,7 @@ def _checked(wanted: HubModel) -> Path:
 
 
 def _check_answers(wanted: HubModel) -> None:
-    """By itself the client waits for ever for a hub that takes a connection and says nothing."""
+    """Fails if the hub accepts a connection but never responds: the client sets no timeout."""
     from huggingface_hub import HfApi, constants
 
     seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -166,11 +170,11 @@ def _check_answers(wanted: HubModel) -> None:
         HfApi().model_info(wanted.name, revision=wanted.revision, timeout=seconds)
     except httpx2.TimeoutException:
         raise ModelUnusable(
-            f"Can't get {wanted.name} from the hub: it says nothing for {seconds} seconds. Check "
-            "the network, or set HF_HUB_DOWNLOAD_TIMEOUT to wait longer."
+            f"Can't get {wanted.name} from the hub: it did not respond within {seconds} seconds. "
+            "Check the network, or set HF_HUB_DOWNLOAD_TIMEOUT to wait longer."
         ) from None
     except Exception:
-        log.debug("the download itself tells this better", exc_info=True)
+        log.debug("the download reports this error in more detail", exc_info=True)
 
 
 def _snapshot(wanted: HubModel, patterns: list[str], **options: Any) -> Any:
@@ -204,25 +208,28 @@ def _check_disk(wanted: HubModel, files: Iterable[Any]) -> None:
     if needed > free:
         raise ModelUnusable(
             f"{wanted.name} was not downloaded: {_size(needed)} are left to fetch, and the disk "
-            f"of the Hugging Face cache has {_size(free)} free. Make room, or set HF_HOME to a "
-            "folder on another disk."
+            f"of the Hugging Face cache has {_size(free)} free. Free some space, or set HF_HOME to "
+            "a folder on another disk."
         )
 
 
 def _begun(repository: Path) -> int:
-    """Bytes of files that an earlier download has left unfinished."""
+    """The bytes of unfinished files that an earlier download left."""
     return sum(path.stat().st_size for path in repository.glob("blobs/*.incomplete"))
 
 
 class _Bar:
-    """As much of tqdm as the hub client uses. A real bar keeps its lock when a report raises."""
+    """The part of tqdm's interface that the hub client uses.
+
+    tqdm itself would keep its lock when a progress report raises.
+    """
 
     format_dict: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self, report: Callable[[int, int], None], desc: str = "", total: int = 0, **_: Any
     ) -> None:
-        # Other bars count files, and the bytes on the wire; this one the bytes on disk.
+        # This bar counts bytes on disk; the others count files or bytes on the wire.
         self._counts = desc.startswith("Reconstructing")
         self._report = report
         self._lock = Lock()
@@ -253,9 +260,9 @@ def _unusable(wanted: HubModel, error: Exception) -> ModelUnusable:
 
 def _lacks(name: str, lacking: list[str]) -> str:
     return (
-        f"{name} has no {', '.join(lacking)}, neither here nor where it came from. "
-        "Use an MLX checkpoint of the model, such as those of mlx-community; if hub access "
-        f"is off (HF_HUB_OFFLINE), fetch the rest with `hf download {name}`."
+        f"{name} has no {', '.join(lacking)}, neither in the local cache nor on the hub. "
+        "Use an MLX checkpoint of the model, for example from mlx-community. If hub access is "
+        f"off (HF_HUB_OFFLINE), fetch the missing files with `hf download {name}`."
     )
 
 
@@ -272,8 +279,8 @@ def _fix(wanted: HubModel, error: Exception) -> str:
             )
         case errors.RepositoryNotFoundError():
             return (
-                "there is no such model, or it is private (and there is no such folder here). "
-                f"Check the spelling{_nearest(name)}; for a private one run `hf auth login` or "
+                "it does not exist there, or is private (and there is no such local folder). "
+                f"Check the spelling{_nearest(name)}; for a private model run `hf auth login` or "
                 "set HF_TOKEN."
             )
         case errors.RevisionNotFoundError():
@@ -283,20 +290,20 @@ def _fix(wanted: HubModel, error: Exception) -> str:
             )
         case errors.LocalEntryNotFoundError() if is_offline_mode():
             return (
-                "it is not, or not all, in the local cache, and HF_HUB_OFFLINE is set. "
-                f"Unset it, or run `hf download {name}` where there is a network."
+                "the local cache does not have all its files, and HF_HUB_OFFLINE is set. "
+                f"Unset it, or run `hf download {name}` while online."
             )
         case errors.LocalEntryNotFoundError() if (found := _status_message(cause)) is not None:
             return found
         case errors.LocalEntryNotFoundError():
             return (
-                "it is not, or not all, in the local cache, and the hub can't be reached "
+                "the local cache does not have all its files, and the hub can't be reached "
                 f"({public_message(cause)}). Check the network, or give the path of a local folder."
             )
         case OSError(errno=errno.ENOSPC):
             return (
-                "the disk of the Hugging Face cache is full. Make room, or set HF_HOME to a "
-                "folder on another disk; what was fetched is kept."
+                "the disk of the Hugging Face cache is full. Free some space, or set HF_HOME to a "
+                "folder on another disk. Files that were fetched are kept."
             )
         case _:
             refused = _status_message(error)
@@ -307,31 +314,31 @@ def _fix(wanted: HubModel, error: Exception) -> str:
 
 
 def _status_message(error: BaseException) -> str | None:
-    """What a status of the hub means, where the client has no error of its own for it."""
+    """Explains a status of the hub for which the client has no error class."""
     from huggingface_hub import errors
 
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     match status:
         case 401 | 403:
             return (
-                f"the hub refuses it (status {status}). Set HF_TOKEN to a token that may read it, "
-                "or run `hf auth login`."
+                f"the hub denies access (status {status}). Set HF_TOKEN to a token with read "
+                "access, or run `hf auth login`."
             )
         case 429:
-            return "the hub has had too many requests. Wait a little, or set HF_TOKEN."
+            return "the hub's rate limit is reached. Wait a little, or set HF_TOKEN."
         case _:
             return None
 
 
 def _nearest(name: str) -> str:
-    """Names of the same owner that are spelled alike."""
+    """Suggests models of the same owner with a similar name."""
     from huggingface_hub import HfApi
 
     owner, _, model = name.partition("/")
     with suppress(Exception):  # it is a hint
         listed = [found.id for found in HfApi().list_models(author=owner, limit=1000)]
         alike = difflib.get_close_matches(f"{owner}/{model}", listed, LISTED, 0.6)
-        return f" (there is {', '.join(alike)})" if alike else ""
+        return f" (similar names: {', '.join(alike)})" if alike else ""
     return ""
 
 
@@ -341,7 +348,7 @@ def _revisions(name: str) -> str:
     with suppress(Exception):  # it is a hint
         refs = HfApi().list_repo_refs(name)
         listed = [ref.name for ref in (*refs.branches, *refs.tags)][:LISTED]
-        return f"; there is {', '.join(listed)}" if listed else ""
+        return f", such as {', '.join(listed)}" if listed else ""
     return ""
 
 

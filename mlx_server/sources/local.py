@@ -1,6 +1,6 @@
-"""Checkpoints that are on this machine already: in the Hugging Face cache and LM Studio's folders.
+"""Checkpoints that are already on this machine: in the Hugging Face cache and LM Studio's folders.
 
-Nothing is fetched, and nothing but the small files of each checkpoint is read.
+Nothing is fetched, and only the small files of each checkpoint are read.
 """
 
 import os
@@ -21,7 +21,7 @@ LM_STUDIO_POINTER = ".lmstudio-home-pointer"
 """A file in the user's home that names the folder which LM Studio uses."""
 
 LM_STUDIO_HOMES = (".lmstudio", ".cache/lm-studio")
-"""In the user's home: where LM Studio keeps its files by default, and where older ones did."""
+"""Folders in the user's home where LM Studio, and its older versions, keep their files."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Candidate:
     """A folder that may hold a checkpoint."""
 
     id: str
-    """As the hub names it: organisation and model."""
+    """The organisation and model, as in a hub id."""
     source: str
-    """For `source:` in models.yaml."""
+    """The value for `source:` in models.yaml."""
     folder: Path
 
 
@@ -41,7 +41,7 @@ class LocalModel:
     source: str
     family: str
     nbytes: int
-    """What its weights take in memory."""
+    """The bytes that its weights take in memory."""
     problem: str = ""
     """Why it can't be served; empty if it can."""
 
@@ -76,7 +76,7 @@ def _in_hub_cache() -> Iterator[Candidate]:
 
 
 def _in_folders(roots: Iterable[Path]) -> Iterator[Candidate]:
-    """LM Studio has a folder for each publisher, and in it one for each model."""
+    """LM Studio keeps models in folders named PUBLISHER/MODEL."""
     for root in roots:
         for folder in root.glob("*/*"):
             yield Candidate(f"{folder.parent.name}/{folder.name}", str(folder), folder)

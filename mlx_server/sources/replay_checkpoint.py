@@ -1,7 +1,7 @@
-"""The checkpoint folder of a replay model: everything but weights.
+"""Makes the checkpoint folder of a replay model: everything but weights.
 
-Unless the owner names a tokenizer, it is the family's own, or a byte-level one: 256 bytes, and the
-family's special tokens as single ids; a family that names none gets one to end with.
+Unless models.yaml names a tokenizer, it is the family's own or a byte-level one. The latter has
+256 bytes and the family's special tokens as single ids; a family without any gets `END`.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ CONTEXT = 131_072
 END = "<|endoftext|>"
 
 Files = dict[str, str]
-"""Text by name."""
+"""The text of each file, by file name."""
 
 TEMPLATE = """\
 {%- for tool in tools or [] %}tool: {{ tool.function | tojson }}
@@ -39,7 +39,10 @@ call {{ call.id }}: {{ call.function.name }} {{ call.function.arguments | tojson
 
 
 def replay_checkpoint(folder: Path, family: ModelFamily, tokenizer: Path | None) -> Path:
-    """Made once for the same files; `tokenizer` is a folder with a tokenizer.json."""
+    """Returns a folder that is made once for the same files.
+
+    tokenizer: a folder with a tokenizer.json; None: the family's, or a byte-level one.
+    """
     files = _borrowed(tokenizer) if tokenizer else _built_in(family)
     digest = hashlib.sha256(json.dumps([family.name, files], sort_keys=True).encode()).hexdigest()
     checkpoint = folder / f"{family.name}-{digest[:16]}"
@@ -48,14 +51,14 @@ def replay_checkpoint(folder: Path, family: ModelFamily, tokenizer: Path | None)
             _write(checkpoint, files)
     except OSError as error:
         raise ModelUnusable(
-            f"Can't make the replay model in the cache: {public_message(error)}. Make it writable, "
-            "or set MLX_SERVER_CACHE to another folder."
+            f"Can't write the replay model to the cache: {public_message(error)}. Make the cache "
+            "writable, or set MLX_SERVER_CACHE to another folder."
         ) from None
     return checkpoint
 
 
 def _write(checkpoint: Path, files: Files) -> None:
-    """All of it or nothing."""
+    """Writes a temporary folder and renames it, so that no incomplete checkpoint is left."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".replay-", dir=checkpoint.parent) as name:
         work = Path(name) / "made"
@@ -65,7 +68,7 @@ def _write(checkpoint: Path, files: Files) -> None:
         try:
             work.rename(checkpoint)
         except OSError:
-            if not checkpoint.is_dir():  # or another process was first, with the same files
+            if not checkpoint.is_dir():  # else another process has made it from the same files
                 raise
 
 
@@ -87,7 +90,7 @@ def _built_in(family: ModelFamily) -> Files:
 
 
 def _borrowed(folder: Path) -> Files:
-    """The owner's own, with the template and the end token that belong to it."""
+    """The files of a given tokenizer, with its own chat template and end token if it has them."""
     check_model(folder)
     made = _from_folder(folder)
     files = {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})}

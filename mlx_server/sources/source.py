@@ -1,4 +1,4 @@
-"""Where the files of a model or adapter come from: a local folder, the hub, or the demo model."""
+"""Resolves a model's or adapter's source: a local folder, a hub id, or the demo model."""
 
 import os
 import re
@@ -20,18 +20,17 @@ from mlx_server.sources.hub import (
 
 KINDS = "the path of a folder, a hub id such as mlx-community/Qwen3-0.6B-4bit, or demo:smollm2"
 
-
 DEMO = "demo:smollm2"
 
 
 def resolve(
     source: str, progress: Progress, *, revision: str | None = None, budget: int | None = None
 ) -> Path:
-    """A local folder with config.json, a tokenizer and weights, fetched if need be.
+    """Returns a local folder with config.json, a tokenizer and weights; fetches it if need be.
 
-    It blocks, for minutes when there is much to fetch. Raises SettingsError when `source` is of
-    no known kind, ModelUnusable when its files can't be had, and NotEnoughMemory when weights that
-    are not here would take more than the budget.
+    It may block for minutes while it fetches. Raises SettingsError if the kind of `source` is
+    unknown, ModelUnusable if its files are missing or can't be fetched, and NotEnoughMemory if
+    weights to be fetched would take more than `budget` bytes.
     """
     kind, colon, name = source.partition(":")
     if colon and kind == "demo":
@@ -45,11 +44,11 @@ def resolve(
         return fetch_model(HubModel(source, revision, budget), progress)
     if not source or re.match(r"[a-z]\w*:", source):
         raise SettingsError(f"{source!r} is not a known kind of model source. Use {KINDS}.")
-    raise ModelUnusable(f"There is no folder {folder.name!r} where it should be. Use {KINDS}.")
+    raise ModelUnusable(f"The folder {folder.name!r} does not exist. Use {KINDS}.")
 
 
 def check(source: str, revision: str | None = None) -> None:
-    """Raises what `resolve` would raise, as far as it can be known before anything large moves."""
+    """Raises those errors of `resolve` that can be found without downloading weights."""
     kind, colon, name = source.partition(":")
     is_hub_id = HUB_ID.fullmatch(source) and not os.path.exists(os.path.expanduser(source))
     if colon and kind == "hf" and HUB_ID.fullmatch(name):
@@ -61,7 +60,7 @@ def check(source: str, revision: str | None = None) -> None:
 
 
 def on_disk(source: str, revision: str | None = None) -> Path | None:
-    """The folder that `resolve` would give, if it is there already; None: it would be fetched."""
+    """The folder that `resolve` would return; None if it would have to be fetched first."""
     kind, colon, name = source.partition(":")
     if colon and kind == "demo":
         from mlx_server.sources.demo import made_checkpoint
@@ -80,9 +79,9 @@ def on_disk(source: str, revision: str | None = None) -> Path | None:
 
 
 def resolve_adapter(source: str, progress: Progress) -> Path:
-    """An adapter's folder, fetched if it is a hub id. Raises AdapterInvalid when it can't be had.
+    """Returns an adapter's folder, unread; fetches it first if `source` is a hub id.
 
-    It may block for long. What is in the folder is not looked at.
+    It may block for long. Raises AdapterInvalid if it can't be fetched.
     """
     if (folder := adapter_on_disk(source)) is not None:
         return folder
@@ -90,7 +89,7 @@ def resolve_adapter(source: str, progress: Progress) -> Path:
 
 
 def adapter_on_disk(source: str) -> Path | None:
-    """An adapter's folder; None: it is a hub id, and not in the local cache."""
+    """Returns an adapter's folder; None: `source` is a hub id that the local cache lacks."""
     name = source.removeprefix("hf:")
     return cached_adapter(name) if HUB_ID.fullmatch(name) else Path(source)
 
@@ -98,9 +97,8 @@ def adapter_on_disk(source: str) -> Path | None:
 def _demo(name: str, progress: Progress) -> Path:
     if name != "smollm2":
         raise SettingsError(f"There is no demo model {name!r}; the only one is demo:smollm2.")
-    from mlx_server.sources.demo import (
-        demo_checkpoint,  # numpy and gguf, which no other source needs
-    )
+    # imported here because it needs numpy and gguf, which no other source does
+    from mlx_server.sources.demo import demo_checkpoint
 
     return demo_checkpoint(progress)
 
@@ -108,13 +106,13 @@ def _demo(name: str, progress: Progress) -> Path:
 def _local(folder: Path) -> Path:
     if not folder.is_dir():
         raise ModelUnusable(
-            f"{folder.name!r} is a file. Give the folder of a checkpoint, with config.json, "
-            "tokenizer.json and model*.safetensors in it."
+            f"{folder.name!r} is a file. Name a checkpoint folder that contains config.json, "
+            "tokenizer.json and model*.safetensors."
         )
     if lacking := missing(folder):
         raise ModelUnusable(
-            f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}. Copy what is "
-            "missing, or make an MLX checkpoint with `mlx_lm.convert`."
+            f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}. Copy the missing "
+            "files, or make an MLX checkpoint with `mlx_lm.convert`."
         )
     folder = folder.resolve()
     check_model(folder)

@@ -1,4 +1,4 @@
-"""A model's tokenizer.json: its own, or one made from what it has in its place and kept."""
+"""A model's tokenizer.json: its own, or one converted from another format and cached."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import cache_dir
 
 FORMAT = 1
-"""To be raised whenever the files come out different, so that old ones are not taken for new."""
+"""Increase this whenever the written files change, so that files in the cache are made again."""
 
 OWN = "tokenizer.json"
 
@@ -26,11 +26,11 @@ MADE_FROM: dict[str, Callable[[Path, Mapping[str, Any]], tokenizers.Tokenizer]] 
     "tokenizer.model": sentencepiece_tokenizer,
 }
 TOKENIZERS = (OWN, *MADE_FROM)
-"""The first that is there is used."""
+"""Names of tokenizer files; the first that exists is used."""
 
 
 def tokenizer_json(folder: Path) -> Path:
-    """Raises ModelUnusable where none can be made."""
+    """Returns the path of a tokenizer.json. Raises ModelUnusable if the conversion fails."""
     found = [name for name in TOKENIZERS if (folder / name).is_file()]
     if not found or found[0] == OWN:
         return folder / OWN
@@ -49,7 +49,7 @@ def _digest(source: Path, config: Mapping[str, Any]) -> str:
 
 
 def _keep(tokenizer: tokenizers.Tokenizer, made: Path) -> None:
-    """There whole or not at all."""
+    """Writes a temporary file and renames it, so that no incomplete file is left."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=made.parent, encoding="utf-8", delete=False) as file:
@@ -57,6 +57,6 @@ def _keep(tokenizer: tokenizers.Tokenizer, made: Path) -> None:
         os.replace(file.name, made)
     except OSError as error:
         raise ModelUnusable(
-            f"The tokenizer that was made of this model can't be kept: {public_message(error)}. "
-            "Give the cache some writable disk, or set MLX_SERVER_CACHE to another folder."
+            f"Can't write the model's converted tokenizer to the cache: {public_message(error)}. "
+            "Make the cache writable, or set MLX_SERVER_CACHE to another folder."
         ) from None

@@ -1,8 +1,8 @@
-"""Replay models: what a model without weights is to say, and to whom.
+"""Transcripts: the recorded raw output that a replay model plays.
 
-A transcript is a YAML or JSON list, or JSON Lines. Every entry holds raw output as a model would
-write it, special tokens and all. Entries with a `match` answer the requests that they match; the
-others answer the rest in order, round and round.
+A transcript is a YAML or JSON list, or JSON Lines. Every entry holds raw output as a model writes
+it, including special tokens. Entries with a `match` answer the requests that they match; the
+others answer the remaining requests in order, starting again after the last.
 """
 
 import itertools
@@ -29,17 +29,17 @@ class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: str | None = None
     output_token_ids: tuple[int, ...] | None = None
     match: str | None = None
-    """The whole last user text, or `regex:` and a pattern to be found in it."""
+    """The entire last user message, or `regex:` and a pattern to search for in it."""
     finish: Literal["stop", "length"] = "stop"
-    """`stop`: a stop token follows the output; `length`: it was cut there."""
+    """`stop`: a stop token follows the output; `length`: the output was cut off there."""
     delay_ms: float = 0.0
-    """Between two tokens."""
+    """The delay before each further token."""
     generation_prompt: str = ""
-    """What the prompt ends with, for families whose template leaves the model inside a block."""
+    """The end of the prompt, for families whose template leaves the model inside a block."""
 
     def __post_init__(self) -> None:
         if (self.output is None) == (self.output_token_ids is None):
-            raise ValueError("either `output` or `output_token_ids`")
+            raise ValueError("it needs either `output` or `output_token_ids`")
         if self.finish == "length" and not (self.output or self.output_token_ids):
             raise ValueError("with `finish: length` the `output` can't be empty")
         for name in ("output", "generation_prompt"):
@@ -73,23 +73,29 @@ class Transcript:
         self._in_order: Iterator[TranscriptEntry] = itertools.cycle(in_order)
 
     def pick(self, prompt: Prompt) -> TranscriptEntry:
-        """The entry that answers this prompt; entries without a match are used up in turn."""
+        """Picks the entry that answers this prompt, and advances the entries without a match."""
         text = _last_user_text(prompt)
         found = next((entry for entry in self._matching if entry.answers(text)), None)
         found = found or next(self._in_order, None)
         if found is None:
             raise BadRequest(
-                f"Every entry of the transcript has a `match`, and none is {text[:60]!r}.",
+                f"No entry of the transcript matches {text[:60]!r}. Add one with this `match`, or "
+                "one without a `match`.",
                 param="messages" if isinstance(prompt, Conversation) else "prompt",
             )
         return found
 
 
 def read_transcript(path: Path, vocabulary: int) -> Transcript:
-    """vocabulary: token ids in it are below this."""
+    """Reads a transcript. Raises ModelUnusable.
+
+    vocabulary: the number of token ids; ids in the file must be below it.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ModelUnusable(f"The transcript {path.name} is over {MAX_BYTES >> 20} MiB.")
+            raise ModelUnusable(
+                f"The transcript {path.name} is larger than {MAX_BYTES >> 20} MiB. Split it."
+            )
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelUnusable(
@@ -111,7 +117,9 @@ def _entry(number: int, raw: Any, vocabulary: int) -> TranscriptEntry:
         entry = msgspec.convert(raw, TranscriptEntry)
         unknown = [id for id in entry.output_token_ids or () if not 0 <= id < vocabulary]
         if unknown:
-            raise ValueError(f"`output_token_ids` has {unknown[0]}, of {vocabulary} there are")
+            raise ValueError(
+                f"`output_token_ids` has {unknown[0]}, but the vocabulary has {vocabulary} tokens"
+            )
     except ValueError as error:
         raise ValueError(f"entry {number}: {error}") from None
     return entry
@@ -119,10 +127,10 @@ def _entry(number: int, raw: Any, vocabulary: int) -> TranscriptEntry:
 
 def _parsed(path: Path, text: str) -> list[Any]:
     if path.suffix in (".jsonl", ".ndjson"):
-        # not splitlines, since some of what it splits at may stand in a JSON string
+        # splitlines() would also split at characters that a JSON string may contain
         lines = [line for line in text.split("\n") if line.strip()]
         return [_line(number, line) for number, line in enumerate(lines, 1)]
-    # YAML takes each half of an escaped surrogate pair for a character
+    # JSON is not read as YAML, which makes two characters of an escaped surrogate pair
     found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     if not isinstance(found, list | None):
         raise ValueError("it should be a list of entries")

@@ -1,4 +1,4 @@
-"""What outlives a request: responses, what went into them, and conversations, in SQLite."""
+"""The SQLite store of responses, their input items, and conversations."""
 
 from mlx_server.store.items import too_much
 from mlx_server.store.records import (

@@ -1,4 +1,4 @@
-"""What time it is, for the removal of what is old: clocks are set wrong, and then right again."""
+"""The clock by which old records are removed; it distrusts sudden jumps of the system clock."""
 
 import math
 import time
@@ -8,11 +8,11 @@ from sqlite3 import Connection
 DAY = 86400.0
 
 LEAP_SECONDS = 366 * DAY
-"""A clock that is this far ahead of what it said last is more likely wrong than right: an empty
-battery, a mistaken time server."""
+"""A clock that is this far ahead of its last reading is more likely wrong than right, for example
+because of an empty battery or a wrong time server."""
 
 DOUBT_SECONDS = DAY / 4
-"""How long it has to stay there, with the server running, to be believed."""
+"""How long such a clock must stay ahead, with the server running, before it is trusted."""
 
 NEVER = -math.inf
 
@@ -26,9 +26,9 @@ class AgeClock:
         self._doubted_since: float | None = None
 
     def now(self, db: Connection) -> float:
-        """`NEVER` while the clock is in doubt: nothing is old then.
+        """Returns the time, or `NEVER` while the clock is in doubt, so that no record is old then.
 
-        A clock that goes back makes nothing older, and is believed at once.
+        A clock that was set back makes no record older and is trusted at once.
         """
         now, steady = self._clock(), self._steady()
         seen = _last_time(db)
@@ -43,7 +43,7 @@ class AgeClock:
 
 
 def _last_time(db: Connection) -> float | None:
-    """Without a pruning before, the time of what was stored first: that can't be from later on."""
+    """The time of the last pruning; before the first one, that of the first stored record."""
     row = db.execute("SELECT at FROM seen").fetchone()
     row = row or db.execute("SELECT used_at FROM records ORDER BY seq LIMIT 1").fetchone()
     return float(row[0]) if row else None

@@ -1,4 +1,4 @@
-"""Conversations and their items."""
+"""The store's operations on conversations and their items."""
 
 from collections.abc import Sequence
 from sqlite3 import Connection
@@ -47,7 +47,7 @@ class Conversations(Database):
 
     @writes
     def delete_conversation(self, db: Connection, id: str, owner: str) -> None:
-        """Its responses stay, with items of their own."""
+        """Deletes the conversation; its responses stay, with their own copies of the items."""
         drop(db, "conversation", id, owner)
 
     @writes
@@ -64,7 +64,7 @@ class Conversations(Database):
     def whole_conversation(
         self, db: Connection, id: str, owner: str, most_bytes: int
     ) -> Sequence[ItemRecord]:
-        """All of its items, in order."""
+        """Returns all of its items in order. Raises TooLarge if they exceed `most_bytes`."""
         seq = find(db, "conversation", id, owner)
         Measure("conversation", most_bytes).add(db, seq)
         return all_of(db, seq)

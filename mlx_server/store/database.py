@@ -1,4 +1,4 @@
-"""One file, one thread that speaks to it: calls run in order and the event loop never waits."""
+"""The database thread: calls run one at a time in order, and the event loop never blocks."""
 
 import asyncio
 import errno
@@ -25,21 +25,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RETRY_SECONDS = 1.0
-"""After a failure, calls fail at once for so long: they would wait in line for the same failure."""
+"""For this long after a failure, calls fail at once instead of queueing for the same failure."""
 
 READ = "BEGIN"
 WRITE = "BEGIN IMMEDIATE"
 
 REMEDIES = {
-    sqlite3.SQLITE_BUSY: "is locked by another program: end that one.",
-    sqlite3.SQLITE_FULL: "can't grow, the disk is full: free some space.",
+    sqlite3.SQLITE_BUSY: "is locked by another program: close that program.",
+    sqlite3.SQLITE_FULL: "can't grow because the disk is full: free some space.",
     sqlite3.SQLITE_READONLY: "can't be written: check its permissions and its folder's.",
     sqlite3.SQLITE_CANTOPEN: "can't be opened: check its permissions and its folder's.",
     sqlite3.SQLITE_PERM: "can't be opened: check its permissions and its folder's.",
-    sqlite3.SQLITE_CORRUPT: "is damaged. A server sets it aside and begins a new one: try again.",
-    sqlite3.SQLITE_NOTADB: "is damaged. A server sets it aside and begins a new one: try again.",
-    sqlite3.SQLITE_IOERR: "could not be read or written: check the disk and the space on it.",
+    sqlite3.SQLITE_CORRUPT: "is damaged. The server renames it and starts a new one: try again.",
+    sqlite3.SQLITE_NOTADB: "is damaged. The server renames it and starts a new one: try again.",
+    sqlite3.SQLITE_IOERR: "could not be read or written: check the disk and its free space.",
 }
+"""What is wrong and what to do, by SQLite's primary error code."""
 
 REMEDIES_BY_ERRNO = {
     errno.EROFS: REMEDIES[sqlite3.SQLITE_READONLY],
@@ -49,17 +50,16 @@ REMEDIES_BY_ERRNO = {
     errno.EDQUOT: REMEDIES[sqlite3.SQLITE_FULL],
     errno.EIO: REMEDIES[sqlite3.SQLITE_IOERR],
 }
-"""For the files next to SQLite's own."""
+"""The same for errors of the operating system, as with the lock file."""
 
 PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
-"""The connection is as good as before: reads go on."""
-
+"""Errors after which the connection is still good, so that reads go on."""
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Database:
-    """After trouble the file is opened anew by the next call; nobody need restart the server."""
+    """After a failure the next call opens the file again; the server need not be restarted."""
 
     def __init__(self, file: SharedFile, retention: Retention) -> None:
         self.retention = retention
@@ -73,7 +73,7 @@ class Database:
         self._retry_at = 0.0
 
     async def close(self) -> None:
-        """After every call that was made before. What comes later is refused."""
+        """Closes the file after all calls made before; later calls raise ShuttingDown."""
         if self._closed:
             return
         self._closed = True
@@ -82,7 +82,7 @@ class Database:
         self._thread.shutdown(wait=False)
 
     def _submit(self, work: Callable[[], R], size: int = 0) -> asyncio.Future[R]:
-        """size: bytes that wait with it."""
+        """size: the bytes that the queued call holds."""
         if self._closed:
             raise ShuttingDown("The store of responses is closed: the server is stopping.")
         self._check_line(size)
@@ -92,14 +92,14 @@ class Database:
         return submitted
 
     def _check_line(self, size: int) -> None:
-        """A disk may be slower than clients: what waits for it is bounded, however it is."""
-        # the queue itself, since a call that was cancelled stays in it until its turn
+        """Bounds the queued calls and their bytes, because a disk may be slower than clients."""
+        # the executor's own queue: a cancelled call stays in it until its turn
         is_long = self._thread._work_queue.qsize() >= limits.STORE_CALLS.value
         most = limits.STORE_CALL_BYTES.value
         is_large = self._waiting_bytes > 0 and self._waiting_bytes + size > most
         if is_long or is_large:
             raise StoreUnavailable(
-                "The store of responses is slower than what it is asked for: try again, or send "
+                "The store of responses can't keep up with the requests: try again later, or send "
                 "`store: false`."
             )
 
@@ -113,7 +113,7 @@ class Database:
         try:
             with _transaction(self._connected(), begin) as db:
                 return work(db)
-        except sqlite3.IntegrityError:  # of a caller's own making, and no trouble of the file
+        except sqlite3.IntegrityError:  # caused by the call's arguments, not by the file
             raise
         except (UnicodeEncodeError, OverflowError) as error:
             raise BadRequest(f"An id or a number can't be stored: {error}.") from error
@@ -129,7 +129,7 @@ class Database:
         return self._db
 
     def _moved(self) -> bool:
-        """What is written to a file that was deleted or replaced would be gone with it."""
+        """Whether the file was deleted or replaced: what is written to it then would be lost."""
         try:
             found = self._file.path.stat()
         except FileNotFoundError:
@@ -138,7 +138,7 @@ class Database:
         return not os.path.samestat(found, self._opened)
 
     def _handle_failure(self, error: Exception) -> None:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
         remedy = REMEDIES.get(code, "can't be used: see the server's log.")
         if isinstance(error, OSError) and error.errno in REMEDIES_BY_ERRNO:
             remedy = REMEDIES_BY_ERRNO[error.errno]
@@ -157,7 +157,7 @@ class Database:
             self._file.set_aside()
             self._retry_at = 0.0
         except OSError as error:
-            log.warning("%s can't be set aside: %s", self._file.path.name, public_message(error))
+            log.warning("%s can't be renamed: %s", self._file.path.name, public_message(error))
 
     def _disconnect(self) -> None:
         if self._db is not None:
@@ -173,7 +173,7 @@ class Database:
 def reads(
     work: Callable[Concatenate[D, Connection, P], R],
 ) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
-    """The method runs in the store's thread, on one snapshot; it is skipped if nobody waits."""
+    """Runs the method in the store's thread on one snapshot; skips it if its call is cancelled."""
 
     @wraps(work)
     async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -186,7 +186,10 @@ def reads(
 def writes(
     work: Callable[Concatenate[D, Connection, P], R],
 ) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
-    """All or nothing, on the disk when the call returns. Begun, it is done, awaited or not."""
+    """Runs the method in the store's thread as a transaction, on disk when the call returns.
+
+    Once submitted it is carried out even if its call is cancelled.
+    """
 
     @wraps(work)
     async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -197,7 +200,7 @@ def writes(
 
 
 def _size(given: Iterable[object]) -> int:
-    """Of the bytes among a call's arguments."""
+    """The total length of the bytes among a call's arguments."""
     size = 0
     for value in given:
         match value:
@@ -217,8 +220,8 @@ def _size(given: Iterable[object]) -> int:
 def sized(body: bytes) -> bytes:
     if len(body) > (most := limits.STORED_PIECE_BYTES.value):
         raise TooLarge(
-            f"{len(body)} bytes in one piece can't be stored, {most} can. "
-            "Send less, or send it with store: false."
+            f"An item of {len(body)} bytes is too large to be stored; the limit is {most} bytes. "
+            "Send less, or send `store: false`."
         )
     return body
 

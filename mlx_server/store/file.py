@@ -1,4 +1,4 @@
-"""The SQLite file: its schema, how it is opened, locked and set aside, and who may do that."""
+"""The SQLite file: its schema, and how it is opened, locked and, when damaged, renamed."""
 
 import fcntl
 import logging
@@ -19,13 +19,13 @@ log = logging.getLogger("mlx_server.store")
 VERSION = 2
 
 BUSY_SECONDS = 2.0
-"""How long a call waits for another process, such as `mlx-server store`, to end its writing."""
+"""How long a call waits for another process, such as `mlx-server store`, to finish writing."""
 
 PRAGMAS = (
-    # before the first table, or it is without effect: lets pruning give space back
+    # lets pruning give space back; it has an effect only before the first table is made
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA synchronous = FULL",
-    # macOS: an fsync alone leaves the data in the drive's own cache
+    # on macOS, fsync alone leaves the data in the drive's own cache
     "PRAGMA fullfsync = ON",
     "PRAGMA checkpoint_fullfsync = ON",
     "PRAGMA foreign_keys = ON",
@@ -48,7 +48,7 @@ SCHEMA = (
     )""",
     "CREATE INDEX by_age ON records (kind, used_at)",
     "CREATE INDEX running ON records (status) WHERE status IN ('queued', 'in_progress')",
-    # a conversation's items are all input
+    # the items of a conversation all have output = 0
     """CREATE TABLE items (
         seq INTEGER PRIMARY KEY,
         record INTEGER NOT NULL REFERENCES records ON DELETE CASCADE,
@@ -70,11 +70,11 @@ SCHEMAS = (
     SCHEMA,
     (
         *usage.SCHEMA,
-        # the latest time that pruning believed
+        # the latest clock time that pruning trusted
         "CREATE TABLE seen (at REAL NOT NULL)",
     ),
 )
-"""What brings a file from each version to the next one; 0 is an empty file."""
+"""Statements that bring a file from each version to the next; version 0 is an empty file."""
 
 INTERRUPTED = {
     "code": "server_error",
@@ -83,7 +83,7 @@ INTERRUPTED = {
 
 
 class SharedFile:
-    """Opens a file that a server may be using: touches nothing that is that server's to mend."""
+    """Opens a file that a server may be using; leaves all repairs to that server."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,12 +99,12 @@ class SharedFile:
 
 
 class OwnedFile(SharedFile):
-    """Opens the file for the one server that it belongs to, until `close` or death."""
+    """Opens the file for one server and locks it until `close` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._lock: int | None = None
-        self._mended = False
+        self._interrupted_failed = False
 
     def open(self) -> Connection:
         _make_folder(self.path.parent)
@@ -112,23 +112,23 @@ class OwnedFile(SharedFile):
             self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
         db = connect(self.path)
         try:
-            if not self._mended:  # what runs later on is our own
+            if not self._interrupted_failed:  # only once: later on, running ones are our own
                 _fail_interrupted(db)
-                self._mended = True
+                self._interrupted_failed = True
         except BaseException:
             db.close()
             raise
         return db
 
     def set_aside(self) -> None:
-        """The three files keep their names' endings: SQLite's tools can open what is left."""
+        """Renames the three files but keeps their endings, so that SQLite's tools open them."""
         stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09}"
         aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         for ending in ("-wal", "-shm", ""):
             file = self.path.with_name(self.path.name + ending)
             if file.exists():
                 file.rename(aside.with_name(aside.name + ending))
-        log.error("%s is damaged: set aside as %s", self.path.name, aside.name)
+        log.error("%s is damaged and was renamed to %s", self.path.name, aside.name)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -152,15 +152,16 @@ def _prepare(db: Connection) -> None:
     version = _one(db, "PRAGMA user_version")
     if version > VERSION:
         raise StoreUnavailable(
-            f"The store of responses is a newer mlx-server's (format {version}, not {VERSION}). "
-            "Update mlx-server, or give it another data directory."
+            f"The store of responses was written by a newer mlx-server (format {version}, not "
+            f"{VERSION}). Update mlx-server, or use another data directory."
         )
     for pragma in PRAGMAS:
         db.execute(pragma).fetchall()
     mode = _one(db, "PRAGMA journal_mode = WAL")
     if mode != "wal":
         raise StoreUnavailable(
-            f"The store of responses is where SQLite can't keep a WAL (but {mode})."
+            "The store of responses is on a file system where SQLite can't use WAL (it uses "
+            f"{mode}). Put the data directory on a local disk."
         )
     if version < VERSION:
         _update(db)
@@ -168,7 +169,7 @@ def _prepare(db: Connection) -> None:
 
 def _update(db: Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
-    version = _one(db, "PRAGMA user_version")  # another process may have been faster
+    version = _one(db, "PRAGMA user_version")  # another process may have updated it meanwhile
     for statements in SCHEMAS[version:]:
         for statement in statements:
             db.execute(statement)
@@ -191,19 +192,19 @@ def _fail_interrupted(db: Connection) -> None:
         row = (_failed(body), seq)
         db.execute("UPDATE records SET status = 'failed', body = ? WHERE seq = ?", row)
     db.execute("COMMIT")
-    log.warning("responses interrupted by the last stop, and now failed: %d", len(running))
+    log.warning("responses interrupted by the last stop and now marked failed: %d", len(running))
 
 
 def _failed(body: bytes) -> bytes:
     try:
         response = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError:  # a disk's fault, and no reason not to start
+    except msgspec.DecodeError:  # damaged on disk, which must not keep the server from starting
         response = {}
     return msgspec.json.encode(response | {"status": "failed", "error": INTERRUPTED})
 
 
 def _lock(path: Path) -> int:
-    """Held by the open file: the kernel lets go of it when the process is gone."""
+    """Locks an open file; the kernel releases the lock when the process ends."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,13 +214,13 @@ def _lock(path: Path) -> int:
             raise
         raise StoreUnavailable(
             "The store of responses is in use by another mlx-server. "
-            "Stop that one, or give this one another data directory."
+            "Stop that server, or use another data directory for this one."
         ) from error
     return lock
 
 
 def _make_folder(folder: Path) -> None:
-    """Synced from the top: SQLite syncs the folder of its files, not that folder's own name."""
+    """Makes the folder and syncs each parent, since SQLite syncs only the folder of its files."""
     if folder.exists():
         return
     _make_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""Items in order, whether a response's or a conversation's."""
+"""Queries on records and their ordered items, for responses and conversations alike."""
 
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -20,13 +20,13 @@ PAGES = {
     "desc": "SELECT seq, length(body) FROM items WHERE record = ? AND output = 0 AND seq < ?"
     " ORDER BY seq DESC LIMIT ?",
 }
-"""`length` of a blob reads none of it."""
+"""One page of items; SQLite gets the `length` of a blob without reading it."""
 
 BEFORE_ALL = {"asc": 0, "desc": 2**63 - 1}
 
 
 def find(db: Connection, kind: Kind, id: str, owner: str) -> int:
-    """Its `seq`. Another owner's is as unknown as one that never was."""
+    """Returns the record's `seq`. Raises NotFound, also for a record of another owner."""
     found = db.execute(
         "SELECT seq FROM records WHERE kind = ? AND id = ? AND owner = ?", (kind, id, owner)
     ).fetchone()
@@ -45,7 +45,9 @@ def append(db: Connection, record: int, items: Iterable[ItemRecord], *, output: 
         try:
             db.execute("INSERT INTO items (record, output, id, body) VALUES (?, ?, ?, ?)", row)
         except sqlite3.IntegrityError as error:
-            raise BadRequest(f"There is an item with id '{item.id}' already.") from error
+            raise BadRequest(
+                f"An item with id '{item.id}' already exists. Use another id, or leave it out."
+            ) from error
 
 
 def all_of(db: Connection, record: int) -> list[ItemRecord]:
@@ -69,7 +71,7 @@ def page(db: Connection, record: int, after: str | None, limit: int, order: Orde
 
 
 def fitting_count(sizes: Sequence[int]) -> int:
-    """How many of the first make a page: at least one, or nobody would get past a large one."""
+    """How many items from the first on fit in a page: at least one, so that paging goes on."""
     ends = accumulate(sizes)
     return max(1, sum(end <= limits.PAGE_BYTES.value for end in ends))
 
@@ -84,17 +86,17 @@ def size_at(db: Connection, seq: int) -> int:
 
 
 def check_count(db: Connection, conversation: int, more: int = 0) -> None:
-    """Of a conversation that has got items, or is about to get more."""
+    """Raises BadRequest if the conversation has, or with `more` items would have, too many."""
     count = db.execute("SELECT count(*) FROM items WHERE record = ?", (conversation,)).fetchone()[0]
     if count + more > (most := limits.CONVERSATION_ITEMS.value):
         raise BadRequest(
-            f"A conversation has at most {most} items. Delete some of them, or begin another.",
+            f"A conversation can have {most} items at most. Delete some, or start another.",
             param="conversation",
         )
 
 
 class Measure:
-    """Adds up what is to be read back before any of it is, and refuses what is too much."""
+    """Adds up the size of stored items before they are read, and refuses what is too large."""
 
     def __init__(self, param: str, most_bytes: int) -> None:
         self._param, self._most_bytes = param, most_bytes
@@ -110,16 +112,17 @@ class Measure:
             raise too_much(self._param)
         if self._items > (most := limits.READ_BACK_ITEMS.value):
             raise TooLarge(
-                f"`{self._param}` reads back more than {most} items. Begin anew, with what still "
-                "matters in `input`.",
+                f"`{self._param}` refers to more than {most} stored items. Start a new "
+                "conversation and send the items that still matter in `input`.",
                 param=self._param,
             )
 
 
 def too_much(param: str) -> TooLarge:
     return TooLarge(
-        f"What `{param}` reads back and this request are together over `server.max_body_bytes`. "
-        "Begin anew, with what still matters in `input`, or raise it in models.yaml.",
+        f"This request and the stored items that `{param}` refers to are together larger than "
+        "`server.max_body_bytes`. Start a new conversation and send the items that still matter "
+        "in `input`, or raise the limit in models.yaml.",
         param=param,
     )
 
@@ -129,5 +132,8 @@ def _position(db: Connection, record: int, id: str) -> int:
         "SELECT seq FROM items WHERE record = ? AND output = 0 AND id = ?", (record, id)
     ).fetchone()
     if found is None:
-        raise BadRequest(f"There is no item '{id}' to go on after.", param="after")
+        raise BadRequest(
+            f"`after` is '{id}', which is not an item of this list. Use the `last_id` of a page.",
+            param="after",
+        )
     return int(found[0])

@@ -1,4 +1,4 @@
-"""What is stored. Bodies are JSON that the store hands back as it came."""
+"""The records of the store. Their bodies are JSON bytes that the store returns unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from mlx_server import limits
 RUNNING = frozenset({"queued", "in_progress"})
 
 KEPT = frozenset({"completed", "incomplete"})
-"""How a response ends whose items become its conversation's."""
+"""The final statuses of a response whose items are added to its conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ItemRecord:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """`body` is a JSON object with the response's own `status`, and without its `output`."""
+    """A response; `body` is its JSON object, with `status` but without `output`."""
 
     id: str
     created_at: float
@@ -45,9 +45,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """`count` holds for responses and for conversations, each; a conversation ages unused.
+    """How much is kept and for how long, counted for responses and conversations separately.
 
-    Nothing is removed to stay below the two limits on bytes: what would pass them is refused.
+    A response ages from its creation, a conversation from its last use. Nothing is removed to stay
+    below the two limits on bytes: a write that would exceed them is refused.
     """
 
     days: float = 30
@@ -58,8 +59,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`bytes` is what the files take on the disk, `stored` what counts towards the limits on bytes;
-    `oldest` and `newest` are times of responses.
+    """Counts and sizes of the store.
+
+    `bytes` is the size of the files on disk; `stored` counts towards the limits on bytes; `oldest`
+    and `newest` are creation times of responses.
     """
 
     responses: int

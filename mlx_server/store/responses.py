@@ -1,4 +1,4 @@
-"""Responses, what went into them, and the streams of those that ran in the background."""
+"""The store's operations on responses, their input items, and their stored event streams."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -50,7 +50,7 @@ class Responses(Database):
         input: Sequence[ItemRecord] = (),
         events: Sequence[bytes] = (),
     ) -> None:
-        """A response that has ended already is stored by this alone."""
+        """Stores a new response; one that has ended already needs no `put`."""
         if response.conversation is not None:
             self._check_conversation(db, response.conversation, owner)
         row = (
@@ -77,11 +77,10 @@ class Responses(Database):
     def put(
         self, db: Connection, response: ResponseRecord, owner: str, events: Sequence[bytes] = ()
     ) -> bool:
-        """Its status, body, output and events, in place of what it had. `previous` and
-        `conversation` stay as begun.
+        """Replaces the status, body, output and events; `previous` and `conversation` stay.
 
-        False, and nothing is changed, when it was deleted or has ended: who ends it first wins.
-        An end without output is always taken, whatever is stored: it tells that there is none.
+        Returns False and changes nothing if the response was deleted or has ended already, so the
+        first end wins. An end without output is stored even if the limits on bytes are exceeded.
         """
         updated = db.execute(
             "UPDATE records SET status = ?, body = ? WHERE kind = 'response' AND id = ?"
@@ -128,7 +127,7 @@ class Responses(Database):
     def events(
         self, db: Connection, id: str, owner: str, starting_after: int = -1, limit: int = 1000
     ) -> list[bytes]:
-        """In order, numbered from 0 as they were put; none if the response was not streamed."""
+        """Returns a page of events in order, numbered from 0; none if it was not streamed."""
         record = find(db, "response", id, owner)
         rows = db.execute(
             "SELECT number, length(body) FROM events WHERE record = ? AND number > ?"
@@ -153,7 +152,7 @@ class Responses(Database):
         owner: str,
         most_bytes: int = limits.STORED_PIECE_BYTES.value,
     ) -> list[ItemRecord]:
-        """Input and output of every response from the first to this one, in order."""
+        """Returns the input and output items of every response from the first to this one."""
         who = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES.value)}
         links = db.execute(CHAIN, who).fetchall()
         if not links:
@@ -161,11 +160,15 @@ class Responses(Database):
         _, oldest, missing = links[0]
         if missing and len(links) == most:
             raise BadRequest(
-                f"'{id}' goes on from more than {most} responses, which is too long. Begin anew.",
+                f"The chain of responses up to '{id}' is longer than {most}. Send the items that "
+                "still matter in `input`, without `previous_response_id`.",
                 param="previous_response_id",
             )
         if missing:
-            raise NotFound(f"Response with id '{missing}' not found; '{oldest}' goes on from it.")
+            raise NotFound(
+                f"Response with id '{missing}' not found; it is the `previous_response_id` of "
+                f"'{oldest}'."
+            )
         measure = Measure("previous_response_id", most_bytes)
         for seq, *_ in reversed(links):
             measure.add(db, seq)
@@ -185,7 +188,7 @@ class Responses(Database):
         owner: str,
         most_bytes: int = limits.STORED_PIECE_BYTES.value,
     ) -> ItemRecord:
-        """For a reference by id: the newest of the owner's, of any response or conversation."""
+        """Returns the owner's newest item of this id, in any response or conversation."""
         seq = db.execute(
             "SELECT max(items.seq) FROM items JOIN records ON records.seq = record"
             " WHERE items.id = ? AND owner = ?",
@@ -198,7 +201,7 @@ class Responses(Database):
         return item_at(db, seq)
 
     def _check_conversation(self, db: Connection, id: str, owner: str) -> None:
-        with suppress(NotFound):  # deleted meanwhile
+        with suppress(NotFound):  # the conversation may have been deleted meanwhile
             check_count(db, find(db, "conversation", id, owner), more=1)
 
     def _fill(
@@ -216,14 +219,14 @@ class Responses(Database):
             self._touch_conversation(db, seq, owner, response.created_at)
 
     def _touch_conversation(self, db: Connection, seq: int, owner: str, used_at: float) -> None:
-        """Items that came from the conversation are in it already, by their ids."""
-        told = db.execute(
+        """Adds the response's items to its conversation; those it has already are ignored."""
+        conversations = db.execute(
             "UPDATE records SET used_at = max(used_at, ?) WHERE kind = 'conversation'"
             " AND owner = ? AND id = (SELECT conversation FROM records WHERE seq = ?)"
             " RETURNING seq",
             (used_at, owner, seq),
         ).fetchall()
-        for (conversation,) in told:
+        for (conversation,) in conversations:
             db.execute(
                 "INSERT OR IGNORE INTO items (record, output, id, body)"
                 " SELECT ?, 0, id, body FROM items WHERE record = ? ORDER BY output, seq",
@@ -232,6 +235,6 @@ class Responses(Database):
 
 
 def _json_object(body: bytes) -> bytes:
-    """Or a crash could leave one that can't be marked as failed."""
+    """Checks that the body is a JSON object, so that it can be marked failed after a crash."""
     msgspec.json.decode(sized(body), type=dict[str, msgspec.Raw])
     return body

@@ -1,4 +1,4 @@
-"""The store as a whole: how it is opened, what it keeps and for how long."""
+"""The store as a whole: how it is opened, and how old records are pruned."""
 
 import time
 from collections.abc import Callable
@@ -22,12 +22,15 @@ DAY = 86400.0
 BATCH_RECORDS = 50
 BATCH_BYTES = 16 * 2**20
 BATCH_PAGES = 4096
-"""What one step of pruning removes, at most a record more; other calls run between steps."""
+"""What one step of pruning removes; it may exceed BATCH_BYTES by one record. Other calls run
+between steps."""
 
 
 class Store(Responses, Conversations):
-    """Every call but `close` raises StoreUnavailable while the file can't be used. `owner` is
-    whatever tells clients apart, "" where nothing does; nobody sees another's.
+    """Responses and conversations in one file; a client sees only the records of its `owner`.
+
+    `owner` identifies a client, or is "" if clients are not distinguished. Every call but `close`
+    raises StoreUnavailable while the file can't be used.
     """
 
     def __init__(
@@ -40,9 +43,9 @@ class Store(Responses, Conversations):
     async def open(
         cls, path: Path, retention: Retention | None = None, clock: Callable[[], float] = time.time
     ) -> Self:
-        """A server's own. Trouble is logged, and tried again by the calls that come.
+        """Opens the file for a server; responses that an earlier server left running are failed.
 
-        What a server before left running is failed.
+        If the file can't be used, that is logged, and later calls try again.
         """
         store = cls(OwnedFile(path), retention or Retention(), clock)
         with suppress(StoreUnavailable):
@@ -51,11 +54,11 @@ class Store(Responses, Conversations):
 
     @classmethod
     async def visit(cls, path: Path, retention: Retention | None = None) -> Self:
-        """To look and prune from outside, also while a server has it open."""
+        """Opens the file to read and prune it, even while a server has it open."""
         return cls(SharedFile(path), retention or Retention())
 
     async def prune(self) -> int:
-        """Removes what is too old or too much, the longest unused first; returns how many."""
+        """Removes records past their age or count, least recently used first; returns how many."""
         pruned = 0
         kinds: tuple[Kind, ...] = ("response", "conversation")
         for kind in kinds:
@@ -102,7 +105,10 @@ class Store(Responses, Conversations):
 
 
 def _give_back(db: Connection) -> None:
-    """A page at a time: the module `sqlite3` takes one step only of a pragma without columns."""
+    """Returns free pages to the file system, one at a time.
+
+    `sqlite3` runs only the first step of a pragma without columns, which frees one page.
+    """
     free = db.execute("PRAGMA freelist_count").fetchone()[0]
     for _ in range(min(free, BATCH_PAGES)):
         db.execute("PRAGMA incremental_vacuum(1)")

@@ -1,5 +1,7 @@
-"""How many bytes each owner has stored. Triggers keep the count, in the transaction of each change:
-no statement can forget it, and no crash can leave it wrong.
+"""The count of stored bytes for each owner.
+
+Triggers update it in the transaction of each change, so no statement can forget it and no crash
+can leave it wrong.
 """
 
 from sqlite3 import Connection
@@ -8,7 +10,7 @@ from mlx_server.errors import StoreFull
 from mlx_server.store.records import Retention
 
 ROW_BYTES = 128
-"""What a row takes next to its body, in the table and its indexes; its id stands in two of them."""
+"""The bytes of a row in the table and its indexes, without its body and its id (stored twice)."""
 
 REMEDY = (
     "Delete responses or conversations (DELETE /v1/responses/ID, DELETE /v1/conversations/ID), "
@@ -25,7 +27,7 @@ def _event_cost(row: str) -> str:
 
 
 def _counts(table: str, change: str, row: str, cost: str) -> str:
-    """For a table whose rows belong to a record, which is deleted after them."""
+    """A trigger for a table whose rows belong to a record and are deleted before it."""
     return (
         f"CREATE TRIGGER {table}_{change} AFTER {change} ON {table} BEGIN"  # noqa: S608
         f" UPDATE usage SET bytes = bytes + {cost}"
@@ -48,7 +50,7 @@ SCHEMA = (
         UPDATE usage SET bytes = bytes + length(NEW.body) - length(OLD.body)
             WHERE owner = NEW.owner;
     END""",
-    # before the record is gone, or nothing would tell whose rows these were
+    # rows are deleted before their record, by which their triggers find the owner
     """CREATE TRIGGER records_empty BEFORE DELETE ON records BEGIN
         DELETE FROM items WHERE record = OLD.seq;
         DELETE FROM events WHERE record = OLD.seq;
@@ -69,15 +71,15 @@ def total(db: Connection) -> int:
 
 
 def check(db: Connection, owner: str, retention: Retention) -> None:
-    """At the end of a write: over a limit, it is undone."""
+    """Raises StoreFull over a limit; called at the end of a write, which is then rolled back."""
     row = db.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
     if row and row[0] > retention.bytes_per_key:
         raise StoreFull(
-            f"Your key may have {retention.bytes_per_key} bytes stored, and this would make it "
-            f"{row[0]}. " + REMEDY.format(setting="bytes_per_key")
+            f"Your key would have {row[0]} bytes stored; the limit is {retention.bytes_per_key} "
+            "bytes. " + REMEDY.format(setting="bytes_per_key")
         )
     if (stored := total(db)) > retention.bytes:
         raise StoreFull(
-            f"The server may store {retention.bytes} bytes, and this would make it {stored}. "
+            f"The server would have {stored} bytes stored; the limit is {retention.bytes} bytes. "
             + REMEDY.format(setting="bytes")
         )

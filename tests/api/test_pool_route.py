@@ -139,7 +139,7 @@ def test_files_that_fail_are_named_without_the_folders_around_them(tmp_path: Pat
     with client(ScriptedEngine(), {"a": {"source": str(folder)}}) as found:
         wire.error(complete(found), status=500)
         error = model(found)["error"]
-        assert "There is no folder 'gone'" in error
+        assert "The folder 'gone' does not exist" in error
         assert str(tmp_path) not in error
 
 

@@ -63,7 +63,7 @@ def test_what_is_read_back_counts_as_the_requests_size(client: TestClient) -> No
         assert found["code"] == "request_too_large"
         assert found["param"] == "previous_response_id"
         assert "`server.max_body_bytes`" in found["message"]
-        assert "Begin anew" in found["message"]
+        assert "Start a new conversation" in found["message"]
     other = chained(client, [6000])
     ok(client.post(RESPONSES, json=asked(previous_response_id=other, client_metadata="x" * 7000)))
 

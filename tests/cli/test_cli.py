@@ -299,8 +299,8 @@ def test_doctor_says_what_the_budget_is_and_where_it_comes_from(
 
     assert (found().status, found().fix) == ("ok", "")
     assert found().found == (
-        "21.5 GB for weights and caches: the working set that Metal recommends (22.9 GB) without "
-        "1.4 GB to compute in; `memory_budget` in models.yaml changes it"
+        "21.5 GB for weights and caches: Metal's recommended working set (22.9 GB) minus "
+        "1.4 GB to compute in; change it with `memory_budget` in models.yaml"
     )
     Path("models.yaml").write_text("server: {memory_budget: 24GB}\nmodels: {m: {source: a/b}}")
     assert found().status == "warn"

@@ -246,7 +246,7 @@ async def test_a_call_without_arguments_that_are_an_object_is_not_made(tmp_path:
     approval = Approval("r", "calc", "add", "[1, 2]", approve=True)
     async with lab(tmp_path, "Well.") as the:
         events = await the.events(the.tools(approvals=(approval,)))
-    assert results(events) == [(None, "The arguments are no JSON object.")]
+    assert results(events) == [(None, "The arguments are not a JSON object.")]
 
 
 async def test_a_function_of_the_clients_ends_the_turn_behind_our_own_calls(

@@ -115,7 +115,7 @@ class Desk:
         assert not self.engine.commands
         assert len(asyncio.all_tasks()) == 1, "nobody waits any more"
         assert all(leases == 0 for _, leases, _ in self.adapters.of("m"))
-        idle, stays = self.adapters.idle_bytes, self.adapters.staying_bytes("m")
+        idle, stays = self.adapters.idle_bytes, self.adapters.unreserved_bytes("m")
         assert idle + stays == WIDE * len(self.engine.there)
         self.adapters.shrink(0)
         await self.settled()

@@ -47,7 +47,7 @@ def test_each_of_several_is_named_with_its_reason(tmp_path: Path) -> None:
 
 def test_with_one_that_can_be_served_the_others_are_listed(tmp_path: Path, tiny_path: Path) -> None:
     with serving(tmp_path / "run", None, str(tiny_path), str(tmp_path / "gone")) as server:
-        assert "gone can't be served: There is no folder 'gone'" in server.log
+        assert "gone can't be served: The folder 'gone' does not exist" in server.log
         with server.http() as http:
             asked = {"model": tiny_path.name, "prompt": "a", "max_tokens": 2}
             assert http.post("/v1/completions", json=asked).status_code == 200

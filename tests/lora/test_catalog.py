@@ -327,18 +327,21 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "an entry of nothing": (header(json.dumps({A: {}})), f"its tensor '{A}'"),
     "a tensor of integers": (
         tensors({A: np.ones((IN, RANK), np.int32), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
-        f"'{A}' is of the type I32",
+        f"'{A}' has the type I32",
     ),
     "a tensor in double precision": (
         tensors({A: numbers(IN, RANK, dtype=np.float64), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
-        f"'{A}' is of the type F64",
+        f"'{A}' has the type F64",
     ),
-    "no tensors": (tensors({}), "hold no tensor"),
+    "no tensors": (tensors({}), "have no tensors"),
     "an empty tensor": (
         tensors({A: numbers(IN, 0), f"{LAYER}.lora_b": numbers(0, OUT)}),
         f"'{A}' is empty",
     ),
-    "no B": (tensors({A: numbers(IN, RANK)}), f"no lora_b, one half of the LoRA for .*{LAYER}"),
+    "no B": (
+        tensors({A: numbers(IN, RANK)}),
+        f"no lora_b, one half of the LoRA pair, for .*{LAYER}",
+    ),
     "a header cut in the middle": (
         lambda folder: os.truncate(folder / MLX_WEIGHTS, 50),
         f"{MLX_WEIGHTS} is cut short",
@@ -355,7 +358,7 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "no A": (tensors({f"{LAYER}.lora_b": numbers(RANK, OUT)}), "no lora_a"),
     "a stranger among them": (
         tensors(mlx_tensors() | {"model.norm.weight": numbers(IN)}),
-        r"'model\.norm\.weight' is not of LoRA",
+        r"'model\.norm\.weight' is not a LoRA tensor",
     ),
     "a path as a name": (tensors(mlx_tensors("../../etc")), r"no layer '\.\./\.\./etc'"),
     "a layer that is not there": (
@@ -382,20 +385,20 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
         tensors({A: numbers(IN, RANK), f"{LAYER}.lora_b": numbers(RANK + 1, OUT)}),
         "differ in rank",
     ),
-    "a vector": (tensors({A: numbers(IN), f"{LAYER}.lora_b": numbers(OUT)}), "are no pair"),
+    "a vector": (tensors({A: numbers(IN), f"{LAYER}.lora_b": numbers(OUT)}), "are not a pair"),
     "a magnitude without DoRA": (
         tensors(mlx_tensors() | {f"{LAYER}.m": numbers(OUT)}),
-        f"'{LAYER}.m' is of DoRA",
+        f"'{LAYER}.m' is a DoRA tensor",
     ),
-    "DoRA without a magnitude": (with_config(fine_tune_type="dora"), "no magnitude of DoRA"),
-    "rank 10,000": (rank(10_000), "a rank from 1 to 512 as `rank`, and has 10000"),
+    "DoRA without a magnitude": (with_config(fine_tune_type="dora"), "no DoRA magnitude"),
+    "rank 10,000": (rank(10_000), "a rank from 1 to 512 as `rank`, but has 10000"),
     "rank 0": (rank(0), "a rank from 1 to 512"),
     "rank true": (rank(True), "a rank from 1 to 512"),
-    "rank of another training": (rank(RANK + 1), f"has the rank {RANK}, and {CONFIG} says 5"),
-    "scale nan": (scale(float("nan")), "a number as `scale`, and has nan"),
-    "scale infinite": (scale(float("inf")), "a number as `scale`, and has inf"),
+    "rank of another training": (rank(RANK + 1), f"has the rank {RANK}, but {CONFIG} says 5"),
+    "scale nan": (scale(float("nan")), "a number as `scale`, but has nan"),
+    "scale infinite": (scale(float("inf")), "a number as `scale`, but has inf"),
     "scale beyond floats": (scale(10**400), "a number as `scale`"),
-    "scale a text": (scale("2"), "a number as `scale`, and has '2'"),
+    "scale a text": (scale("2"), "a number as `scale`, but has '2'"),
     "alpha for scale": (
         with_config(lora_parameters={"rank": RANK, "alpha": 2}),
         "`alpha` in lora_parameters where mlx-lm's `scale` should be",
@@ -414,14 +417,14 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "config is not UTF-8": (lambda f: (f / CONFIG).write_bytes(b'{"a": "\xff"}'), "not JSON"),
     "config is deep": (config('{"a":' * 100_000), "not JSON"),
     "config of 100 MB": (lambda f: os.truncate(f / CONFIG, 100_000_000), "larger than 1,000,000"),
-    "config is a folder": (config_as_folder, f"{CONFIG} is no file"),
-    "weights are a pipe": (pipe, f"{MLX_WEIGHTS} is no file"),
+    "config is a folder": (config_as_folder, f"{CONFIG} is not a file"),
+    "weights are a pipe": (pipe, f"{MLX_WEIGHTS} is not a file"),
     "weights without config": (lambda f: (f / CONFIG).unlink(), f"has no {CONFIG}"),
     "config without weights": (lambda f: (f / MLX_WEIGHTS).unlink(), f"has no {MLX_WEIGHTS}"),
-    "pickle only": (pickle_only, r"adapter_model\.bin only, and such a file can run code"),
-    "config links out": (link_out(CONFIG), f"{CONFIG} is a link that leads out"),
-    "weights link out": (link_out(MLX_WEIGHTS), f"{MLX_WEIGHTS} is a link that leads out"),
-    "link to nowhere": (link_to_nowhere, f"{MLX_WEIGHTS} is no file"),
+    "pickle only": (pickle_only, r"only in adapter_model\.bin, which is never opened"),
+    "config links out": (link_out(CONFIG), f"{CONFIG} is a link to outside"),
+    "weights link out": (link_out(MLX_WEIGHTS), f"{MLX_WEIGHTS} is a link to outside"),
+    "link to nowhere": (link_to_nowhere, f"{MLX_WEIGHTS} is not a file"),
 }
 
 
@@ -447,12 +450,12 @@ def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None
         ({"bias": "all"}, "trains biases"),
         ({"r": 10_000}, "a rank from 1 to 512 as `r`"),
         ({"r": 5}, "has the rank 4, and .* says 5"),
-        ({"lora_alpha": None}, "a number as `lora_alpha`, and has None"),
+        ({"lora_alpha": None}, "a number as `lora_alpha`, but has None"),
         ({"target_modules": {"a": 1}}, "names as `target_modules`"),
         ({"rank_pattern": [1]}, "an object as `rank_pattern`"),
         ({"rank_pattern": {"q_proj": 0}}, "a rank from 1 to 512 as `q_proj`"),
         ({"alpha_pattern": {"q_proj": float("nan")}}, "a number as `q_proj`"),
-        ({"use_dora": True}, "no magnitude of DoRA"),
+        ({"use_dora": True}, "no DoRA magnitude"),
     ],
 )
 def test_settings_of_peft_that_cannot_be_served(
@@ -480,7 +483,7 @@ def test_names_of_peft_of_which_the_model_has_none(tmp_path: Path) -> None:
 
 def test_one_tensor_in_two_spellings(tmp_path: Path) -> None:
     twice = {name.replace(".weight", ".default.weight"): t for name, t in peft_tensors().items()}
-    assert "two spellings" in refusal(peft_adapter(tmp_path, peft_tensors() | twice))
+    assert "under two names" in refusal(peft_adapter(tmp_path, peft_tensors() | twice))
 
 
 def test_weights_of_the_other_format_are_not_taken(tmp_path: Path) -> None:

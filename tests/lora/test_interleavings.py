@@ -101,9 +101,9 @@ def test_each_operation_is_one_step_to_the_others(folder: Path, name: str, other
                 assert found in (digests["two"], BadRequest)
             case "unload":
                 assert found in (None, AdapterNotFound)
-        for shown, place in catalog.places().items():  # a name means what is there
+        for shown, place in catalog.locations().items():  # a name means what is there
             assert catalog.read(shown, place).path == place.path
-        if "one" in catalog.added.places:  # and what is there can be unloaded
+        if "one" in catalog.added.locations:  # and what is there can be unloaded
             catalog.remove("one")
-        assert "one" not in catalog.added.places
+        assert "one" not in catalog.added.locations
     assert at > 3

@@ -42,7 +42,9 @@ def processes() -> int:
 
 async def test_a_connector_is_named_once() -> None:
     twice = [McpServer("one", connector="quiet"), McpServer("two", connector="quiet")]
-    with pytest.raises(BadRequest, match="'two' names the connector 'quiet', as 'one' does"):
+    with pytest.raises(
+        BadRequest, match="'two' uses the connector 'quiet', which 'one' uses already"
+    ):
         async with connectors("quiet").open(twice):
             raise AssertionError
 

@@ -67,7 +67,7 @@ async def test_a_tool_with_a_remote_reference_is_left_out() -> None:
         names, error = listed(toolset)
         assert names == ["look"]
         assert error == (
-            "'far' is left out: its schema refers to 'http://127.0.0.1:9/secret', and nothing is "
+            "'far' is left out: its schema refers to 'http://127.0.0.1:9/secret', which is not "
             "fetched."
         )
         assert await outcome(toolset, "remote refs") == "seen"
@@ -77,9 +77,9 @@ async def test_lists_without_end_are_cut() -> None:
     async with opened("many tools") as toolset:
         names, error = listed(toolset)
         assert len(names) == 256
-        assert (
-            error
-            == "The server has more than 256 tools or 262144 bytes of them: the rest is left out."
+        assert error == (
+            "The server has more than 256 tools, or more than 262144 bytes of tools: the rest is "
+            "left out."
         )
     async with opened("endless pages") as toolset:
         names, error = listed(toolset)
@@ -95,7 +95,7 @@ async def test_two_tools_of_one_name_are_one() -> None:
     async with opened("unusable schema") as toolset:
         names, error = listed(toolset)
         assert names == ["odd", "look"]
-        assert error == "'look' is left out: there are two of this name."
+        assert error == "'look' is left out: another tool has the same name."
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ async def test_a_command_that_is_not_there() -> None:
         ("dies", "error: The server closed the connection."),
         ("lies about ids", "error: The server did not answer within 2 s."),
         ("hangs", "error: The server did not answer within 2 s."),
-        ("floods a line", "error: It sent a message of more than 8388608 bytes."),
-        ("floods notices", "error: It sent more than 16777216 bytes."),
+        ("floods a line", "error: The server sent a message of more than 8388608 bytes."),
+        ("floods notices", "error: The server sent more than 16777216 bytes."),
         ("changes its list", "error: Unknown tool: look"),
         ("no result", "error: The server did not follow the protocol (ValidationError)."),
         ("noise", "seen"),
@@ -153,7 +153,7 @@ async def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
     async with opened("dies") as toolset:
         said = [await outcome(toolset, "dies") for _ in range(limits.MCP_OPENINGS.value + 1)]
     closed = ["error: The server closed the connection."] * limits.MCP_OPENINGS.value
-    assert said == [*closed, "error: The server is gone; it was started twice."]
+    assert said == [*closed, "error: The server's connection was lost twice."]
 
 
 def processes(file: Path) -> list[psutil.Process]:

@@ -163,9 +163,9 @@ async def is_a_page(send: Send, id: Any) -> None:
     [
         (quiet, LIMITS, "seen"),
         (hangs, HASTY, "error: The server did not answer within 0.5 s."),
-        (large, SMALL, "error: It sent more than 65536 bytes."),
+        (large, SMALL, "error: The server sent more than 65536 bytes."),
         (endless_events, SMALL, "error: The server closed the connection."),
-        (compressed, LIMITS, "error: It sent compressed data, which was not asked for."),
+        (compressed, LIMITS, "error: The server sent compressed data, which was not requested."),
         (lies_about_ids, HASTY, "error: The server did not answer within 0.5 s."),
         (breaks, LIMITS, "error: Server returned an error response"),
         (is_a_page, LIMITS, "error: Unexpected content type: text/html"),
@@ -417,7 +417,7 @@ async def test_what_can_not_be_a_server(server: McpServer, message: str) -> None
 async def test_servers_are_few_and_have_names_of_their_own() -> None:
     found = Connectors(limits=LIMITS)
     for servers, message in (
-        ([GOOD, GOOD], "Two MCP servers are labelled 's'"),
+        ([GOOD, GOOD], "Two MCP servers have the label 's'"),
         ([replace(GOOD, label=str(i)) for i in range(17)], "more than 16"),
     ):
         with pytest.raises(BadRequest, match=message):

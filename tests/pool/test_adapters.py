@@ -240,8 +240,8 @@ def test_bytes_that_are_idle_and_bytes_that_are_pinned() -> None:
         held = await desk.held(B)
         wider = LOADED - FILE
         assert desk.adapters.idle_bytes == LOADED
-        assert desk.adapters.staying_bytes("m") == LOADED + wider, "than its lease has reserved"
-        assert desk.adapters.staying_bytes("other") == 0
+        assert desk.adapters.unreserved_bytes("m") == LOADED + wider, "than its lease has reserved"
+        assert desk.adapters.unreserved_bytes("other") == 0
         changes = desk.changes
         await held.aclose()
         assert desk.adapters.idle_bytes == 2 * LOADED
@@ -345,7 +345,7 @@ def test_what_left_with_its_model_or_engine_is_forgotten(model: str | None) -> N
         await turns()
         assert dropping.done()
         assert desk.names == []
-        assert desk.adapters.staying_bytes("other") == (LOADED if model else 0)
+        assert desk.adapters.unreserved_bytes("other") == (LOADED if model else 0)
         await desk.used(A)
         await held.aclose()
         assert desk.adapters.of("m") == [("a", 0, LOADED)], "the old lease was another's"

@@ -36,7 +36,7 @@ def test_one_client_keeps_nobody_out(first: int) -> None:
             assert taken(places, on, other) >= 1
         with pytest.raises(Overloaded) as caught:
             on.enter_context(places.take(1, "hog"))
-        assert "answers are under way or waiting, 80 of them yours" in caught.value.message
+        assert "answers are being generated or waiting, 80 of them yours" in caught.value.message
         assert "Retry-After" in caught.value.headers
         assert places.taken <= places.total == 107
     assert places.taken == 0
@@ -44,7 +44,10 @@ def test_one_client_keeps_nobody_out(first: int) -> None:
 
 
 def test_more_than_can_ever_fit_is_no_matter_of_waiting() -> None:
-    with pytest.raises(BadRequest, match="at most 5 answers here, not 6"), RowSlots(5).take(6, "a"):
+    with (
+        pytest.raises(BadRequest, match="asks for 6 answers; this server allows 5"),
+        RowSlots(5).take(6, "a"),
+    ):
         pass
 
 

@@ -211,7 +211,7 @@ def test_no_more_is_left_out_than_a_tenth(ram: int) -> None:
     budget = budget_of(None, WORKING_SETS[ram])
     assert 0.9 * WORKING_SETS[ram] < budget.nbytes < WORKING_SETS[ram]
     assert (budget.warning, budget.mlx_limit) == (None, WORKING_SETS[ram])
-    assert "Metal recommends" in budget.source
+    assert "Metal's recommended working set" in budget.source
     assert "`memory_budget`" in budget.source
 
 

@@ -40,8 +40,8 @@ BODIES = {
 CHILD = """
 import json, sys
 from mlx_server.errors import ServerError
-from mlx_server.pool import demo
-from mlx_server.pool import sources
+from mlx_server.sources import demo
+from mlx_server.sources import source as sources
 
 reports = []
 resolve = getattr(sources, sys.argv[2])
@@ -249,7 +249,7 @@ def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     "source", ["/no/such/folder", "./missing", "~/missing", "~nobody/x", "missing", "a/b/c", "x\0"]
 )
 def test_a_folder_that_is_not_there(source: str) -> None:
-    with pytest.raises(ModelUnusable, match="There is no folder '"):
+    with pytest.raises(ModelUnusable, match=r"The folder '.*' does not exist"):
         resolve(source, nothing)
 
 
@@ -332,7 +332,7 @@ def test_no_network_and_not_cached(tmp_path: Path) -> None:
     [
         ("org/gated", "Accept its terms on https://huggingface.co/org/gated"),
         ("org/unknown", "Check the spelling"),
-        ("org/nam", "(there is org/name)"),
+        ("org/nam", "(similar names: org/name)"),
         ("org/broken", "the hub can't be reached (HfHubHTTPError: Server error '500"),
         ("org/busy", "too many requests"),
         ("org/private", "Set HF_TOKEN"),
@@ -398,7 +398,7 @@ def test_what_is_larger_than_the_disk_is_not_fetched(
     Hub.files, Hub.sizes = CHECKPOINT, {"model.safetensors": 1 << 60}
     answer = resolve_in_child("org/name", tmp_path, hub)
     assert answer["error"] == "ModelUnusable"
-    assert "Make room, or set HF_HOME" in answer["message"]
+    assert "Free some space, or set HF_HOME" in answer["message"]
     assert nothing_heavy_was_asked()
 
 
@@ -457,7 +457,7 @@ def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
     from mlx_server.sources import hub as hub_module
 
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert "is full. Make room" in hub_module._fix(hub_module.HubModel("org/name"), full)
+    assert "is full. Free some space" in hub_module._fix(hub_module.HubModel("org/name"), full)
 
 
 ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]

@@ -254,9 +254,9 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "said.jsonl"
     with path.open("wb") as file:
         file.truncate(transcript.MAX_BYTES + 1)
-    with pytest.raises(ModelUnusable, match="over 64 MiB"):
+    with pytest.raises(ModelUnusable, match="larger than 64 MiB"):
         read_transcript(path, VOCABULARY)
     entry = json.dumps({"output": "a"})
     monkeypatch.setattr(transcript, "MAX_BYTES", len(entry))
     assert outputs(read(tmp_path, entry, ".jsonl"), "x") == ["a"]
-    assert "over" in refused(tmp_path, entry + " ", ".jsonl")
+    assert "larger" in refused(tmp_path, entry + " ", ".jsonl")

@@ -124,7 +124,7 @@ async def test_a_chain_is_every_item_from_the_first(path: Path) -> None:
     await store.begin(response("other", previous="1"), "me", items("z"))
     assert await store.chain("3", "me") == items(*"abcdef")
     await store.delete("2", "me")
-    with pytest.raises(NotFound, match="'2' not found; '3' goes on from it"):
+    with pytest.raises(NotFound, match="'2' not found; it is the `previous_response_id` of '3'"):
         await store.chain("3", "me")
     await store.close()
 
@@ -140,15 +140,15 @@ async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(await store.chain("4", "me")) == 5
     limit(monkeypatch, "CHAIN_RESPONSES", 4)
     for too_long in ("4", "itself"):
-        with pytest.raises(BadRequest, match="too long"):
+        with pytest.raises(BadRequest, match="is longer than 4"):
             await store.chain(too_long, "me")
     assert len(await store.chain("2", "me", 399)) == 3
-    with pytest.raises(TooLarge, match=r"over `server.max_body_bytes`") as error:
+    with pytest.raises(TooLarge, match=r"larger than `server.max_body_bytes`") as error:
         await store.chain("3", "me", 399)
     assert error.value.param == "previous_response_id"
     limit(monkeypatch, "READ_BACK_ITEMS", 3)
     assert len(await store.chain("2", "me")) == 3
-    with pytest.raises(TooLarge, match="more than 3 items"):
+    with pytest.raises(TooLarge, match="more than 3 stored items"):
         await store.chain("3", "me")
     await store.close()
 

@@ -152,7 +152,7 @@ async def test_a_damaged_file_is_set_aside_at_the_start(
     assert (await store.stats()).responses == 1
     (set_aside,) = aside(path)
     assert set_aside.read_bytes() == broken
-    assert f"set aside as {set_aside.name}" in caplog.text
+    assert f"was renamed to {set_aside.name}" in caplog.text
     await store.close()
 
 
@@ -208,7 +208,7 @@ async def test_a_newer_file_is_refused_and_not_touched(path: Path) -> None:
     db.close()
     before = path.read_bytes()
     store = await Store.open(path)
-    with pytest.raises(StoreUnavailable, match="a newer mlx-server's"):
+    with pytest.raises(StoreUnavailable, match="written by a newer mlx-server"):
         await store.begin(response("r"), "me")
     await store.close()
     assert path.read_bytes() == before
