@@ -13,24 +13,26 @@ if TYPE_CHECKING:
     from mlx_server.clients.chat import Chat, Delta
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could make a terminal do things that no text should."""
+"""Control characters, which a terminal would obey; tab and line feed are left in."""
 
 
 @app.command()
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Its id; the first that is served if left out."),
+        typer.Argument(metavar="MODEL", help="Id of the model [the first one served]."),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="The server [http://127.0.0.1:8000].")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="URL of the server [http://127.0.0.1:8000].")
+    ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: greedy sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="[the first of MLX_SERVER_API_KEYS]")
+        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
     ] = None,
 ) -> None:
-    """Talk to a model in the terminal.
+    """Chat with a model in the terminal.
 
     \b
     mlx-server chat
@@ -38,8 +40,9 @@ def chat(
     mlx-server chat --url http://studio.local:8000 --api-key KEY
     echo "Name three fish." | mlx-server chat
 
-    When nothing listens at the default url, a server is started for the length of the chat; MODEL
-    may then be a folder or a hub id, too. Ctrl-C stops an answer; /reset starts anew; /exit ends.
+    If nothing listens at the default URL, a server is started for the length of the chat; MODEL may
+    then also be a folder or a hub id. Ctrl-C stops an answer, /reset starts a new conversation,
+    /exit ends the chat.
     """
     from mlx_server.clients.chat import Chat, ask, connected
 
@@ -86,5 +89,5 @@ def _converse(chat: "Chat") -> None:
     def note(text: str) -> None:
         console.out(text, style="dim", highlight=False)
 
-    note(f"{chat.model}. /reset starts anew, /exit ends.")
+    note(f"{chat.model}. /reset starts a new conversation, /exit ends the chat.")
     converse(chat, lambda: input("> "), show, note)

@@ -1,22 +1,19 @@
 """`mlx-server doctor`."""
 
 from itertools import chain
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import app
+from mlx_server.cli.root import ConfigFile, app
 
 
 @app.command()
 def doctor(
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    config: ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine and models.yaml, and say what to do: what a bug report needs.
+    """Check this machine and models.yaml, and show what to fix.
 
     \b
     mlx-server doctor
@@ -24,7 +21,8 @@ def doctor(
     mlx-server doctor --json > report.json
     mlx-server doctor | grep fail
 
-    It shows no key. The exit code is 0 if nothing failed, else 1.
+    Please add the output to bug reports; it shows no key. The exit code is 0 if nothing failed,
+    else 1.
     """
     from rich.console import Console
 

@@ -11,25 +11,25 @@ from mlx_server.cli.root import app
 
 @app.command()
 def models(
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="[the first of MLX_SERVER_API_KEYS]")
+        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
     ] = None,
     families: Annotated[
-        bool, typer.Option("--families", help="The model families that are known, instead.")
+        bool, typer.Option("--families", help="Show the supported model families instead.")
     ] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="These as README.md has them.")
+        bool, typer.Option("--markdown", help="Show the families as a Markdown table.")
     ] = False,
     local: Annotated[
-        bool, typer.Option("--local", help="The checkpoints on this machine, instead.")
+        bool, typer.Option("--local", help="Show the checkpoints on this machine instead.")
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Of which --local takes the memory budget."),
+        typer.Option(metavar="FILE", help="Take the memory budget of --local from this file."),
     ] = None,
 ) -> None:
-    """Show the models of a running server: what is loaded, who uses it, what it takes.
+    """Show a running server's models: their state, memory and use.
 
     \b
     mlx-server models

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import app
+from mlx_server.cli.root import ConfigFile, app
 
 
 @app.command()
@@ -14,26 +14,28 @@ def serve(
         list[str] | None,
         typer.Argument(metavar="PATH_OR_ID", help="Folders or hub ids to serve."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
+    config: ConfigFile = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 picks a free one [8000].")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen at [127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="0: any free one [8000].")] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="A key that clients may use; again for more."),
+        typer.Option(metavar="KEY", help="A key that clients may use; repeat the flag for more."),
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Answers decoded together [16].")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Answers decoded in one batch [16].")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
     log_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write everything there; rotated at 10 MB."),
+        typer.Option(metavar="FILE", help="Write all output to this file; rotated at 10 MB."),
     ] = None,
     discover: Annotated[
-        bool, typer.Option("--discover", help="Offer all models that `models --local` finds, too.")
+        bool, typer.Option("--discover", help="Also serve the models that `models --local` finds.")
     ] = False,
 ) -> None:
     """Serve models until Ctrl-C.
@@ -44,13 +46,13 @@ def serve(
     mlx-server serve --config team.yaml --port 9000
     MLX_SERVER_API_KEYS=secret mlx-server serve --host 0.0.0.0
 
-    Without PATH_OR_ID it serves what models.yaml lists; without that file, a small demo model.
-    MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated; other users of this
-    machine can see the flag) and MLX_SERVER_CONFIG set the same.
+    Without PATH_OR_ID the models of models.yaml are served; without that file, a small demo model.
+    MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated) and MLX_SERVER_CONFIG
+    do the same as the flags. Other users of this machine can read keys given as a flag.
     """
     from mlx_server.system import logs
 
-    logs.configure("info", "json" if log_format == "json" else "text")  # for errors of imports, too
+    logs.configure("info", "json" if log_format == "json" else "text")  # before imports can fail
     from mlx_server.config.models_yaml import load_settings
 
     overrides = {

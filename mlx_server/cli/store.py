@@ -1,31 +1,28 @@
 """`mlx-server store`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import app
+from mlx_server.cli.root import ConfigFile, app
 
 
 @app.command()
 def store(
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
-    ] = None,
+    config: ConfigFile = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove what is too old or too much, first.")
+        bool, typer.Option("--prune", help="First remove what exceeds the limits.")
     ] = False,
 ) -> None:
-    """Show what is stored of responses and conversations, and where.
+    """Show how many responses and conversations are stored, and where.
 
     \b
     mlx-server store
     mlx-server store --prune
     MLX_SERVER_DATA=/srv/mlx mlx-server store
 
-    How long and how many are kept is set under `store` in models.yaml; a server prunes by itself,
-    once an hour. This works beside a running one, too.
+    The limits are set under `store` in models.yaml. A server prunes once an hour by itself. This
+    command also works while a server is running.
     """
     from rich.console import Console
 

@@ -125,7 +125,7 @@ def test_the_commands_say_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(service, "run", Recorder("is-active"))
     file = service.install([], Recorder()).file
     result = commands.invoke(app, ["service", "status"])
-    assert (result.exit_code, f"{file} is installed, and nothing runs" in result.output) == (
+    assert (result.exit_code, f"{file} is installed but not running" in result.output) == (
         3,
         True,
     )
