@@ -85,8 +85,8 @@ def test_accepted(body: bytes, value: Any) -> None:
         (b"-" + b"1" * 401, "more than 400 digits"),
         (b"1" * 5000, "more than 400 digits"),
         (b'{"a": 1, "b": 2, "a": 1}', "the key `a` occurs twice in one object"),
-        (b'[{"x": {"a": 1, "\\u0061": 1}}]', "the key `a` stands twice"),
-        (b'{"\\ud800": 1, "\\ud800": 2}', "the key `?` stands twice"),
+        (b'[{"x": {"a": 1, "\\u0061": 1}}]', "the key `a` occurs twice"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "the key `?` occurs twice"),
         (b'["\\ud800"]', "a surrogate without its pair at line 1, column 3 (byte 2)"),
         (b'["\\udc00"]', "a surrogate without its pair at line 1, column 3 (byte 2)"),
         (b'"\\ude00\\ud83d"', "a surrogate without its pair at line 1, column 2"),
@@ -177,7 +177,7 @@ def test_sixteen_hostile_mebibytes_are_refused(body: bytes) -> None:
 @settings(max_examples=30)
 def test_messages_repeat_little_of_the_input(key: str) -> None:
     message = refusal(f"{{{key}: 1, {key}: 2}}".encode())
-    found = re.fullmatch(r"Invalid JSON: the key `(.{60})` stands twice.*", message)
+    found = re.fullmatch(r"Invalid JSON: the key `(.{60})` occurs twice.*", message)
     assert found
     assert found[1].endswith("...")
 

@@ -241,7 +241,7 @@ async def test_a_file_system_without_locks_is_no_other_server(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     store = await Store.open(path)
-    with pytest.raises(StoreUnavailable, match="See the server's log"):
+    with pytest.raises(StoreUnavailable, match="see the server's log"):
         await store.get("r", "me")
     assert "No locks available" in caplog.text
     await store.close()
@@ -288,7 +288,7 @@ async def test_a_path_that_is_no_file(path: Path, caplog: pytest.LogCaptureFixtu
     await store.begin(response("r"), "me")
     await store.close()
     below_a_file = await Store.open(path / "store.db")
-    with pytest.raises(StoreUnavailable, match="See the server's log"):
+    with pytest.raises(StoreUnavailable, match="see the server's log"):
         await below_a_file.get("r", "me")
     assert "Not a directory" in caplog.text
     await below_a_file.close()

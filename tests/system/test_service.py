@@ -112,7 +112,7 @@ def test_what_the_system_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_system_without_the_command_is_told_so() -> None:
-    with pytest.raises(ServerError, match="no launchctl-or-the-like here"):
+    with pytest.raises(ServerError, match="launchctl-or-the-like was not found"):
         service.run(["launchctl-or-the-like"])
 
 

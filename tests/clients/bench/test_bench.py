@@ -202,7 +202,7 @@ REFUSED = '{"error": {"message": "too many"}}'
     ("pieces", "error"),
     [
         ([f"HTTP/1.1 503 No\r\nConnection: close\r\n\r\n{REFUSED}"], "HTTP 503: too many"),
-        (["HTTP/1.0 404 No\r\n\r\nwhat?"], "HTTP 404, and no error"),
+        (["HTTP/1.0 404 No\r\n\r\nwhat?"], "HTTP 404, without an error"),
         ([PLAIN, text(), event(error={"message": "the engine died"}), DONE], "the engine died"),
         ([PLAIN, event(error="odd")], "odd"),
         ([PLAIN, "data: 5\n\n"], "The answer is not in the format"),
