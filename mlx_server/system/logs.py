@@ -44,7 +44,7 @@ class RequestLogContext:
     completion_tokens: int = 0
 
 
-request_context: ContextVar[RequestLogContext | None] = ContextVar("asked", default=None)
+request_context: ContextVar[RequestLogContext | None] = ContextVar("request_context", default=None)
 
 
 def configure(level: str, style: str) -> None:
