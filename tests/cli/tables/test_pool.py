@@ -145,7 +145,7 @@ def test_the_servers_word_is_taken() -> None:
 def test_a_refusal_is_passed_on() -> None:
     body = {"error": {"message": "The key is not known here.", "type": "x"}}
     message = refused(httpx.Response(401, json=body))
-    assert message == f"{URL} says 401: The key is not known here."
+    assert message == f"{URL} answers 401: The key is not known here."
 
 
 @pytest.mark.parametrize("status", [200, 404, 502])

@@ -345,7 +345,7 @@ def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> Non
         (["http://127.0.0.1:1"], 1, "Nothing listens at that URL. Start a server"),
         (["127.0.0.1:1"], 1, "The connection to the server failed: "),
         (["http://127.0.0.1:1", "--model", "m"], 1, "The connection broke: "),
-        (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency is a list like"),
+        (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency should be a list like"),
     ],
 )
 def test_what_can_not_be_measured(
