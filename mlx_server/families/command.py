@@ -2,16 +2,9 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm
-from mlx_server.tool_parsers.marked_json import marked_json
+from mlx_server.tool_parsers.formats import COMMAND as ACTION
 
 THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
-FORM = JsonCallForm(
-    name="tool_name",
-    arguments="parameters",
-    before=rf'("tool_call_id"{COLON}"[0-9]{{1,4}}",{GAP})?',
-)
-ACTION = marked_json("<|START_ACTION|>", "<|END_ACTION|>", FORM)
 RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
 LAYOUT = MarkupLayout(reasoning=(THINKING,), call_formats=(ACTION,), dropped=RESPONSE)

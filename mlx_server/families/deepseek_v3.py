@@ -2,9 +2,9 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.deepseek import DEEPSEEK, WITHOUT_SECTION
+from mlx_server.tool_parsers.formats import DEEPSEEK, DEEPSEEK_WITHOUT_SECTION
 
-LAYOUT = MarkupLayout(call_formats=(DEEPSEEK, WITHOUT_SECTION), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION), calls_end_reasoning=True)
 
 TURNS = (
     "<｜begin▁of▁sentence｜>",

@@ -3,9 +3,9 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.deepseek_v3 import TURNS
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.dsml import DSML, V3_2, V4, V4_1
+from mlx_server.tool_parsers.formats import DSML, DSML_FORMATS
 
-LAYOUT = MarkupLayout(call_formats=(V3_2, V4, V4_1), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=DSML_FORMATS, calls_end_reasoning=True)
 
 DEEPSEEK_V32 = ModelFamily(
     name="deepseek_v32",

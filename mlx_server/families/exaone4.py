@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.hermes import HERMES
+from mlx_server.tool_parsers.formats import HERMES
 
 LAYOUT = MarkupLayout(call_formats=(HERMES,))
 

@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.gemma import FUNCTION_GEMMA as NOTATION
+from mlx_server.tool_parsers.formats import FUNCTION_GEMMA as NOTATION
 
 LAYOUT = MarkupLayout(reasoning=(), call_formats=(NOTATION,), trims=False)
 

@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.gemma import GEMMA4 as NOTATION
+from mlx_server.tool_parsers.formats import GEMMA4 as NOTATION
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 

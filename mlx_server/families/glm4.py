@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers import glm4
+from mlx_server.tool_parsers import formats
 from mlx_server.tool_parsers.glm import GLM
 
 TURN = "<|assistant|>"
@@ -15,7 +15,7 @@ LAYOUT = MarkupLayout(call_formats=(GLM,), dropped=(TURN,), calls_end_reasoning=
 
 
 def _without_delimiters(tools: Sequence[Tool]) -> MarkupLayout:
-    return MarkupLayout(call_formats=glm4.call_formats(tools), dropped=(TURN,))
+    return MarkupLayout(call_formats=formats.glm4(tools), dropped=(TURN,))
 
 
 STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")

@@ -3,12 +3,10 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
-from mlx_server.tool_parsers.hermes import HERMES
-from mlx_server.tool_parsers.marked_json import marked_json
+from mlx_server.tool_parsers.formats import GRANITE as CALLS
+from mlx_server.tool_parsers.formats import HERMES
 
-LAYOUT = MarkupLayout(
-    call_formats=(marked_json("<|tool_call|>"), HERMES), dropped=("<response>", "</response>")
-)
+LAYOUT = MarkupLayout(call_formats=(CALLS, HERMES), dropped=("<response>", "</response>"))
 
 GRANITE = ModelFamily(
     name="granite",

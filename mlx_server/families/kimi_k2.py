@@ -4,8 +4,8 @@ import re
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import THINK, MarkupLayout
-from mlx_server.tool_parsers.kimi_k2 import KIMI_K2 as NOTATION
-from mlx_server.tool_parsers.kimi_k2 import WITHOUT_SECTION
+from mlx_server.tool_parsers.formats import KIMI_K2 as NOTATION
+from mlx_server.tool_parsers.formats import KIMI_K2_WITHOUT_SECTION as WITHOUT_SECTION
 
 ID = re.compile(r"functions\.[^\s:]+:\d+")
 

@@ -3,9 +3,9 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_python_list
-from mlx_server.tool_parsers.pythonic import marked_python
+from mlx_server.tool_parsers.formats import LFM2 as NOTATION
 
-LAYOUT = MarkupLayout(call_formats=(marked_python("<|tool_call_start|>", "<|tool_call_end|>"),))
+LAYOUT = MarkupLayout(call_formats=(NOTATION,))
 
 LFM2 = ModelFamily(
     name="lfm2",

@@ -2,10 +2,11 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.llama import BARE, FUNCTION, TAGGED
-from mlx_server.tool_parsers.pythonic import PYTHONIC
+from mlx_server.tool_parsers.formats import BARE_JSON, BARE_PYTHON, LLAMA_FUNCTION, LLAMA_TAGGED
 
-LAYOUT = MarkupLayout(call_formats=(BARE, PYTHONIC, TAGGED, FUNCTION), trims_text=False)
+LAYOUT = MarkupLayout(
+    call_formats=(BARE_JSON, BARE_PYTHON, LLAMA_TAGGED, LLAMA_FUNCTION), trims_text=False
+)
 
 LLAMA3 = ModelFamily(
     name="llama3",

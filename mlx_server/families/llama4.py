@@ -2,11 +2,9 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.llama import BARE
-from mlx_server.tool_parsers.pythonic import PYTHONIC, marked_python
+from mlx_server.tool_parsers.formats import BARE_JSON, BARE_PYTHON, LLAMA4_PYTHON
 
-MARKED = marked_python("<|python_start|>", "<|python_end|>")
-LAYOUT = MarkupLayout(call_formats=(BARE, PYTHONIC, MARKED), trims_text=False)
+LAYOUT = MarkupLayout(call_formats=(BARE_JSON, BARE_PYTHON, LLAMA4_PYTHON), trims_text=False)
 
 LLAMA4 = ModelFamily(
     name="llama4",

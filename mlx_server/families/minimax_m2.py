@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.minimax_m2 import MINIMAX_M2 as CALLS
+from mlx_server.tool_parsers.formats import MINIMAX_M2 as CALLS
 
 LAYOUT = MarkupLayout(call_formats=(CALLS,), calls_end_reasoning=True)
 

@@ -5,8 +5,8 @@ from hashlib import sha256
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import THINK, MarkupLayout
-from mlx_server.tool_parsers.mistral import MISTRAL as NOTATION
-from mlx_server.tool_parsers.mistral import new_id
+from mlx_server.tool_parsers.calls import new_short_id
+from mlx_server.tool_parsers.formats import MISTRAL as NOTATION
 
 ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -18,7 +18,7 @@ def nine_character_id(id: str, name: str, number: int) -> str:
 
 # the first Magistral thinks between tags of plain text
 LAYOUT = MarkupLayout(
-    reasoning=(("[THINK]", "[/THINK]"), THINK), call_formats=(NOTATION,), new_id=new_id
+    reasoning=(("[THINK]", "[/THINK]"), THINK), call_formats=(NOTATION,), new_id=new_short_id
 )
 
 MISTRAL = ModelFamily(

@@ -2,16 +2,14 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.marked_json import marked_json
-from mlx_server.tool_parsers.qwen3_coder import QWEN3_CODER, WITHOUT_BLOCK
-
-TOOLCALL = marked_json("<TOOLCALL>", "</TOOLCALL>")
+from mlx_server.tool_parsers.formats import NEMOTRON as CALLS
+from mlx_server.tool_parsers.formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
 
 NEMOTRON = ModelFamily(
     name="nemotron",
-    layout=MarkupLayout(call_formats=(TOOLCALL,)),
+    layout=MarkupLayout(call_formats=(CALLS,)),
     answer_prefix="\n</think>\n\n",
-    template_markers=TOOLCALL.opens,  # the types are Llama's and Nemotron-H's
+    template_markers=CALLS.opens,  # the types are Llama's and Nemotron-H's
     stop_tokens=("<|eot_id|>", "<SPECIAL_12>"),
     special_tokens=(
         "<|begin_of_text|>",
@@ -25,7 +23,9 @@ NEMOTRON = ModelFamily(
     ),
 )
 
-LAYOUT_3 = MarkupLayout(call_formats=(QWEN3_CODER, WITHOUT_BLOCK), calls_end_reasoning=True)
+LAYOUT_3 = MarkupLayout(
+    call_formats=(QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK), calls_end_reasoning=True
+)
 
 NEMOTRON3 = ModelFamily(
     name="nemotron3",

@@ -2,11 +2,9 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.pythonic import marked_python
+from mlx_server.tool_parsers.formats import OLMO3 as NOTATION
 
-LAYOUT = MarkupLayout(
-    call_formats=(marked_python("<function_calls>", "</function_calls>", by_line=True),)
-)
+LAYOUT = MarkupLayout(call_formats=(NOTATION,))
 
 OLMO3 = ModelFamily(
     name="olmo3",

@@ -3,12 +3,10 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
-from mlx_server.tool_parsers.marked_json import marked_json
+from mlx_server.tool_parsers.formats import FUNCTOOLS
+from mlx_server.tool_parsers.formats import PHI4 as CALLS
 
-TAGGED = marked_json("<|tool_call|>", "<|/tool_call|>")
-FUNCTOOLS = marked_json("functools[")  # with its bracket, or `import functools` would be one
-
-LAYOUT = MarkupLayout(call_formats=(TAGGED, FUNCTOOLS))
+LAYOUT = MarkupLayout(call_formats=(CALLS, FUNCTOOLS))
 
 PHI4 = ModelFamily(
     name="phi4",

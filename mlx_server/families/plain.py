@@ -5,26 +5,8 @@ The JSON stands between Hermes' marks, or the whole answer is a call, an object 
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers import marked_json
-from mlx_server.tool_parsers.call_format import CallFormat
-from mlx_server.tool_parsers.hermes import HERMES
-from mlx_server.tool_parsers.json_calls import JsonCallForm
+from mlx_server.tool_parsers.formats import HERMES, PLAIN_ARRAY, PLAIN_OBJECT
 
-FORM = JsonCallForm(arguments="(arguments|parameters)")
-
-OBJECT = CallFormat(
-    marked_json.objects,
-    begins=("{",),
-    repairs=("unmarked",),
-    blocks=(marked_json.bare_block(FORM),),
-)
-ARRAY = CallFormat(
-    marked_json.array,
-    begins=("[",),
-    repairs=("unmarked",),
-    blocks=(marked_json.bare_array(FORM),),
-)
-
-LAYOUT = MarkupLayout(call_formats=(HERMES, OBJECT, ARRAY))
+LAYOUT = MarkupLayout(call_formats=(HERMES, PLAIN_OBJECT, PLAIN_ARRAY))
 
 PLAIN = ModelFamily(name="plain", layout=LAYOUT, answer_prefix="\n</think>\n\n")

@@ -3,10 +3,10 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.qwen3_coder import QWEN3_CODER as CALLS
-from mlx_server.tool_parsers.qwen3_coder import WITHOUT_BLOCK
+from mlx_server.tool_parsers.formats import QWEN3_CODER as CALLS
+from mlx_server.tool_parsers.formats import QWEN3_CODER_WITHOUT_BLOCK
 
-LAYOUT = MarkupLayout(call_formats=(CALLS, WITHOUT_BLOCK), calls_end_reasoning=True)
+LAYOUT = MarkupLayout(call_formats=(CALLS, QWEN3_CODER_WITHOUT_BLOCK), calls_end_reasoning=True)
 
 QWEN3_CODER = ModelFamily(
     name="qwen3_coder",

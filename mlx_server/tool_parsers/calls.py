@@ -8,6 +8,7 @@ be mended of a call is told when it ends: of one that never does nothing was.
 import json
 import re
 import secrets
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,11 @@ HALVES = re.compile("[\ud800-\udfff]")
 
 def new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+def new_short_id() -> str:
+    """The templates of many Mistral models refuse ids of any other form."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class ToolCallEmitter:

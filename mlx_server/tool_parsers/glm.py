@@ -6,14 +6,13 @@ GLM is known to stutter: it begins a call twice, or makes the same one again at 
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import unsupported_keywords
 from mlx_server.tool_parsers.bare_text import bare_value_rule
-from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
@@ -120,5 +119,3 @@ GLM = CallFormat(
         ),
     ),
 )
-
-parse_tool_call = partial(parse_calls, GLM)

@@ -11,7 +11,7 @@ from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import unsupported_keywords, values
 from mlx_server.tool_parsers.bare_text import marked_text
-from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, parse_calls
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
@@ -143,5 +143,3 @@ KIMI_K3 = CallFormat(
         ),
     ),
 )
-
-parse_tool_call = partial(parse_calls, KIMI_K3)

@@ -7,18 +7,19 @@ one only where markup goes on behind it; and a whole function inside of a value 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import unsupported_keywords
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
-from mlx_server.tool_parsers.call_format import BlockGrammar
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
 from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 
@@ -30,7 +31,7 @@ class TagSyntax:
     function_end: str
     parameter: str
     parameter_end: str
-    block_end: str
+    block_end: str = ""
     margin: str = ""
     """Stands between a value and its tags and is no part of it."""
     quote: str = ""
@@ -46,21 +47,27 @@ class TagSyntax:
         return (*anywhere, *(self.margin + tag for tag in anywhere), *of_lines)
 
 
-def block_of(tags: TagSyntax) -> BlockGrammar:
-    return BlockGrammar(
-        lambda lark, tool: _call_of(lark, tool, tags),
+def tagged(opens: str, tags: TagSyntax) -> CallFormat:
+    """Functions in a block."""
+    block = BlockGrammar(
+        partial(_call_of, tags=tags),
         between="",
         after=tags.block_end,
-        unsupported=unsupported_keywords.unsupported_as_text,
+        unsupported=unsupported_as_text,
     )
+    return CallFormat(partial(_block, tags=tags), (opens,), (tags.block_end,), blocks=(block,))
 
 
-def function_of(tags: TagSyntax) -> BlockGrammar:
-    """Behind the mark that opens one."""
-    return BlockGrammar(
-        lambda lark, tool: _rest_of(lark, tool, tags),
-        unsupported=unsupported_keywords.unsupported_as_text,
-        space="",
+def without_block(tags: TagSyntax) -> CallFormat:
+    """The same where the model has left out the mark of the block."""
+    return CallFormat(
+        partial(_functions, tags=tags),
+        opens=(tags.function,),
+        closes=(tags.block_end,),
+        repairs=("unmarked",),
+        blocks=(
+            BlockGrammar(partial(_rest_of, tags=tags), unsupported=unsupported_as_text, space=""),
+        ),
     )
 
 
@@ -112,15 +119,15 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
     return name == name.strip() and name[0] not in "\"'" and name[-1] != "/"
 
 
-def block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """One function or several, and the end of the block."""
     yield from source.space()
     yield from source.expect(tags.function)
-    yield from functions(source, calls, tags)
+    yield from _functions(source, calls, tags)
 
 
-def functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    """As `block`, behind the first opening tag."""
+def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+    """As `_block`, after the first opening tag."""
     more = tags.function
     while more:
         yield from _function(source, calls, tags)

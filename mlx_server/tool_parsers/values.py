@@ -87,7 +87,7 @@ def key_of(source: Source, syntax: Syntax) -> Steps[str]:
     if quote:
         key = yield from _string(source, syntax, quote)
     else:
-        key = (yield from _run(source, syntax.bare_key)) if syntax.bare_key else ""
+        key = (yield from run(source, syntax.bare_key)) if syntax.bare_key else ""
         if not key:
             raise Malformed("expected a key")
     yield from source.space()
@@ -102,7 +102,7 @@ def _argument(source: Source, syntax: Syntax, call: ToolCallWriter, key: str) ->
         yield from syntax.text[quote](source, quote, partial(call.text, key))
         call.end_text(key)
         return
-    bare = (yield from _run(source, syntax.scalar)) if syntax.untyped else ""
+    bare = (yield from run(source, syntax.scalar)) if syntax.untyped else ""
     if bare:
         call.untyped(key, syntax.words.get(bare, bare))
     else:
@@ -140,6 +140,11 @@ class _Transcript:
     def _wants_value(self) -> bool:
         return not self.json or self.json[-1] in ("{", "[", *SEPARATORS)
 
+    @property
+    def _wants_key(self) -> bool:
+        in_object = bool(self.open) and self.json[self.open[-1][0]] == "{"
+        return in_object and self.json[-1] != ":"
+
     def token(self) -> Steps[None]:
         yield from self._source.space()
         found = yield from self._source.accept(*self._tokens)
@@ -147,28 +152,39 @@ class _Transcript:
             self._separator(found)
         elif found in CLOSING:
             self._close(found)
+        elif closing := self._syntax.brackets.get(found):
+            self._begin_item()
+            self.open.append((len(self.json), closing))
+            self.json.append("{" if found == "{" else "[")
         else:
-            self._begin_value()
-            if closing := self._syntax.brackets.get(found):
-                self.open.append((len(self.json), closing))
-                self.json.append("{" if found == "{" else "[")
-            elif found:
-                self.json.append(
-                    json.dumps((yield from _string(self._source, self._syntax, found)))
-                )
-            else:
-                self.json.append((yield from self._bare()))
+            yield from self._item(found)
+
+    def _item(self, quote: str) -> Steps[None]:
+        """A key and its colon, or a value."""
+        self._begin_item()
+        is_key = self._syntax.rules != "python" and self._wants_key
+        if quote:
+            text = yield from _string(self._source, self._syntax, quote)
+            self.json.append(json.dumps(text))
+        else:
+            self.json.append((yield from self._bare(is_key=is_key)))
+        if is_key:
+            yield from self._source.space()
+            self.json.append((yield from self._source.expect(":")))
 
     def _separator(self, sign: str) -> None:
         rules = self._syntax.rules
         if self._wants_value and (rules != "free" or self.json[-1:] == [":"]):
             raise Malformed("a value is missing")
-        if sign == ":" and rules == "python" and not self.json[-1].startswith('"'):
-            self.json[-1] = json.dumps(self.json[-1])
+        if sign == ":":
+            if rules != "python":
+                raise Malformed("a colon too many")
+            if not self.json[-1].startswith('"'):
+                self.json[-1] = json.dumps(self.json[-1])
         if sign == ":" or rules != "free":
             self.json.append(sign)
 
-    def _begin_value(self) -> None:
+    def _begin_item(self) -> None:
         if not self._wants_value:
             if self._syntax.rules != "free":
                 raise Malformed("a comma is missing")
@@ -176,12 +192,14 @@ class _Transcript:
         if len(self.open) >= limits.CALL_DEPTH.value:
             raise Malformed("nested too deep")
 
-    def _bare(self) -> Steps[str]:
+    def _bare(self, *, is_key: bool) -> Steps[str]:
         syntax = self._syntax
-        is_key = self.open and self.json[-1] != ":" and self.json[self.open[-1][0]] == "{"
-        if is_key and syntax.bare_key and syntax.colon == ":":
-            return json.dumps((yield from _run(self._source, syntax.bare_key)))
-        word = yield from _run(self._source, syntax.scalar)
+        if is_key:
+            key = (yield from run(self._source, syntax.bare_key)) if syntax.bare_key else ""
+            if not key:
+                raise Malformed("expected a key")
+            return json.dumps(key)
+        word = yield from run(self._source, syntax.scalar)
         try:
             return syntax.as_json(syntax.words.get(word, word))
         except ValueError:
@@ -205,7 +223,7 @@ def _string(source: Source, syntax: Syntax, quote: str) -> Steps[str]:
     return "".join(pieces)
 
 
-def _run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
+def run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
     pieces: list[str] = []
     yield from source.match(pattern, pieces.append)
     return "".join(pieces).strip()

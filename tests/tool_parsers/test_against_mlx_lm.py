@@ -8,36 +8,30 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx_lm.tool_parsers
 import pytest
 import yaml
 
-from mlx_server.tool_parsers import (
-    gemma,
-    glm,
-    hermes,
-    kimi_k2,
-    kimi_k3,
-    minimax_m2,
-    mistral,
-    pythonic,
-    qwen3_coder,
-)
+from mlx_server.tool_parsers import formats
+from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
+from mlx_server.tool_parsers.glm import GLM
+from mlx_server.tool_parsers.kimi_k3 import KIMI_K3
 from tests.families.goldens import FOLDER, tools
 
-OURS: dict[str, Callable[..., list[dict[str, Any]]]] = {
-    "function_gemma": gemma.parse_function_gemma,
-    "gemma4": gemma.parse_tool_call,
-    "glm47": glm.parse_tool_call,
-    "json_tools": hermes.parse_tool_call,
-    "kimi_k2": kimi_k2.parse_tool_call,
-    "kimi_k3": kimi_k3.parse_tool_call,
-    "minimax_m2": minimax_m2.parse_tool_call,
-    "mistral": mistral.parse_tool_call,
-    "pythonic": pythonic.parse_tool_call,
-    "qwen3_coder": qwen3_coder.parse_tool_call,
+OURS: dict[str, CallFormat] = {
+    "function_gemma": formats.FUNCTION_GEMMA,
+    "gemma4": formats.GEMMA4,
+    "glm47": GLM,
+    "json_tools": formats.HERMES,
+    "kimi_k2": formats.KIMI_K2,
+    "kimi_k3": KIMI_K3,
+    "minimax_m2": formats.MINIMAX_M2,
+    "mistral": formats.MISTRAL,
+    "pythonic": formats.LFM2,
+    "qwen3_coder": formats.QWEN3_CODER,
 }
 
 NOT_OURS = {
@@ -227,7 +221,7 @@ def calls_of(parse: Callable[..., Any], text: str, offered: Any) -> str | None:
 def test_every_difference_has_a_reason(parser: str, text: str, reason: str) -> None:
     theirs = importlib.import_module(f"mlx_lm.tool_parsers.{parser}").parse_tool_call
     offered = yaml.safe_load((FOLDER / "tools.yaml").read_text("utf-8"))
-    our_calls = calls_of(OURS[parser], text, tools())
+    our_calls = calls_of(partial(parse_calls, OURS[parser]), text, tools())
     their_calls = calls_of(theirs, text, offered)
     assert (our_calls != their_calls) == bool(reason), f"{our_calls} | {their_calls}: {reason}"
 

@@ -14,8 +14,9 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import gemma
+from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
+from mlx_server.tool_parsers.formats import GEMMA4
 
 SCHEMA = {
     "type": "object",
@@ -128,12 +129,12 @@ def test_no_key_of_whole_arguments_is_given_twice(heard: Heard, arguments: str) 
 
 def test_no_parameter_of_gemmas_is_given_twice() -> None:
     with pytest.raises(ValueError, match="twice"):
-        gemma.parse_tool_call("call:now{a:1,a:1}<tool_call|>", TOOLS)
+        parse_calls(GEMMA4, "call:now{a:1,a:1}<tool_call|>", TOOLS)
 
 
 def test_of_a_key_inside_a_value_the_last_counts() -> None:
     """A grammar can't forbid it where the schema does not name the key."""
-    (call,) = gemma.parse_tool_call("call:now{a:{b:1,b:2}}<tool_call|>", TOOLS)
+    (call,) = parse_calls(GEMMA4, "call:now{a:{b:1,b:2}}<tool_call|>", TOOLS)
     assert call["arguments"] == {"a": {"b": 2}}
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.deepseek import parse_tool_call
+from mlx_server.tool_parsers.call_format import parse_calls
+from mlx_server.tool_parsers.formats import DEEPSEEK
 
 TOOLS = [Tool("add"), Tool("now"), Tool("function")]
 
@@ -31,12 +32,12 @@ def v31(name: str, arguments: str) -> str:
 )
 def test_two_calls(write: Any, written: str, read: dict[str, Any]) -> None:
     text = write("now", "{}") + "\n" + write("add", written) + "<｜tool▁calls▁end｜>"
-    found = parse_tool_call(text, TOOLS)
+    found = parse_calls(DEEPSEEK, text, TOOLS)
     assert [call["arguments"] for call in found if call["name"] == "add"] == [read]
 
 
 def test_a_tool_may_be_called_function() -> None:
-    (call,) = parse_tool_call(v31("function", '{"a": 1}'), TOOLS)
+    (call,) = parse_calls(DEEPSEEK, v31("function", '{"a": 1}'), TOOLS)
     assert (call["name"], call["arguments"]) == ("function", {"a": 1})
 
 
@@ -54,4 +55,4 @@ def test_a_tool_may_be_called_function() -> None:
 )
 def test_no_call(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        parse_tool_call(text, TOOLS)
+        parse_calls(DEEPSEEK, text, TOOLS)

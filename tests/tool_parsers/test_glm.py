@@ -8,7 +8,8 @@ from mlx_server.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.tool_parsers import glm, glm4
+from mlx_server.tool_parsers import formats, glm
+from mlx_server.tool_parsers.call_format import finished_calls, parse_calls
 
 TOOLS = (
     Tool("write", None, {"properties": {"path": {"type": "string"}, "count": {"type": "integer"}}}),
@@ -40,7 +41,7 @@ def block(value: str) -> str:
     ],
 )  # fmt: skip
 def test_one_call(text: str, arguments: dict[str, Any]) -> None:
-    (call,) = glm.parse_tool_call(text, TOOLS)
+    (call,) = parse_calls(glm.GLM, text, TOOLS)
     assert (call["name"], call["arguments"]) == ("write", arguments)
 
 
@@ -49,7 +50,7 @@ def test_one_call(text: str, arguments: dict[str, Any]) -> None:
 )
 def test_no_call(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        glm.parse_tool_call(text, TOOLS)
+        parse_calls(glm.GLM, text, TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -81,5 +82,6 @@ def test_the_same_call_again_at_once_is_not_told_of(written: list[str], told: li
     ("text", "arguments"), [("now\n{}", {}), ('now\n{"a": "}"}\n', {"a": "}"})]
 )
 def test_old_glm4(text: str, arguments: dict[str, Any]) -> None:
-    (call,) = glm4.parse_tool_call(text, TOOLS)
+    parser = MarkupParser(MarkupLayout(call_formats=formats.glm4(TOOLS)), ParseContext(tools=TOOLS))
+    (call,) = finished_calls([*parser.feed(-1, text), *parser.finish("", cut=False)])
     assert call["arguments"] == arguments

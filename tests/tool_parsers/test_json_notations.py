@@ -1,16 +1,21 @@
 """Calls as JSON, in the frames of Llama, Mistral and those that put marks around it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import hermes, llama, mistral
+from mlx_server.tool_parsers.call_format import parse_calls
+from mlx_server.tool_parsers.calls import new_short_id
+from mlx_server.tool_parsers.formats import HERMES, LLAMA_TAGGED, MISTRAL
 
 TOOLS = [Tool("f", None, {"properties": {"a": {"type": "integer"}}}), Tool("g")]
 
 Parse = Callable[..., list[dict[str, Any]]]
+
+hermes, llama, mistral = (partial(parse_calls, form) for form in (HERMES, LLAMA_TAGGED, MISTRAL))
 
 F, G = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {}}'
 ARRAY = f"[{F}, {G}]"
@@ -21,7 +26,7 @@ def read(parse: Parse, text: str) -> list[tuple[str, Any]]:
     return [(call["name"], call["arguments"]) for call in parse(text, TOOLS)]
 
 
-@pytest.mark.parametrize("parse", [hermes.parse_tool_call, llama.parse_tool_call])
+@pytest.mark.parametrize("parse", [hermes, llama])
 @pytest.mark.parametrize(
     "text",
     [
@@ -38,9 +43,7 @@ def test_two_calls_in_any_arrangement(parse: Parse, text: str) -> None:
     assert read(parse, text) == BOTH
 
 
-@pytest.mark.parametrize(
-    "parse", [hermes.parse_tool_call, llama.parse_tool_call, mistral.parse_tool_call]
-)
+@pytest.mark.parametrize("parse", [hermes, llama, mistral])
 @pytest.mark.parametrize(
     "text",
     [
@@ -67,7 +70,7 @@ def test_what_is_no_call(parse: Parse, text: str) -> None:
         parse(text, TOOLS)
 
 
-@pytest.mark.parametrize("parse", [hermes.parse_tool_call, mistral.parse_tool_call])
+@pytest.mark.parametrize("parse", [hermes, mistral])
 def test_an_array_of_none(parse: Parse) -> None:
     assert read(parse, " [ ]") == []
 
@@ -82,7 +85,7 @@ def test_an_array_of_none(parse: Parse) -> None:
     ],
 )
 def test_a_slip_is_repaired(text: str) -> None:
-    assert read(llama.parse_tool_call, text) == BOTH[:1]
+    assert read(llama, text) == BOTH[:1]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +103,13 @@ def test_a_slip_is_repaired(text: str) -> None:
     ],
 )
 def test_mistral(text: str, calls: list[tuple[str, Any]]) -> None:
-    assert read(mistral.parse_tool_call, text) == calls
+    assert read(mistral, text) == calls
 
 
 def test_mistrals_ids_are_kept_and_made_of_nine_characters() -> None:
-    (call,) = mistral.parse_tool_call("g[CALL_ID]a1B2c3D4e[ARGS]{}", TOOLS)
+    (call,) = mistral("g[CALL_ID]a1B2c3D4e[ARGS]{}", TOOLS)
     assert call["id"] == "a1B2c3D4e"
-    made = {mistral.new_id() for _ in range(100)}
+    made = {new_short_id() for _ in range(100)}
     assert len(made) == 100
     assert all(len(id) == 9 and id.isalnum() and id.isascii() for id in made)
 
@@ -114,8 +117,8 @@ def test_mistrals_ids_are_kept_and_made_of_nine_characters() -> None:
 @pytest.mark.parametrize("text", ["f()", "f[ARGS]", "f[ARGS]1", "[ARGS]{}", "[CALL_ID]1[ARGS]{}"])
 def test_what_is_no_call_of_mistrals(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        mistral.parse_tool_call(text, TOOLS)
+        mistral(text, TOOLS)
 
 
 def test_a_builtin_of_llama_is_called_as_python() -> None:
-    assert read(llama.parse_tool_call, 'f.call(a="1")') == BOTH[:1]
+    assert read(llama, 'f.call(a="1")') == BOTH[:1]

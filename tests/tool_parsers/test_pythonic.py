@@ -7,8 +7,9 @@ import pytest
 
 from mlx_server.events import Event, ToolCallDelta
 from mlx_server.messages import Tool
+from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.pythonic import bare_list, parse_tool_call
+from mlx_server.tool_parsers.formats import BARE_PYTHON, LFM2
 from mlx_server.tool_parsers.source import Source
 
 TOOLS = [
@@ -18,7 +19,7 @@ TOOLS = [
 
 
 def value_of(written: str) -> Any:
-    (call,) = parse_tool_call(f"[g(x={written})]", TOOLS)
+    (call,) = parse_calls(LFM2, f"[g(x={written})]", TOOLS)
     return call["arguments"]["x"]
 
 
@@ -85,7 +86,7 @@ def test_a_value(written: str, value: Any) -> None:
 )
 def test_what_is_no_call(text: str) -> None:
     with suppress(ValueError):
-        assert parse_tool_call(text, TOOLS) == []
+        assert parse_calls(LFM2, text, TOOLS) == []
 
 
 @pytest.mark.parametrize(
@@ -101,20 +102,20 @@ def test_what_is_no_call(text: str) -> None:
     ],
 )
 def test_two_calls_in_any_arrangement(text: str) -> None:
-    found = [(call["name"], call["arguments"]) for call in parse_tool_call(text, TOOLS)]
+    found = [(call["name"], call["arguments"]) for call in parse_calls(LFM2, text, TOOLS)]
     assert found == [("f", {"text": "a"}), ("g", {})]
 
 
 @pytest.mark.parametrize("twice", ["text='a', text='b'", "n=1, n=1"])
 def test_a_key_given_twice_is_malformed(twice: str) -> None:
     with pytest.raises(ValueError, match="twice"):
-        parse_tool_call(f"[f({twice})]", TOOLS)
+        parse_calls(LFM2, f"[f({twice})]", TOOLS)
 
 
 def test_a_string_streams_and_a_value_comes_whole() -> None:
     events: list[Event] = []
     source = Source()
-    steps = bare_list(source, ToolCallEmitter(0, TOOLS, events.append))
+    steps = BARE_PYTHON.read(source, ToolCallEmitter(0, TOOLS, events.append))
 
     def written(text: str) -> str:
         events.clear()

@@ -1,14 +1,17 @@
 """Calls between tags: Qwen3-Coder, Seed-OSS, MiniMax-M2, DSML."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import dsml, minimax_m2, qwen3_coder, seed_oss
+from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.formats import DSML_FORMATS, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 from mlx_server.tool_parsers.source import Source
 
 PROPERTIES = {
@@ -20,6 +23,18 @@ PROPERTIES = {
 TOOLS = [Tool("write", None, {"properties": PROPERTIES}), Tool("now")]
 
 Parse = Callable[..., list[dict[str, Any]]]
+
+parse_qwen3_coder = partial(parse_calls, QWEN3_CODER)
+parse_seed_oss = partial(parse_calls, SEED_OSS)
+parse_minimax_m2 = partial(parse_calls, MINIMAX_M2)
+
+
+def parse_dsml(text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Of whichever version; what stands between the marks is not always enough to tell."""
+    for notation in DSML_FORMATS:
+        with suppress(ValueError):
+            return parse_calls(notation, text, tools)
+    raise ValueError("there is no call")
 
 
 def qwen(*parameters: tuple[str, str]) -> str:
@@ -46,10 +61,10 @@ def deepseek(*parameters: tuple[str, str]) -> str:
 
 
 WRITERS = {
-    "qwen3_coder": (qwen3_coder.parse_tool_call, qwen),
-    "seed_oss": (seed_oss.parse_tool_call, seed),
-    "minimax_m2": (minimax_m2.parse_tool_call, minimax),
-    "dsml": (dsml.parse_tool_call, deepseek),
+    "qwen3_coder": (parse_qwen3_coder, qwen),
+    "seed_oss": (parse_seed_oss, seed),
+    "minimax_m2": (parse_minimax_m2, minimax),
+    "dsml": (parse_dsml, deepseek),
 }
 every_notation = pytest.mark.parametrize(("parse", "write"), WRITERS.values(), ids=list(WRITERS))
 
@@ -112,14 +127,14 @@ def test_a_call_without_its_end_is_none(parse: Parse, write: Any) -> None:
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (minimax_m2.parse_tool_call, "<invoke name='now'></invoke>"),
-        (minimax_m2.parse_tool_call, "<invoke name=now></invoke>"),
-        (minimax_m2.parse_tool_call, "<invoke name=now/>"),
-        (dsml.parse_tool_call, '<｜DSML｜invoke name="now" /></｜DSML｜function_calls>'),
-        (dsml.parse_tool_call, '<｜DSML｜invoke name="now"></｜DSML｜invoke></｜DSML｜tool_calls>'),
-        (dsml.parse_tool_call, '<｜DSML｜ invoke name="now"></｜DSML｜ invoke>\n</｜DSML｜ calls>'),
-        (seed_oss.parse_tool_call, "<function=now></function>"),
-        (qwen3_coder.parse_tool_call, "\n<function= now >\n\n</function>\n"),
+        (parse_minimax_m2, "<invoke name='now'></invoke>"),
+        (parse_minimax_m2, "<invoke name=now></invoke>"),
+        (parse_minimax_m2, "<invoke name=now/>"),
+        (parse_dsml, '<｜DSML｜invoke name="now" /></｜DSML｜function_calls>'),
+        (parse_dsml, '<｜DSML｜invoke name="now"></｜DSML｜invoke></｜DSML｜tool_calls>'),
+        (parse_dsml, '<｜DSML｜ invoke name="now"></｜DSML｜ invoke>\n</｜DSML｜ calls>'),
+        (parse_seed_oss, "<function=now></function>"),
+        (parse_qwen3_coder, "\n<function= now >\n\n</function>\n"),
     ],
 )
 def test_a_call_without_arguments(parse: Parse, text: str) -> None:
@@ -139,7 +154,7 @@ def test_dsml_says_which_values_are_json() -> None:
     )
     wanted = {"a": {"x": [1, None]}, "b": "1", "c": "1", "path": "1", "count": 1}
     wanted["d"] = {"x": 2}
-    assert only(dsml.parse_tool_call(text, TOOLS)) == wanted
+    assert only(parse_dsml(text, TOOLS)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -151,7 +166,7 @@ def test_dsml_says_which_values_are_json() -> None:
     ],
 )
 def test_forgotten_ends(text: str) -> None:
-    assert only(qwen3_coder.parse_tool_call(text, TOOLS)) == {"path": "p", "content": "c"}
+    assert only(parse_qwen3_coder(text, TOOLS)) == {"path": "p", "content": "c"}
 
 
 def test_a_string_comes_as_it_is_written() -> None:
@@ -159,7 +174,7 @@ def test_a_string_comes_as_it_is_written() -> None:
     events: list[Event] = []
     calls = ToolCallEmitter(0, TOOLS, events.append)
     source = Source()
-    steps = qwen3_coder.QWEN3_CODER.read(source, calls)
+    steps = QWEN3_CODER.read(source, calls)
     for number, letter in enumerate(text, start=1):
         source.feed(letter)
         next(steps, None)

@@ -14,8 +14,9 @@ from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.syntaxes import JSON
+from mlx_server.tool_parsers.source import Source, Steps, complete_source
+from mlx_server.tool_parsers.syntaxes import JSON, PYTHON, gemma_syntax
+from mlx_server.tool_parsers.values import Syntax
 from tests.slowness import slowness
 
 pytestmark = pytest.mark.tables
@@ -211,6 +212,26 @@ def test_no_value_of_json(text: str) -> None:
     source.close(cut=False)
     with pytest.raises(Malformed):
         next(reader.value(source, JSON))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (JSON, '{"a": [1, {"b": "x"}], "c": null}'),
+        (PYTHON, "{'a': (1, {'b': {'x'}},), 'c': None}"),
+        (gemma_syntax("~"), '{a:[1,{b:~x~}],"c":None}'),
+    ],
+    ids=["json", "python", "gemma"],
+)
+def test_a_value_is_whole_or_malformed_wherever_it_ends(syntax: Syntax, text: str) -> None:
+    for size in range(len(text)):
+        with pytest.raises(Malformed):
+            next(reader.value(complete_source(text[:size]), syntax))
+    with pytest.raises(StopIteration) as found:
+        next(reader.value(complete_source(text), syntax))
+    inside = found.value.value["a"][1]["b"]
+    assert found.value.value == {"a": [1, {"b": inside}], "c": None}
+    assert inside in ("x", ["x"])
 
 
 @pytest.mark.parametrize("character", ["\n", "\t", "\r", "\0", "\x1f", "\x7f", "\u2028"])
