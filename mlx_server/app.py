@@ -1,4 +1,4 @@
-"""Everything is put together here and nowhere else."""
+"""The composition root: builds the app and the HTTP server from settings."""
 
 import asyncio
 import errno
@@ -64,17 +64,18 @@ from mlx_server.system.listening_sockets import bound, url_of
 log = logging.getLogger("mlx_server")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-"""Where `mlx-server chat` looks by itself."""
+"""Where `mlx-server chat` looks for a server by default."""
 
 EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 SILENCE_SECONDS = 60.0
+"""Pause between log lines about refused connections."""
 PRUNE_SECONDS = 3600.0
 POLL_SECONDS = 0.1
 COLLECTIONS = 5_000, 20, 100
-"""Of Python's garbage: the last, of all there is, takes longest."""
+"""Thresholds of Python's garbage collector: rare, since full collections pause the event loop."""
 LAST_WORDS_SECONDS = 0.25
-"""For errors to reach who reads, when the drain time is over."""
+"""How long clients get to receive a last error event when the drain time is over."""
 
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
@@ -150,7 +151,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
 
 
 class _LoopErrors:
-    """asyncio's own way would print the task, with what it was called with."""
+    """asyncio's exception handler, without the task's arguments, which asyncio itself would log."""
 
     def __init__(self) -> None:
         self._next_time = 0.0
@@ -158,10 +159,10 @@ class _LoopErrors:
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in EXHAUSTED):
-            log.error("an error that nobody waited for", exc_info=error)
-        elif loop.time() >= self._next_time:  # there may be many a second; asyncio tries again
+            log.error("unhandled error in a background task", exc_info=error)
+        elif loop.time() >= self._next_time:  # asyncio retries, so there may be many a second
             self._next_time = loop.time() + SILENCE_SECONDS
-            log.error("no connection can be taken for now: %s", error.strerror)
+            log.error("new connections can't be accepted for now: %s", error.strerror)
 
 
 @asynccontextmanager
@@ -181,13 +182,13 @@ async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
 
 async def _prune(store: Store) -> None:
     while True:
-        with suppress(StoreUnavailable):  # and told of by the store
+        with suppress(StoreUnavailable):  # the store has logged it
             await store.prune()
         await asyncio.sleep(PRUNE_SECONDS)
 
 
 def run(settings: Settings) -> None:
-    """Serves until SIGTERM or Ctrl-C."""
+    """Serves until SIGTERM or Ctrl-C. Raises SettingsError if the server can't start."""
     logs.configure(settings.server.log_level, settings.server.log_format)
     most = descriptors.raise_soft_limit()
     descriptors.check(most)
@@ -214,14 +215,13 @@ def server_of(settings: Settings, app: FastAPI) -> "HttpServer":
         app,
         host=served.host,
         port=served.port,
-        # By h11: the other one, httptools, takes headers without end.
+        # h11, since httptools does not limit the size of headers
         http=guard_slow_clients(http(served.receive_seconds, admission), served.send_seconds),
         log_config=None,
         access_log=False,
         server_header=False,
         ws=guard_slow_clients(sockets, served.send_seconds),
-        # each of its messages is a body
-        ws_max_size=served.max_body_bytes,
+        ws_max_size=served.max_body_bytes,  # each message is a request body
         ws_per_message_deflate=False,
         backlog=limits.ACCEPTED_AT_ONCE.value,
         timeout_keep_alive=limits.IDLE_SECONDS.value,
@@ -231,13 +231,13 @@ def server_of(settings: Settings, app: FastAPI) -> "HttpServer":
 
 
 def _exit_after(signum: signal.Signals, code: int) -> None:
-    """uvicorn raises the signal again once all is closed: then SIGTERM would look like a crash,
-    and an orderly exit would wait for threads that are in the middle of a download."""
+    """uvicorn raises the signal again after shutdown. The default action for SIGTERM would look
+    like a crash, and sys.exit would wait for threads with a running download."""
     signal.signal(signum, lambda *_: os._exit(code))
 
 
 class HttpServer(uvicorn.Server):
-    """Says where it listens; ends streams that outlast the drain time with an error event."""
+    """Prints its URL; ends streams that outlast the drain time with an error event."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
         super().__init__(config)
@@ -246,10 +246,10 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
-        # what the server itself consists of stays: collections need not walk it again
+        # keeps the objects of the server itself out of further collections
         gc.collect()
         gc.freeze()
-        # and for a large body's many objects it would walk all of them again and again
+        # the many objects of a large body must not cause one collection after another
         gc.set_threshold(*COLLECTIONS)
         urls = []
         for server in getattr(self, "servers", []):
@@ -261,7 +261,7 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         ending = asyncio.create_task(self._end_streams())
-        for server in self.servers:  # as uvicorn does next, which cuts WebSockets off as well
+        for server in self.servers:  # no new connections; uvicorn would also cut off WebSockets
             server.close()
         draining = asyncio.create_task(self._app.state.runs.drain())
         while not (draining.done() or self.force_exit):
@@ -273,7 +273,7 @@ class HttpServer(uvicorn.Server):
             await ending
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal, whichever, waits for nobody; MCP servers go with their guards."""
+        """A second signal exits at once; MCP servers are ended by their guard processes."""
         if self.should_exit:
             self._app.state.pool.supervisor.kill()
             os._exit(EXIT_CODES[signal.Signals(sig)])
@@ -282,24 +282,24 @@ class HttpServer(uvicorn.Server):
     async def _end_streams(self) -> None:
         await asyncio.sleep(self._drain_seconds)
         pool: Pool = self._app.state.pool
-        # who waits for one of their servers goes on without it, and is told by the pool
-        leaving = asyncio.create_task(self._app.state.connectors.stop())
+        # answers that wait for an MCP server continue without it, until the pool ends them
+        stopping = asyncio.create_task(self._app.state.connectors.stop())
         await pool.stop(ShuttingDown("The server is shutting down."))
         await asyncio.sleep(LAST_WORDS_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await leaving
+        await stopping
 
 
 def _announce_models(pool: Pool, url: str) -> None:
-    """A line for each model that has become ready, the first time."""
+    """Prints a line for each model when it is ready for the first time."""
     announced: set[str] = set()
 
     def announce(id: str) -> None:
         if id not in announced:
             announced.add(id)
-            there = "" if url == DEFAULT_URL else f" --url {url}"
-            _print_line(f"{id} is ready at {url}/v1; try: mlx-server chat {id}{there}")
+            flag = "" if url == DEFAULT_URL else f" --url {url}"
+            _print_line(f"{id} is ready at {url}/v1; try: mlx-server chat {id}{flag}")
 
     for model in pool.loaded:
         announce(model.prepared.id)
@@ -312,14 +312,15 @@ def _print_line(line: str) -> None:
 
 
 def _queue_in_kernel(server: asyncio.Server) -> None:
-    """asyncio's `backlog` is how many it takes at once, too; those that wait may be more."""
+    """Raises the kernel's queue of connections. asyncio's `backlog` also sets how many it accepts
+    at once, and so has to stay small."""
     for listening in server.sockets:
         with socket.socket(fileno=os.dup(listening.fileno())) as same:
             same.listen(socket.SOMAXCONN)
 
 
 def spec_named(config: Path | None, name: str) -> ModelSpec:
-    """A model of models.yaml by id or alias, else a folder or a hub id."""
+    """The model of models.yaml with this id or alias; else `name` is a folder or a hub id."""
     settings = load_settings(config)
     folder = settings.server.adapters_dir
     listed = {id: _spec(id, model, folder) for id, model in settings.models.items()}

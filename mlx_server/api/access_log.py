@@ -1,6 +1,6 @@
-"""One log line a request: what was asked, how it ended, how long it took; never what was said.
+"""One log line for each request: method, route, status, duration and token counts.
 
-Of a path only those parts are told that are the app's own: the others are a client's words.
+Path segments that are not part of a route may hold a client's text, so they are logged as `*`.
 """
 
 import logging
@@ -18,7 +18,7 @@ from mlx_server.system.logs import ACCESS, RequestLogContext, request_context
 log = logging.getLogger(ACCESS)
 
 SOCKET = "WS"
-"""As if it were the method of a response over a WebSocket."""
+"""Logged as the method of a response over a WebSocket."""
 METHODS = {"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "TRACE", "CONNECT", SOCKET}
 HIDDEN = "*"
 
@@ -38,14 +38,14 @@ class AccessLog:
         status = 0
         gone = complete = False
 
-        async def heard() -> Message:
+        async def observed_receive() -> Message:
             nonlocal gone
             message = await receive()
-            # with an answer that is complete, every client leaves
+            # a disconnect after the complete answer is no early end
             gone = gone or (message["type"] == "http.disconnect" and not complete)
             return message
 
-        async def noted(message: Message) -> None:
+        async def observed_send(message: Message) -> None:
             nonlocal status, complete
             if message["type"] in STARTS:
                 status = message["status"]
@@ -56,7 +56,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, heard, noted)
+            await self._app(scope, observed_receive, observed_send)
         finally:
             method = scope.get("method", "GET")
             note(method, scope, "gone" if gone else status or BROKEN, began)
@@ -83,6 +83,6 @@ def _route_words_of(scope: Scope) -> str:
 
 @lru_cache(maxsize=8)
 def _route_words(app: Starlette) -> frozenset[str]:
-    """What the paths of its routes are made of."""
+    """The literal segments of the paths of the app's routes."""
     paths: Iterable[str] = (str(route.path) for route in iter_route_contexts(app.routes))
     return frozenset(part for path in paths for part in path.split("/") if "{" not in part)

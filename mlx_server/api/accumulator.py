@@ -1,4 +1,4 @@
-"""What every endpoint gathers from the events: the answers, and what they used."""
+"""Collects the events of a request: the answers, their usage, repairs and violations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,13 +23,13 @@ from mlx_server.messages import ToolCall
 
 @dataclass
 class AccumulatedAnswer:
-    """One answer, as far as it has come."""
+    """One answer, from the events so far."""
 
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    """Those that are whole."""
+    """Finished calls; a call that was cut off is not among them."""
     repairs: list[Repaired] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     finish_reason: str | None = None
@@ -51,7 +51,7 @@ class AccumulatedAnswer:
 
 
 def prompt_progress(event: PromptProgress, seconds: float) -> dict[str, Any]:
-    """In the words of llama.cpp's server. seconds: since the request."""
+    """A chunk's `prompt_progress` as llama.cpp's server names it. `seconds`: since the request."""
     return {
         "prompt_progress": {
             "total": event.total,
@@ -99,11 +99,11 @@ class Accumulator:
                 answer.reasoning_tokens = event.reasoning_tokens
 
     def fingerprint_fields(self) -> dict[str, str]:
-        """Of an answer that has a fingerprint: null is none by OpenAI's schema."""
+        """Empty without a fingerprint: OpenAI's schema does not allow null."""
         return {"system_fingerprint": self.fingerprint} if self.fingerprint else {}
 
     def usage(self) -> dict[str, Any]:
-        """A prompt counts once, however many answers it has; so does what was cached of it."""
+        """OpenAI's `usage`. A prompt and its cached tokens count once, also with `n` answers."""
         completion = sum(answer.tokens for answer in self.answers)
         cached = sum(answer.cached for answer in self.answers[:: self._n])
         reasoning = sum(answer.reasoning_tokens for answer in self.answers)
@@ -117,8 +117,8 @@ class Accumulator:
 
     def warnings(self, *answers: AccumulatedAnswer) -> dict[str, Any]:
         repairs = [repair for each in answers for repair in each.repairs]
-        unmet = [wish for each in answers for wish in each.violations]
-        return warnings_body(repairs, self._unenforced, unmet)
+        violations = [violation for each in answers for violation in each.violations]
+        return warnings_body(repairs, self._unenforced, violations)
 
 
 def warnings_body(
@@ -127,11 +127,12 @@ def warnings_body(
     violations: Sequence[Violation],
     ignored: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What OpenAI's bodies have no place for, if there is anything to say."""
+    """The body's `mlx_server` field, for which OpenAI's schema has no place; empty without
+    warnings."""
     if not (repairs or unenforced or violations or ignored):
         return {}
-    told = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
-    broken = [{"index": each.index, "what": each.what} for each in violations]
-    more = {"unmet": broken, "ignored": list(ignored)}
-    rest = {name: said for name, said in more.items() if said}
-    return {"mlx_server": {"repairs": told, "unenforced": list(unenforced), **rest}}
+    repaired = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
+    unmet = [{"index": each.index, "what": each.what} for each in violations]
+    optional = {"unmet": unmet, "ignored": list(ignored)}
+    rest = {name: found for name, found in optional.items() if found}
+    return {"mlx_server": {"repairs": repaired, "unenforced": list(unenforced), **rest}}

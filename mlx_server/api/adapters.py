@@ -1,4 +1,4 @@
-"""Adapters that come and go while the server runs, as vLLM spells it."""
+"""vLLM's routes that load and unload adapters while the server runs."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 Name = Annotated[str, Field(min_length=1)]
 Path = Annotated[str, Field(min_length=1, max_length=limits.ADAPTER_PATH_CHARACTERS.value)]
-"""As long as systems take: to look up a longer one costs its length squared."""
+"""No longer than systems allow: looking up a path takes time quadratic in its length."""
 
 router = APIRouter()
 
@@ -25,7 +25,7 @@ router = APIRouter()
 class Unload(WireModel):
     lora_name: Name
     model: Name | None = None
-    """May be left out where one model alone is served."""
+    """May be left out if only one model is served."""
 
 
 class Load(Unload):
@@ -56,7 +56,7 @@ def _model(pool: Pool, body: Unload) -> str:
     served = [spec.id for spec in pool.specs if not spec.source.startswith(REPLAY)]
     if len(served) != 1:
         raise BadRequest(
-            f"Name the `model` that the adapter is for, one of: {', '.join(served) or 'none'}.",
+            f"Set `model` to the model that the adapter is for: {', '.join(served) or 'none'}.",
             param="model",
         )
     return served[0]

@@ -1,4 +1,4 @@
-"""A request's body as one of our wire types."""
+"""Reads a request's body into a wire type."""
 
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ LARGE_BYTES = 64 << 10
 
 
 async def read(http: Request, wire_type: type[Body]) -> Body:
-    # not `http.body()`, which keeps it until the response has gone
+    """Raises BadRequest for a body that is not strict JSON or not of this type."""
+    # not `http.body()`, which keeps the bytes until the response is sent
     raw = b"".join([chunk async for chunk in http.stream()])
     http.state.body_bytes = len(raw)
     size_of_request.set(len(raw))
@@ -34,7 +35,7 @@ def _parsed(raw: bytes, wire_type: type[Body]) -> Body:
 
 
 def documented(path: str, wire_type: type[BaseModel]) -> dict[str, Any]:
-    """For OpenAPI: a POST route reads its body itself, more strictly than FastAPI does."""
+    """A route's `openapi_extra`: FastAPI does not see a body that `read` parses."""
     place = path.replace("/", "~1").replace("{", "{{").replace("}", "}}")
     here = f"#/paths/{place}/post/requestBody/content/application~1json/schema"
     schema = wire_type.model_json_schema(ref_template=here + "/$defs/{model}")

@@ -1,7 +1,7 @@
-"""Work that is worth doing only while the client is there.
+"""Cancels work when the client disconnects.
 
-One that closes its side alone, as HTTP would let it, counts as gone: nothing tells it from one
-that has left.
+A client that closes only its sending side, which HTTP allows, counts as disconnected: the server
+can't tell the two apart.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 async def while_connected(http: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves; then ClientDisconnect.
+    """The result of `work`. Cancels it and raises ClientDisconnect when the client leaves.
 
-    The body must have been read: what comes after it can only be the end.
+    The body must have been read, so that the next message can only be the disconnect.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(http))
+    leaving = asyncio.ensure_future(_disconnected(http))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -31,6 +31,6 @@ async def while_connected(http: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(http: Request) -> None:
+async def _disconnected(http: Request) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass

@@ -19,7 +19,7 @@ class RefusalPart(WireModel):
 
 
 class MediaPart(WireModel):
-    """Known, and refused by name: these models read text."""
+    """Media, which are refused by name: these models read only text."""
 
     type: Literal[
         "computer_screenshot",
@@ -44,7 +44,7 @@ def text_of(content: Content | None, where: str) -> str:
         match part:
             case MediaPart():
                 raise BadRequest(
-                    f"Content of type `{part.type}` can't be read: the models here read text.",
+                    f"Content of type `{part.type}` is not supported: these models read only text.",
                     param=f"{where}[{i}].type",
                 )
             case RefusalPart():

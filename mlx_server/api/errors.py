@@ -1,7 +1,7 @@
-"""How errors leave the server: always OpenAI's body, with a status and headers that fit.
+"""Error responses: always OpenAI's body, with the error's status and headers.
 
-A route raises; what is installed here answers. A route that validates a body itself raises
-`validation_error`, which knows the body and so names the parameter exactly.
+Routes raise, and the exception handlers of this module answer. A route that validates a body itself
+raises `validation_error`, which uses the body to name the parameter exactly.
 """
 
 import json
@@ -52,13 +52,13 @@ BY_STATUS: dict[int, type[ServerError]] = {
 
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
 MEMBERS = {"any", "bool", "bytes", "dict", "float", "int", "list", "none", "set", "str", "tuple"}
-"""What pydantic calls the members of a union that are neither classes nor wrapped."""
+"""Names that pydantic puts into a loc for members of a union that are builtin types."""
 
 log = logging.getLogger("mlx_server")
 
 
 def install(app: FastAPI) -> None:
-    """Let every error of the app leave as OpenAI's JSON body."""
+    """Makes every error of the app leave as OpenAI's JSON body."""
     app.add_exception_handler(ServerError, _server_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(pydantic.ValidationError, _unplaced_validation_error)
@@ -73,8 +73,8 @@ def error_response(
     status: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The answer for one error; the headers given go over the error's own."""
-    # ASCII JSON, since a message may hold what UTF-8 cannot
+    """The response for one error; `headers` override the error's own."""
+    # json.dumps writes ASCII: a message may have lone surrogates, which UTF-8 can't encode
     return Response(
         json.dumps(error.body()),
         status_code=status or error.status,
@@ -84,7 +84,7 @@ def error_response(
 
 
 def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
-    """What to tell a client about the first thing that is wrong with its body."""
+    """The error for the first problem of a client's body."""
     problems = error.errors(include_url=False, include_input=False)
     return _first_problem([(_client_loc(problem, body), problem) for problem in problems])
 
@@ -92,8 +92,8 @@ def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
 def param_of(loc: Loc) -> str:
     """A loc as OpenAI writes it, `messages[0].content`, without the names of union members.
 
-    They are told by their looks alone, so a part named like a type or a class is lost;
-    `validation_error` goes by the body and is exact.
+    Without the body these are recognised only by their spelling, so a field that is named like a
+    type or a class is dropped. `validation_error` is exact.
     """
     return _param_name([part for part in loc if isinstance(part, int) or _looks_like_field(part)])
 
@@ -108,7 +108,7 @@ def _param_name(parts: Sequence[int | str]) -> str:
 
 
 def _client_loc(problem: Problem, body: Any) -> Loc:
-    """The parts of the problem's loc that the client wrote, or left out, itself."""
+    """The problem's loc, with only the parts that are keys of the client's body."""
     return _walk(tuple(problem["loc"]), body, is_missing=problem["type"] == "missing")
 
 
@@ -122,8 +122,8 @@ def _walk(loc: Loc, node: Any, *, is_missing: bool) -> Loc:
     if not _has(node, head):
         return skipped
     kept = (head, *_walk(rest, node[head], is_missing=is_missing))
-    # A union's tag may be named like a field beside the real one: believe what gets to the end.
-    return max(kept, skipped, key=lambda trail: (trail[-1:] == loc[-1:], len(trail)))
+    # A union's tag may be named like a field: prefer the path that reaches the end of the loc.
+    return max(kept, skipped, key=lambda path: (path[-1:] == loc[-1:], len(path)))
 
 
 def _has(node: Any, part: int | str) -> bool:
@@ -134,10 +134,10 @@ def _has(node: Any, part: int | str) -> bool:
 
 def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> BadRequest:
     first, _ = problems[0]
-    # Members of one union complain one by one: the one that came furthest is the one meant.
+    # Each member of a union reports a problem: the deepest one is of the member that was meant.
     same_value = [problem for problem in problems if problem[0][: len(first)] == first]
-    trail, problem = max(same_value, key=lambda found: len(found[0]))
-    return _bad_request(_param_name(trail), problem)
+    loc, problem = max(same_value, key=lambda found: len(found[0]))
+    return _bad_request(_param_name(loc), problem)
 
 
 def _bad_request(param: str, problem: Problem) -> BadRequest:
@@ -158,14 +158,14 @@ def _sentence(problem: Problem) -> str:
 
 async def _server_error(connection: HTTPConnection, error: Exception) -> Response:
     assert isinstance(error, ServerError)
-    if connection.scope["type"] == "websocket":  # nothing here answers: the gate does
+    if connection.scope["type"] == "websocket":  # SecurityMiddleware answers these
         raise error
     return error_response(error)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, ServerError):  # FastAPI wraps what reading a body raises
+    if isinstance(error.__cause__, ServerError):  # FastAPI wraps errors raised by reading a body
         return error_response(error.__cause__)
     ours = BY_STATUS.get(error.status_code, BadRequest if error.status_code < 500 else ServerError)
     message = _routing_message(request, error)
@@ -178,7 +178,7 @@ def _routing_message(request: Request, error: HTTPException) -> str:
         case 404, "Not Found":
             return f"There is no route {route}. API routes start with `/v1`, like `/v1/models`."
         case 405, "Method Not Allowed":
-            return f"There is no {route}: that path takes other methods."
+            return f"There is no {route}: the path exists, but with other methods."
         case _:
             return str(error.detail)
 
@@ -198,19 +198,19 @@ async def _request_validation_error(request: Request, error: Exception) -> Respo
         "header": dict(request.headers),
     }
     problems: Sequence[Problem] = error.errors()
-    trails = [(_client_loc(problem, sent)[1:], problem) for problem in problems]
-    return error_response(_first_problem(trails))
+    located = [(_client_loc(problem, sent)[1:], problem) for problem in problems]
+    return error_response(_first_problem(located))
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
-    return error_response(BadRequest("The client left before its body was complete."))
+    return error_response(BadRequest("The client disconnected before its body was complete."))
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     state = request.scope.get("state", {})
     log.error("unexpected error in request %s", state.get("request_id"), exc_info=error)
-    message = "The server made a mistake; its log says more under this request's id."
-    # The answer is sent outside of the gate, which would have added its headers; and the error
-    # goes on to the server, which closes the connection: unwarned, the next request would fail.
+    message = "Internal server error. The server's log has details under this request's id."
+    # This response does not pass through SecurityMiddleware, so its headers are added here. uvicorn
+    # closes the connection after the error, so the client must not send another request on it.
     headers = {**state.get("response_headers", {}), "connection": "close"}
     return error_response(ServerError(message, code="internal_error"), headers=headers)

@@ -1,6 +1,6 @@
-"""Wire types that the endpoints share. Strict: `true` is not 1, and `"5"` is not 5.
+"""Wire types that the endpoints share. They are strict: `true` is not 1, and `"5"` is not 5.
 
-OpenAI's clients send null for whatever they leave unset, so null always means unset.
+OpenAI's clients send null for fields that are not set, so null always means unset.
 """
 
 import re
@@ -23,12 +23,13 @@ T = TypeVar("T")
 
 
 def _breathe(item: T) -> T:
-    """A call of Python's own lets other threads run, which pydantic would not between two items."""
+    """Does nothing: calling Python between two items makes pydantic let other threads run."""
     return item
 
 
 Items = Annotated[list[Annotated[T, AfterValidator(_breathe)]], Field(fail_fast=True)]
-"""Refused at the first wrong item: a body holds many thousands, and each report of one is kept."""
+"""A list that is refused at its first wrong item: a body may have thousands of wrong ones, and
+pydantic keeps a report of each."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTERS.value)]
@@ -41,7 +42,7 @@ ResponseTokens = Annotated[int, Field(ge=1, lt=2**53)]
 
 def _known_effort(effort: str) -> str:
     if effort not in EFFORTS:
-        raise ValueError(f"it should be one of {', '.join(EFFORTS)}")
+        raise ValueError(f"should be one of {', '.join(EFFORTS)}")
     return effort
 
 
@@ -67,21 +68,21 @@ class StreamOptions(WireModel):
 
 
 class SamplingBody(WireModel):
-    """What every endpoint takes that generates text."""
+    """The fields of every endpoint that generates text."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "service_tier", "store"}
     )
-    """Known, and without meaning for a local server: not reported as ignored."""
+    """Known fields without effect on a local server, which are not reported as ignored."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "chat_template": "the model's owner sets it in models.yaml",
     }
-    """Refused by name unless null, with the reason."""
+    """Fields that are refused unless null, with the reason."""
 
     adapter: Annotated[str, Field(min_length=1)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
-    """mlx-lm's name for it."""
+    """mlx-lm's name for `adapter`."""
     adapter_scale: Annotated[float, Field(ge=0, le=MAX_ADAPTER_SCALE)] | None = None
     stop: StopString | StopStrings | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -114,31 +115,31 @@ class SamplingBody(WireModel):
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
 
     def adapter_choice(self) -> AdapterChoice:
-        """The adapter that was asked for, and how strongly."""
+        """The requested adapter and its scale, 1 by default."""
         return {
             "adapter": self.adapter or self.adapters,
             "adapter_scale": 1.0 if self.adapter_scale is None else self.adapter_scale,
         }
 
     def ignored(self) -> list[str]:
-        """Names that this server does not know; refuses those that it knows it can't honour."""
+        """Names of unknown fields. Raises BadRequest for a field in `UNSUPPORTED`."""
         given = self.model_extra or {}
         for name, reason in self.UNSUPPORTED.items():
             if given.get(name) is not None:
-                raise BadRequest(f"`{name}` can't be used: {reason}.", param=name)
+                raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
         known = self.ACCEPTED | self.UNSUPPORTED.keys()
         unknown = (name for name, v in given.items() if name not in known and v is not None)
         return list(islice(unknown, limits.IGNORED_NAMES.value))
 
 
 class GenerationBody(SamplingBody):
-    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+    """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
-    """As llama.cpp calls `include_progress`."""
+    """llama.cpp's name for `include_progress`."""
     n: Annotated[int, Field(ge=1, le=limits.ANSWERS.value)] | None = None
 
     @property
@@ -147,12 +148,12 @@ class GenerationBody(SamplingBody):
 
     @property
     def include_progress(self) -> bool:
-        asked = self.stream_options and self.stream_options.include_progress
-        return bool(self.stream and (asked or self.return_progress))
+        option = self.stream_options and self.stream_options.include_progress
+        return bool(self.stream and (option or self.return_progress))
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """Names are the client's, so they are made safe for a header and cut to a sane length."""
+    """The header that lists ignored fields; names are a client's, so they are quoted and cut."""
     value = ", ".join(
         quote(name[: limits.IGNORED_NAME_CHARACTERS.value], safe="._-") for name in names
     )

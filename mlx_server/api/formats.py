@@ -1,4 +1,5 @@
-"""What an answer's text has to be, on the wire: as OpenAI names it, and as vLLM does."""
+"""Output formats on the wire: OpenAI's `response_format`, vLLM's `structured_outputs` and
+`guided_*`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
@@ -37,14 +38,14 @@ ResponseFormat = Annotated[
 ]
 
 Schema = dict[str, Any] | Annotated[str, Field(max_length=limits.SCHEMA_BYTES.value)]
-"""vLLM takes its text too."""
+"""A JSON Schema; like vLLM, also as text."""
 
 Pattern = Annotated[str, Field(min_length=1)]
 Options = Annotated[Items[str], Field(min_length=1)]
 
 
 class StructuredOutputs(WireModel):
-    """vLLM's; what else it has there tells its backends how to go about it."""
+    """vLLM's `structured_outputs`, without the fields that configure its backends."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: Pattern | None = None
@@ -52,7 +53,7 @@ class StructuredOutputs(WireModel):
     grammar: Pattern | None = None
     json_object: bool | None = None
     structural_tag: None = None
-    """Known, and refused by name."""
+    """Known, and refused unless null."""
 
 
 class FormatChoice(TypedDict):
@@ -80,8 +81,8 @@ class ConstrainedBody(GenerationBody):
         match self.response_format:
             case JsonObjectFormat():
                 yield {"format": JsonFormat(), "format_param": "response_format"}
-            case JsonSchemaFormat(json_schema=asked):
-                json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
+            case JsonSchemaFormat(json_schema=given):
+                json = JsonFormat(given.schema_, bool(given.strict), given.name, given.description)
                 yield {"format": json, "format_param": "response_format.json_schema.schema"}
 
     def _guided(self) -> Iterator[FormatChoice]:
@@ -91,23 +92,23 @@ class ConstrainedBody(GenerationBody):
 
 
 def the_only_format(found: Sequence[FormatChoice], otherwise: str) -> FormatChoice:
-    """The one format that was asked for, and what the client called it."""
+    """The requested format and its parameter name. Raises BadRequest if there are several."""
     if len(found) > 1:
         one, other = found[0]["format_param"], found[1]["format_param"]
         raise BadRequest(
-            f"`{one}` and `{other}` both say what the answer has to be: send one of them.",
+            f"`{one}` and `{other}` both set the output format: send only one of them.",
             param=other,
         )
     return found[0] if found else {"format": None, "format_param": otherwise}
 
 
-def of_structured_outputs(asked: StructuredOutputs | None) -> Iterator[FormatChoice]:
-    if asked is None:
+def of_structured_outputs(given: StructuredOutputs | None) -> Iterator[FormatChoice]:
+    if given is None:
         return
     found = list(
-        _formats("structured_outputs.", asked.json_, asked.regex, asked.choice, asked.grammar)
+        _formats("structured_outputs.", given.json_, given.regex, given.choice, given.grammar)
     )
-    if asked.json_object:
+    if given.json_object:
         found.append({"format": JsonFormat(), "format_param": "structured_outputs.json_object"})
     if not found:
         raise BadRequest(
@@ -118,13 +119,13 @@ def of_structured_outputs(asked: StructuredOutputs | None) -> Iterator[FormatCho
     yield from found
 
 
-def unknown_in(asked: StructuredOutputs | None) -> list[str]:
-    inside = (asked and asked.model_extra) or {}
+def unknown_in(given: StructuredOutputs | None) -> list[str]:
+    inside = (given and given.model_extra) or {}
     return [f"structured_outputs.{name}" for name, value in inside.items() if value is not None]
 
 
 def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
-    """What a prompt may say of it (see Conversation.response_format)."""
+    """The format as prompts can describe it (see Conversation.response_format)."""
     if not isinstance(format, JsonFormat) or format == JsonFormat():
         return None
     return {"name": format.name, "description": format.description, "schema": format.schema}

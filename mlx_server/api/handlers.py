@@ -1,4 +1,4 @@
-"""An endpoint's way from a request to a response; the endpoints differ in what they fold."""
+"""Generates the events of a request and folds them into a response, for every endpoint."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing
@@ -20,13 +20,13 @@ from mlx_server.requests import GenerateRequest
 
 
 class Aggregator(Protocol):
-    """What an endpoint makes of events: one body,"""
+    """Folds the events of an answer into one body."""
 
     def aggregate(self, events: AsyncIterator[Event]) -> Awaitable[Mapping[str, Any]]: ...
 
 
 class EventFolder(Aggregator, Protocol):
-    """... or the chunks of a stream."""
+    """Folds the events of an answer into one body, or into the chunks of a stream."""
 
     def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Mapping[str, Any]]: ...
 
@@ -58,11 +58,11 @@ async def respond_buffered(
 async def _started(
     http: Request, request: GenerateRequest
 ) -> tuple[AsyncGenerator[Event], Started]:
-    """Nothing is sent before the engine has taken the request, so that errors keep their status."""
+    """Waits for the engine to accept the request: an error before that keeps its HTTP status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    asked = replace(request, client=http.state.client)
-    events = metrics.observed(generate(asked, pool))
+    request = replace(request, client=http.state.client)
+    events = metrics.observed(generate(request, pool))
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
     return events, started
@@ -83,7 +83,7 @@ async def _aggregated(output: Aggregator, events: AsyncIterator[Event]) -> Mappi
 
 
 class PrependedEvents(AsyncIterator[Event]):
-    """Not a generator, which would be one more to close."""
+    """An iterator with one more event in front; unlike a generator it need not be closed."""
 
     def __init__(self, first: Event, rest: AsyncIterator[Event]) -> None:
         self._first: Event | None = first

@@ -1,4 +1,4 @@
-"""`GET /health`: whether the engine serves. The one route that needs no key."""
+"""`GET /health`: whether the engine is alive. It is the only route that needs no key."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -1,7 +1,6 @@
-"""The start and the end of the app: what goes wrong is logged as all else is.
+"""Logs errors at the start and the end of the app without paths or messages.
 
-Starlette would send the whole traceback as a text, with the folders and the words of the error,
-and uvicorn would log it.
+Starlette would send the whole traceback as text, with paths and messages, and uvicorn would log it.
 """
 
 import logging
@@ -14,7 +13,7 @@ log = logging.getLogger("mlx_server")
 
 FAILURES = {
     "lifespan.startup.failed": "the server could not start",
-    "lifespan.shutdown.failed": "the server could not end in order",
+    "lifespan.shutdown.failed": "the server could not shut down cleanly",
 }
 
 

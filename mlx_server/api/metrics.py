@@ -1,4 +1,4 @@
-"""Prometheus metrics, counted where the events pass."""
+"""Prometheus metrics, counted from the events of answers and the steps of the engine."""
 
 import os
 import time
@@ -52,43 +52,46 @@ class Metrics:
             "mlx_server_completion_tokens", "Generated tokens.", by_model, registry=registry
         )
         self.reasoning_tokens = Counter(
-            "mlx_server_reasoning_tokens", "Of them, reasoning.", by_model, registry=registry
+            "mlx_server_reasoning_tokens",
+            "Generated reasoning tokens.",
+            by_model,
+            registry=registry,
         )
         self.forced_answers = Counter(
             "mlx_server_led_on",
-            "Answers that stopped after nothing but reasoning, and were led on.",
+            "Answers that stopped after their reasoning and were continued.",
             by_model,
             registry=registry,
         )
         self.repairs = Counter(
             "mlx_server_repairs",
-            "Slips of a model that were mended.",
+            "Repairs of a model's output.",
             ("model", "what"),
             registry=registry,
         )
         self.first_token = Histogram(
             "mlx_server_time_to_first_token_seconds",
-            "From the request to its first text.",
+            "Time from the request to its first text.",
             by_model,
             buckets=SECONDS,
             registry=registry,
         )
         self.inter_token = Histogram(
             "mlx_server_inter_token_seconds",
-            "Between two pieces of an answer.",
+            "Time between two chunks of an answer.",
             by_model,
             buckets=STEP_SECONDS,
             registry=registry,
         )
         self.batch = Gauge("mlx_server_batch_size", "Rows in the last step.", registry=registry)
-        self.queue = Gauge("mlx_server_queue", "Rows without a token yet.", registry=registry)
+        self.queue = Gauge(
+            "mlx_server_queue", "Rows waiting for their first token.", registry=registry
+        )
         self.active = Gauge("mlx_server_active_bytes", "Memory held by MLX.", registry=registry)
         self.buffers = Gauge(
-            "mlx_server_buffer_bytes", "What MLX has freed and keeps for reuse.", registry=registry
+            "mlx_server_buffer_bytes", "Memory that MLX keeps for reuse.", registry=registry
         )
-        self.peak = Gauge(
-            "mlx_server_peak_bytes", "The most that MLX ever held.", registry=registry
-        )
+        self.peak = Gauge("mlx_server_peak_bytes", "Peak memory held by MLX.", registry=registry)
         self.model_bytes = Gauge(
             "mlx_server_model_bytes", "Memory of a model.", by_model, registry=registry
         )
@@ -129,7 +132,7 @@ class Metrics:
                             last[index] = now
                         case Repaired(_, what):
                             self.repairs.labels(model, what).inc()
-                        case McpCallFinished(index):  # the time before was not the model's
+                        case McpCallFinished(index):  # leaves out the time of the MCP server
                             last[index] = time.perf_counter()
                         case Finished():
                             turn.prompt_tokens += event.further_prompt_tokens
@@ -154,7 +157,7 @@ class Metrics:
             self.inter_token.labels(model).observe(now - before)
 
     def exposition(self) -> bytes:
-        if not self._pool.rows:  # the last step is past, and none follows it
+        if not self._pool.rows:  # no step follows that would reset the gauges
             self.batch.set(0)
             self.queue.set(0)
         for model in self._pool.loaded:

@@ -1,4 +1,4 @@
-"""`GET /v1/pool`: what is in memory, for the owner."""
+"""`GET /v1/pool`: the models and adapters in memory, for the server's owner."""
 
 import asyncio
 from dataclasses import asdict
@@ -27,7 +27,7 @@ async def pool(http: Request) -> Response:
 
 
 def _engine(found: Pool) -> dict[str, Any] | None:
-    """What it is at, and since when: a first request may wait for a vocabulary or a grammar."""
+    """The engine's current long operation, such as compiling a grammar, and its seconds so far."""
     doing = found.supervisor.doing
     if doing is None:
         return None
@@ -59,6 +59,6 @@ def _model(view: ModelView) -> dict[str, Any]:
 
 
 def _without_folders(source: str) -> str:
-    """Whoever has a key may ask; where the owner's files lie is not for all of them."""
+    """Hides the owner's folders from clients: a path is cut to its last part."""
     kind, colon, path = source.rpartition(":")
     return kind + colon + (Path(path).name if path.startswith("/") else path)

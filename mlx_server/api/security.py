@@ -1,7 +1,7 @@
-"""What may come in: which names and pages may call, which bodies are read, who holds a key.
+"""Checks requests before the app sees them: Host, Origin, body headers and API keys.
 
-A browser on this machine can be made to call a local server by any page it shows. Such a call
-gives itself away by a Host that is not ours (DNS rebinding) or an Origin that is not ours.
+Any web page can make the browser on this machine send requests to a local server. Such a request
+has a foreign Host (DNS rebinding) or a foreign Origin.
 """
 
 import hashlib
@@ -39,7 +39,6 @@ PREFLIGHT_SECONDS = "600"
 POLICY_VIOLATION = 1008
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
-"""Of an address, what a provider gives to one customer at least."""
 
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 
@@ -47,18 +46,17 @@ HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?::
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s:*@?#]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS.value}}}")
-# int() itself refuses more than 4300 digits
+# int() refuses more than 4300 digits
 LENGTH = re.compile(r"[0-9]{1,4000}")
 
 RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
 
 
 class SecurityMiddleware:
-    """ASGI middleware to put around everything else of the app.
+    """Outer ASGI middleware: a request that it refuses never reaches the app.
 
-    What it refuses never reaches the app. It leaves `request_id` in the request's state, and
-    `response_headers`, for an answer that is sent without passing through it. A `*` among the
-    allowed origins lets every page call; allowed hosts know no wildcard.
+    It sets `request_id` in the request's state, and `response_headers` for responses that do not
+    pass through it. A `*` in `allowed_origins` allows every page; `allowed_hosts` has no wildcard.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class SecurityMiddleware:
         self._max_body_bytes = max_body_bytes
         bound = _configured_name(bound_host)
         self._hosts = {bound} | {_allowed_host(host) for host in allowed_hosts}
-        # A page that rebinds DNS needs a name, so an address can't come from one.
+        # DNS rebinding needs a name, so a Host that is an address is safe.
         self._any_address = bound is None or not _is_loopback(bound)
         self._any_origin = "*" in allowed_origins
         self._origins = {_allowed_origin(origin) for origin in allowed_origins if origin != "*"}
@@ -106,8 +104,11 @@ class SecurityMiddleware:
         name = _host_name(sent[0]) if len(sent) == 1 else None
         if name is not None and self._is_ours(name):
             return
-        what = f"The Host {quoted(sent[0])}" if len(sent) == 1 else "A request without one Host"
-        raise Forbidden(f"{what} may not use this server; `server.allowed_hosts` says who may.")
+        if len(sent) != 1:
+            raise Forbidden("A request must have exactly one Host header.")
+        raise Forbidden(
+            f"The Host {quoted(sent[0])} is not allowed: add it to `server.allowed_hosts`."
+        )
 
     def _is_ours(self, name: str) -> bool:
         if name in self._hosts or _is_loopback(name):
@@ -115,7 +116,8 @@ class SecurityMiddleware:
         return self._any_address and _address(name) is not None
 
     def _check_origin(self, scope: Scope, headers: Headers) -> dict[str, str]:
-        """The CORS headers that go with the answer; none for callers that are no other page."""
+        """The CORS headers of the answer, empty for callers that are not another page. Raises
+        Forbidden for an origin that is not allowed."""
         origins = headers.getlist("origin")
         if not origins:
             self._check_fetch_site(headers)
@@ -131,7 +133,7 @@ class SecurityMiddleware:
         raise _forbidden_page(f"The origin {quoted(', '.join(origins))}")
 
     def _check_fetch_site(self, headers: Headers) -> None:
-        # An <img> of another page sends no Origin, yet its browser tells.
+        # An <img> of another page sends no Origin, but the browser sends this header.
         sites = {site.lower() for site in headers.getlist("sec-fetch-site")}
         if sites - OWN_SITES and not self._any_origin:
             raise _forbidden_page("Another page")
@@ -150,7 +152,7 @@ class SecurityMiddleware:
 
 
 class _StampedSend:
-    """`send`, with the gate's headers on every answer."""
+    """`send` that adds the middleware's headers to every response."""
 
     def __init__(self, send: Send, stamp: dict[str, str]) -> None:
         self._send = send
@@ -171,7 +173,7 @@ class _StampedSend:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """`receive`, until the body is over the limit: its length may not have been announced."""
+    """`receive` that raises TooLarge over the limit: a body need not have a Content-Length."""
     seen = 0
 
     async def receive_counted() -> Message:
@@ -186,25 +188,24 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 
 def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
-    """A dependency for routers that want one of these keys; with no keys it lets everyone in.
+    """A dependency for routers that require one of these keys; without keys everyone is allowed.
 
-    It leaves two strings in the connection's state. `owner` tells keys apart and reveals none of
-    them. `client` is who takes turns with others: the owner, or without keys the peer's address.
+    It sets two strings in the connection's state. `owner` is a digest of the client's key, or
+    empty. `client` identifies the client for fair queueing: the owner or else the peer's address.
     """
-    wanted = [_digest(key.encode()) for key in keys]
+    digests = [_digest(key.encode()) for key in keys]
 
     async def check_key(connection: HTTPConnection) -> None:
         connection.state.owner = ""
         connection.state.client = _peer(connection.scope)
-        if not wanted:
+        if not digests:
             return
         given = _credentials(connection.headers)
         if not given:
-            raise Unauthorized("This server wants a key: `Authorization: Bearer KEY`.")
-        # Every key is compared, and as a digest: the time taken tells neither how much of a key is
-        # right nor how long it is.
+            raise Unauthorized("This server needs a key: send `Authorization: Bearer KEY`.")
+        # Comparing the digests of all keys takes a time that reveals nothing about a key.
         matches = [
-            key for one in map(_digest, given) for key in wanted if hmac.compare_digest(one, key)
+            key for one in map(_digest, given) for key in digests if hmac.compare_digest(one, key)
         ]
         if not matches:
             raise Unauthorized("This key is not one of the server's `server.api_keys`.")
@@ -223,7 +224,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _credentials(headers: Headers) -> list[bytes]:
-    """As bytes, since compare_digest takes no text beyond ASCII."""
+    """The keys that were sent, as bytes: compare_digest does not accept non-ASCII text."""
     bearers = [value.split(None, 1) for value in headers.getlist("authorization")]
     given = [pair[1] for pair in bearers if len(pair) == 2 and pair[0].lower() == "bearer"]
     given += headers.getlist("x-api-key")
@@ -238,7 +239,7 @@ def _request_id(headers: Headers) -> str:
 
 
 def _host_name(host: str) -> str | None:
-    """The name in a Host header, lower case, without its port; None when it is malformed."""
+    """The name in a Host header, in lower case and without its port; None if it is malformed."""
     match = HOST.fullmatch(host)
     if match is None:
         return None
@@ -250,7 +251,7 @@ def _host_name(host: str) -> str | None:
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    # Strict: no octal, hexadecimal or shortened forms, which others read differently.
+    # Strict: octal, hexadecimal and shortened forms, which parsers read differently, are refused.
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -265,7 +266,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _configured_name(host: str) -> str | None:
-    """As `_host_name`; an owner may leave out the brackets of an IPv6 address."""
+    """Like `_host_name`, but an IPv6 address needs no brackets."""
     address = _address(host.strip("[]"))
     return str(address) if address else _host_name(host)
 
@@ -273,16 +274,16 @@ def _configured_name(host: str) -> str | None:
 def _allowed_host(host: str) -> str:
     name = _configured_name(host)
     if name is None:
-        raise SettingsError(f"server.allowed_hosts: {quoted(host)} is no host name.")
+        raise SettingsError(f"server.allowed_hosts: {quoted(host)} is not a host name.")
     return name
 
 
 def _allowed_origin(origin: str) -> str:
-    """As a browser writes it: lower case, no path, no default port."""
+    """The origin as browsers send it: in lower case, without a path or a default port."""
     match = ORIGIN.fullmatch(origin.lower().removesuffix("/"))
     if match is None:
         raise SettingsError(
-            f"server.allowed_origins: {quoted(origin)} is not like `https://example.com`."
+            f"server.allowed_origins: {quoted(origin)} should look like `https://example.com`."
         )
     scheme, host, port = match.groups()
     if port is None or DEFAULT_PORTS.get(scheme) == port:
@@ -296,7 +297,9 @@ def _own_origin(scope: Scope, headers: Headers) -> str:
 
 
 def _forbidden_page(who: str) -> Forbidden:
-    return Forbidden(f"{who} may not call this server; `server.allowed_origins` says who may.")
+    return Forbidden(
+        f"{who} is not allowed to use this server: add its origin to `server.allowed_origins`."
+    )
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
@@ -341,7 +344,7 @@ def _is_utf8_json(content_type: str) -> bool:
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The body is over {limit} bytes, which is `server.max_body_bytes`.")
+    return TooLarge(f"The body is larger than {limit} bytes, the limit `server.max_body_bytes`.")
 
 
 async def _refuse(error: ServerError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events: one write each, comments while nothing comes, an end in any case."""
+"""Server-sent events: one write for each, comments to keep idle streams alive, always an end."""
 
 import asyncio
 import logging
@@ -27,16 +27,16 @@ class AsyncClosable(Protocol):
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """Named by its `type`, where it has one."""
+    """The bytes of one event, named by the `type` in its data, if there is one."""
     kind = data.get("type")
     name = f"event: {kind}\n".encode() if kind else b""
     return name + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 class EventStream(Response):
-    """Streams what `chunks` makes of `source`; closes both when the client leaves.
+    """Streams `chunks`, which read from `source`, and closes both when the client leaves.
 
-    Closing `chunks` alone would not do: it may not have begun to read its source.
+    Closing `chunks` alone is not enough: it may not have begun to read its source.
     """
 
     media_type = "text/event-stream"
@@ -72,11 +72,11 @@ class EventStream(Response):
         except ServerError as error:
             await self._write(send, event(error.body()))
         except Exception:
-            log.exception("a stream broke")
-            broken = ServerError(
-                "The answer broke off: an error on our side.", code="internal_error"
+            log.exception("a stream ended with an error")
+            failure = ServerError(
+                "The answer ended early: an internal error of the server.", code="internal_error"
             )
-            await self._write(send, event(broken.body()))
+            await self._write(send, event(failure.body()))
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:

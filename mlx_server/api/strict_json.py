@@ -1,7 +1,7 @@
-"""JSON as the server reads it: what two parsers could understand in two ways is refused.
+"""A strict JSON parser: refuses text that two parsers could read in two ways.
 
-Pure and synchronous. Every refusal is a BadRequest with code `invalid_json` that says what and
-where, and repeats at most 60 characters of what the client sent.
+Pure and synchronous. It raises BadRequest with code `invalid_json`; the message has the problem and
+its place, and quotes at most 60 characters of the client's text.
 """
 
 import codecs
@@ -20,7 +20,7 @@ QUOTED = 60
 
 OPENING, CLOSING, QUOTE = b"[{", b"]}", ord('"')
 
-# Raw surrogates are not UTF-8, so only an escape without its other half can bring one in.
+# Raw surrogates are not valid UTF-8, so a lone surrogate can only come from an escape.
 LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
 )
@@ -34,7 +34,7 @@ STEP[list(CLOSING)] = -1
 
 
 class _BadLiteral(Exception):
-    """A literal that `json` would take and we do not; where it stands is looked up afterwards."""
+    """A literal that `json` accepts but this parser does not; its place is searched afterwards."""
 
     def __init__(self, literal: str, why: str) -> None:
         super().__init__(why)
@@ -43,11 +43,11 @@ class _BadLiteral(Exception):
 
 
 def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> Any:
-    """The value of one JSON text in UTF-8, equal to `json.loads` for everything it accepts."""
+    """Parses one JSON text in UTF-8. What it accepts has the same value as with `json.loads`."""
     if not body or body.isspace():
-        raise _invalid("the body is empty, a JSON value was expected")
+        raise _invalid("the body is empty, but should be a JSON value")
     if body.startswith(codecs.BOM_UTF8):
-        raise _invalid("the body starts with a byte order mark, plain UTF-8 was expected")
+        raise _invalid("the body starts with a byte order mark, but should be plain UTF-8")
     text = _decode(body)
     masked = _mask_escapes(body)
     _check_strings(masked)
@@ -58,7 +58,7 @@ def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> Any:
 
 
 def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> dict[str, Any]:
-    """As `parse`, for a body that must be an object."""
+    """Like `parse`, for a body that must be an object."""
     value = parse(body, max_depth=max_depth)
     if not isinstance(value, dict):
         raise _invalid("the body is not a JSON object")
@@ -66,14 +66,14 @@ def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> di
 
 
 def check_size(body: bytes) -> None:
-    """Of JSON that was made here: refuses what `parse` would refuse for its size alone."""
+    """Refuses JSON that `parse` would refuse for its size, without parsing it."""
     masked = _mask_escapes(body)
     _check_strings(masked)
     _check_nodes(body, masked, limits.JSON_DEPTH.value)
 
 
 def quoted(text: str) -> str:
-    """What a client wrote, fit for a message: short, printable, between backticks."""
+    """A client's text for use in a message: cut, printable and in backticks."""
     short = text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
     return "`" + "".join(char if char.isprintable() else "?" for char in short) + "`"
 
@@ -86,21 +86,22 @@ def _decode(body: bytes) -> str:
 
 
 def _mask_escapes(body: bytes) -> bytes:
-    """The body, of the same length, in which every quote begins or ends a string."""
+    """A copy of the same length without escapes, so that every quote begins or ends a string."""
     return body.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
 
 
 def _check_strings(masked: bytes) -> None:
     if masked.count(b'"') > 2 * limits.JSON_STRINGS.value:
-        raise _invalid(f"more than {limits.JSON_STRINGS.value} strings, keys included")
+        raise _invalid(f"it has more than {limits.JSON_STRINGS.value} strings, keys included")
 
 
 def _check_nodes(body: bytes, masked: bytes, max_depth: int) -> None:
-    """Before `json` recurses; up to the first fault, where `json` stops, the count is exact."""
+    """Checks depth and number of nodes before `json` recurses. In invalid JSON the counts are exact
+    up to the first error, where `json` stops."""
     if sum(masked.count(bracket) for bracket in OPENING) <= max_depth:
         return
     in_string, level, nodes = False, 0, 0
-    for start in range(0, len(masked), PIECE):  # each takes several times its size
+    for start in range(0, len(masked), PIECE):  # the arrays are several times a piece's size
         chars = np.frombuffer(masked[start : start + PIECE], np.uint8)
         inside = np.logical_xor.accumulate(chars == QUOTE) ^ in_string
         steps = np.where(inside, 0, STEP[chars])
@@ -112,18 +113,18 @@ def _check_nodes(body: bytes, masked: bytes, max_depth: int) -> None:
         in_string, level = bool(inside[-1]), int(depth[-1])
         nodes += int(np.count_nonzero(steps > 0))
     if nodes > limits.JSON_NODES.value:
-        raise _invalid(f"more than {limits.JSON_NODES.value} lists and objects")
+        raise _invalid(f"it has more than {limits.JSON_NODES.value} lists and objects")
 
 
 def _check_surrogates(body: bytes, masked: bytes) -> None:
-    """In pieces: `re` lets no other thread run while it searches."""
+    """Searches in pieces: `re` holds the GIL during a search."""
     if rb"\u" not in masked:
         return
     for start in range(0, len(masked), PIECE):
         end = start + PIECE
         lone = LONE_SURROGATE.search(masked, start, end + LONGEST_ESCAPE)
         if lone and lone.start() < end:
-            raise _invalid(f"half of a surrogate pair {_place(body, lone.start())}")
+            raise _invalid(f"a surrogate without its pair {_place(body, lone.start())}")
 
 
 def _load(text: str, body: bytes, masked: bytes) -> Any:
@@ -148,7 +149,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
-        raise _invalid(f"the key {quoted(twice)} stands twice in one object")
+        raise _invalid(f"the key {quoted(twice)} occurs twice in one object")
     return found
 
 
@@ -173,11 +174,11 @@ def _int(literal: str) -> int:
 
 
 def _find_literal(masked: bytes, literal: bytes) -> int:
-    """Where the literal first stands outside of strings, which it does: `json` came upon it."""
+    """The offset of the literal outside of strings. `json` found it, so it exists."""
     start = 0
     found = masked.index(literal)
     while masked.count(b'"', start, found) % 2:
-        start = masked.index(b'"', found) + 1  # past the string it stands in
+        start = masked.index(b'"', found) + 1  # after the string that contains it
         found = masked.index(literal, start)
     return found
 

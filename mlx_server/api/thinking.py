@@ -1,4 +1,4 @@
-"""How much a model is to think, by whichever of its names."""
+"""Reasoning effort and thinking budget on the wire, under all their names."""
 
 from typing import Any, Literal
 
@@ -6,11 +6,11 @@ from mlx_server.api.fields import ThinkingTokens, WireModel
 from mlx_server.errors import BadRequest
 
 SOME_EFFORT = "medium"
-"""Of who wants thinking and does not say how much."""
+"""The effort of a request that turns thinking on and sets no effort."""
 
 
 class ThinkingParam(WireModel):
-    """Anthropic's, which others have taken over."""
+    """Anthropic's `thinking`, which other APIs have adopted."""
 
     type: Literal["enabled", "disabled"]
     budget_tokens: ThinkingTokens | None = None
@@ -19,11 +19,12 @@ class ThinkingParam(WireModel):
 class ThinkingBody(WireModel):
     thinking: ThinkingParam | None = None
     enable_thinking: bool | None = None
-    """Qwen's, as its own services take it."""
+    """The name that Qwen's own services use."""
     thinking_budget: ThinkingTokens | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def budget(self) -> int | None:
+        """The thinking budget in tokens. Raises BadRequest if it is set under two names."""
         given = {
             "thinking_budget": self.thinking_budget,
             "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
@@ -33,25 +34,30 @@ class ThinkingBody(WireModel):
         if len(found) > 1:
             (one, _), (other, _) = found[:2]
             raise BadRequest(
-                f"`{one}` and `{other}` are two names for the same: send one.", param=other
+                f"`{one}` and `{other}` both set the thinking budget: send only one of them.",
+                param=other,
             )
         return found[0][1] if found else None
 
     def template_kwargs(self, effort: str | None, param: str) -> dict[str, Any]:
-        """Some templates tell the model of its budget, too. param: what the effort is called."""
+        """Variables for the chat template: the effort, the budget and those of the client.
+
+        `param` is the name of the effort in this endpoint's body.
+        """
         ours = {"reasoning_effort": self._effort(effort, param), "thinking_budget": self.budget()}
-        told = {name: value for name, value in ours.items() if value is not None}
-        return {**told, **(self.chat_template_kwargs or {})}
+        given = {name: value for name, value in ours.items() if value is not None}
+        return {**given, **(self.chat_template_kwargs or {})}
 
     def implied_sampling(self, effort: str | None) -> frozenset[str]:
-        """Of those, what stands for nothing that the client wants beside its budget."""
-        said = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
+        """Names of template variables that the client did not ask for: the effort of a request that
+        turns thinking on and sets only a budget."""
+        explicit = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
         wants_budget = any(self._switches().values()) and self.budget() is not None
-        return frozenset({"reasoning_effort"} if wants_budget and not said else ())
+        return frozenset({"reasoning_effort"} if wants_budget and not explicit else ())
 
     def _templates_budget(self) -> int | None:
-        """As Qwen and Seed-OSS name it; what else a template may take there, -1 for example, is
-        none that the engine could keep."""
+        """The budget as templates of Qwen and Seed-OSS name it. Special values of a template, such
+        as -1, are not a budget for the engine."""
         budget = (self.chat_template_kwargs or {}).get("thinking_budget")
         return budget if type(budget) is int and 0 <= budget < 2**53 else None
 
@@ -64,7 +70,8 @@ class ThinkingBody(WireModel):
         for name, wants in [*others, *efforts.items()]:
             if wants != is_on:
                 raise BadRequest(
-                    f"`{switch}` and `{name}` contradict each other: send one of them.", param=name
+                    f"`{switch}` and `{name}` contradict each other: send only one of them.",
+                    param=name,
                 )
         return effort or (SOME_EFFORT if is_on else "none")
 

@@ -1,4 +1,4 @@
-"""Whether a choice of tools can be made among those that were offered."""
+"""Checks that `tool_choice` fits the `tools` of a request."""
 
 from collections.abc import Sequence
 

@@ -9,29 +9,31 @@ from mlx_server.cli.root import app
 
 @app.command()
 def bench(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of any server of the OpenAI API.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="URL of an OpenAI-compatible server.")],
     model: Annotated[
-        str | None, typer.Option(help="Its id; the first that is served if left out.")
+        str | None, typer.Option(help="Id of the model [the first one served].")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="If it wants one.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key, if the server needs one.")
+    ] = None,
     concurrency: Annotated[
-        str, typer.Option(metavar="LIST", help="How many clients ask at once.")
+        str, typer.Option(metavar="LIST", help="Numbers of concurrent clients.")
     ] = "1,4,8,16",
     prompt_tokens: Annotated[
-        str, typer.Option(metavar="LIST", help="Lengths of the prompts.")
+        str, typer.Option(metavar="LIST", help="Lengths of the prompts, in tokens.")
     ] = "64,512",
-    max_tokens: Annotated[int, typer.Option(min=2, help="Length of the answers.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="For each line [2 a client, at least 4].")
+        int | None, typer.Option(min=1, help="Requests per line [2 per client, at least 4].")
     ] = None,
     shared_prefix: Annotated[
-        bool, typer.Option("--shared-prefix", help="Prompts begin alike, for prefix caches.")
+        bool, typer.Option("--shared-prefix", help="Start all prompts with the same words.")
     ] = False,
     completions: Annotated[
-        bool, typer.Option("--completions", help="Ask /v1/completions, with no chat template.")
+        bool, typer.Option("--completions", help="Use /v1/completions, with no chat template.")
     ] = False,
 ) -> None:
-    """Measure a server: time to first token, time to each next one, tokens a second.
+    """Measure a server's latency and throughput.
 
     \b
     mlx-server bench http://127.0.0.1:8000
@@ -39,8 +41,8 @@ def bench(
     mlx-server bench http://127.0.0.1:8000 --concurrency 1,32 --prompt-tokens 2000
     mlx-server bench http://127.0.0.1:8000 --shared-prefix | tee warm.txt
 
-    The prompts are made of random words, sampling is greedy. The exit code is 0 if no request
-    failed, else 1.
+    The prompts are random words, and sampling is greedy. --shared-prefix measures prefix caches.
+    The exit code is 0 if no request failed, else 1.
     """
     from rich.console import Console
 

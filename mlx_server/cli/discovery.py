@@ -1,4 +1,4 @@
-"""`mlx-server serve --discover`: the checkpoints on this machine, served next to what is listed."""
+"""`mlx-server serve --discover`: the checkpoints on this machine are served too."""
 
 import sys
 
@@ -8,7 +8,7 @@ from mlx_server.sources.local import local_models
 
 
 def with_local_models(settings: Settings) -> Settings:
-    """What models.yaml or the command line lists keeps its names and its settings."""
+    """Adds the local checkpoints that fit the memory budget; listed models keep their names."""
     budget = budget_of(settings.server.memory_budget, None).nbytes
     listed = settings.models
     taken = {*listed, *(alias for model in listed.values() for alias in model.aliases)}

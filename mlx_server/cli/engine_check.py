@@ -1,4 +1,4 @@
-"""Does the engine start on this machine, and does a model load? For `mlx-server doctor`."""
+"""For `mlx-server doctor`: whether the engine starts on this machine and a model loads."""
 
 import asyncio
 import time
@@ -9,11 +9,11 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.errors import ServerError, public_message
 from mlx_server.sources.demo import made_checkpoint
 
-REPORT = "please report it, with all that the doctor says"
+REPORT = "please report it, with the whole output of `mlx-server doctor`"
 
 
 def run_engine_check() -> Iterator[Check]:
-    """The model is the demo, where it has been made already: a doctor fetches nothing."""
+    """Loads the demo model, if it has been made already: the doctor downloads nothing."""
     return iter(asyncio.run(_engine_checks()))
 
 
@@ -35,5 +35,5 @@ async def _demo(engine: EngineClient) -> Check:
     try:
         loaded = await engine.load("demo", str(folder), lambda done, total: None)
     except ServerError as error:
-        return Check("fail", "demo", error.message, f"{REPORT}; or delete it from the cache")
+        return Check("fail", "demo", error.message, f"{REPORT}, or delete the model from the cache")
     return Check("ok", "demo", f"loads, {loaded.nbytes / 1e6:.0f} MB")

@@ -1,6 +1,6 @@
-"""Is this machine fit to serve, and if not, what is to be done. Every check is one line.
+"""Whether this machine can serve, and what to do if it can't: one line for each check.
 
-Together they are what a report of a bug needs, and may be shown: no key is in them.
+The lines are made for bug reports: none of them shows a key.
 """
 
 import json
@@ -44,7 +44,7 @@ SCARCE_MEMORY = 2 << 30
 SCARCE_DISK = 5 << 30
 PROBE_SECONDS = 120
 
-# In a child: MLX is never imported outside of the engine's process, and it can crash.
+# It runs in a child process: the server never imports MLX, and the import can crash.
 PROBE = """
 import json
 import mlx.core as mx
@@ -68,7 +68,7 @@ class Check:
 
 
 def examine(config: Path | None) -> Iterator[Check]:
-    """Yields as it goes, since MLX takes a while to import."""
+    """Yields each check when it is done, since MLX takes a while to import."""
     yield _python()
     yield _versions()
     yield _platform()
@@ -117,17 +117,17 @@ def _platform() -> Check:
 
 
 def _mlx() -> tuple[Check, int | None]:
-    """Also Metal's recommended working set, in bytes."""
+    """The check, and Metal's recommended working set in bytes, if there is one."""
     fix = "pip install --force-reinstall " + ("'mlx[cpu]'" if sys.platform == "linux" else "mlx")
     command = [sys.executable, "-c", PROBE]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
         facts: dict[str, Any] = json.loads(run.stdout)
     except subprocess.TimeoutExpired:
-        return Check("fail", "mlx", f"no sign of life for {PROBE_SECONDS} s", fix), None
+        return Check("fail", "mlx", f"no answer within {PROBE_SECONDS} s", fix), None
     except ValueError:
-        said = run.stderr.strip().splitlines() or [f"ended with status {run.returncode}"]
-        return Check("fail", "mlx", said[-1], fix), None
+        errors = run.stderr.strip().splitlines() or [f"ended with status {run.returncode}"]
+        return Check("fail", "mlx", errors[-1], fix), None
     found = f"{facts['version']} on {facts['name']}, {'GPU' if facts['gpu'] else 'CPU'}"
     if sys.platform == "darwin" and not facts["gpu"]:
         return Check("warn", "mlx", found, "Metal is off: is this a virtual machine?"), None
@@ -140,7 +140,7 @@ def _memory(working_set: int | None) -> Check:
     if working_set:
         found += f"; recommended for Metal: up to {_size(working_set)}"
     if memory.available < SCARCE_MEMORY:
-        return Check("warn", "memory", found, "end other programs, or serve small models only")
+        return Check("warn", "memory", found, "close other programs, or serve only small models")
     return Check("ok", "memory", found)
 
 
@@ -148,7 +148,7 @@ def _descriptors(most: int) -> Check:
     if few := descriptors.warning(most):
         return Check("warn", "files", few, descriptors.FIX)
     clients = descriptors.connections(most)
-    return Check("ok", "files", f"{most} can be open at once, {clients} of them clients")
+    return Check("ok", "files", f"{most} can be open at once; {clients} of them are for clients")
 
 
 def _blas() -> Check:
@@ -156,19 +156,19 @@ def _blas() -> Check:
         return Check("ok", "blas", f"the engine preloads {blas}")
     debian = Path("/etc/debian_version").exists()
     fix = "apt install libblis4-pthread" if debian else "install BLIS or OpenBLAS"
-    return Check("warn", "blas", "only the slow one of MLX itself", fix)
+    return Check("warn", "blas", "only MLX's own, which is slow", fix)
 
 
 def _cache(folder: Path) -> Iterator[Check]:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         fix = "make it writable, or set MLX_SERVER_CACHE to another folder"
-        yield Check("fail", "cache", f"{there} is not a writable folder", fix)
+        yield Check("fail", "cache", f"{existing} is not a writable folder", fix)
         return
-    free = shutil.disk_usage(there).free
-    found = f"{folder}: {_size(_size_on_disk(folder))} in it, {_size(free)} of disk free"
+    free = shutil.disk_usage(existing).free
+    found = f"{folder}: {_size(_size_on_disk(folder))} used, {_size(free)} free on the disk"
     if free < SCARCE_DISK:
-        yield Check("warn", "cache", found, "free some disk, or set MLX_SERVER_CACHE")
+        yield Check("warn", "cache", found, "free some disk space, or set MLX_SERVER_CACHE")
     else:
         yield Check("ok", "cache", found)
 
@@ -177,7 +177,7 @@ def _size_on_disk(folder: Path) -> int:
     size = 0
     for path, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # another process may be at work there
+            with suppress(OSError):  # another process may have removed the file
                 size += Path(path, name).lstat().st_size
     return size
 
@@ -200,7 +200,7 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
         for line in error.message.splitlines():
             yield Check("fail", "settings", line)
     else:
-        found = f"{file or 'no models.yaml, so the demo'}: serves {', '.join(settings.models)}"
+        found = f"{file or 'no models.yaml, demo only'}: serves {', '.join(settings.models)}"
         yield Check("ok", "settings", found)
         yield from _changed_settings(settings.server)
         yield _wired(settings.server, working_set)
@@ -210,7 +210,7 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
 
 
 def _changed_settings(server: ServerSettings) -> Iterator[Check]:
-    """What its owner has set; pydantic shows stars for keys."""
+    """The settings that differ from their defaults; pydantic masks keys."""
     changed = server.model_dump(mode="json", exclude_defaults=True)
     if changed:
         yield Check("ok", "server", ", ".join(f"{name}: {v}" for name, v in changed.items()))
@@ -218,7 +218,7 @@ def _changed_settings(server: ServerSettings) -> Iterator[Check]:
 
 def _wired(server: ServerSettings, working_set: int | None) -> Check:
     if not working_set:
-        return Check("ok", "wired", "nothing: only Metal wires memory")
+        return Check("ok", "wired", "not used: only Metal wires memory")
     least, most = (int(share * working_set) for share in (WORTH_SHARE, MOST_SHARE))
     match server.wired:
         case "never":
@@ -245,7 +245,7 @@ def _port(server: ServerSettings) -> Check:
         with socket.create_server(found[0][4][:2], family=found[0][0]):
             return Check("ok", "port", f"{place} is free")
     except OSError as error:
-        fix = "serve at another one with `--port`, unless it is mlx-server that has it"
+        fix = "choose another port with `--port`, unless mlx-server itself is using this one"
         return Check("warn", "port", f"{place}: {error.strerror}", fix)
 
 
@@ -259,13 +259,13 @@ def _adapters(settings: Settings) -> Iterator[Check]:
 
 
 def report(checks: Iterable[Check], console: Console) -> bool:
-    """Whether nothing failed. A terminal gets a table, a pipe one plain line per check."""
+    """Prints a table to a terminal, plain lines to a pipe. Returns whether nothing failed."""
     show = _table if console.is_terminal else _lines
     return "fail" not in show(checks, console)
 
 
 def as_json(checks: Iterable[Check], console: Console) -> bool:
-    """As `report`, for programs."""
+    """Like `report`, but prints JSON."""
     found = [asdict(check) for check in checks]
     console.out(json.dumps(found, indent=2), highlight=False)
     return all(check["status"] != "fail" for check in found)

@@ -11,23 +11,23 @@ from mlx_server.cli.root import app
 
 @app.command()
 def pull(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the hub.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Hub ids.")],
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="A branch, a tag or a commit [the newest].")
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With the memory budget, rather than ./models.yaml."),
+        typer.Option(metavar="FILE", help="Take the memory budget from this file."),
     ] = None,
 ) -> None:
-    """Fetch models from the Hugging Face hub, so that they can be served offline.
+    """Download models from the Hugging Face hub, to serve them offline.
 
     \b
     mlx-server pull mlx-community/Qwen3-4B-4bit
     mlx-server pull mlx-community/gpt-oss-20b-MXFP4-Q8 mlx-community/Qwen3-8B-4bit
 
-    What can't be served here, or does not fit into the memory budget or on the disk, is refused
-    before its weights move. What was interrupted goes on where it stopped. HF_TOKEN gives access to
+    A model that can't be served here, or does not fit the memory budget or the disk, is refused
+    before its weights are downloaded. An interrupted download is resumed. HF_TOKEN gives access to
     gated models. The lines for models.yaml are printed at the end.
     """
     from mlx_server.cli.tables.local import lines_for
@@ -41,6 +41,6 @@ def pull(
     show = progress_display()
     for id in ids:
         folder = resolve(id, partial(show, id), revision=revision, budget=budget)
-        print(f"{id} is here: {folder}")
+        print(f"{id} is in {folder}")
     print("\nFor models.yaml:\n")
     print(lines_for([LocalModel(id, id, "", 0) for id in ids]), end="")

@@ -1,4 +1,4 @@
-"""`mlx-server replay record`: what a real model says, as a transcript for a replay model."""
+"""`mlx-server replay record`: a real model's answers as a transcript for a replay model."""
 
 import asyncio
 import json
@@ -25,7 +25,10 @@ Entry = dict[str, Any]
 
 
 def read_requests(path: Path, model: str) -> list[GenerateRequest]:
-    """A YAML list or JSON Lines: user texts, or bodies as /v1/chat/completions takes them."""
+    """Reads a YAML list or JSON Lines of user texts or of /v1/chat/completions bodies.
+
+    Raises BadRequest for an item that is neither.
+    """
     text = path.read_text("utf-8")
     lines = path.suffix in (".jsonl", ".ndjson")
     items = [json.loads(line) for line in text.splitlines() if line.strip()] if lines else None
@@ -34,20 +37,22 @@ def read_requests(path: Path, model: str) -> list[GenerateRequest]:
 
 def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
     for i, item in enumerate(items):
-        said = {"messages": [{"role": "user", "content": item}]} if isinstance(item, str) else item
+        body = {"messages": [{"role": "user", "content": item}]} if isinstance(item, str) else item
         try:
-            yield to_request(ChatBody.model_validate({**said, "model": model}))
+            yield to_request(ChatBody.model_validate({**body, "model": model}))
         except ValidationError as error:
-            problem = validation_error(error, said)
+            problem = validation_error(error, body)
             raise BadRequest(f"Request {i + 1}: {problem.message}", param=problem.param) from None
         except TypeError:
-            raise BadRequest(f"Request {i + 1} is neither a text nor a request.") from None
+            raise BadRequest(
+                f"Request {i + 1} must be a text or a body of /v1/chat/completions."
+            ) from None
 
 
 def record(
     spec: ModelSpec, requests: list[GenerateRequest], on_entry: Callable[[Entry], None]
 ) -> list[Entry]:
-    """One entry a request, in order; `told` hears of each as it comes."""
+    """One transcript entry for each request, in order. `on_entry` gets each when it is done."""
     return asyncio.run(_recorded(spec, requests, on_entry))
 
 
@@ -79,14 +84,14 @@ async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
         while not (tokens and tokens[-1].finish):
             tokens += [item for item in await feed.take() if isinstance(item, Token)]
     finish = tokens[-1].finish
-    # a stop token is put back when the entry is played
-    said = [token.id for token in (tokens[:-1] if finish == "stop" else tokens)]
-    entry = {"match": _last_user_text(request), "output": prepared.checkpoint.tokenizer.raw(said)}
+    # the replay model adds the stop token itself
+    ids = [token.id for token in (tokens[:-1] if finish == "stop" else tokens)]
+    entry = {"match": _last_user_text(request), "output": prepared.checkpoint.tokenizer.raw(ids)}
     return entry | ({"finish": "length"} if finish == "length" else {})
 
 
 def _last_user_text(request: GenerateRequest) -> str:
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
-    said = [m.content for m in conversation.messages if m.role == "user"]
-    return said[-1] if said else ""
+    texts = [m.content for m in conversation.messages if m.role == "user"]
+    return texts[-1] if texts else ""

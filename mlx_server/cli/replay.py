@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import app
+from mlx_server.cli.root import ConfigFile, app
 
 replay = typer.Typer(help="Recorded answers, for tests without weights.", no_args_is_help=True)
 app.add_typer(replay, name="replay")
@@ -15,25 +15,24 @@ app.add_typer(replay, name="replay")
 @replay.command()
 def record(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An id of models.yaml, a folder or a hub id.")
+        str, typer.Argument(metavar="MODEL", help="Id from models.yaml, folder or hub id.")
     ],
     requests: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML list or JSON Lines of texts or requests.")
+        Path, typer.Option(metavar="FILE", help="YAML list or JSON Lines of requests.")
     ],
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The transcript [standard output].")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the transcript here [standard output]."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rather than ./models.yaml.")
-    ] = None,
+    config: ConfigFile = None,
 ) -> None:
-    """Have a real model answer requests, and write what it said as a transcript.
+    """Record a real model's answers to requests as a transcript.
 
     \b
     mlx-server replay record smollm2-135m --requests questions.yaml --output answers.yaml
 
-    A request is a text, or a body as /v1/chat/completions takes it. The transcript is then served
-    with `source: replay:answers.yaml` and the model's `family:` in models.yaml.
+    A request is a text or a body of /v1/chat/completions. To serve the transcript, set `source:
+    replay:answers.yaml` and the model's `family:` in models.yaml.
     """
     import yaml
 

@@ -1,5 +1,6 @@
-"""What all commands hang on."""
+"""The typer app that every command registers with."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,11 @@ app = typer.Typer(
 )
 
 
+ConfigFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Read this file instead of ./models.yaml.")
+]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"mlx-server {__version__}")
@@ -23,13 +29,14 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Serve language models on this machine, with the OpenAI API.
+    """Serve language models on this machine through the OpenAI API.
 
     \b
-    mlx-server serve                         serve what models.yaml lists, or a small demo
-    mlx-server chat                          talk to it
-    mlx-server doctor                        is this machine fit, and is models.yaml right?
+    mlx-server serve                         serve the models of models.yaml, or a small demo
+    mlx-server chat                          chat with a model
+    mlx-server doctor                        check this machine and models.yaml
     """

@@ -1,4 +1,4 @@
-"""What the command line asked to be served is looked at before anything is started."""
+"""Checks the models named on the command line before anything is started."""
 
 import logging
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ log = logging.getLogger("mlx_server")
 
 
 def check_named(settings: Settings, named: Sequence[str]) -> None:
-    """named: paths and ids from the command line. Raises SettingsError if none of them can be
-    served; those that can't are logged otherwise, and may be mended while the server runs."""
+    """Checks `named`, paths and ids from the command line. Raises SettingsError if none of them can
+    be served; otherwise logs those that can't, since they may be fixed while the server runs."""
     problems = {id: _problem(settings.models[id]) for id in ids_of(named)}
     wrong = {id: problem for id, problem in problems.items() if problem is not None}
     if wrong and len(wrong) == len(named):

@@ -1,4 +1,4 @@
-"""A chat in the terminal, over the same HTTP API that everyone else uses."""
+"""A chat in the terminal, over the server's HTTP API."""
 
 import json
 import os
@@ -24,6 +24,7 @@ from mlx_server.events import ReasoningDelta, TextDelta
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 STOP_SECONDS = 15.0
+"""How long a server that was started for the chat may take to end before it is killed."""
 
 SERVE = [sys.executable, "-m", "mlx_server", "serve"]
 SERVE += ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning"]
@@ -34,29 +35,30 @@ Delta = TextDelta | ReasoningDelta
 @dataclass
 class Chat:
     client: httpx.Client
-    """Its `base_url` is the server's; its headers bring the key."""
+    """Has the server's `base_url` and the key in its headers."""
     model: str
     system: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
-    """More fields of the request: `temperature`, `max_tokens`."""
+    """Further fields of the request: `temperature`, `max_tokens`."""
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, text: str) -> Generator[Delta]:
-        """The answer, as it comes. Closing the iterator early stops it.
+        """Streams the answer. Closing the generator early stops the answer.
 
-        What was said until then is remembered; an answer that failed was never asked for.
+        A stopped answer stays in the conversation. After an error neither `text` nor the answer
+        does.
         """
-        said: list[str] = []
+        answer: list[str] = []
         try:
             with closing(self._stream(text)) as deltas:
                 for delta in deltas:
                     if isinstance(delta, TextDelta):
-                        said.append(delta.text)
+                        answer.append(delta.text)
                     yield delta
         except (GeneratorExit, KeyboardInterrupt):
-            self._remember(text, "".join(said))
+            self._remember(text, "".join(answer))
             raise
-        self._remember(text, "".join(said))
+        self._remember(text, "".join(answer))
 
     def reset(self) -> None:
         self.turns.clear()
@@ -83,7 +85,7 @@ class Chat:
 
 
 def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
-    """The deltas in a stream of `data:` lines, which is whole only if it ends in `[DONE]`."""
+    """The deltas in a stream of `data:` lines. Raises GenerationFailed if `[DONE]` is missing."""
     for line in lines:
         name, _, data = line.partition(":")
         if name != "data":
@@ -91,7 +93,7 @@ def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
         if data.strip() == "[DONE]":
             return
         yield from _delta(_parsed(data))
-    raise GenerationFailed("The server broke the answer off. Its log may say why.")
+    raise GenerationFailed("The connection ended before the answer did. See the server's log.")
 
 
 def _parsed(data: str) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _refused(response: httpx.Response) -> ServerError:
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, TypeError, KeyError):
-        message = "What answers there is no OpenAI-compatible server. Check --url."
+        message = "That server is not OpenAI-compatible. Check --url."
     if response.status_code == 401:
         return Unauthorized(f"{message} Give the key with --api-key.")
     return BadRequest(f"{message} (HTTP {response.status_code})")
@@ -138,15 +140,15 @@ def _connection_errors() -> Iterator[None]:
 
 
 def client_of(url: str, key: str | None) -> httpx.Client:
-    """For the server at `url`, which may be written with OpenAI's `/v1` at its end."""
+    """A client for the server at `url`, with or without `/v1` at the end."""
     if key and not re.fullmatch(r"[!-~]+", key):
-        raise BadRequest("An API key is one or more visible ASCII characters; this one is not.")
+        raise BadRequest("The API key has characters other than visible ASCII. Check --api-key.")
     with _connection_errors():
         return httpx.Client(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(None, connect=5.0),  # a model may have to be loaded first
-            trust_env=False,  # no proxy stands between us and this machine
+            trust_env=False,  # requests to this machine must not go to a proxy
         )
 
 
@@ -164,29 +166,29 @@ def served_models(client: httpx.Client) -> list[str]:
 def connected(
     url: str | None, key: str | None, model: str | None
 ) -> Iterator[tuple[httpx.Client, str]]:
-    """A client, and the id of the model to talk to.
+    """A client, and the id of the model to chat with.
 
-    Without a server at the default url it is one of our own, which ends with the block.
+    If no server listens at the default URL, one is started until the end of the block.
     """
-    at_home = url in (None, DEFAULT_URL)
-    if at_home and not _is_listening(DEFAULT_URL):
+    is_default = url in (None, DEFAULT_URL)
+    if is_default and not _is_listening(DEFAULT_URL):
         arguments, model_id = _to_serve(model)
         with own_server([*SERVE, *arguments]) as server, client_of(*server) as client:
             yield client, model_id
         return
-    if at_home:
+    if is_default:
         key = key or key_at_home()
     with client_of(url or DEFAULT_URL, key) as client:
         yield client, model or _first(served_models(client))
 
 
 def key_at_home() -> str:
-    """The key of a server that shares our environment."""
+    """The first key of MLX_SERVER_API_KEYS, which a server on this machine is likely to share."""
     return os.environ.get("MLX_SERVER_API_KEYS", "").split(",")[0].strip()
 
 
 def _to_serve(model: str | None) -> tuple[list[str], str]:
-    """What to add to the command line of a server for `model`, and the id it has there."""
+    """Arguments that make `mlx-server serve` serve `model`, and the id it has there."""
     listed = load_settings(None).models
     if model is None:
         return [], next(iter(listed))
@@ -199,7 +201,7 @@ def _to_serve(model: str | None) -> tuple[list[str], str]:
 def _first(models: Sequence[str]) -> str:
     if models:
         return models[0]
-    raise BadRequest("The server lists no models. Name one: `mlx-server chat MODEL`.")
+    raise BadRequest("The server lists no models. Choose one with `mlx-server chat MODEL`.")
 
 
 def _is_listening(url: str) -> bool:
@@ -213,7 +215,7 @@ def _is_listening(url: str) -> bool:
 
 @contextmanager
 def own_server(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Run `command` until the end of the block. Gives its address and the key made for it."""
+    """Runs `command` until the end of the block. Yields its URL and the key made for it."""
     key = secrets.token_urlsafe()
     with _exit_on_signals():
         child = subprocess.Popen(
@@ -222,7 +224,7 @@ def own_server(command: Sequence[str]) -> Iterator[tuple[str, str]]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C in the terminal is to stop an answer, not the server
+            start_new_session=True,  # Ctrl-C in the terminal should stop an answer, not the server
         )
         assert child.stdout
         try:
@@ -237,7 +239,7 @@ def _address(output: IO[str]) -> str:
             Thread(target=_drain, args=(output,), daemon=True).start()
             return listening[1]
     output.close()
-    raise Unavailable("The server for this chat did not start; it says above why.")
+    raise Unavailable("The server for this chat did not start. The reason is printed above.")
 
 
 def _drain(output: IO[str]) -> None:
@@ -256,7 +258,7 @@ def _stop(child: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Let a closed terminal or `kill` end us by way of every `finally`."""
+    """Makes a closed terminal or `kill` raise SystemExit, so that every `finally` runs."""
     signals = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _exit) for number in signals}
     try:
@@ -282,7 +284,7 @@ def converse(
     show: Callable[[Delta], None],
     note: Callable[[str], None],
 ) -> None:
-    """Until /exit or the end of input. Ctrl-C and errors end an answer, never the chat."""
+    """Chats until /exit or the end of input. Ctrl-C and errors end an answer, never the chat."""
     while True:
         try:
             text = read().strip()
@@ -301,9 +303,9 @@ def _take(
 ) -> None:
     if text == "/reset":
         chat.reset()
-        note("Forgotten.")
+        note("Started a new conversation.")
     elif re.fullmatch(r"/\w+", text):
-        note("That is no command; there are /reset and /exit.")
+        note("Unknown command. The commands are /reset and /exit.")
     elif text:
         try:
             ask(chat, text, show)

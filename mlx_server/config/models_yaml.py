@@ -1,4 +1,4 @@
-"""models.yaml, environment and flags -> settings. Every mistake is told with its place."""
+"""models.yaml, environment and flags -> settings. Every mistake is reported with its line."""
 
 import difflib
 import ipaddress
@@ -28,7 +28,7 @@ from mlx_server.errors import SettingsError
 
 DEFAULT_FILE = Path("models.yaml")
 ADAPTERS_DIR = "adapters"
-"""Beside that file, where no other folder is set."""
+"""The default of `adapters_dir`: a folder next to models.yaml."""
 
 ENVIRONMENT = {
     "host": "MLX_SERVER_HOST",
@@ -53,13 +53,13 @@ def _read_file(path: Path) -> tuple[Data, list[YamlProblem]]:
     if not isinstance(data, dict):
         keys = "`server`, `store` and `models`"
         return {}, [YamlProblem(1, "", f"should be a mapping with the keys {keys}")]
-    found = _mistakes(data, path.parent)
-    told = [YamlProblem(document.line(loc), where(loc), message) for loc, message in found]
-    return data, sorted(document.problems + told, key=lambda problem: problem.line)
+    mistakes = _mistakes(data, path.parent)
+    found = [YamlProblem(document.line(loc), where(loc), message) for loc, message in mistakes]
+    return data, sorted(document.problems + found, key=lambda problem: problem.line)
 
 
 def check_file(path: Path) -> list[YamlProblem]:
-    """Everything that is wrong in this file, in the order of its lines."""
+    """All problems of the file, in the order of its lines."""
     return _read_file(path)[1]
 
 
@@ -110,7 +110,7 @@ def _unknown_key(loc: Loc) -> str:
 
 
 def _clashes(models: object) -> Iterator[tuple[Loc, str]]:
-    """Aliases that are taken; two equal ids are duplicate keys already."""
+    """Aliases that another model has. Equal ids are reported as duplicate keys."""
     owners = {name: name for name in models} if isinstance(models, Mapping) else {}
     for loc, alias in _aliases(models):
         if alias in owners:
@@ -143,11 +143,11 @@ def load_settings(
     overrides: Mapping[str, object] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Flags win over the environment, that over the file; a list is replaced, not added to.
+    """Flags override the environment, which overrides the file; lists are replaced, not extended.
 
-    `models` are paths and ids from the command line. Unless a file was named, they take the place
-    of the models of ./models.yaml; what it says about the server holds. `overrides` are fields of
-    `ServerSettings`; None: not given.
+    `models` are paths and ids from the command line. They replace the models of ./models.yaml, but
+    add to those of a file given by `path` or MLX_SERVER_CONFIG. `overrides` are fields of
+    `ServerSettings`; None means not given. Raises SettingsError with all problems, one a line.
     """
     file = find_file(path, environ)
     data, problems = _read_file(file) if file else ({}, [])
@@ -215,19 +215,19 @@ def _flag(name: str) -> str:
 
 
 def ids_of(arguments: Sequence[str]) -> list[str]:
-    """How models are called that the command line names."""
+    """The model ids of paths and ids from the command line."""
     return [id for argument in arguments for id in _ad_hoc(argument)]
 
 
 def _ad_hoc(argument: str) -> Data:
-    """A model as on the command line: a folder is called by its name, all else as it is written."""
+    """The settings of a model from the command line. The id of a folder is the folder's name."""
     path = located(argument, None)
     model_id = Path(path).name if os.path.isabs(path) else argument
     return {model_id: {"source": argument, "preload": True}}
 
 
 def _without_folders(argument: str) -> str:
-    """Without the folders above it; they would be in the log."""
+    """The last part of a path: its parent folders must not get into the log."""
     is_path = os.path.isabs(os.path.expanduser(argument))
     return Path(argument).name if is_path else argument
 
@@ -241,7 +241,7 @@ def _served(
         ((model_id, model),) = _checked({"models": _ad_hoc(argument)}, Path()).models.items()
         if model_id in taken:
             raise SettingsError(
-                f"{_without_folders(argument)!r}: there is another model called {model_id!r}"
+                f"{_without_folders(argument)!r}: another model is called {model_id!r} already"
             )
         taken.add(model_id)
         served[model_id] = model
@@ -252,9 +252,9 @@ def _refuse_open_door(server: ServerSettings) -> None:
     if _is_loopback(server.host) or server.api_keys or server.allow_insecure:
         return
     raise SettingsError(
-        f"With host {server.host!r} other machines can reach this server, and it asks for no key. "
-        "Set a key (MLX_SERVER_API_KEYS, --api-key or `api_keys` under `server` in models.yaml) "
-        "or, if everyone who can reach it may use it, `allow_insecure: true` under `server`."
+        f"With host {server.host!r} other machines can use this server without a key. Set a key "
+        "(MLX_SERVER_API_KEYS, --api-key or `api_keys` under `server` in models.yaml) or, if "
+        "everyone who can reach it may use it, `allow_insecure: true` under `server`."
     )
 
 

@@ -1,4 +1,4 @@
-"""What an owner may set, frozen; `models_yaml` reads it."""
+"""The settings of the server, its store, models and connectors; `models_yaml` loads them."""
 
 import os
 import re
@@ -27,7 +27,7 @@ REPLAY = "replay:"
 def _printable(text: str) -> str:
     if text and text.isprintable() and text == text.strip() and len(text) <= 256:
         return text
-    raise ValueError("should be 1 to 256 printable characters, no white space at the ends")
+    raise ValueError("should be 1 to 256 printable characters, without spaces at either end")
 
 
 def _key(key: SecretStr) -> SecretStr:
@@ -42,7 +42,7 @@ def absolute(path: str, info: ValidationInfo | None) -> str:
 
 
 def located(source: str, info: ValidationInfo | None) -> str:
-    """A path becomes absolute; `demo:...` and what can only be an id of the hub stay as written."""
+    """Makes a path absolute; leaves `demo:...` and hub ids as they are."""
     if source.startswith(REPLAY):
         return REPLAY + absolute(source.removeprefix(REPLAY), info)
     if re.match(r"[a-z]\w*:", source):
@@ -53,7 +53,7 @@ def located(source: str, info: ValidationInfo | None) -> str:
 
 
 def _bytes(size: object) -> object:
-    """`12GB` as well as a number of bytes."""
+    """Converts a size such as `12GB` to bytes."""
     if not isinstance(size, str):
         return size
     if found := re.fullmatch(r"(\d+(?:\.\d+)?) ?(MB|GB)", size):
@@ -105,11 +105,13 @@ def _data_dir(path: object, info: ValidationInfo) -> object:
 def _adapter_name(name: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,127}", name, re.ASCII):
         return name
-    raise ValueError("should be letters, digits, `.`, `_`, `+` and `-`, the first no sign")
+    raise ValueError(
+        "should be letters, digits, `.`, `_`, `+` and `-`, starting with a letter or digit"
+    )
 
 
 def _adapter(entry: object) -> object:
-    """A path or hub id alone stands for an adapter with nothing else said of it."""
+    """A text is short for an adapter with this `path`."""
     return {"path": entry} if isinstance(entry, str) else entry
 
 
@@ -145,52 +147,52 @@ class _Frozen(BaseModel):
 class ServerSettings(_Frozen):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
-    """0: any free one."""
+    """0 picks a free port."""
     concurrency: int = Field(default=limits.CONCURRENCY.value, ge=1, le=256)
-    """Rows decoded together."""
+    """Rows decoded in one batch."""
     queue: int = Field(default=limits.QUEUE.value, ge=0)
-    """Answers of one client that may wait for a place among those."""
+    """How many answers of one client may wait for a place in the batch."""
     prefill_share: float = Field(default=0.8, ge=0.1, le=0.95)
-    """Of the time, what prompts get at most while other answers stream."""
+    """Largest share of the time that prefill gets while answers stream."""
     longest_gap: float = Field(default=0.3, ge=0.02, le=10)
-    """Seconds that a stream may pause for a piece of somebody's prompt."""
+    """How many seconds a stream may pause while another prompt is prefilled."""
     api_keys: tuple[Key, ...] = ()
     allowed_hosts: tuple[Name, ...] = ()
-    """Values of the Host header, without a port, that are served beside the loopback names."""
+    """Host headers, without a port, that are accepted in addition to the loopback names."""
     allowed_origins: tuple[Name, ...] = ()
-    """Web origins that may call; none: no CORS at all."""
+    """Web origins that may send requests; CORS is off if there are none."""
     allow_insecure: bool = False
     """Serve other machines without a key."""
     drain_seconds: float = Field(default=10.0, ge=0)
     max_body_bytes: int = Field(default=limits.BODY_BYTES.value, gt=0)
     receive_seconds: float = Field(default=float(limits.RECEIVE_SECONDS.value), gt=0)
-    """How long a request may take to arrive, head and body."""
+    """How long the head and body of a request may take to arrive."""
     send_seconds: float = Field(default=float(limits.SEND_SECONDS.value), gt=0)
-    """How long a client may leave unread what it is sent."""
+    """How long a client may leave sent bytes unread before its connection is cut."""
     memory_budget: Bytes | None = None
-    """For weights and caches; None: what suits the machine."""
+    """Bytes for weights and caches; None: derived from the machine's memory."""
     wired: Wired = "auto"
-    """Weights that a Mac never pages out; auto: where they are large for it."""
+    """Bytes of weights that macOS must not page out; auto: weights that are large for the Mac."""
     keep_awake: bool = True
-    """Whether a Mac stays awake while answers are under way."""
+    """Whether a Mac stays awake while it generates."""
     prompt_cache_bytes: Annotated[int, Field(ge=0), BeforeValidator(_bytes)] | None = None
-    """That prompts kept for later may take; None: what models and answers leave of the budget."""
+    """Limit of the prompt cache; None: what models and answers leave of the budget."""
     wait_seconds: float = Field(default=float(limits.WAIT_SECONDS.value), gt=0)
-    """How long a request may wait for memory that others hold."""
+    """How long a request may wait for memory that other requests hold."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     adapters_dir: Folder | None = None
-    """Each folder in it is an adapter, for every model that it fits."""
+    """Each folder in it is an adapter, offered with every model that it fits."""
     runtime_adapters: bool = False
-    """Clients may load and unload adapters."""
+    """Whether clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
-    """Where those may lie, beside `adapters_dir`."""
+    """Folders from which they may load them, in addition to `adapters_dir`."""
     allow_private_urls: bool = False
-    """Requests may name MCP servers on this machine and its network."""
+    """Whether requests may use URLs of MCP servers on this machine and its network."""
 
 
 class SamplingDefaults(_Frozen):
-    """What a request for this model gets where it says nothing; None: the model's own default."""
+    """Defaults for requests that leave a field unset; None: the model's own default."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -204,11 +206,11 @@ class SamplingDefaults(_Frozen):
 
 class AdapterSettings(_Frozen):
     path: Source
-    """An absolute path or an id of the hub."""
+    """An absolute path or a hub id."""
     pinned: bool = False
-    """Never dropped to make room."""
+    """Whether it is never evicted."""
     allow_other_base: bool = False
-    """Served if its shapes fit, whatever model its config names."""
+    """Whether it is served if its shapes fit, even if its config names another base model."""
 
 
 class RepairSettings(_Frozen):
@@ -225,43 +227,44 @@ class RepairSettings(_Frozen):
 
 class ModelSettings(_Frozen):
     source: Source
-    """An absolute path, an id of the hub, `demo:smollm2` or `replay:` and an absolute path."""
+    """An absolute path, a hub id, `demo:smollm2` or `replay:` followed by an absolute path."""
     revision: Annotated[str, Field(pattern=r"^[\w][\w./-]*$", max_length=250)] | None = None
-    """Of a hub id: a branch, a tag or a commit."""
+    """Branch, tag or commit of a hub id."""
     family: Name | None = None
     chat_template: Annotated[Path | None, BeforeValidator(_template)] = None
     aliases: tuple[Name, ...] = ()
     context_length: int | None = Field(default=None, gt=0)
     tokenizer: Annotated[Path | None, BeforeValidator(_tokenizer)] = None
-    """Of a replay model: a folder with a tokenizer.json."""
+    """For a replay model: a folder with a tokenizer.json."""
     template_kwargs: dict[Name, Any] = {}
-    """For chat_template_kwargs that a request does not set."""
+    """Defaults for `chat_template_kwargs`."""
     lead_on: bool = True
-    """Whether an answer that stops after nothing but reasoning is led on to its text."""
+    """Whether an answer that stops after its reasoning is continued to its text."""
     constrain_calls: bool | None = None
-    """Whether calls that a model begins by itself follow their tool's schema. None: those of
-    replay models say what was recorded, all others do."""
+    """Whether a grammar makes calls that the model begins by itself follow their tool's schema.
+    None: yes, except for replay models, which play what was recorded."""
     repair: RepairSettings = RepairSettings()
     preload: bool = False
     pinned: bool = False
-    """Never unloaded to make room."""
+    """Whether it is never evicted."""
     ttl: float | None = Field(default=None, gt=0)
-    """Seconds without a request after which it is unloaded."""
+    """The model is unloaded after so many seconds without a request."""
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = {}
-    """Beside those of `adapters_dir` that fit."""
+    """In addition to those in `adapters_dir` that fit."""
 
 
 class StoreSettings(_Frozen):
     data_dir: Annotated[Path | None, BeforeValidator(_data_dir)] = None
-    """Where it keeps them; None: in a folder that is gone with the server."""
+    """Folder of the database; None: a temporary folder, deleted when the server ends."""
     days: float = Field(default=30, gt=0)
+    """How long responses and conversations are kept."""
     count: int = Field(default=limits.STORED_RESPONSES.value, ge=1)
-    """Of responses, and of conversations."""
+    """How many responses, and how many conversations, are kept."""
     bytes: Bytes = limits.STORE_BYTES.value
-    """Stored by all clients."""
+    """Limit for all clients together."""
     bytes_per_key: Bytes = limits.STORE_BYTES_PER_KEY.value
-    """Stored by the clients that share a key."""
+    """Limit for the clients that share a key."""
 
     @property
     def path(self) -> Path:
@@ -270,29 +273,29 @@ class StoreSettings(_Frozen):
 
 
 class ConnectorSettings(_Frozen):
-    """An MCP server for requests: at a URL, or a program to start."""
+    """An MCP server that requests can use: a URL, or a program that is started."""
 
     url: Annotated[str, AfterValidator(_http_url)] | None = None
     command: Annotated[str, Field(min_length=1), AfterValidator(_program)] | None = None
-    """A path, or a name to be found on the PATH."""
+    """A path, or a name that is looked up in PATH."""
     args: tuple[str, ...] = ()
     env: dict[str, SecretStr] = {}
     headers: dict[str, SecretStr] = {}
     allow_private: bool = False
-    """The URL may be on this machine or its network."""
+    """Whether the URL may be on this machine or its network."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.url is None) == (self.command is None):
-            raise ValueError("should have a `url` or a `command`, and not both")
+            raise ValueError("should have either a `url` or a `command`")
         foreign = ("args", "env") if self.command is None else ("headers", "allow_private")
         for name in foreign:
             if getattr(self, name):
-                raise ValueError(f"`{name}` has no meaning without `{_WAYS[name]}`")
+                raise ValueError(f"`{name}` needs a `{_NEEDED[name]}`")
         return self
 
 
-_WAYS = {"args": "command", "env": "command", "headers": "url", "allow_private": "url"}
+_NEEDED = {"args": "command", "env": "command", "headers": "url", "allow_private": "url"}
 
 
 class Settings(_Frozen):

@@ -1,4 +1,4 @@
-"""YAML with the line of every key, for messages that name the place of a mistake."""
+"""YAML with the line of every key, so that messages can name the line of a mistake."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,9 @@ Loc = tuple[str | int, ...]
 @dataclass(frozen=True, slots=True)
 class YamlProblem:
     line: int
-    """0: the file as a whole."""
+    """0 if the problem is the whole file."""
     where: str
-    """`models.NAME.source`; empty where the file could not be read that far."""
+    """Such as `models.NAME.source`; empty if the file could not be parsed."""
     message: str
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Unreadable(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what settings have no use for and hostile files live on."""
+    """Refuses aliases, tags and deep nesting, which only hostile files need."""
 
     depth = 0
 
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1  # type: ignore[union-attr]
         if isinstance(event, yaml.AliasEvent):
-            raise Unreadable(line, "YAML aliases (*name) are not supported: write the value out")
+            raise Unreadable(line, "YAML aliases (*name) are not supported: repeat the value")
         if getattr(event, "tag", None) is not None:
             raise Unreadable(line, "YAML tags (!name) are not supported: put the text in quotes")
         if self.depth == MAX_DEPTH:
@@ -87,7 +87,7 @@ class YamlDocument:
                 raise ValueError
             return self.loader.construct_object(node)
         except (ValueError, yaml.YAMLError):
-            message = "can't be read: text that looks like a number or a date wants quotes"
+            message = "can't be read: put text that looks like a number or a date in quotes"
             self.problems.append(YamlProblem(self.lines[loc], where(loc), message))
             return node.value
 
@@ -96,7 +96,7 @@ class YamlDocument:
 
 
 def where(loc: Loc) -> str:
-    """Ends at `api_keys`: what stands below may be a key, even where it should not stand."""
+    """The path of a key as text. It ends at `api_keys`, since all below may be a secret."""
     if "api_keys" in loc:
         loc = loc[: loc.index("api_keys") + 1]
     parts = (f"[{part}]" if isinstance(part, int) else f".{short(part)}" for part in loc)
@@ -121,14 +121,14 @@ def _file_text(path: Path) -> str:
 
 
 def compose(path: Path) -> tuple[YamlDocument, object]:
-    """The file as plain data, and where what is. Raises Unreadable."""
+    """The lines of the file, and its content as plain data. Raises Unreadable."""
     text = _file_text(path)
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise Unreadable(line, "has a control character in it") from error
+        raise Unreadable(line, "has a control character: remove it") from error
     except yaml.MarkedYAMLError as error:
         raise _in_yaml(error) from error
     document = YamlDocument(loader)

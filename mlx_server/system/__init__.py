@@ -1,1 +1,1 @@
-"""What the server asks of the operating system."""
+"""The server's use of the operating system: sockets, descriptors, logs, services."""

@@ -5,16 +5,16 @@ import sys
 from contextlib import suppress
 
 MAPPED_BYTES = 1 << 20
-"""A block of this size or more is mapped by itself."""
+"""A block of this size or more is allocated by mmap."""
 
 _M_MMAP_THRESHOLD = -3
 
 
 def return_large_blocks() -> None:
-    """Memory of large requests goes back to the system as soon as it is free.
+    """Makes glibc return the memory of large requests to the system as soon as it is freed.
 
-    By itself glibc raises its threshold with each large block that is freed, and so keeps what
-    several large requests took. Other allocators have no such option.
+    By default glibc raises its mmap threshold with each large block that is freed, and then keeps
+    the memory of large requests. Other allocators have no such option.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

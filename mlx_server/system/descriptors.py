@@ -8,24 +8,25 @@ from mlx_server import limits
 from mlx_server.errors import SettingsError
 
 ENOUGH = 4096
-"""With fewer, many clients at once are refused that could be served."""
+"""With fewer descriptors, the server refuses clients that it could serve; it logs a warning."""
 
 FEWEST = 64
-"""With fewer, the server and its engine can't open what they consist of."""
+"""With fewer descriptors, the server and its engine can't open their own files."""
 
 SHARE_OF_CLIENTS = 0.5
-"""The other half is for what nobody may go without: the store, the engine, MCP servers, files."""
+"""Share of the descriptors for clients; the rest is for the store, the engine, MCP servers and
+files."""
 
 FIX = f"let processes open {ENOUGH} files (`ulimit -Hn {ENOUGH}`, or LimitNOFILE= of systemd)"
 
 
 def raise_soft_limit() -> int:
-    """Towards the hard limit, as far as is useful; returns what it is then."""
+    """Raises the soft limit towards the hard limit, as far as is useful. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in _attempts(hard):
         if soft == resource.RLIM_INFINITY or wanted <= soft:
             break
-        # macOS takes less than the hard limit that it tells: kern.maxfilesperproc, or OPEN_MAX
+        # macOS accepts less than the hard limit it reports: kern.maxfilesperproc, or OPEN_MAX
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             break
@@ -33,7 +34,7 @@ def raise_soft_limit() -> int:
 
 
 def _attempts(hard: int) -> list[int]:
-    """Decreasing, the first being the best."""
+    """Soft limits to try, the best first, decreasing."""
     most = limits.DESCRIPTORS.value
     best = most if hard == resource.RLIM_INFINITY else min(hard, most)
     return [best, *(size for size in (10_240, 8192, 4096, 2048, 1024, 512, 256) if size < best)]
@@ -45,7 +46,7 @@ def available() -> int:
 
 
 def within_reach() -> int:
-    """What `raise_soft_limit` can come to."""
+    """The highest limit that `raise_soft_limit` can set."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _attempts(hard)[0]
 
@@ -56,16 +57,16 @@ def connections(descriptors: int) -> int:
 
 
 def connections_per_address(connections: int) -> int:
-    """Some are left for all others."""
+    """How many one address may have: at most three quarters, so that others find a place."""
     return max(1, min(limits.CONNECTIONS_PER_ADDRESS.value, connections * 3 // 4))
 
 
 def check(descriptors: int) -> None:
-    """Raises SettingsError where the server could not start, or not for long."""
+    """Raises SettingsError if there are too few descriptors to start the server."""
     if descriptors < FEWEST:
         raise SettingsError(
-            f"Only {descriptors} files and sockets can be open at once, and the server needs "
-            f"{FEWEST} at least: {FIX}."
+            f"Only {descriptors} files and sockets can be open at once, but the server needs at "
+            f"least {FEWEST}: {FIX}."
         )
 
 
@@ -79,7 +80,7 @@ def warning(descriptors: int) -> str | None:
 
 
 def survive_mlx_lm() -> None:
-    """On import mlx-lm sets a hard limit of 4096, and raises an error where it is lower already."""
+    """mlx-lm sets a hard limit of 4096 on import, and fails if the limit is already lower."""
     set_limit = resource.setrlimit
 
     def set_if_possible(kind: int, limits: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""A Mac does not fall asleep in the middle of an answer: `caffeinate` runs while rows do."""
+"""Keeps a Mac awake while it generates: `caffeinate` runs as long as there are rows."""
 
 import asyncio
 import logging
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 log = logging.getLogger("mlx_server")
 
 LINGER_SECONDS = 30.0
-"""After the last row: an agent's next request is on its way."""
+"""How long to stay awake after the last row, since an agent's next request may follow."""
 
 
 def keep_awake_command(platform: str = sys.platform) -> tuple[str, ...]:
-    """Empty where there is none. It ends with our process at the latest."""
+    """The command, which ends with this process at the latest; empty on other systems."""
     if platform != "darwin":
         return ()
     return ("/usr/bin/caffeinate", "-i", "-w", str(os.getpid()))
 
 
 class AwakeState:
-    """Whether the machine has to stay awake, by how many rows are under way."""
+    """Whether the machine has to stay awake, from the number of active rows."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -37,7 +37,7 @@ class AwakeState:
 
     @property
     def ends_at(self) -> float | None:
-        """None: not before more rows have come and gone."""
+        """When the machine may sleep again; None while rows are active or before the first."""
         if self._rows or self._idle_since is None:
             return None
         return self._idle_since + LINGER_SECONDS
@@ -51,7 +51,7 @@ class KeepAwake:
         self._timer: asyncio.TimerHandle | None = None
 
     def count(self, rows: int) -> None:
-        """How many rows are under way now."""
+        """Sets the number of active rows."""
         self._state.count(rows, asyncio.get_running_loop().time())
         self._follow()
 
@@ -87,6 +87,6 @@ class KeepAwake:
 
     def _end(self) -> None:
         if self._process:
-            self._process.kill()  # it has nothing to put in order
+            self._process.kill()  # it has nothing to clean up
             self._process.wait()
             self._process = None

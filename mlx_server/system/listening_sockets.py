@@ -1,4 +1,4 @@
-"""Where the server listens: its sockets, bound before anything else is started."""
+"""The listening sockets, which are bound before anything else is started."""
 
 import errno
 import os
@@ -8,12 +8,12 @@ from mlx_server.errors import SettingsError
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
-    """One socket for each address of `host`. Raises SettingsError, which names the fix."""
+    """One socket for each address of `host`. Raises SettingsError if one can't be bound."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise SettingsError(
-            f"The host {host!r} is unknown here ({error.strerror}). Set `host` under `server` in "
+            f"The host {host!r} can't be resolved ({error.strerror}). Set `host` under `server` in "
             "models.yaml, or --host, to an address of this machine."
         ) from error
     sockets: list[socket.socket] = []
@@ -30,7 +30,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # as asyncio does: a port is free again at once after its server has ended
+        # as asyncio does: the port can be bound again right after a server has ended
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -45,9 +45,9 @@ def _why_not(host: str, port: int, error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
             return (
-                f"Port {port} is in use: another program, or another mlx-server, listens at {host}."
-                f" Choose another with `--port {port + 1}` (0: any free one), or find out which one"
-                f" it is with `lsof -nP -i :{port}` and end it."
+                f"Port {port} is in use: another program, or another mlx-server, listens on {host}."
+                f" Choose another port with `--port {port + 1}` (0 picks a free one), or find the "
+                f"program with `lsof -nP -i :{port}` and end it."
             )
         case errno.EACCES | errno.EPERM:
             return (
@@ -55,12 +55,12 @@ def _why_not(host: str, port: int, error: OSError) -> str:
             )
         case errno.EADDRNOTAVAIL:
             return (
-                f"This machine has no address {host}. Set `host` under `server` in models.yaml, or "
-                "--host, to one that it has."
+                f"This machine does not have the address {host}. Set `host` under `server` in "
+                "models.yaml, or --host, to one that it has."
             )
         case _:
             why = os.strerror(error.errno) if error.errno else "an unknown error"
-            return f"Can't listen at {host}, port {port}: {why}."
+            return f"Can't listen on {host}, port {port}: {why}."
 
 
 def url_of(listening: socket.socket) -> str:

@@ -1,7 +1,7 @@
-"""`--log-file`: everything that the server and its engine write, in a file that is rotated.
+"""`--log-file`: all output of the server and its engine goes to a file that is rotated.
 
-Standard output and error become a pipe, since a child process keeps the descriptors that it has
-inherited: it would go on writing to a file that was rotated away.
+Standard output and error become a pipe. A child process keeps the descriptors that it inherits, so
+without the pipe it would go on writing to a file that was rotated away.
 """
 
 import atexit
@@ -17,11 +17,14 @@ from mlx_server.errors import SettingsError
 
 CHUNK_BYTES = 1 << 16
 LAST_LINES_SECONDS = 1.0
-"""How long the end of the process waits for what it wrote last."""
+"""How long the process waits at its end for its last lines to be written."""
 
 
 def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES.value) -> None:
-    """From now on, of this process and of those that it starts."""
+    """Redirects the output of this process and of those that it starts from now on.
+
+    Raises SettingsError if the file can't be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = RotatingFileHandler(
@@ -43,7 +46,7 @@ def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES.value) -> Non
 
 
 def _copy(reading: int, file: RotatingFileHandler) -> None:
-    """Whole lines, so that no line is in two files."""
+    """Writes only whole lines, so that rotation does not split a line."""
     rest = b""
     while data := os.read(reading, CHUNK_BYTES):
         *lines, rest = (rest + data).split(b"\n")

@@ -1,7 +1,7 @@
-"""Logs for people, for grep and for programs: one record a line, with its request's id.
+"""Logging: one record a line, as text or JSON, with the request's id.
 
-They may be shown to anyone: no word of a prompt, no key and no folder of this machine is in them.
-The text of an error may quote any of these, so a traceback has types and places only.
+Logs can be shared: they have no text of a prompt, no key and no folder of this machine. The message
+of an exception may quote any of these, so a traceback shows only types and places.
 """
 
 import json
@@ -23,7 +23,7 @@ from mlx_server.errors import FOLDERS, public_message
 
 COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERROR": "\033[31m"}
 FORMAT_VARIABLE = "MLX_SERVER_LOG_FORMAT"
-"""By which the engine's process knows it too."""
+"""Environment variable that passes the format to the engine process."""
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 MODULE = re.compile(r"\w+(?:\.\w+)*")
@@ -32,44 +32,44 @@ LIBRARIES = re.compile(r".*/(?:site-packages|lib/python3\.\d+)/")
 OURS = f"{Path(__file__).parents[2]}/"
 
 CALLERS = 12
-"""Of an error's callers, the nearest."""
+"""How many frames of a traceback are logged, the innermost ones."""
 
 
 @dataclass
 class RequestLogContext:
-    """A request, as far as logs know it; over a WebSocket each of its responses is one."""
+    """What logs show of a request; over a WebSocket, of each response."""
 
     id: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-request_context: ContextVar[RequestLogContext | None] = ContextVar("asked", default=None)
+request_context: ContextVar[RequestLogContext | None] = ContextVar("request_context", default=None)
 
 
 def configure(level: str, style: str) -> None:
-    """Of our own process, or the engine's."""
+    """Sets up logging in the server or the engine process."""
     os.environ[FORMAT_VARIABLE] = style
     lines: logging.Formatter = ColouredFormatter() if sys.stderr.isatty() else PlainFormatter()
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(JsonFormatter() if style == "json" else lines)
-    # at a lower level libraries tell what goes over the wire
+    # below this level libraries log what they send and receive
     logging.basicConfig(level=logging.WARNING, handlers=[output], force=True)
     logging.getLogger("mlx_server").setLevel(level.upper())
-    if not sys.warnoptions:  # they are for developers, and name files
+    if not sys.warnoptions:  # Python's warnings are for developers, and show paths
         warnings.simplefilter("ignore")
-    logging.raiseExceptions = False  # it would print where, and what was to be logged
+    logging.raiseExceptions = False  # errors of logging itself would print paths and arguments
     sys.excepthook = lambda _, error, __: _ended_by(error)
     threading.excepthook = lambda found: _ended_by(found.exc_value)
     sys.unraisablehook = lambda found: _unraisable(found.exc_value)
 
 
 def _ended_by(error: BaseException | None) -> None:
-    logging.getLogger("mlx_server").critical("a thread was ended by an error", exc_info=error)
+    logging.getLogger("mlx_server").critical("a thread ended with an error", exc_info=error)
 
 
 def _unraisable(error: BaseException | None) -> None:
-    logging.getLogger("mlx_server").error("an error that nobody could be told", exc_info=error)
+    logging.getLogger("mlx_server").error("an error that could not be raised", exc_info=error)
 
 
 class PlainFormatter(logging.Formatter):
@@ -94,7 +94,7 @@ class ColouredFormatter(PlainFormatter):
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         now, lines = request_context.get(), list(_traceback_of(record))
-        told_of: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
@@ -104,11 +104,11 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "facts", {}),
             **({"traceback": lines} if lines else {}),
         }
-        return json.dumps(told_of)
+        return json.dumps(fields)
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Of a folder that somebody put into it, the last name; paths of URLs are not folders."""
+    """The message without control characters and parent folders of paths; URLs are kept."""
     message = record.getMessage()
     discreet = message if record.name == ACCESS else FOLDERS.sub("", message)
     return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], discreet)
@@ -122,7 +122,7 @@ def _traceback_of(record: logging.LogRecord) -> Iterator[str]:
 
 
 def _places(error: BaseException) -> Iterator[str]:
-    """Innermost last, as Python has it; what it was caused by comes first."""
+    """The lines of a traceback: causes first, the innermost frame last, as Python prints it."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     for each in (*([before] if before else []), *inner):
@@ -135,7 +135,8 @@ def _places(error: BaseException) -> Iterator[str]:
 
 
 def _ending(error: BaseException) -> str:
-    """The system and MLX, whose texts begin with `[function]`, know nothing that is said here."""
+    """The error's type, with its message only if that can quote no prompt: messages of the system,
+    and of MLX, which begin with `[function]`."""
     name = type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         return f"{name}: {error.strerror}"

@@ -1,7 +1,7 @@
-"""`mlx-server service`: a server that the system starts with the user's session, and again.
+"""`mlx-server service`: the system starts the server with the user's session, and restarts it.
 
-On a Mac it is a LaunchAgent, on Linux a user unit of systemd. The files are made here as text;
-`launchctl` and `systemctl` do the rest.
+On a Mac the service is a LaunchAgent, on Linux a systemd user unit. This module writes their files
+and calls `launchctl` and `systemctl`.
 """
 
 import os
@@ -19,7 +19,7 @@ LABEL = "local.mlx-server"
 UNIT = "mlx-server.service"
 
 DESCRIPTORS = 8192
-"""The soft limit of open files: launchd's own is 256."""
+"""Limit of open files: launchd's own soft limit is 256."""
 
 SERVE = (sys.executable, "-m", "mlx_server", "serve")
 
@@ -28,17 +28,17 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 @dataclass(frozen=True)
 class System:
-    """How this operating system keeps a user's services."""
+    """How this operating system runs a user's services."""
 
     file: Path
     text: Callable[[Sequence[str]], str]
     start: tuple[tuple[str, ...], ...]
-    """Commands that take the file up and start the service, also where an older one runs."""
+    """Commands that load the file and start the service."""
     stop: tuple[tuple[str, ...], ...]
     status: tuple[str, ...]
-    """It exits with 0 where the service runs."""
+    """Command that exits with 0 if the service runs."""
     log: str
-    """How to read what the server has written, for people."""
+    """Shell command that shows the server's log."""
 
 
 def system() -> System:
@@ -81,21 +81,21 @@ def _mac_log() -> Path:
 
 def launch_agent(arguments: Sequence[str]) -> str:
     """arguments: those of `mlx-server serve`."""
-    described = {
+    properties = {
         "Label": LABEL,
-        # launchd rotates no logs, so the server does
+        # launchd does not rotate logs, so the server does
         "ProgramArguments": [*SERVE, *arguments, "--log-file", str(_mac_log())],
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 10,
-        "ProcessType": "Interactive",  # others are slowed down by macOS
+        "ProcessType": "Interactive",  # macOS slows down other types
         "ExitTimeOut": 30,
         "SoftResourceLimits": {"NumberOfFiles": DESCRIPTORS},
         "HardResourceLimits": {"NumberOfFiles": DESCRIPTORS},
         "WorkingDirectory": str(Path.home()),
         "EnvironmentVariables": {"PATH": os.environ.get("PATH", os.defpath)},
     }
-    return plistlib.dumps(described, sort_keys=False).decode()
+    return plistlib.dumps(properties, sort_keys=False).decode()
 
 
 def systemd_unit(arguments: Sequence[str]) -> str:
@@ -111,7 +111,7 @@ def systemd_unit(arguments: Sequence[str]) -> str:
         f"Environment={_quoted('PATH=' + os.environ.get('PATH', os.defpath))}\n"
         "Restart=on-failure\n"
         "RestartSec=10\n"
-        # wrong settings stay wrong
+        # a restart does not fix wrong settings
         "RestartPreventExitStatus=2\n"
         "TimeoutStopSec=30\n"
         f"LimitNOFILE={DESCRIPTORS}\n"
@@ -122,9 +122,9 @@ def systemd_unit(arguments: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """As systemd.service(5) reads a command line: `%` and `$` are doubled, quotes are C's."""
+    """Quotes a word as in systemd.service(5): `%` and `$` are doubled, quotes escaped as in C."""
     if any(not c.isprintable() for c in word):
-        raise SettingsError(f"{word!r} has a character that no unit of systemd can have.")
+        raise SettingsError(f"{word!r} has a character that a systemd unit can't have. Rename it.")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
@@ -134,20 +134,20 @@ def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         raise ServerError(
-            f"There is no {command[0]} here, so no service can be kept. Start `mlx-server serve` "
-            "in a way of this system's own."
+            f"{command[0]} was not found, so no service can be installed. Start `mlx-server serve` "
+            "with this system's own service manager."
         ) from None
     except subprocess.TimeoutExpired:
         raise ServerError(f"`{shlex.join(command)}` did not end within a minute.") from None
 
 
 def install(arguments: Sequence[str], run: Run = run) -> System:
-    """Writes the file and starts the service; one that runs already is started anew."""
+    """Writes the file and starts the service; restarts it if it runs already."""
     found = system()
     text = found.text(arguments)
     if found.file.exists():
         for command in found.stop:
-            run(command)  # it fails where the service does not run
+            run(command)  # fails if the service does not run
     found.file.parent.mkdir(parents=True, exist_ok=True)
     found.file.write_text(text, "utf-8")
     found.file.chmod(0o600)
@@ -156,7 +156,7 @@ def install(arguments: Sequence[str], run: Run = run) -> System:
 
 
 def uninstall(run: Run = run) -> Path | None:
-    """Stops the service and removes its file; None: there was none."""
+    """Stops the service and removes its file. Returns None if there was none."""
     found = system()
     if not found.file.exists():
         return None
@@ -174,8 +174,8 @@ def _carry_out(commands: Sequence[Sequence[str]], run: Run) -> None:
     for command in commands:
         ended = run(command)
         if ended.returncode:
-            said = (ended.stderr or ended.stdout).strip()
+            output = (ended.stderr or ended.stdout).strip()
             raise ServerError(
-                f"`{shlex.join(command)}` failed: {said[-500:]}. The file {system().file.name} is "
-                "written; `mlx-server service uninstall` removes it."
+                f"`{shlex.join(command)}` failed: {output[-500:]}. The file {system().file.name} "
+                "was written; `mlx-server service uninstall` removes it."
             )

@@ -237,9 +237,9 @@ def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
     step = StepOutput("tiny", [Token(1, 5)], 3, 7, cache_bytes=0, buffer_bytes=5, peak_bytes=9)
     app.state.metrics.on_step(step)
     with TestClient(app, base_url="http://localhost") as client:
-        app.state.pool.places.taken = 4
+        app.state.pool.row_slots.taken = 4
         busy = client.get("/metrics").text
-        app.state.pool.places.taken = 0
+        app.state.pool.row_slots.taken = 0
         idle = client.get("/metrics").text
     names = ("mlx_server_batch_size", "mlx_server_queue", "mlx_server_active_bytes")
     assert [sample(busy, name) for name in names] == [1, 3, 7]

@@ -95,7 +95,7 @@ def test_only_so_many_references(client: TestClient, monkeypatch: pytest.MonkeyP
     limit(monkeypatch, "ITEM_REFERENCES", 3)
     references = [{"type": "item_reference", "id": f"{n}"} for n in range(4)]
     found = error(client.post(RESPONSES, json=asked() | {"input": references}))
-    assert "4 items are sent by their ids, and 3 may be" in found["message"]
+    assert "4 item references; the limit is 3" in found["message"]
 
 
 def test_many_small_things_are_read_back_no_more_than_they_are_read(
@@ -105,7 +105,7 @@ def test_many_small_things_are_read_back_no_more_than_they_are_read(
     id = ok(client.post(RESPONSES, json=asked() | {"input": [nested, *SAID]}))["id"]
     lower(monkeypatch, "JSON_NODES", 150)
     found = error(client.post(RESPONSES, json=asked(previous_response_id=id)))
-    assert "reads back is too much" in found["message"]
+    assert "earlier items of this request are too large" in found["message"]
     assert found["param"] == "previous_response_id"
 
 

@@ -84,18 +84,18 @@ def test_accepted(body: bytes, value: Any) -> None:
         (b"[0, " + b"1" * 401 + b"]", "a whole number of more than 400 digits at line 1, column 5"),
         (b"-" + b"1" * 401, "more than 400 digits"),
         (b"1" * 5000, "more than 400 digits"),
-        (b'{"a": 1, "b": 2, "a": 1}', "the key `a` stands twice in one object"),
-        (b'[{"x": {"a": 1, "\\u0061": 1}}]', "the key `a` stands twice"),
-        (b'{"\\ud800": 1, "\\ud800": 2}', "the key `?` stands twice"),
-        (b'["\\ud800"]', "half of a surrogate pair at line 1, column 3 (byte 2)"),
-        (b'["\\udc00"]', "half of a surrogate pair at line 1, column 3 (byte 2)"),
-        (b'"\\ude00\\ud83d"', "half of a surrogate pair at line 1, column 2"),
-        (b'"\\ud83d\\ud83d\\ude00"', "half of a surrogate pair at line 1, column 2"),
-        (b'"\\ud83d\\ude00\\ude00"', "half of a surrogate pair at line 1, column 14"),
-        (b'"\\ud83d\\\\ude00"', "half of a surrogate pair"),
-        (b'"\\ud83d\\"\\ude00"', "half of a surrogate pair"),
-        (b'"\\uDBFFx"', "half of a surrogate pair"),
-        (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
+        (b'{"a": 1, "b": 2, "a": 1}', "the key `a` occurs twice in one object"),
+        (b'[{"x": {"a": 1, "\\u0061": 1}}]', "the key `a` occurs twice"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "the key `?` occurs twice"),
+        (b'["\\ud800"]', "a surrogate without its pair at line 1, column 3 (byte 2)"),
+        (b'["\\udc00"]', "a surrogate without its pair at line 1, column 3 (byte 2)"),
+        (b'"\\ude00\\ud83d"', "a surrogate without its pair at line 1, column 2"),
+        (b'"\\ud83d\\ud83d\\ude00"', "a surrogate without its pair at line 1, column 2"),
+        (b'"\\ud83d\\ude00\\ude00"', "a surrogate without its pair at line 1, column 14"),
+        (b'"\\ud83d\\\\ude00"', "a surrogate without its pair"),
+        (b'"\\ud83d\\"\\ude00"', "a surrogate without its pair"),
+        (b'"\\uDBFFx"', "a surrogate without its pair"),
+        (b'{"\\uDFFF": 1}', "a surrogate without its pair"),
         (b'"\x00"', "Invalid control character at line 1, column 2"),
         (b'"\n"', "Invalid control character"),
         (b"{} {}", "Extra data at line 1, column 4"),
@@ -177,7 +177,7 @@ def test_sixteen_hostile_mebibytes_are_refused(body: bytes) -> None:
 @settings(max_examples=30)
 def test_messages_repeat_little_of_the_input(key: str) -> None:
     message = refusal(f"{{{key}: 1, {key}: 2}}".encode())
-    found = re.fullmatch(r"Invalid JSON: the key `(.{60})` stands twice.*", message)
+    found = re.fullmatch(r"Invalid JSON: the key `(.{60})` occurs twice.*", message)
     assert found
     assert found[1].endswith("...")
 
@@ -201,5 +201,5 @@ def test_surrogates_where_one_piece_ends_and_the_next_begins(before: int) -> Non
     pair, half = r"\ud83d\ude42", r"\ud83d"
     assert parse(f'"{padding}{pair}"'.encode()) == padding + "🙂"
     for lone in (half, half + half, pair[6:], pair + half, half + pair):
-        with pytest.raises(BadRequest, match="half of a surrogate pair"):
+        with pytest.raises(BadRequest, match="a surrogate without its pair"):
             parse(f'"{padding}{lone}"'.encode())

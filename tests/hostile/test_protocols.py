@@ -80,7 +80,7 @@ def test_one_that_can_not_be_closed_in_order_cuts_no_other(
         server.server.should_exit = True
         assert until(stream, b"[DONE]")
     assert len(shut) >= 1
-    assert "a connection could not be closed in order" in caplog.text
+    assert "a connection could not be closed cleanly" in caplog.text
     assert server.server.server_state.connections == set()
 
 
@@ -155,5 +155,5 @@ def test_connections_that_can_not_be_taken_fill_no_log(caplog: pytest.LogCapture
     unheard(loop, {"exception": ValueError("a word")})
     loop.close()
     taken, other = caplog.records
-    assert taken.getMessage() == "no connection can be taken for now: Too many open files"
+    assert taken.getMessage() == "new connections can't be accepted for now: Too many open files"
     assert other.levelno == logging.ERROR

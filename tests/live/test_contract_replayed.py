@@ -253,7 +253,7 @@ def test_two_formats_contradict_each_other(server: LiveServer) -> None:
     for said in pairs.contradictions():
         error = refused(server, body("qwen3", **said)).error
         assert error["code"] is None or "schema" not in error["code"]
-        assert "send one of them" in error["message"]
+        assert "send only one of them" in error["message"]
         assert error["param"]
 
 

@@ -149,7 +149,7 @@ def test_tiny_frames_in_crowds_close_it(server: LiveServer) -> None:
         told = b""
         while more := line.recv(65536):
             told += more
-    assert told == b"\x88\x18\x03\xf0too many messages wait"  # 1008
+    assert told == b"\x88\x1f\x03\xf0too many messages are waiting"  # 1008
 
 
 def test_text_that_is_none_closes_it(server: LiveServer) -> None:

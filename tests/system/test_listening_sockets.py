@@ -45,7 +45,7 @@ def test_a_port_in_use_names_the_next_one_and_how_to_find_who_has_it() -> None:
     ("code", "words"),
     [
         (errno.EACCES, "above 1023"),
-        (errno.EADDRNOTAVAIL, "no address 127.0.0.1"),
+        (errno.EADDRNOTAVAIL, "not have the address 127.0.0.1"),
         (errno.EIO, "Input/output error"),
     ],
 )

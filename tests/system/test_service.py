@@ -112,7 +112,7 @@ def test_what_the_system_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_system_without_the_command_is_told_so() -> None:
-    with pytest.raises(ServerError, match="no launchctl-or-the-like here"):
+    with pytest.raises(ServerError, match="launchctl-or-the-like was not found"):
         service.run(["launchctl-or-the-like"])
 
 
@@ -125,7 +125,7 @@ def test_the_commands_say_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(service, "run", Recorder("is-active"))
     file = service.install([], Recorder()).file
     result = commands.invoke(app, ["service", "status"])
-    assert (result.exit_code, f"{file} is installed, and nothing runs" in result.output) == (
+    assert (result.exit_code, f"{file} is installed but not running" in result.output) == (
         3,
         True,
     )

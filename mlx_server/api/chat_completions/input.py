@@ -1,4 +1,4 @@
-"""The wire to a request of ours."""
+"""Converts a chat completions body to a `GenerateRequest`."""
 
 import json
 from collections.abc import Sequence
@@ -56,15 +56,15 @@ def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
 
 
 def _refuse(body: ChatBody) -> None:
-    """What is known, well-formed, and not to be had."""
+    """Raises BadRequest for valid fields whose values are not supported."""
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
     if body.modalities and body.modalities != ["text"]:
-        raise BadRequest("`modalities` can only be `text` here.", param="modalities")
+        raise BadRequest('`modalities` should be `["text"]`.', param="modalities")
 
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Those that the model may call, and whether it has to."""
+    """The tools that the model may call, and whether it has to call one."""
     tools = tuple(_tool(tool) for tool in body.tools or ())
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
@@ -74,8 +74,8 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
             return tuple(tool for tool in tools if tool.name in names), allowed.mode
         case FunctionChoice(function=function):
             choice: ToolChoice = NamedTool(function.name)
-        case said:
-            choice = said or "auto"
+        case given:
+            choice = given or "auto"
     check_choice(choice, tools)
     return tools, choice
 

@@ -1,4 +1,4 @@
-"""Events to the wire: a body, or the chunks of a stream."""
+"""Folds events into a chat completion or the chunks of its stream."""
 
 import time
 import uuid
@@ -35,11 +35,9 @@ class ChatOutput:
         async for event in events:
             self._accumulator.add(event)
         choices = [self._choice(i, answer) for i, answer in enumerate(self._accumulator.answers)]
-        usage, remarks = (
-            self._accumulator.usage(),
-            self._accumulator.warnings(*self._accumulator.answers),
-        )
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage, **remarks}
+        usage = self._accumulator.usage()
+        warnings = self._accumulator.warnings(*self._accumulator.answers)
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage, **warnings}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
@@ -62,8 +60,8 @@ class ChatOutput:
                     piece = {"index": call, "function": {"arguments": arguments}}
                     yield self._chunk(index, {"tool_calls": [piece]})
                 case Finished(index, reason):
-                    remarks = self._accumulator.warnings(self._accumulator.answers[index])
-                    yield {**self._chunk(index, {}, finish_reason=reason), **remarks}
+                    warnings = self._accumulator.warnings(self._accumulator.answers[index])
+                    yield {**self._chunk(index, {}, finish_reason=reason), **warnings}
         if self._include_usage:
             usage = self._accumulator.usage()
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage}

@@ -78,7 +78,7 @@ class ChatBody(ConstrainedBody, ThinkingBody):
         "function_call": "send `tool_choice` instead",
         "audio": "these models answer in text",
         "prediction": "predicted outputs are not supported",
-        "web_search_options": "there is no web search here",
+        "web_search_options": "this server has no web search",
     }
     ACCEPTED: ClassVar[frozenset[str]] = GenerationBody.ACCEPTED | {"prompt_cache_key"}
 

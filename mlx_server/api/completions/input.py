@@ -1,17 +1,19 @@
-"""The wire to a request of ours."""
+"""Converts a completions body to a `GenerateRequest`."""
 
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.errors import BadRequest
 from mlx_server.requests import GenerateRequest
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's own default on this endpoint."""
+"""OpenAI's default on this endpoint."""
 
 
 def to_request(body: CompletionBody) -> GenerateRequest:
     n = body.n or 1
     if body.best_of not in (None, n):
-        raise BadRequest("`best_of` can only equal `n`: nothing is ranked here.", param="best_of")
+        raise BadRequest(
+            "`best_of` should equal `n`: ranking answers is not supported.", param="best_of"
+        )
     if body.max_tokens == 0 and not body.echo:
         raise BadRequest("`max_tokens: 0` needs `echo: true`.", param="max_tokens")
     return GenerateRequest(
@@ -35,7 +37,7 @@ def to_request(body: CompletionBody) -> GenerateRequest:
 def _prompts(
     prompt: str | list[int] | list[str] | list[list[int]],
 ) -> tuple[str | tuple[int, ...], ...]:
-    """Token ids alone are one prompt; a list of anything else is several."""
+    """A list of token ids is one prompt; any other list is several prompts."""
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt[0], int):

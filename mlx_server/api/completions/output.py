@@ -1,4 +1,4 @@
-"""Events to the wire: a body, or the chunks of a stream."""
+"""Folds events into a completion or the chunks of its stream."""
 
 import time
 import uuid
@@ -17,7 +17,7 @@ class CompletionOutput:
     ) -> None:
         self._accumulator = Accumulator(model=model, prompts=prompts, n=n)
         self._offsets = [0] * (prompts * n)
-        """Of each answer, the characters of the tokens reported so far: where the next begins."""
+        """For each answer, the offset in characters of its next token."""
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._id = f"cmpl-{uuid.uuid4().hex}"
@@ -31,11 +31,9 @@ class CompletionOutput:
             self._choice(i, "".join(answer.texts), answer.logprobs, answer.finish_reason)
             for i, answer in enumerate(self._accumulator.answers)
         ]
-        usage, remarks = (
-            self._accumulator.usage(),
-            self._accumulator.warnings(*self._accumulator.answers),
-        )
-        return {**self._head(), "choices": choices, "usage": usage, **remarks}
+        usage = self._accumulator.usage()
+        warnings = self._accumulator.warnings(*self._accumulator.answers)
+        return {**self._head(), "choices": choices, "usage": usage, **warnings}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
@@ -47,8 +45,8 @@ class CompletionOutput:
                 case TextDelta(index, text, logprobs):
                     yield self._chunk(self._choice(index, text, logprobs, None))
                 case Finished(index, reason):
-                    remarks = self._accumulator.warnings(self._accumulator.answers[index])
-                    yield {**self._chunk(self._choice(index, "", (), reason)), **remarks}
+                    warnings = self._accumulator.warnings(self._accumulator.answers[index])
+                    yield {**self._chunk(self._choice(index, "", (), reason)), **warnings}
         if self._include_usage:
             yield {**self._head(), "choices": [], "usage": self._accumulator.usage()}
 
@@ -85,6 +83,6 @@ class CompletionOutput:
 
 
 def _tops(tokens: Sequence[TokenLogprob]) -> list[dict[str, float | None] | None] | None:
-    """None where none were asked for, and for a prompt's first token."""
+    """None if none were requested; the entry of a prompt's first token is None too."""
     tops = [{top.token: top.logprob for top in token.top} or None for token in tokens]
     return tops if any(tops) else None

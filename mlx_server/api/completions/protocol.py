@@ -18,7 +18,7 @@ TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=limits.PR
 class CompletionBody(ConstrainedBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
-        "suffix": "text can't be inserted before a suffix",
+        "suffix": "these models can't insert text before a suffix",
     }
 
     prompt: str | TokenIds | Texts | TokenLists

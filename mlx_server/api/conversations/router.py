@@ -26,10 +26,10 @@ async def create(http: Request) -> Response:
     body = await read(http, ConversationBody)
     store, owner = _store(http), http.state.owner
     items = await stored_items(body.items or (), store, owner, room_of(http))
-    kept = msgspec.json.encode({"metadata": body.metadata or {}})
-    made = ConversationRecord(f"conv_{uuid.uuid4().hex}", int(time.time()), kept)
-    await store.create_conversation(made, owner, items)
-    return json_response(_wire(made))
+    stored = msgspec.json.encode({"metadata": body.metadata or {}})
+    created = ConversationRecord(f"conv_{uuid.uuid4().hex}", int(time.time()), stored)
+    await store.create_conversation(created, owner, items)
+    return json_response(_wire(created))
 
 
 @router.get(ONE)
@@ -41,8 +41,8 @@ async def retrieve(http: Request, id: str) -> Response:
 async def update(http: Request, id: str) -> Response:
     body = await read(http, UpdateBody)
     store, owner = _store(http), http.state.owner
-    kept = msgspec.json.encode({"metadata": body.metadata or {}})
-    await store.update_conversation(id, owner, kept, time.time())
+    stored = msgspec.json.encode({"metadata": body.metadata or {}})
+    await store.update_conversation(id, owner, stored, time.time())
     return json_response(_wire(await store.conversation(id, owner)))
 
 
@@ -88,6 +88,6 @@ def _store(http: Request) -> Store:
 
 
 def _wire(conversation: ConversationRecord) -> dict[str, Any]:
-    kept = msgspec.json.decode(conversation.body, type=dict[str, Any])
-    made = int(conversation.created_at)
-    return {"id": conversation.id, "object": "conversation", "created_at": made, **kept}
+    fields = msgspec.json.decode(conversation.body, type=dict[str, Any])
+    created = int(conversation.created_at)
+    return {"id": conversation.id, "object": "conversation", "created_at": created, **fields}

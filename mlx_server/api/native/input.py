@@ -1,4 +1,4 @@
-"""The wire to a request of ours."""
+"""Converts a /generate body to a `GenerateRequest`."""
 
 from typing import TypedDict
 
@@ -13,8 +13,8 @@ from mlx_server.messages import Conversation, Tool
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
 USUAL_TAG, USUAL_PARSER = "think", "hermes"
-"""What clients of this contract name by default. What they mean is had from every family: its own
-parser reads its answers."""
+"""Defaults that clients of this API send. They are accepted for every family, whose own parser
+reads the answers."""
 
 
 class TokenLimits(TypedDict):
@@ -58,7 +58,7 @@ def _limits(body: NativeBody) -> TokenLimits:
         }
     if thinking is not None and response is None:
         raise BadRequest(
-            "With `two_pass: false` one limit holds for both: send `max_response_tokens` too.",
+            "`two_pass: false` uses the sum of both limits: send `max_response_tokens` too.",
             param="max_thinking_tokens",
         )
     both = None if response is None else (thinking or 0) + response
@@ -72,13 +72,13 @@ def _choice(body: NativeBody) -> ToolChoice:
 
 
 def _think_tags(family: ModelFamily) -> list[str]:
-    """The marks that begin its reasoning, and what stands between their brackets."""
+    """The delimiters that open the family's reasoning, with and without their brackets."""
     ((*_, shapes, _),) = rows([family])
     opening = [shape.partition("…")[0] for shape in shapes]
-    return [name for mark in opening for name in (mark.strip("<>[]|"), mark)]
+    return [name for delimiter in opening for name in (delimiter.strip("<>[]|"), delimiter)]
 
 
 def _check_known(param: str, given: str | None, known: list[str]) -> None:
     if given is not None and given not in known:
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(known))
-        raise BadRequest(f"`{param}` can be one of {names} with this model.", param=param)
+        raise BadRequest(f"With this model `{param}` should be one of {names}.", param=param)

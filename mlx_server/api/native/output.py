@@ -1,4 +1,4 @@
-"""Events to the wire: one body."""
+"""Folds events into the body of a /generate answer."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,14 +14,14 @@ Wire = dict[str, Any]
 
 
 class _InvalidCall(Exception):
-    """A call that nobody should make."""
+    """A call whose arguments can't be used."""
 
 
 class NativeOutput:
     def __init__(self, *, model: str) -> None:
         self._accumulator = Accumulator(model=model, prompts=1, n=1)
         self._pieces_before: dict[str, int] = {}
-        """Of text, by the id of a call."""
+        """How many text deltas came before a call, by the call's id."""
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         (answer,) = self._accumulator.answers
@@ -45,7 +45,7 @@ class NativeOutput:
 
 
 def _checked(calls: list[ToolCall]) -> tuple[list[Wire], list[Wire]]:
-    """The calls that can be made, and what is wrong with the others."""
+    """The valid calls, and an error for each of the others."""
     good, errors = [], []
     for call in calls:
         named = {"id": call.id, "name": call.name}
@@ -60,10 +60,10 @@ def _arguments(text: str) -> dict[str, Any]:
     raw = text.encode(errors="surrogatepass")
     if len(raw) > limits.NATIVE_ARGUMENTS_BYTES.value:
         raise _InvalidCall(
-            f"The arguments are over {limits.NATIVE_ARGUMENTS_BYTES.value >> 10} KiB: "
-            f"{len(raw)} bytes."
+            f"The arguments have {len(raw)} bytes; the limit is "
+            f"{limits.NATIVE_ARGUMENTS_BYTES.value >> 10} KiB."
         )
     try:
         return strict_json.parse_object(raw)
     except BadRequest as error:
-        raise _InvalidCall(f"The arguments are no JSON object: {error.message}") from None
+        raise _InvalidCall(f"The arguments are not a JSON object: {error.message}") from None

@@ -1,4 +1,4 @@
-"""`POST /generate` on the wire: thinking, answer and calls apart, each within its own limit."""
+"""`POST /generate` on the wire: thinking and answer in separate fields, with separate limits."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,7 +9,7 @@ from mlx_server import limits
 from mlx_server.api.chat_completions.protocol import FunctionName, MessageParam
 from mlx_server.api.fields import Items, ResponseTokens, SamplingBody, ThinkingTokens, WireModel
 
-ELSEWHERE = "/v1/chat/completions has it"
+ELSEWHERE = "use /v1/chat/completions"
 
 
 class NativeTool(WireModel):
@@ -28,10 +28,10 @@ class NativeBody(SamplingBody):
 
     messages: Annotated[Items[MessageParam], Field(min_length=1)]
     model: Annotated[str, Field(min_length=1)] | None = None
-    """The first one listed, unless it is named."""
+    """The first model of models.yaml by default."""
     stream: bool | None = None
     two_pass: bool | None = None
-    """False: one limit for thinking and answer together, the sum of both."""
+    """False: thinking and answer share one limit, the sum of both."""
     think_tag: Annotated[str, Field(min_length=1)] | None = None
     max_thinking_tokens: ThinkingTokens | None = None
     max_response_tokens: ResponseTokens | None = None

@@ -1,4 +1,4 @@
-"""A response that is made whether anyone waits for it or not."""
+"""A response that is generated in the background, whether or not a client waits for it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -9,12 +9,12 @@ from mlx_server.api.responses.run import Events, Run
 from mlx_server.errors import Overloaded, ServerError
 
 BUSY_SECONDS = 1.0
-"""After which it asks again for a place in the queue."""
+"""Pause before a response that found the queue full tries again."""
 
 
 class Background:
     def __init__(self, run: Run, events: Callable[[], Events], log: EventLog | None) -> None:
-        """log: for one that is streamed."""
+        """`events` makes a new source for each attempt to start; `log` is for streaming."""
         self.run = run
         self.task: asyncio.Task[None] | None = None
         self._event_source = events
@@ -23,17 +23,17 @@ class Background:
             self._note(chunk)
 
     def discard(self) -> None:
-        """Before it has begun."""
+        """Drops a response that has not begun."""
         if self.run.log:
             self.run.log.drop()
 
     def begin(self, turn: asyncio.Semaphore) -> asyncio.Task[None]:
-        """turn: how many of its kind run at a time."""
+        """Starts its task. `turn` limits how many background responses run at once."""
         self.task = asyncio.create_task(self._work(turn))
         return self.task
 
     async def cancel(self) -> None:
-        """It has ended when this returns, one way or the other."""
+        """Cancels the response and waits until it has ended."""
         assert self.task
         if not self.run.ended:
             self.task.cancel()
@@ -68,8 +68,9 @@ class Background:
             self._note(chunk)
             if self.run.log and self.run.log.is_full and not self.run.ended:
                 raise ServerError(
-                    "The events of this response, or of all in the background together, take more "
-                    "memory than they may. Ask for less, or without `stream`.",
+                    "The events of this response, or of all background responses together, are "
+                    "over their memory limit. Set a lower `max_output_tokens`, or leave out "
+                    "`stream`.",
                     code="response_too_large",
                 )
 

@@ -1,6 +1,6 @@
-"""Calls of tools that the model knows from its training, as the items that OpenAI has for them.
+"""OpenAI's items for calls of tools that the model knows from its training.
 
-Nobody offered these tools, and nothing runs them: the items tell what the model wanted.
+The client did not offer these tools and nothing runs them; the items only report the calls.
 """
 
 from mlx_server.api.responses.items import Wire
@@ -9,7 +9,7 @@ from mlx_server.events import BuiltInCall
 from mlx_server.repair.json_text import parsed
 
 NO_CONTAINER = "auto"
-"""OpenAI's word for one that is still to be made; the key may not be left out."""
+"""OpenAI's value for a container that does not exist yet; `container_id` is required."""
 
 
 class StreamedWebSearchCall(OutputItem):
@@ -50,7 +50,10 @@ class StreamedCodeInterpreterCall(OutputItem):
 
 
 def item_of(call: BuiltInCall, output_index: int, *, interprets: bool) -> OutputItem | None:
-    """None: it is part of the reasoning. interprets: the client knows of a code interpreter."""
+    """The item for a call; None if the call belongs into the reasoning.
+
+    `interprets`: whether the client listed a code interpreter.
+    """
     if action := action_of(call):
         return StreamedWebSearchCall(output_index, action)
     if interprets and not call.tool.startswith("browser"):
@@ -59,17 +62,17 @@ def item_of(call: BuiltInCall, output_index: int, *, interprets: bool) -> Output
 
 
 def action_of(call: BuiltInCall) -> Wire | None:
-    """None if it is none of the browser's, or makes no sense."""
-    asked = _arguments(call)
-    if asked is None:
+    """The action of a browser call; None for other tools and for invalid arguments."""
+    arguments = _arguments(call)
+    if arguments is None:
         return None
     match call.tool:
         case "browser.search":
-            return {"type": "search", **_texts(query=asked.get("query"))}
-        case "browser.open":  # by its address, or by the number of a link
-            return {"type": "open_page", **_texts(url=asked.get("id"))}
-        case "browser.find":  # on a page that only the browser would know
-            pattern = _texts(pattern=asked.get("pattern"))
+            return {"type": "search", **_texts(query=arguments.get("query"))}
+        case "browser.open":  # the id is a URL or the number of a link
+            return {"type": "open_page", **_texts(url=arguments.get("id"))}
+        case "browser.find":  # the URL of the page is not in the arguments
+            pattern = _texts(pattern=arguments.get("pattern"))
             return {"type": "find_in_page", "pattern": "", "url": "", **pattern}
     return None
 
@@ -83,7 +86,7 @@ def _arguments(call: BuiltInCall) -> Wire | None:
 
 
 def _texts(**given: object) -> Wire:
-    """Those that are; a model may escape half of a character."""
+    """The values that are text. Lone surrogates, which a model may write, are replaced."""
     return {
         name: value.encode(errors="replace").decode()
         for name, value in given.items()

@@ -1,7 +1,7 @@
-"""A conversation made short by the model itself.
+"""`POST /v1/responses/compact`: the model summarises a conversation.
 
-What comes back is as OpenAI's: the user's messages, and an item that stands for all the rest. Ours
-holds the model's summary, sealed but not encrypted; sent back, it is read as a system message.
+As with OpenAI, the result has the user's messages and one item for all the rest. That item holds
+the model's summary, encoded but not encrypted; in a later request it becomes a system message.
 """
 
 import time
@@ -36,7 +36,7 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
     summary = "".join(_texts(response["output"])).strip()
     if not summary:
         raise BadRequest(
-            "The model wrote no summary. Let it write more tokens, or ask another model.",
+            "The model wrote no summary. Allow more output tokens, or use another model.",
             param="model",
         )
     users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
@@ -51,13 +51,13 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
 
 
 def _asking(request: GenerateRequest) -> ParsedRequest:
-    """For text and nothing else."""
+    """The request for the summary: the conversation without tools or an output format."""
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
     messages = (*conversation.messages, Message("user", ASK))
-    asked = Conversation(messages, template_kwargs=conversation.template_kwargs)
-    text = replace(request, prompts=(asked,), format=None, tool_choice="auto")
-    return ParsedRequest(text, McpTools(), ())
+    prompt = Conversation(messages, template_kwargs=conversation.template_kwargs)
+    text_only = replace(request, prompts=(prompt,), format=None, tool_choice="auto")
+    return ParsedRequest(text_only, McpTools(), ())
 
 
 def _is_users(item: Wire) -> bool:

@@ -1,4 +1,4 @@
-"""How many tokens a request would send to the model."""
+"""`POST /v1/responses/input_tokens`: counts a request's prompt tokens without generating."""
 
 from dataclasses import replace
 
@@ -12,11 +12,12 @@ from mlx_server.request_threads import in_thread
 
 
 async def input_tokens(http: Request, body: ResponsesBody) -> int:
-    """Those of MCP servers' tools aside, which are not asked for it."""
+    """The prompt tokens, without the tools of MCP servers, which are not contacted."""
     found = await read_all(http, body)
     pool: Pool = http.app.state.pool
     name, _ = pool.named(body.model)
     prepared = await pool.prepared(name)
-    silent = replace(prepared, transcript=None)  # or a replay model would be an answer further
-    planned = await in_thread(plan, silent, found.parsed.request, model=name)
+    # without its transcript, a replay model does not advance to its next answer
+    counted = replace(prepared, transcript=None)
+    planned = await in_thread(plan, counted, found.parsed.request, model=name)
     return planned.prompt_tokens

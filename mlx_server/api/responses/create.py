@@ -1,4 +1,4 @@
-"""A request to a run: what it goes on from is read, what it will be is made, nothing has begun."""
+"""Creates the run of a request, with the earlier items it refers to, without starting it."""
 
 import time
 from collections.abc import Sequence
@@ -42,21 +42,21 @@ class CreatedResponse:
     run: Run
     background: Background | None
     context: Sequence[ItemRecord]
-    """By whomever, up to this response."""
+    """All items before this response, input included."""
     ignored: Sequence[str]
 
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """A request with all that belongs to it."""
+    """A request with the items that it refers to."""
 
     parsed: ParsedRequest
     earlier: Sequence[Wire]
     own: Sequence[Wire]
     context: Sequence[ItemRecord]
-    """All of these."""
+    """The earlier and the own items."""
     input: Sequence[ItemRecord]
-    """What is stored of it."""
+    """The items to store as the response's input."""
 
 
 async def create(
@@ -68,7 +68,7 @@ async def create(
         raise BadRequest("`background` needs `store: true`.", param="background")
     pool: Pool = connection.app.state.pool
     name, _ = pool.named(body.model)
-    pool.spec(name)  # an unknown one is refused, in the background too
+    pool.spec(name)  # refuses an unknown model now, also for a background response
     _check_ended(runs, body.previous_response_id, connection.state.owner)
     found = await read_all(connection, body, recalled)
     is_recalled = body.previous_response_id in recalled
@@ -93,7 +93,7 @@ def _check_ended(runs: Runs, previous: str | None, owner: str) -> None:
     run = runs.find(previous, owner) if previous else None
     if run and not run.ended:
         raise BadRequest(
-            f"Previous response '{previous}' has not ended yet.",
+            f"Previous response '{previous}' has not ended yet. Wait for it, or cancel it.",
             param="previous_response_id",
             code="previous_response_not_ended",
         )
@@ -108,32 +108,36 @@ async def read_all(
         body.previous_response_id, body.conversation_id, store, owner, recalled, room
     )
     references = await referenced_items(body.input, store, owner, room)
-    whole = body.previous_response_id in recalled  # nobody finds those before it in the store
-    return await in_thread(_resolved, body, before, references, whole)
+    is_recalled = body.previous_response_id in recalled
+    return await in_thread(_resolved, body, before, references, is_recalled)
 
 
 def room_of(connection: HTTPConnection) -> ReadBackBudget:
-    """For what a request reads back."""
+    """The budget for the items that a request reads back from the store."""
     return ReadBackBudget(connection.app.state.max_body_bytes, connection.state.body_bytes)
 
 
 def _resolved(
-    body: ResponsesBody, stored: Sequence[ItemRecord], references: dict[str, Wire], whole: bool
+    body: ResponsesBody,
+    stored: Sequence[ItemRecord],
+    references: dict[str, Wire],
+    is_recalled: bool,
 ) -> ResolvedRequest:
+    """`is_recalled`: the earlier items are not in the store, so they are stored as input too."""
     before = read_wires(stored)
     items = input_items(body, references.__getitem__)
-    asked = to_request(body, items, read_items(before))
+    parsed = to_request(body, items, read_items(before))
     own = [wire(item) for item in items]
-    told = as_stored(own)
-    said = [*stored, *told]
-    return ResolvedRequest(asked, before, own, said, said if whole else told)
+    own_records = as_stored(own)
+    context = [*stored, *own_records]
+    return ResolvedRequest(parsed, before, own, context, context if is_recalled else own_records)
 
 
-def events_of(connection: HTTPConnection, asked: ParsedRequest) -> Events:
+def events_of(connection: HTTPConnection, parsed: ParsedRequest) -> Events:
     pool: Pool = connection.app.state.pool
     metrics: Metrics = connection.app.state.metrics
     connectors: Connectors = connection.app.state.connectors
-    answer = partial(respond, tools=asked.mcp, connectors=connectors, pool=pool)
-    request = replace(asked.request, client=connection.state.client)
-    events = truncate_to_fit(request, answer) if asked.truncates else answer(request)
+    answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
+    request = replace(parsed.request, client=connection.state.client)
+    events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
     return metrics.observed(events)

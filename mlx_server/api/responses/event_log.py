@@ -1,4 +1,4 @@
-"""The events of a response that runs in the background, while it runs."""
+"""The events of a background response, kept in memory while it runs."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,14 +11,14 @@ from mlx_server.api.transport.byte_budget import ByteBudget
 
 
 class EventLog:
-    """It grows, and is read from any place by any number of readers, each at its own pace."""
+    """An append-only log for any number of readers, each with its own position."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self.events: list[bytes] = []
-        """JSON; the place of each is its sequence number."""
+        """JSON of each event, at the index of its sequence number."""
         self.is_full = False
         self._budget = budget
-        """Of the logs of all responses."""
+        """Shared by the logs of all responses."""
         self._bytes = 0
         self._complete = False
         self._news = asyncio.Event()
@@ -36,19 +36,19 @@ class EventLog:
         self._notify()
 
     def end(self) -> None:
-        """Readers go on to the end of it."""
+        """Marks the log as complete: readers stop after its last event."""
         self._complete = True
         self._budget.give_back(self._bytes)
         self._bytes = 0
         self._notify()
 
     def drop(self) -> None:
-        """It is stored: readers find there what they have not read yet."""
+        """Frees the events once they are stored: readers get the rest from the store."""
         self.events = []
         self.end()
 
     async def read(self, start: int) -> AsyncGenerator[Wire]:
-        """From this place to the end, which it waits for."""
+        """Yields the events from `start` on, and waits for more until the log is complete."""
         while True:
             while start < len(self.events):
                 yield decoded(self.events[start])

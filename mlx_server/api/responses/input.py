@@ -1,4 +1,4 @@
-"""The wire to a request of ours."""
+"""Converts a responses body to a `GenerateRequest` and the use of MCP servers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools
 
 Resolve = Callable[[str], Mapping[str, Any]]
-"""The item with this id, as the wire has it."""
+"""Returns the wire form of the item with this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class ParsedRequest:
     mcp: McpTools
     ignored: tuple[str, ...]
     truncates: bool = False
-    """Whether what is too long may lose its oldest turns."""
+    """Whether a prompt that is too long loses its oldest turns."""
 
 
 def references(body: ResponsesBody) -> list[str]:
-    """The ids of items that the client only points at."""
+    """The ids of items that the client sends only as references."""
     given = body.input if isinstance(body.input, list) else []
     return [item.id for item in given if isinstance(item, ItemReference)]
 
 
 def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:
-    """What the client says in this request, references resolved."""
+    """The items of this request, with references resolved."""
     if isinstance(body.input, str):
         return [MessageItem(type="message", role="user", content=body.input)]
     return [
@@ -52,17 +52,17 @@ def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:
 def to_request(
     body: ResponsesBody, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
 ) -> ParsedRequest:
-    """earlier: what the conversation held before this request's own items."""
+    """`earlier`: the conversation's items before those of this request."""
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
-    said, approvals = messages_of(zip(everything, places, strict=True))
-    if not said and not approvals and body.instructions is None:
+    messages, approvals = messages_of(zip(everything, places, strict=True))
+    if not messages and not approvals and body.instructions is None:
         raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
     instructions = [Message("system", body.instructions)] if body.instructions else []
     chosen = select_tools(body, listed=_listed(everything))
     constrained = body.constrained()
     conversation = Conversation(
-        messages=(*instructions, *said),
+        messages=(*instructions, *messages),
         tools=chosen.tools,
         template_kwargs=body.template_kwargs(body.effort, "reasoning.effort"),
         response_format=formats.prompt_description(constrained["format"]),
@@ -99,6 +99,6 @@ def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:
 
 
 def _listed(items: Iterable[InputItem]) -> set[str]:
-    """The servers whose lists the client has been told."""
+    """Labels of the MCP servers whose tools are already listed in the conversation."""
     lists = (item for item in items if isinstance(item, McpListToolsItem))
     return {item.server_label for item in lists if not item.error}

@@ -1,4 +1,4 @@
-"""Items to messages: what a model said in one go becomes one turn again."""
+"""Converts items to messages: items of one model turn are merged into one message."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,24 +35,24 @@ class AssistantDraft:
 
 
 class ItemsToMessages:
-    """Takes items one by one; `messages` and `approvals` are whole after `end`."""
+    """Takes items one by one; `messages` and `approvals` are complete after `end`."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.approvals: list[Approval] = []
-        """Answers to requests that the model has not heard of since."""
+        """Answers to approval requests that have not become messages yet."""
         self._drafts: list[AssistantDraft] = []
         self._calls: list[ToolCall] = []
         self._results: list[Message] = []
-        """Of calls that were run here, in the turn that is not over yet."""
+        """Results of MCP calls in the current turn."""
         self._known: set[str] = set()
         self._requests: dict[str, McpApprovalRequestItem] = {}
 
     def add(self, item: InputItem, where: str) -> None:
         match item:
             case MessageItem(role="assistant"):
-                said = self._end_assistant()
-                said.text, said.phase = text_of(item.content, f"{where}.content"), item.phase
+                draft = self._draft()
+                draft.text, draft.phase = text_of(item.content, f"{where}.content"), item.phase
             case MessageItem(role=role):
                 self.end()
                 self.messages.append(Message(role, text_of(item.content, f"{where}.content")))
@@ -76,10 +76,10 @@ class ItemsToMessages:
                 self.messages.append(Message("system", SUMMARY + _opened(item, where)))
 
     def end(self) -> None:
-        """What comes next is nobody's who spoke last."""
-        said, calls = self._drafts, tuple(self._calls)
-        if calls:  # results have to follow their calls, so these are one turn with all the rest
-            said = [_merged(said)]
+        """Ends the model's turn: drafts, calls and results become messages."""
+        drafts, calls = self._drafts, tuple(self._calls)
+        if calls:  # results must directly follow their calls, so all drafts become one message
+            drafts = [_merged(drafts)]
         self.messages += [
             Message(
                 "assistant",
@@ -88,13 +88,13 @@ class ItemsToMessages:
                 tool_calls=calls,
                 phase=each.phase,
             )
-            for each in said
+            for each in drafts
         ]
         self.messages += self._results
         self._drafts, self._calls, self._results = [], [], []
 
-    def _end_assistant(self) -> AssistantDraft:
-        """Where the model's next text goes."""
+    def _draft(self) -> AssistantDraft:
+        """The draft for the model's next text."""
         self._flush()
         if self._results:
             self.end()
@@ -103,9 +103,9 @@ class ItemsToMessages:
         return self._drafts[-1]
 
     def _add_reasoning(self, text: str) -> None:
-        said = self._end_assistant()
+        draft = self._draft()
         if text:
-            said.reasoning.append(text)
+            draft.reasoning.append(text)
 
     def _call(self, call: ToolCall) -> None:
         self._flush()
@@ -115,7 +115,7 @@ class ItemsToMessages:
     def _answer(self, item: CallOutputItem, where: str) -> None:
         if item.call_id not in self._known:
             raise BadRequest(
-                f"`{where}.call_id` is {item.call_id[:64]!r}, and no call before it has this id.",
+                f"`{where}.call_id` is {item.call_id[:64]!r}, but no earlier call has this id.",
                 param=f"{where}.call_id",
             )
         self.end()
@@ -129,46 +129,47 @@ class ItemsToMessages:
         self._results.append(Message("tool", output, tool_call_id=id))
 
     def _approve(self, item: McpApprovalResponseItem, where: str) -> None:
-        asked = self._requests.pop(item.approval_request_id, None)
-        if asked is None:
+        request = self._requests.pop(item.approval_request_id, None)
+        if request is None:
             raise BadRequest(
-                f"`{where}.approval_request_id` is {item.approval_request_id[:64]!r}, and there is "
-                "no open request with this id before it.",
+                f"`{where}.approval_request_id` is {item.approval_request_id[:64]!r}, but no "
+                "earlier open request has this id.",
                 param=f"{where}.approval_request_id",
             )
         self.approvals.append(
             Approval(
-                asked.id,
-                asked.server_label,
-                asked.name,
-                asked.arguments or "",
+                request.id,
+                request.server_label,
+                request.name,
+                request.arguments or "",
                 item.approve,
                 item.reason,
             )
         )
 
     def _flush(self) -> None:
-        """The model goes on, so it knows of the approvals: what was granted follows as calls."""
+        """Turns denied approvals into calls with results. The model went on after them, so granted
+        ones follow as call items."""
         answered, self.approvals = self.approvals, []
         for denied in (approval for approval in answered if not approval.approve):
             call = ToolCall(denied.id, denied.name, denied.arguments, denied.server)
-            told = f"{DENIED}: {denied.reason}" if denied.reason else f"{DENIED}."
+            result = f"{DENIED}: {denied.reason}" if denied.reason else f"{DENIED}."
             self._calls.append(call)
-            self._results.append(Message("tool", told, tool_call_id=call.id))
+            self._results.append(Message("tool", result, tool_call_id=call.id))
 
 
-def _merged(said: Sequence[AssistantDraft]) -> AssistantDraft:
-    spoken = [(each.text, each.phase) for each in said if each.text]
-    phases = {phase for _, phase in spoken}
+def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
+    texts = [(each.text, each.phase) for each in drafts if each.text]
+    phases = {phase for _, phase in texts}
     return AssistantDraft(
-        reasoning=[text for each in said for text in each.reasoning],
-        text="\n\n".join(text for text, _ in spoken),
+        reasoning=[text for each in drafts for text in each.reasoning],
+        text="\n\n".join(text for text, _ in texts),
         phase=phases.pop() if len(phases) == 1 else None,
     )
 
 
 def _reasoning(item: ReasoningItem, where: str) -> str:
-    """The reasoning itself, or else what is left of it."""
+    """The reasoning's text: its content, or the encoded content, or the summary."""
     if item.content:
         return "".join(part.text for part in item.content)
     if item.encrypted_content:
@@ -184,7 +185,7 @@ def _unsealed(token: str, where: str) -> str:
     found = unsealed(token)
     if found is None:
         raise BadRequest(
-            f"`{where}.encrypted_content` was not made by this server.",
+            f"`{where}.encrypted_content` is not valid: send it as this server returned it.",
             param=f"{where}.encrypted_content",
             code="invalid_encrypted_content",
         )
@@ -192,7 +193,7 @@ def _unsealed(token: str, where: str) -> str:
 
 
 def _error_text(error: object) -> str:
-    """What is said in it, in whichever of its forms."""
+    """The text of an MCP error in any of its forms."""
     match error:
         case None:
             return ""
@@ -208,7 +209,7 @@ def _is_text(part: object) -> bool:
 
 
 def messages_of(items: Iterable[tuple[InputItem, str]]) -> tuple[list[Message], list[Approval]]:
-    """Of items, each with the place where the client finds it."""
+    """The messages and approvals of items, which come with their place in the request."""
     turns = ItemsToMessages()
     for item, where in items:
         turns.add(item, where)

@@ -1,6 +1,4 @@
-"""The items of a conversation on the wire, as clients send them: what they wrote themselves, and
-what they were given as output before.
-"""
+"""The items of a conversation on the wire: a client's own and earlier output that it sends back."""
 
 import base64
 import json
@@ -17,7 +15,7 @@ from mlx_server.messages import Phase
 Wire = dict[str, Any]
 
 SEALED = "mlx-server.1."
-"""What our opaque texts begin with."""
+"""Prefix of the opaque texts that this server makes."""
 
 PREFIXES = {
     "response": "resp",
@@ -70,7 +68,7 @@ class FunctionCallItem(Item):
 
 
 class CustomCallItem(Item):
-    """Of a tool that takes any text."""
+    """A call of a tool whose input is free text."""
 
     type: Literal["custom_tool_call"]
     call_id: Annotated[str, Field(min_length=1)]
@@ -147,7 +145,7 @@ Hosted = Literal[
 
 
 class HostedItem(Item):
-    """Of tools that are OpenAI's own: nothing that a model here reads."""
+    """An item of OpenAI's hosted tools, which is ignored."""
 
     type: Hosted
 
@@ -184,12 +182,12 @@ _items: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
 def read_items(stored: Iterable[Mapping[str, Any]]) -> list[InputItem]:
-    """Items that this server wrote itself, or has taken before."""
+    """Parses items from the store, which this server wrote or has validated before."""
     return _items.validate_python([dict(item) for item in stored])
 
 
 def wire(item: InputItem) -> Wire:
-    """The item as this server tells it, whatever shape it was sent in; it has an id."""
+    """The item in this server's normal form, with an id."""
     found = item.model_dump(by_alias=True, exclude_none=True)
     found["id"] = found.get("id") or new_id(item.type)
     match item:
@@ -243,15 +241,15 @@ def json_text(value: object) -> str:
 
 
 def sealed(text: str) -> str:
-    """For clients to send back, and not to be read: neither encrypted nor signed."""
+    """Encodes text that clients send back unread. It is neither encrypted nor signed."""
     return SEALED + base64.b64encode(text.encode(errors="replace")).decode()
 
 
 def unsealed(token: str) -> str | None:
-    """None if it is not one of ours."""
+    """Decodes a text of `sealed`; None if it is not one."""
     if not token.startswith(SEALED):
         return None
     try:
         return base64.b64decode(token.removeprefix(SEALED), validate=True).decode()
-    except ValueError:  # of either
+    except ValueError:  # of base64 or UTF-8
         return None

@@ -1,6 +1,6 @@
-"""Events to the wire: a response, and the events of its stream.
+"""Folds events into a response and the events of its stream.
 
-There is one way to both: the response is what the stream's events have made of it.
+A response that is not streamed is made from the same stream events.
 """
 
 import time
@@ -41,23 +41,23 @@ NO_ANSWER = (
     built_in.StreamedWebSearchCall,
     built_in.StreamedCodeInterpreterCall,
 )
-"""Items behind which an answer is still to come."""
+"""Types of items that do not count as an answer, so a message must follow them."""
 
-BROKEN = "The answer broke off: an error on our side."
+BROKEN = "The answer ended early: an internal error of the server."
 
 
 class ResponseOutput:
     def __init__(self, response: Wire, *, encrypts: bool, interprets: bool = False) -> None:
-        """response: a new one, with no output. encrypts: reasoning comes sealed, too. interprets:
-        the client knows of a code interpreter."""
+        """`response` is a new one without output. `encrypts`: reasoning also comes encoded, for the
+        client to send back. `interprets`: the client listed a code interpreter."""
         self._response = response
         self._encrypts = encrypts
         self._interprets = interprets
         self._items: list[OutputItem] = []
         self._text: stream.TextItem | None = None
-        """The item that text goes to."""
+        """The open item that gets text or reasoning."""
         self._calls: dict[int, stream.StreamedCall] = {}
-        """Those that have not ended."""
+        """The open calls, by the index of their events."""
         self._number = 0
         self._created = time.time()
         self._begun = False
@@ -70,7 +70,7 @@ class ResponseOutput:
 
     @property
     def response(self) -> Wire:
-        """As it is now."""
+        """The current state of the response."""
         return {**self._response, "output": [item.wire() for item in self._items]}
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
@@ -80,12 +80,12 @@ class ResponseOutput:
         return self.response
 
     def add_ignored(self, names: Iterable[str]) -> None:
-        """Parameters, of these and of what the model ignores: in the response itself, where there
-        is no header for them."""
+        """Lists ignored parameters in the response itself, those that the model ignores included:
+        for responses without HTTP headers."""
         self._ignored = list(names)
 
     def queue(self) -> Iterator[Wire]:
-        """For a response that has to wait for its turn."""
+        """The events of a response that waits for its turn."""
         self._response["status"] = "queued"
         self._begun = True
         yield from self._numbered([self._status_event("created"), self._status_event("queued")])
@@ -113,8 +113,10 @@ class ResponseOutput:
         return {"type": f"response.{what}", "response": self.response}
 
     def _ended(self, status: str, event: str, **more: object) -> Wire:
-        said = warnings_body(self._repairs, self._unenforced, self._violations, self._ignored or ())
-        self._response.update(status=status, **more, **said)
+        warnings = warnings_body(
+            self._repairs, self._unenforced, self._violations, self._ignored or ()
+        )
+        self._response.update(status=status, **more, **warnings)
         return self._status_event(event)
 
     def _chunks_of(self, event: Event) -> Iterator[Wire]:
@@ -161,7 +163,6 @@ class ResponseOutput:
 
     @property
     def _next_output_index(self) -> int:
-        """Of the item that comes next."""
         return len(self._items)
 
     def _start(self, event: Started) -> Iterator[Wire]:
@@ -189,8 +190,8 @@ class ResponseOutput:
             yield from self._text.add(event.text, event.logprobs)
 
     def _continues_text(self, event: TextDelta) -> bool:
-        said = self._text
-        return isinstance(said, stream.StreamedMessage) and event.phase in (None, said.phase)
+        item = self._text
+        return isinstance(item, stream.StreamedMessage) and event.phase in (None, item.phase)
 
     def _add_reasoning(self, text: str) -> Iterator[Wire]:
         if text:
@@ -235,7 +236,7 @@ class ResponseOutput:
             yield from text.end(status)
 
     def _close(self, status: End) -> Iterator[Wire]:
-        """What is still open; calls, by now, are those that never came to their end."""
+        """Ends the open items. Calls that are still open were cut off, so they are incomplete."""
         yield from self._end_text(status)
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -256,7 +257,7 @@ class ResponseOutput:
             yield self._ended("completed", "completed", usage=usage, completed_at=now)
 
     def _has_answer(self) -> bool:
-        """Clients look for a message, or for calls, to know what to do next."""
+        """Whether the output ends with a message or call, which clients need to go on."""
         return bool(self._items) and not isinstance(self._items[-1], NO_ANSWER)
 
     def _raw(self, event: Finished) -> Wire:

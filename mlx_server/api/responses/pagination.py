@@ -1,4 +1,4 @@
-"""How a list of items is asked for."""
+"""The query parameters of lists of items."""
 
 from typing import Annotated, Literal
 
@@ -6,6 +6,6 @@ from fastapi import Query
 
 from mlx_server import limits
 
-After = Annotated[str | None, Query(description="Items behind this one.")]
+After = Annotated[str | None, Query(description="Id after which the list starts.")]
 Limit = Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS.value)]
 Sorted = Annotated[Literal["asc", "desc"], Query()]

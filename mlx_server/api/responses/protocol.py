@@ -17,7 +17,7 @@ from mlx_server.requests import JsonFormat
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # of what there is none of here, and so easily included
+    # these don't exist here, so including them changes nothing
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -59,8 +59,8 @@ class Reasoning(WireModel):
 
 class StreamOptions(WireModel):
     include_obfuscation: bool | None = None
+    """Accepted without effect."""
     include_progress: bool | None = None
-    """Nobody but the client is on the line."""
 
 
 class ConversationParam(WireModel):
@@ -70,13 +70,13 @@ class ConversationParam(WireModel):
 class ResponsesBody(SamplingBody, ThinkingBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **SamplingBody.UNSUPPORTED,
-        "prompt": "no prompts are stored here",
+        "prompt": "this server stores no prompts",
         "messages": "send `input` instead",
         "max_tokens": "send `max_output_tokens` instead",
         "max_completion_tokens": "send `max_output_tokens` instead",
         "response_format": "send `text.format` instead",
         "reasoning_effort": "send `reasoning.effort` instead",
-        "n": "there is one answer to a request",
+        "n": "a response has one answer",
     }
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
         {"prompt_cache_retention", "prompt_cache_options", "client_metadata"}
@@ -109,7 +109,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     store: bool | None = None
     metadata: Metadata | None = None
     enable_response_messages: bool | None = None
-    """vLLM's name for Harmony's own messages, beside the items that they become."""
+    """vLLM's field: whether Harmony's own messages are returned in addition to items."""
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
     service_tier: Label | None = None
@@ -117,13 +117,13 @@ class ResponsesBody(SamplingBody, ThinkingBody):
 
     @property
     def include_progress(self) -> bool:
-        """In the background there is none: every event is kept there, for as long as the answer."""
-        asked = self.stream_options and self.stream_options.include_progress
-        return bool(self.stream and asked and not self.background)
+        """Never in the background, where every event stays in memory until the response ends."""
+        option = self.stream_options and self.stream_options.include_progress
+        return bool(self.stream and option and not self.background)
 
     @property
     def encrypts(self) -> bool:
-        """Whether reasoning comes with a text for the client to send back."""
+        """Whether reasoning comes with an encoded copy for the client to send back."""
         return "reasoning.encrypted_content" in (self.include or ())
 
     @property
@@ -132,12 +132,12 @@ class ResponsesBody(SamplingBody, ThinkingBody):
 
     @property
     def interprets(self) -> bool:
-        """Whether the client knows of a code interpreter."""
+        """Whether the client listed a code interpreter among its tools."""
         return any(tool.type == "code_interpreter" for tool in self.tools or ())
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to each token; None if nobody wants log probabilities."""
+        """How many alternatives to report for each token; None for no log probabilities."""
         wanted = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs
         return (self.top_logprobs or 0) if wanted else None
 
@@ -158,8 +158,8 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         match self.text and self.text.format:
             case JsonObjectFormat():
                 yield {"format": JsonFormat(), "format_param": "text.format"}
-            case JsonSchemaFormat() as asked:
-                json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
+            case JsonSchemaFormat() as given:
+                json = JsonFormat(given.schema_, bool(given.strict), given.name, given.description)
                 yield {"format": json, "format_param": "text.format.schema"}
 
     def _without_use(self) -> Iterator[str]:

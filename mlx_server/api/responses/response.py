@@ -1,4 +1,4 @@
-"""A response before anything is in it: what it tells of its request."""
+"""A new response: the fields that repeat its request."""
 
 import time
 from typing import Any
@@ -8,11 +8,12 @@ from mlx_server.api.responses.protocol import JsonSchemaFormat, ResponsesBody, T
 from mlx_server.api.responses.tools import FunctionTool, McpTool, OtherTool, ToolParam
 
 SOME_NAME = "answer"
-"""Of a schema that the client gave none."""
+"""The name of a schema for which the client sent none."""
 
 
 def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
-    """Whatever Open Responses asks for is there, unset or not; `text.verbosity` may not be null."""
+    """A response with all fields that Open Responses requires, also unset ones. `text.verbosity`
+    is left out if unset, since it may not be null."""
     choices = body.choices()
     return {
         "id": id,
@@ -71,7 +72,7 @@ def _tool_wire(tool: ToolParam) -> Wire:
                 "parameters": tool.parameters,
                 "strict": bool(tool.strict),
             }
-        case McpTool():  # what is secret in it is not for everyone who may read the response
+        case McpTool():  # headers and keys are left out: others may read the response
             return tool.model_dump(exclude_none=True, include=ECHOED_SERVER_FIELDS)
     return {}
 
@@ -90,16 +91,16 @@ ECHOED_SERVER_FIELDS = {
 def _text_wire(text: Text) -> Wire:
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     match text.format:
-        case JsonSchemaFormat() as asked:
+        case JsonSchemaFormat() as given:
             schema = {
                 "type": "json_schema",
-                "name": asked.name or SOME_NAME,
-                "description": asked.description,
-                "schema": asked.schema_,
-                "strict": bool(asked.strict),
+                "name": given.name or SOME_NAME,
+                "description": given.description,
+                "schema": given.schema_,
+                "strict": bool(given.strict),
             }
             return {"format": schema, **verbosity}
         case None:
             return {"format": {"type": "text"}, **verbosity}
-        case asked:
-            return {"format": {"type": asked.type}, **verbosity}
+        case given:
+            return {"format": {"type": given.type}, **verbosity}

@@ -58,7 +58,7 @@ async def _in_background(
     runs, run = _runs(http), created.run
     try:
         runs.claim(background)
-        run.output.add_ignored(())  # by the model, later: there is a header for the others
+        run.output.add_ignored(())  # lists only what the model ignores; the header has the rest
         await run.store()
     except BaseException:
         runs.discard(background)
@@ -129,17 +129,17 @@ async def _streamed_again(runs: Runs, id: str, owner: str, start: int) -> Respon
 
 def _no_stream(id: str) -> BadRequest:
     return BadRequest(
-        f"Response '{id}' can't be streamed: it was not created with `background` and `stream`.",
+        f"Response '{id}' can't be streamed: create it with `background` and `stream`.",
         param="stream",
     )
 
 
 async def _followed(runs: Runs, run: Run, log: EventLog, start: int) -> AsyncGenerator[Wire]:
-    """While it is made from memory, and when it has ended from the store."""
+    """The events of a running response: from memory, then from the store once it has ended."""
     async for event in log.read(start):
         yield event
         start += 1
-    with suppress(NotFound):  # deleted
+    with suppress(NotFound):  # deleted in the meantime
         async for event in _stored_events(runs.store, run.record.id, run.record.owner, start):
             yield event
 
@@ -163,7 +163,7 @@ async def delete(http: Request, id: str) -> Response:
 
 @router.post(ONE + "/cancel")
 async def cancel(http: Request, id: str) -> Response:
-    """Of one that has ended already nothing changes."""
+    """Cancels a background response; one that has ended is returned unchanged."""
     runs, owner = _runs(http), http.state.owner
     run = runs.find(id, owner)
     if run and (background := runs.in_background(run)):

@@ -1,4 +1,4 @@
-"""A response that is being made."""
+"""A response while it is generated."""
 
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -24,7 +24,7 @@ Events = AsyncGenerator[Event]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the store is told of a response, beside itself."""
+    """What is stored with a response."""
 
     id: str
     owner: str
@@ -48,12 +48,12 @@ class RunRecord:
 
 
 class RunStore(Protocol):
-    """What is to outlive a run, and where."""
+    """Stores runs."""
 
     async def begin(self, run: "Run") -> None: ...
 
     async def end(self, run: "Run", events: Sequence[bytes]) -> bool:
-        """Whether it is kept now; if not, it is going to be when that becomes possible."""
+        """Whether the response is stored now; if not, storing it is retried later."""
 
     def end_later(self, run: "Run") -> None: ...
 
@@ -61,7 +61,7 @@ class RunStore(Protocol):
 
 
 class NullRunStore:
-    """Of what the client wants to leave nothing."""
+    """For responses with `store: false`."""
 
     async def begin(self, run: "Run") -> None:
         pass
@@ -77,7 +77,7 @@ class NullRunStore:
 
 
 class Run:
-    """It has to be closed, whatever becomes of it."""
+    """One response from its request to its end. The owner must call `aclose` in any case."""
 
     def __init__(
         self, record: RunRecord, output: ResponseOutput, events: Events, run_store: RunStore
@@ -85,7 +85,7 @@ class Run:
         self.record = record
         self.output = output
         self.log: EventLog | None = None
-        """Of one in the background that is streamed."""
+        """Set for a background response that is streamed."""
         self.ended = False
         self.failure: ServerError | None = None
         self._events = events
@@ -98,7 +98,7 @@ class Run:
         return self.output.response
 
     async def begin(self) -> Started:
-        """Kept, then taken by the engine. Raises what is wrong; then nothing is kept of it."""
+        """Stores the response, then starts it. Raises ServerError and removes it if that fails."""
         await self.store()
         try:
             return await self.start()
@@ -114,7 +114,7 @@ class Run:
         except ServerError:
             self._is_stored = False
             raise
-        self.record = replace(self.record, input=())  # it is large, and in the store now
+        self.record = replace(self.record, input=())  # frees memory: it is in the store now
 
     async def start(self) -> Started:
         started = await anext(self._events)
@@ -123,11 +123,11 @@ class Run:
         return started
 
     def renew(self, events: Events) -> None:
-        """After a start that failed, for another."""
+        """Replaces the event source after a failed start."""
         self._events = events
 
     async def chunks(self) -> AsyncGenerator[Wire]:
-        """Its events. The last one is told when the response is kept as it has become."""
+        """Yields the stream's events. The last one comes after the response is stored."""
         assert self._started
         try:
             async for event in PrependedEvents(self._started, self._events):
@@ -138,7 +138,7 @@ class Run:
                 yield chunk
 
     async def prepared(self) -> AsyncGenerator[Wire]:
-        """Not a word of the model's: it is there for others to go on from."""
+        """Yields the events of a response without output, which later ones can continue."""
         for event in (Started(self.response["model"], 0), Finished(0, "tool_calls", 0, 0)):
             for chunk in self.output.feed(event):
                 yield await self._recorded(chunk)
@@ -153,7 +153,7 @@ class Run:
 
     async def fail(self, error: Exception) -> AsyncGenerator[Wire]:
         if not isinstance(error, ServerError):
-            log.error("a response broke", exc_info=error)
+            log.error("a response ended with an error", exc_info=error)
             error = ServerError(BROKEN, code="internal_error")
         self.failure = error
         async for chunk in self._last(self.output.fail(error)):
@@ -164,7 +164,7 @@ class Run:
             yield chunk
 
     async def aclose(self) -> None:
-        """Cancels it, if it has not ended."""
+        """Frees the event source. A response that has not ended is cancelled."""
         if self._is_stored and not self.ended:
             self.ended = True
             for _ in self.output.cancel():

@@ -1,4 +1,4 @@
-"""The responses that are being made: found by their ids, and stored until they have ended."""
+"""The running responses: they are found by id here, and stored when they begin and end."""
 
 import asyncio
 import logging
@@ -20,17 +20,17 @@ T = TypeVar("T")
 log = logging.getLogger("mlx_server.api")
 
 STORING_SECONDS = 5.0
-"""How long the end of a response waits for a store in trouble."""
+"""How long the last event of a response waits for an unavailable store."""
 RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 60.0
-"""Pauses between tries to store an end; those go on until it is stored."""
+"""First and longest pause between attempts to store an end, which go on until one succeeds."""
 STOP_SECONDS = 5.0
 
-NOT_STORED = {"code": "server_error", "message": "What was said could not be stored."}
+NOT_STORED = {"code": "server_error", "message": "The response could not be stored."}
 
 
 class Runs:
-    """`RunStore` for those that are stored."""
+    """The `RunStore` of stored responses, and the registry of all running ones."""
 
     def __init__(self, store: Store, places: int) -> None:
         self.store = store
@@ -54,8 +54,8 @@ class Runs:
         record = run.record
         if len(self._later) >= limits.UNSTORED_ENDS.value:
             raise StoreUnavailable(
-                "Responses that have ended can't be stored, and no more are begun until they are: "
-                "see the server's log, or send `store: false`."
+                "Ended responses can't be stored, and no new ones are started until they are. See "
+                "the server's log, or send `store: false`."
             )
         await self.store.begin(record.response_record(run.response), record.owner, record.input)
         self._running[record.id, record.owner] = run
@@ -73,41 +73,48 @@ class Runs:
         self._in_task(self._forgotten(run))
 
     def claim(self, background: Background) -> None:
-        """A place in the background, until it has ended or `discard`."""
+        """Reserves a place in the background until the response ends or `discard` is called.
+
+        Raises Overloaded at a limit, ShuttingDown during shutdown.
+        """
         record = background.run.record
         if self.stopping.is_set():
             raise ShuttingDown("The server is shutting down.")
         if len(self._background) >= (most := limits.BACKGROUND_RESPONSES.value):
-            raise Overloaded(f"There are {most} responses in the background already.")
+            raise Overloaded(
+                f"{most} responses run in the background already. Try again when one has ended."
+            )
         owners = [each.run.record.owner for each in self._background.values()]
         if record.owner and owners.count(record.owner) >= limits.BACKGROUND_PER_CLIENT.value:
             raise Overloaded(
                 f"Your key has {limits.BACKGROUND_PER_CLIENT.value} responses in the background "
-                "already."
+                "already. Try again when one has ended."
             )
         if background.run.log and background.run.log.is_full:
-            raise Overloaded("The responses in the background take all the memory that they may.")
+            raise Overloaded(
+                "The background responses are at their memory limit. Try again when one has ended."
+            )
         self._background[record.id] = background
 
     def discard(self, background: Background) -> None:
-        """It has not begun and is not going to."""
+        """Frees the place of a response that will not be started."""
         self._background.pop(background.run.record.id, None)
         background.discard()
 
     def go_on(self, run: Background) -> None:
-        """In the background, from here on. It has claimed its place."""
+        """Starts a response that has claimed its place."""
         id = run.run.record.id
         run.begin(self._turn).add_done_callback(lambda _: self._background.pop(id, None))
 
     async def drain(self) -> None:
-        """Takes no more, and waits for those that nobody else waits for."""
+        """Refuses new background responses, and waits for these and for WebSockets to end."""
         self.stopping.set()
         tasks = [run.task for run in self._background.values() if run.task]
         if busy := [*tasks, *self._connections]:
             await asyncio.wait(busy)
 
     def connect(self, connection: asyncio.Task[Any]) -> None:
-        """One that ends when it can, once `stopping` is set."""
+        """Registers a WebSocket's task, which ends once `stopping` is set."""
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
 
@@ -128,7 +135,7 @@ class Runs:
         return task
 
     async def _end(self, run: Run, response: Wire, events: Sequence[bytes]) -> bool:
-        """Whether it is stored as it is."""
+        """Stores the response, or else a failed one. Returns whether it was stored as it is."""
         record = run.record
         try:
             await _retry(

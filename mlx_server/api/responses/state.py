@@ -1,4 +1,4 @@
-"""What a request goes on from: earlier responses, a conversation, items by their ids."""
+"""Reads what a request refers to: earlier responses, a conversation, items by their ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from mlx_server.request_threads import grow_request, in_thread
 from mlx_server.store import ItemRecord, Store, too_much
 
 Recalled = Mapping[str, Sequence[ItemRecord]]
-"""All that was said up to responses that are not stored, and by them."""
+"""By the id of a response that is not stored: all items up to and with its own output."""
 
 
 class ReadBackBudget:
-    """What a request may still read back: that counts as the request's own size does."""
+    """How many bytes a request may still read back: they count like bytes of its body."""
 
     def __init__(self, most_bytes: int, request_bytes: int) -> None:
         self.nbytes = max(0, most_bytes - request_bytes)
@@ -41,7 +41,7 @@ async def earlier_items(
 ) -> Sequence[ItemRecord]:
     if previous and conversation:
         raise BadRequest(
-            "`previous_response_id` and `conversation` can't be sent together.",
+            "Send either `previous_response_id` or `conversation`, not both.",
             param="previous_response_id",
         )
     if conversation:
@@ -59,19 +59,20 @@ async def earlier_items(
 async def referenced_items(
     items: Sequence[InputItem] | str | None, store: Store, owner: str, room: ReadBackBudget
 ) -> dict[str, Wire]:
-    """The items that others are only references to."""
+    """The stored items that `items` refers to, by id."""
     given = [] if isinstance(items, str) else items or []
     ids = [item.id for item in given if isinstance(item, ItemReference)]
     if len(ids) > (most := limits.ITEM_REFERENCES.value):
         raise BadRequest(
-            f"{len(ids)} items are sent by their ids, and {most} may be. Send the others in full.",
+            f"`input` has {len(ids)} item references; the limit is {most}. Send other items in "
+            "full.",
             param="input",
         )
     found: dict[str, ItemRecord] = {}
     for id in ids:
         if id not in found:
             found[id] = await _item(id, store, owner, room)
-        room.take([found[id]], "input")  # each time: it is one more item then
+        room.take([found[id]], "input")  # each time: a repeated reference is one more item
     return await in_thread(_wires_of, found)
 
 
@@ -96,12 +97,12 @@ async def _of_response(
 
 
 def read_wires(items: Sequence[ItemRecord]) -> list[Wire]:
-    """Of many lists and objects no more than a request's body may have."""
+    """Decodes items. Raises BadRequest if they are larger than a request's body may be."""
     try:
         strict_json.check_size(b",".join(item.body for item in items))
     except BadRequest as error:
         raise BadRequest(
-            f"What this request reads back is too much to be read. {error.message}",
+            f"The earlier items of this request are too large. {error.message}",
             param="previous_response_id",
         ) from None
     return [_wire_of(item) for item in items]
@@ -118,7 +119,7 @@ def _wires_of(found: Mapping[str, ItemRecord]) -> dict[str, Wire]:
 async def stored_items(
     items: Iterable[InputItem], store: Store, owner: str, room: ReadBackBudget
 ) -> list[ItemRecord]:
-    """For a conversation, with what they refer to in its place."""
+    """Records of items for a conversation, with references replaced by their items."""
     items = list(items)
     references = await referenced_items(items, store, owner, room)
     wires = (references[i.id] if isinstance(i, ItemReference) else wire(i) for i in items)

@@ -1,6 +1,6 @@
-"""The items of an answer while they are made: each tells, in events, what becomes of it.
+"""The output items of a response while they are generated, and the events of their changes.
 
-Events lack their `sequence_number`, which is the response's.
+The events have no `sequence_number` yet: the response adds it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class OutputItem:
         self._output_index = output_index
 
     def wire(self) -> Wire:
-        """As it is now."""
+        """The current state of the item."""
         raise NotImplementedError
 
     def begin(self) -> Events:
@@ -53,7 +53,7 @@ class OutputItem:
 
 
 class TextItem(OutputItem):
-    """One with a single part of content, which comes in pieces."""
+    """An item with one part of content, which is streamed."""
 
     part = ""
 
@@ -74,8 +74,8 @@ class TextItem(OutputItem):
 
     def end(self, status: End) -> Events:
         part = self._part()
-        told = {name: value for name, value in part.items() if name in ("text", "logprobs")}
-        yield self._event(f"{self.part}.done", content_index=0, **told)
+        final = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+        yield self._event(f"{self.part}.done", content_index=0, **final)
         yield self._event("content_part.done", content_index=0, part=part)
         yield from super().end(status)
 
@@ -128,7 +128,7 @@ class StreamedMessage(TextItem):
 
 
 class StreamedCall(OutputItem):
-    """One with arguments, which come in pieces."""
+    """An item with arguments, which are streamed."""
 
     arguments = ""
 
@@ -142,7 +142,7 @@ class StreamedCall(OutputItem):
         yield self._event(f"{self.arguments}.delta", delta=arguments)
 
     def finished_events(self) -> Events:
-        """The arguments have come to their end."""
+        """The event that the arguments are complete, unless it has been sent."""
         if not self._whole_arguments:
             self._whole_arguments = True
             yield self._event(f"{self.arguments}.done", **self._final_fields())
@@ -233,15 +233,15 @@ class StreamedMcpApprovalRequest(OutputItem):
 
     def __init__(self, output_index: int, request: ApprovalRequested) -> None:
         super().__init__(output_index, request.id)
-        self._asked = request
+        self._request = request
 
     def wire(self) -> Wire:
         return {
             "id": self.id,
             "type": self.kind,
-            "server_label": self._asked.server,
-            "name": self._asked.name,
-            "arguments": self._asked.arguments,
+            "server_label": self._request.server,
+            "name": self._request.name,
+            "arguments": self._request.arguments,
         }
 
 

@@ -1,4 +1,4 @@
-"""What the model may call, and whether it has to: the wire's tools as ours."""
+"""Converts the wire's `tools` and `tool_choice` to functions and MCP servers."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
@@ -37,14 +37,20 @@ class ToolSelection:
 
 
 def select_tools(body: ResponsesBody, *, listed: Container[str]) -> ToolSelection:
-    """What the model may call, and whether it has to."""
+    """The tools that the model may call, and whether it has to call one.
+
+    `listed`: labels of the MCP servers whose tools are already in the conversation.
+    """
     given = list(enumerate(body.tools or ()))
     tools = tuple(_tool(tool) for _, tool in given if isinstance(tool, FunctionTool))
     servers = tuple(_server(tool, i, listed) for i, tool in given if isinstance(tool, McpTool))
     labels = [server.label for server in servers]
     for i, label in enumerate(labels):
         if label in labels[:i]:
-            raise BadRequest(f"Two servers are called {label[:64]!r}.", param="tools")
+            raise BadRequest(
+                f"Two MCP servers have the `server_label` {label[:64]!r}: give each its own.",
+                param="tools",
+            )
     match body.tool_choice:
         case AllowedToolsChoice() as allowed:
             return _allowed(allowed, tools, servers)
@@ -56,11 +62,11 @@ def select_tools(body: ResponsesBody, *, listed: Container[str]) -> ToolSelectio
             return ToolSelection(tools, NamedTool(name), servers)
         case OtherTool(type=kind):
             raise BadRequest(
-                f"`tool_choice` wants a tool of type {kind[:64]!r}: there are none here.",
+                f"`tool_choice` has a tool of type {kind[:64]!r}, which is not supported.",
                 param="tool_choice.type",
             )
-        case said:
-            choice = said or "auto"
+        case mode:
+            choice = mode or "auto"
     if not servers:
         check_choice(choice, tools)
     return ToolSelection(tools, choice, servers)
@@ -80,10 +86,10 @@ def _allowed(
     for name in names:
         check_offered(name, tools)
     kept = tuple(tool for tool in tools if tool.name in names)
-    left = tuple(_narrowed(s, of_servers[s.label]) for s in servers if s.label in of_servers)
-    if not left:
+    narrowed = tuple(_narrowed(s, of_servers[s.label]) for s in servers if s.label in of_servers)
+    if not narrowed:
         check_choice(allowed.mode, kept)
-    return ToolSelection(kept, allowed.mode, left)
+    return ToolSelection(kept, allowed.mode, narrowed)
 
 
 def _narrowed(server: McpServer, names: set[str] | None) -> McpServer:
@@ -106,12 +112,10 @@ def _tool(tool: FunctionTool) -> Tool:
     return Tool(tool.name, tool.description, tool.parameters or {}, bool(tool.strict))
 
 
-def _server(tool: McpTool, place: int, listed: Container[str]) -> McpServer:
-    param = f"tools[{place}]"
+def _server(tool: McpTool, index: int, listed: Container[str]) -> McpServer:
+    param = f"tools[{index}]"
     if (tool.server_url is None) == (tool.connector_id is None):
-        raise BadRequest(
-            f"`{param}` needs a `server_url` or a `connector_id`, and not both.", param=param
-        )
+        raise BadRequest(f"`{param}` needs either a `server_url` or a `connector_id`.", param=param)
     always, never = _approvals(tool)
     return McpServer(
         label=tool.server_label,

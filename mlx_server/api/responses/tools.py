@@ -1,4 +1,4 @@
-"""Tools, and the choice among them, on the wire."""
+"""`tools` and `tool_choice` of a responses body on the wire."""
 
 from typing import Annotated, Any, Literal
 
@@ -44,7 +44,7 @@ class McpTool(WireModel):
 
 
 class OtherTool(WireModel):
-    """OpenAI's own, which clients offer to every server."""
+    """A tool hosted by OpenAI, which clients offer to every server."""
 
     type: Annotated[str, Field(min_length=1)]
 
@@ -61,7 +61,7 @@ class FunctionChoice(WireModel):
 
 
 def _kind(value: Any) -> str:
-    """A tag unlike any field, so that an error is placed by fields alone."""
+    """A union tag that is no field name, so that errors show only field names."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in ("function", "mcp") else "<other>"
 

@@ -1,8 +1,8 @@
 """`truncation: auto`: a conversation that is too long for the model loses its oldest turns.
 
-A turn is a user's message and all that follows it, up to the next one. Twice as many go each time,
-so that a long conversation is not rendered over and over. What the system says first stays, and so
-does the last turn.
+A turn is a user's message and all messages up to the next one. Each attempt drops twice as many, so
+that a long conversation is not rendered many times. The first system messages and the last turn
+always stay.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -20,32 +20,34 @@ Respond = Callable[[GenerateRequest], AsyncGenerator[Event]]
 
 
 async def truncate_to_fit(request: GenerateRequest, respond: Respond) -> AsyncGenerator[Event]:
-    """The answer to as much of the conversation as fits."""
+    """Answers the longest end of the conversation that fits, or raises ContextTooLong."""
     (whole,) = request.prompts
     assert isinstance(whole, Conversation)
-    left = whole
+    remaining = whole
     for attempt in count():
         begun = False
         try:
-            async with aclosing(respond(replace(request, prompts=(left,)))) as events:
+            async with aclosing(respond(replace(request, prompts=(remaining,)))) as events:
                 async for event in events:
                     begun = True
                     yield event
             return
         except ContextTooLong:
             shorter = await in_thread(drop_oldest, whole, 2**attempt)
-            if begun or len(shorter.messages) == len(left.messages):
+            if begun or len(shorter.messages) == len(remaining.messages):
                 raise
-            left = shorter
+            remaining = shorter
 
 
 def drop_oldest(conversation: Conversation, turns: int) -> Conversation:
-    said = conversation.messages
-    asked = [i for i, message in enumerate(said) if message.role == "user"]
-    if not asked:
+    messages = conversation.messages
+    starts = [i for i, message in enumerate(messages) if message.role == "user"]
+    if not starts:
         return conversation
-    last = asked[min(turns, len(asked) - 1)]
-    before = next(
-        i for i, message in enumerate(said) if message.role not in ("system", "developer")
+    first_kept = starts[min(turns, len(starts) - 1)]
+    system = next(
+        i for i, message in enumerate(messages) if message.role not in ("system", "developer")
     )
-    return replace(conversation, messages=(*said[:before], *said[max(before, last) :]))
+    return replace(
+        conversation, messages=(*messages[:system], *messages[max(system, first_kept) :])
+    )

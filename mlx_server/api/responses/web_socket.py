@@ -1,4 +1,4 @@
-"""Responses over one WebSocket, one after another: frames in, events out."""
+"""Responses over a WebSocket: frames are requests, which are answered one after another."""
 
 import asyncio
 import codecs
@@ -32,22 +32,22 @@ from mlx_server.store import ItemRecord
 from mlx_server.system.logs import RequestLogContext, request_context
 
 SLOW_SECONDS = 30.0
-"""How long one event may take to leave."""
+"""How long sending one event may take."""
 
 PIECE_BYTES = 64 << 10
 
 GOING_AWAY, NOT_UTF8, POLICY_VIOLATION, BROKE = 1001, 1007, 1008, 1011
 
 OURS = ("type", "stream", "stream_options", "generate", "stream_id")
-"""What a frame has beside a request's fields, or instead of them."""
+"""Fields of a frame that are not fields of a responses body."""
 
 
 class ClientGone(Exception):
-    """The client is, or might as well be."""
+    """The client has disconnected, or does not read."""
 
 
 class InvalidText(Exception):
-    """Of a frame that should be text."""
+    """A text frame is not UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ class ActiveResponse:
 
 
 class UnstoredContext:
-    """What was said in responses that are not stored, the latest few of them."""
+    """The conversations of the latest responses that are not stored."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self.contexts: OrderedDict[str, Sequence[ItemRecord]] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._budget = budget
-        """Of all sockets."""
+        """Shared by all sockets."""
 
     def keep(self, id: str, context: Sequence[ItemRecord]) -> None:
-        """In place of what it had by this id. What finds no room is forgotten."""
+        """Sets the items of this response. To make room it forgets older ones, or this one."""
         self.forget(id)
         size = sum(len(item.body) for item in context)
         most = limits.SOCKET_MEMORY_BYTES.value
@@ -103,13 +103,14 @@ class Socket:
         self._frames: asyncio.Queue[ReceivedMessage] = asyncio.Queue(limits.SOCKET_FRAMES.value + 1)
         self._unstored = UnstoredContext(runs.socket_memory)
         self._lane: str | None = None
-        """Of the request that is answered."""
+        """The `stream_id` of the current request."""
 
     async def serve(self) -> None:
-        """Until the client leaves, or the server does. Raises if there are too many of them."""
-        client = self._websocket.client
-        who = self._websocket.state.owner or (client.host if client else "")
-        with self._runs.sockets.one_more(who):
+        """Serves until the client disconnects or the server stops. Raises Overloaded if there are
+        too many WebSockets."""
+        peer = self._websocket.client
+        client = self._websocket.state.owner or (peer.host if peer else "")
+        with self._runs.sockets.one_more(client):
             try:
                 await self._serve()
             finally:
@@ -130,7 +131,7 @@ class Socket:
         await self._close(next((code for code in codes if isinstance(code, int)), BROKE))
 
     async def _receive_frames(self) -> int:
-        """All the time, or nobody would notice that the client has left."""
+        """Receives also during an answer, to notice that the client has disconnected."""
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
@@ -155,14 +156,14 @@ class Socket:
         return GOING_AWAY
 
     async def _next(self, until: float) -> ReceivedMessage | None:
-        """None when no more is going to be answered."""
+        """The next frame; None when the socket is to be closed."""
         getting = asyncio.create_task(self._frames.get())
         stopping = asyncio.create_task(self._runs.stopping.wait())
-        left = until - asyncio.get_running_loop().time()
-        patience = min(left, limits.SOCKET_IDLE_SECONDS.value)
+        remaining = until - asyncio.get_running_loop().time()
+        timeout = min(remaining, limits.SOCKET_IDLE_SECONDS.value)
         try:
             await asyncio.wait(
-                {getting, stopping}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                {getting, stopping}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if self._runs.stopping.is_set():
                 return None
@@ -171,7 +172,7 @@ class Socket:
         finally:
             getting.cancel()
             stopping.cancel()
-        if left <= patience:
+        if remaining <= timeout:
             self._lane = None
             await self._refuse(_too_long())
         return None
@@ -186,7 +187,7 @@ class Socket:
             access_log.note(access_log.SOCKET, self._websocket.scope, status, began)
 
     async def _status(self, frame: ReceivedMessage) -> int:
-        """As which its answer would have gone over HTTP."""
+        """Answers a frame. Returns the status that the answer would have over HTTP."""
         self._lane = None
         self._websocket.state.body_bytes = len(frame.data)
         size_of_request.set(len(frame.data))
@@ -198,13 +199,14 @@ class Socket:
         except (ClientGone, InvalidText, asyncio.CancelledError):
             raise
         except Exception as error:
-            log.error("a WebSocket's request broke", exc_info=error)
+            log.error("a request over a WebSocket ended with an error", exc_info=error)
             await self._refuse(ServerError(BROKEN, code="internal_error"))
             return ServerError.status
         return 200
 
     async def _created(self, frame: ReceivedMessage) -> ActiveResponse:
-        """All else of the request may be large, and is not kept for as long as its answer takes."""
+        """Makes the run in a function of its own, so that the large parsed request is freed before
+        the answer is generated."""
         request = await _parsed(frame)
         self._lane = _lane(request)
         body = await in_thread(_body, request)
@@ -226,9 +228,9 @@ class Socket:
             ended = True
         finally:
             await run.aclose()
-            said = self._unstored.contexts.get(id)
-            if said is not None and ended:
-                self._unstored.keep(id, [*said, *as_stored(run.response["output"])])
+            context = self._unstored.contexts.get(id)
+            if context is not None and ended:
+                self._unstored.keep(id, [*context, *as_stored(run.response["output"])])
             else:
                 self._unstored.forget(id)
 
@@ -252,7 +254,7 @@ class Socket:
 
 
 def _received(message: Message) -> ReceivedMessage:
-    """As our own protocol hands it on, or as another server does."""
+    """The message, as `StrictWebSockets` or as another ASGI server passes it."""
     found = message.get("message")
     if isinstance(found, ReceivedMessage):
         return found
@@ -276,7 +278,7 @@ def _parse_json(data: bytes) -> Wire:
 
 
 def _is_utf8(data: bytes) -> bool:
-    """In pieces, since the text of all of it could take four times the memory."""
+    """Checks in pieces, since the decoded text could take four times the memory."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(data), PIECE_BYTES):
@@ -292,7 +294,10 @@ def _lane(request: Wire) -> str | None:
     if lane is not None and not (
         isinstance(lane, str) and len(lane) <= limits.LANE_CHARACTERS.value
     ):
-        raise BadRequest("`stream_id` should be a short text.", param="stream_id")
+        raise BadRequest(
+            f"`stream_id` should be a text of up to {limits.LANE_CHARACTERS.value} characters.",
+            param="stream_id",
+        )
     return lane
 
 
@@ -304,18 +309,18 @@ def _body(request: Wire) -> ResponsesBody:
             param="type",
         )
     if request.get("background"):
-        raise BadRequest("`background` can't be had over a WebSocket.", param="background")
+        raise BadRequest("`background` is not supported over a WebSocket.", param="background")
     if not isinstance(request.get("generate"), bool | None):
         raise BadRequest("`generate` should be true or false.", param="generate")
-    asked = {name: value for name, value in request.items() if name not in OURS}
+    body = {name: value for name, value in request.items() if name not in OURS}
     try:
-        return ResponsesBody.model_validate({**asked, "stream": True})
+        return ResponsesBody.model_validate({**body, "stream": True})
     except ValidationError as error:
-        raise validation_error(error, asked) from None
+        raise validation_error(error, body) from None
 
 
 def _too_long() -> ServerError:
     return BadRequest(
-        "This connection has been open for an hour, which is the most. Open another.",
+        "This connection has been open for an hour, the limit. Open a new one.",
         code="websocket_connection_limit_reached",
     )

@@ -1,7 +1,7 @@
-"""How many connections there may be, in total and from one address.
+"""Limits the connections, in total and from one address.
 
-When there is no place, one that waits for a request is closed for a newcomer: first one on which
-nothing has arrived, then one on which a head is still arriving. Requests are never cut for others.
+When the limit is reached, a connection without a running request is closed for the new one: first
+an idle one, then one whose request head is still arriving. Running requests are never cut.
 """
 
 import ipaddress
@@ -20,21 +20,21 @@ class Admission:
         self._most = most
         self._most_per_address = most_per_address
         self._open: dict[object, str] = {}
-        """The source of each, by its transport, which stays when a WebSocket takes over."""
+        """Sources by transport: a connection keeps its transport when it becomes a WebSocket."""
         self._open_per_source: Counter[str] = Counter()
         self._idle: dict[Closable, str] = {}
-        """Those without a byte of a request, the longest idle first."""
+        """Connections without a byte of a request, with their sources, the longest idle first."""
         self._arriving: dict[Closable, str] = {}
-        """Those with the beginning of a request's head."""
+        """Connections with an incomplete request head, with their sources."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def enter(self, transport: object, source: str) -> bool:
-        """Whether it may stay; one that may not is the caller's to refuse."""
-        is_much = self._open_per_source[source] >= self._most_per_address
-        is_full = len(self._open) >= self._most
-        if (is_much or is_full) and not self._make_place(source if is_much else None):
+        """Whether the connection is admitted; the caller refuses one that is not."""
+        source_is_full = self._open_per_source[source] >= self._most_per_address
+        is_full = source_is_full or len(self._open) >= self._most
+        if is_full and not self._make_place(source if source_is_full else None):
             return False
         self._open[transport] = source
         self._open_per_source[source] += 1
@@ -56,7 +56,7 @@ class Admission:
         self._arriving.setdefault(connection, source)
 
     def is_busy(self, connection: Closable) -> None:
-        """Or closed, or taken over."""
+        """The connection has a request, is closed or has become a WebSocket."""
         self._idle.pop(connection, None)
         self._arriving.pop(connection, None)
 
@@ -74,7 +74,7 @@ class Admission:
 
 
 def source_of(host: str) -> str:
-    """The address of who connected. Of IPv6 its network, since one machine has 2**64 addresses."""
+    """The peer's address. For IPv6 it is the network, since one machine has 2**64 addresses."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

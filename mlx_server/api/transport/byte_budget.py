@@ -1,11 +1,11 @@
-"""Bytes that many connections share."""
+"""A limit on bytes that many connections share."""
 
 import asyncio
 from collections import deque
 
 
 class ByteBudget:
-    """First come, first served. One that wants more than there is at all gets it alone."""
+    """First come, first served. A request over the whole budget is granted when nothing is used."""
 
     def __init__(self, most_bytes: int) -> None:
         self.used = 0
@@ -13,14 +13,14 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def take(self, size: int) -> bool:
-        """Now or not at all."""
+        """Takes the bytes without waiting. Returns whether they were free."""
         if self._waiting or not self._fits(size):
             return False
         self.used += size
         return True
 
     def reserve(self, size: int) -> asyncio.Future[None]:
-        """It is done when they are taken; until then it may be cancelled."""
+        """A future that is done when the bytes are taken. Cancelling it gives up the wait."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, taken))
         self._serve()

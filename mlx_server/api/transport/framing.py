@@ -1,6 +1,6 @@
-"""What h11 lets pass and another server on the way might read differently.
+"""Refuses message framing that h11 accepts but a proxy might read differently.
 
-Where two readers disagree on where a request ends, one request can be smuggled behind another.
+If two servers disagree on where a request ends, a second request can be smuggled in its body.
 """
 
 import re
@@ -14,14 +14,14 @@ HEAD_END = re.compile(rb"\n\r?\n")
 FOLDED_LINE = re.compile(rb"\n[ \t]")
 
 SMALL_BYTES = 256
-"""A body in smaller chunks than this is refused if there are many: each costs the event loop."""
+"""Chunks smaller than this are counted and limited: each costs the event loop time."""
 
 Received = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
 
 class StrictConnection(h11.Connection):
     wrong = "The request is not valid HTTP."
-    """Why the last event was refused."""
+    """Message for the client about the last refused event."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, limits.HEAD_BYTES.value)
@@ -38,7 +38,9 @@ class StrictConnection(h11.Connection):
         elif isinstance(event, h11.Data) and _is_small_chunk(event):
             self._small_chunks += 1
             if self._small_chunks > limits.SMALL_CHUNKS.value:
-                self._refuse_if(f"The chunks of a body should have {SMALL_BYTES} bytes or more.")
+                self._refuse_if(
+                    f"The body has too many small chunks: send {SMALL_BYTES} bytes or more in each."
+                )
         elif isinstance(event, h11.EndOfMessage):
             self._refuse_if(_too_many(len(event.headers)))
         return event
@@ -54,18 +56,18 @@ def _is_small_chunk(data: h11.Data) -> bool:
 
 
 def _wrong_with_size(received: bytes) -> str | None:
-    """Of the head in it, which need not be whole. It is looked at before it is parsed, which
-    costs much more; h11 itself lets a longer head pass that has come at once."""
+    """Checks the head in `received`, which may be incomplete, before the costly parsing. h11 itself
+    accepts a head of any length if it arrives at once."""
     end = HEAD_END.search(received)
     head = received[: end.start()] if end else received
     if len(head) > limits.HEAD_BYTES.value:
-        return f"The head of a request may have at most {limits.HEAD_BYTES.value} bytes."
+        return f"The request head is larger than {limits.HEAD_BYTES.value} bytes."
     return _too_many(head.count(b"\n"))
 
 
 def _too_many(lines: int) -> str | None:
     if lines > limits.HEADERS.value:
-        return f"A request may have at most {limits.HEADERS.value} header lines."
+        return f"The request has more than {limits.HEADERS.value} header lines."
     return None
 
 
@@ -74,23 +76,24 @@ def _framing_error(request: h11.Request, head: bytes, after: bytes) -> str | Non
     if BARE_LINE_END.search(head):
         return "Each line of a request's head must end with CR LF."
     if FOLDED_LINE.search(head):
-        return "A header must not go on in a second line."
+        return "A header must not be continued on a second line."
     if not request.http_version.startswith(b"1."):
-        return "This server speaks HTTP/1.1."
+        return "This server only supports HTTP/1.1 and 1.0."
     if b"transfer-encoding" in headers:
         if b"content-length" in headers:
             return "A request must not have both Content-Length and Transfer-Encoding."
         if request.http_version < b"1.1":
             return "HTTP/1.0 has no Transfer-Encoding."
     upgrade = upgrade_of(request.headers)
+    # Java's client and curl offer HTTP/2 with each request; the offer is ignored, body or not
     is_http2_offer = upgrade == b"h2c" and b"http2-settings" in headers
     if upgrade and _has_body(headers, after) and not is_http2_offer:
-        return "An Upgrade must not have a body."
+        return "A request with Upgrade must not have a body."
     return None
 
 
 def upgrade_of(headers: h11._headers.Headers | list[tuple[bytes, bytes]]) -> bytes | None:
-    """What a client would rather speak than HTTP/1.1, in lower case."""
+    """The protocols of an Upgrade header, in lower case; None without an upgrade."""
     options = [
         option.strip().lower()
         for name, value in headers
@@ -102,10 +105,7 @@ def upgrade_of(headers: h11._headers.Headers | list[tuple[bytes, bytes]]) -> byt
 
 
 def _has_body(headers: dict[bytes, bytes], after: bytes) -> bool:
-    """`after` belongs to nothing: who asks for an upgrade has to wait for the answer.
-
-    Java's client and curl offer HTTP/2 with each request. That offer is not taken, and then the
-    request is one like any other, with its body and with what follows it.
-    """
+    """Whether there is a body, or bytes `after` the head, which a client that asks for an upgrade
+    must not send before the answer."""
     length = headers.get(b"content-length", b"0")
     return b"transfer-encoding" in headers or length != b"0" or bool(after)

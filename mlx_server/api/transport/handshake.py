@@ -1,4 +1,4 @@
-"""A WebSocket from the hand-over on: its handshake ends in time, and its place is given back."""
+"""Limits the time of a WebSocket's handshake, and frees its place when it closes."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ W = TypeVar("W", bound=WebSocketsSansIOProtocol)
 
 
 class Handshake(WebSocketsSansIOProtocol):
-    """Before a protocol for WebSockets."""
+    """Mixin in front of a WebSocket protocol."""
 
     receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS.value)
     admission: ClassVar[Admission]
@@ -39,8 +39,8 @@ class Handshake(WebSocketsSansIOProtocol):
     def shutdown(self) -> None:
         try:
             super().shutdown()
-        except Exception as error:  # which would keep all others from being closed in order
-            log.warning("a WebSocket could not be closed in order", exc_info=error)
+        except Exception as error:  # would keep uvicorn from closing the other connections
+            log.warning("a WebSocket could not be closed cleanly", exc_info=error)
             self.transport.abort()
 
     def _stop_deadline(self) -> None:

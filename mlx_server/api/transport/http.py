@@ -1,4 +1,4 @@
-"""uvicorn's HTTP with limits: on connections, on the form of a request, on how long it takes."""
+"""uvicorn's HTTP protocol with limits on connections, request framing and arrival time."""
 
 import asyncio
 import json
@@ -19,12 +19,13 @@ from mlx_server.errors import BadRequest, Overloaded, ServerError
 log = logging.getLogger("mlx_server.http")
 
 UNUSED = {h11.IDLE, h11.SEND_RESPONSE}
-"""States in which no answer has begun."""
+"""States of h11 in which no response has begun."""
 
 
 class StrictHttp(SlowClientGuard, H11Protocol):
     receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS.value)
-    """From its first byte, or from the connection; by the clock, since bytes may drip for ever."""
+    """How long a request may take to arrive, from its first byte or from the connection. It is a
+    total: a timeout per byte would let a client send one byte at a time for ever."""
 
     admission: ClassVar[Admission]
 
@@ -57,9 +58,9 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         self._look()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for what is not HTTP, at whatever point of an exchange."""
+        """Called by uvicorn for bytes that are not HTTP, at any point of an exchange."""
         if self.cycle and not self.cycle.response_complete:
-            # what the app says now is said to nobody
+            # discards what the app still sends
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in UNUSED:
@@ -69,13 +70,13 @@ class StrictHttp(SlowClientGuard, H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         if not _is_handshake(event):
-            self._refuse(BadRequest("This is not the handshake of a WebSocket."))
+            self._refuse(BadRequest("The request is not a valid WebSocket handshake."))
             return
         self._arrived()
         self._stop_deadline()
         self.admission.is_busy(self)
         super().handle_websocket_upgrade(event)
-        if self.flow.write_paused:  # by the answer before, which is not told to a new protocol
+        if self.flow.write_paused:  # the transport does not repeat this for a new protocol
             self.transport.get_protocol().pause_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,15 +88,15 @@ class StrictHttp(SlowClientGuard, H11Protocol):
     def shutdown(self) -> None:
         try:
             super().shutdown()
-        except Exception as error:  # which would keep all others from being closed in order
-            log.warning("a connection could not be closed in order", exc_info=error)
+        except Exception as error:  # would keep uvicorn from closing the other connections
+            log.warning("a connection could not be closed cleanly", exc_info=error)
             self.transport.abort()
 
     def close_for_another(self) -> None:
         self.transport.abort()
 
     def _should_upgrade(self) -> bool:
-        """What else is offered is not taken, which needs no warning."""
+        """Whether to upgrade; uvicorn would log a warning for other protocols, such as HTTP/2."""
         return upgrade_of(self.headers) == b"websocket"
 
     def _refuse(self, error: ServerError) -> None:
@@ -112,7 +113,8 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         self.transport.close()
 
     def _keep_listening(self) -> None:
-        """uvicorn stops reading at a further request, and would not see that the client leaves."""
+        """Keeps reading when a second request arrives during the first. uvicorn stops reading then,
+        and would not see that the client disconnects."""
         ahead, _ = self.conn.trailing_data
         if not ahead or self.conn.their_state is not h11.DONE:
             return
@@ -122,7 +124,7 @@ class StrictHttp(SlowClientGuard, H11Protocol):
             self.flow.resume_reading()
 
     def _look(self) -> None:
-        if self.transport.get_protocol() is not self:  # but a WebSocket
+        if self.transport.get_protocol() is not self:  # it has become a WebSocket
             return
         has_begun = bool(self.conn.trailing_data[0])
         reads = self.conn.their_state
@@ -156,8 +158,8 @@ class StrictHttp(SlowClientGuard, H11Protocol):
 
 
 def _is_handshake(event: h11.Request) -> bool:
-    """Whether the WebSocket's own parser, which is stricter, will read and accept it: of what it
-    does not, uvicorn hears nothing, and holds it for ever."""
+    """Whether the stricter parser of `websockets` accepts the handshake. uvicorn gets no event for
+    one that it does not accept, and would keep the connection for ever."""
     lines = [b"%s: %s" % header for header in event.headers]
     head = b"\r\n".join([b"%s %s HTTP/1.1" % (event.method, event.target), *lines, b"", b""])
     trial = ServerProtocol()

@@ -1,4 +1,4 @@
-"""What a client does not read: little of it is kept, and not for long."""
+"""Limits the bytes that wait for a client that does not read, and how long they wait."""
 
 import asyncio
 import socket
@@ -10,14 +10,14 @@ from mlx_server import limits
 P = TypeVar("P", bound=asyncio.Protocol)
 
 LEAST_BYTES = 64 << 10
-"""Whoever reads less of a long answer in the time there is does not read."""
+"""A client that reads less than this within the deadline is cut off."""
 
 
 class SlowClientGuard(asyncio.Protocol):
-    """Before one of uvicorn's protocols: cuts the connection of a client that does not read.
+    """Mixin in front of a uvicorn protocol: aborts the connection of a client that does not read.
 
-    Closing it would not do: that waits for what is unread. uvicorn sends nothing more while
-    something is, so streams pause, and hears of the cut as if the client had left.
+    Closing the connection would wait for the unread bytes. uvicorn sends nothing while bytes are
+    unread, so streams pause; after the abort the app sees a disconnect.
     """
 
     send_seconds: ClassVar[float] = float(limits.SEND_SECONDS.value)
@@ -44,13 +44,13 @@ class SlowClientGuard(asyncio.Protocol):
         self._stop_deadline()
 
     def _start_deadline(self) -> None:
-        left = self.transport.get_write_buffer_size()
+        unread = self.transport.get_write_buffer_size()
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self.send_seconds, self._check_progress, left)
+        self._deadline = loop.call_later(self.send_seconds, self._check_progress, unread)
 
     def _check_progress(self, before: int) -> None:
-        left = self.transport.get_write_buffer_size()
-        if left > before - LEAST_BYTES:
+        unread = self.transport.get_write_buffer_size()
+        if unread > before - LEAST_BYTES:
             self.transport.abort()
         else:
             self._start_deadline()

@@ -1,4 +1,4 @@
-"""uvicorn's WebSockets, with limits on what clients may let wait, and with its ways mended."""
+"""uvicorn's WebSocket protocol with limits on buffered messages, and with fixes."""
 
 import asyncio
 import select
@@ -21,39 +21,39 @@ from mlx_server.system import descriptors
 T = TypeVar("T")
 
 CLOSE_SECONDS = 0.5
-"""For the last of what was said to leave, once the server wants to go."""
+"""How long a client gets to read the last bytes before the server closes."""
 CLOSING_SECONDS = 2.0
-"""For the client's answer to a close."""
+"""How long a client gets to answer a close frame."""
 
 PEER_SECONDS = 1.0
-"""Between looks whether a client is still there, while nothing of it is read."""
+"""Interval of the checks for a disconnected client while reading is paused."""
 HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
-"""Linux has a flag of its own for a client that has closed only its side; macOS means it by HUP."""
+"""Linux has a separate flag for a peer that has closed its side; macOS reports POLLHUP."""
 
 POLICY_VIOLATION = 1008
 
 
 class OpenSockets:
-    """How many WebSockets there are: of each client, and in total."""
+    """Counts and limits the WebSockets, of each client and in total."""
 
     def __init__(self) -> None:
         self._of: Counter[str] = Counter()
 
     @contextmanager
     def one_more(self, client: str) -> Iterator[None]:
-        """client: its key, or else its address."""
+        """`client` is the digest of its key or else its address. Raises Overloaded at a limit."""
         most = most_sockets()
         most_of_one = min(limits.SOCKETS_PER_CLIENT.value, (most + 1) // 2)
         if self._of.total() >= most:
             raise Overloaded(
-                f"There are {most} WebSockets already, which is the most. Try again later, or send "
+                f"All {most} WebSockets of this server are in use. Try again later, or send "
                 "requests over HTTP.",
                 code="too_many_websockets",
             )
         if self._of[client] >= most_of_one:
             raise Overloaded(
-                f"You have {most_of_one} WebSockets open already, which is the most for one "
-                "client. Close one of them, or send requests over HTTP.",
+                f"You have {most_of_one} open WebSockets, the limit for one client. Close one of "
+                "them, or send requests over HTTP.",
                 code="too_many_websockets",
             )
         self._of[client] += 1
@@ -61,16 +61,16 @@ class OpenSockets:
             yield
         finally:
             self._of[client] -= 1
-            self._of += Counter()  # forgets who has none
+            self._of += Counter()  # drops clients without any
 
 
 def most_sockets() -> int:
-    """A part of the process's descriptors: the rest is for requests, files and models."""
+    """A quarter of the process's descriptors; the rest is for requests, files and models."""
     return max(1, min(limits.SOCKETS.value, descriptors.available() // 4))
 
 
 class ReceivedMessage:
-    """A whole message of a client's, in bytes: as text it can take four times the memory."""
+    """A complete message from a client, in bytes: as text it can take four times the memory."""
 
     def __init__(
         self,
@@ -86,16 +86,17 @@ class ReceivedMessage:
         self._reading: asyncio.Future[Any] | None = None
 
     async def read(self, work: Callable[[bytes], T]) -> T:
-        """In a thread, which goes on when the client has left, as do the bytes that it reads."""
+        """Runs `work` in a thread. The thread goes on if the caller is cancelled, and until it has
+        ended the bytes are not released."""
         reading = self._reading = asyncio.ensure_future(in_thread(work, self.data))
         try:
             return await asyncio.shield(reading)
         finally:
             if reading.done():
-                self._reading = None  # it has the result
+                self._reading = None  # it would keep the result alive
 
     def release(self) -> None:
-        """Its bytes are not needed any more."""
+        """Frees the bytes, as soon as no thread reads them."""
         if self._reading:
             self._reading.add_done_callback(lambda _: self._release_later())
             return
@@ -108,31 +109,31 @@ class ReceivedMessage:
         self.release()
 
     def finish(self) -> None:
-        """It is answered."""
+        """Marks the message as answered."""
         self.release()
         finish, self._on_finish = self._on_finish, lambda: None
         finish()
 
 
 class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
-    """Reads on as long as what waits is small. A large message takes its room from a budget that
-    all connections share, and none is read while another one is answered.
+    """Pauses reading while too many bytes wait. A large message takes its bytes from a budget that
+    all connections share, and is not read while another message is being answered.
     """
 
     receive_seconds: ClassVar[float] = 30.0
-    """For one message, from its first byte; not counted while it is not read."""
+    """How long one message may take to arrive, without the time in which reading is paused."""
     budget: ClassVar[ByteBudget] = ByteBudget(limits.FRAME_BYTES.value)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.close_timeout = CLOSING_SECONDS
         self._message = bytearray()
-        """The fragments so far, as one: each alone would take many times its size."""
+        """The joined fragments so far: separate objects would take many times their size."""
         self._waiting_bytes = 0
-        """Of whole messages that took nothing from the budget."""
+        """Bytes of complete messages that are not taken from the budget."""
         self._unanswered = 0
         self._reserved = 0
-        """From the budget, for the message that is arriving."""
+        """Bytes taken from the budget for the message that is arriving."""
         self._reserving: asyncio.Future[None] | None = None
         self._arrival: asyncio.TimerHandle | None = None
 
@@ -146,7 +147,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
             self._reserving.cancel()
         self._give_back(self._reserved)
         self._reserved = 0
-        # at once, not when the garbage collector comes upon the connection
+        # frees the memory now instead of at the next garbage collection
         self.conn.reader.buffer = bytearray()
         self._message = bytearray()
         self._arrived()
@@ -156,14 +157,14 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         if message["type"] == "websocket.close" and not await self._is_read():
-            # a close frame would wait behind what nobody reads, and keep all that
+            # a close frame would wait, and keep all unread bytes in memory
             self.transport.abort()
             return
         await super().send(message)
-        # a refusal completes it as well; else uvicorn logs that there was no answer
+        # a refusal completes the handshake too; else uvicorn logs that there was no response
         self.handshake_complete = self.handshake_complete or self.close_sent
         if message["type"] == "websocket.accept":
-            self.handle_events()  # of what came with the handshake
+            self.handle_events()  # frames that arrived with the handshake
             self._look()
 
     def handle_text(self, event: Frame) -> None:
@@ -184,13 +185,13 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
             self._hand_on(whole)
 
     def handle_ping(self) -> None:
-        """A client that does not read gets no pongs: they would pile up."""
+        """Sends no pong to a client that does not read: they would pile up."""
         pong = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(pong))
 
     def keepalive_timeout(self) -> None:
-        """A pong can't be seen while nothing is read."""
+        """Ignores a missing pong while reading is paused, since it could not have been read."""
         if self.read_paused:
             self.pong_timer = None
             self.schedule_ping()
@@ -205,7 +206,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
             return
         if self._unanswered > limits.SOCKET_FRAMES.value:
             self._give_back(reserved)
-            self._fail("too many messages wait")
+            self._fail("too many messages are waiting")
             return
         self._give_back(reserved - len(data) if reserved else 0)
         taken = len(data) if reserved else 0
@@ -234,15 +235,15 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
             self.budget.give_back(size)
 
     def _look(self) -> None:
-        """Whether to read on."""
+        """Pauses or resumes reading."""
         arriving = len(self.conn.reader.buffer) + len(self._message)
         if self.close_sent or self.disconnected or self.transport.is_closing():
             self._arrived()
-            if arriving > limits.SOCKET_BYTES.value:  # it does not answer the close
+            if arriving > limits.SOCKET_BYTES.value:  # the client sends on instead of closing
                 self.transport.abort()
             return
-        is_much = self._waiting_bytes + arriving > limits.SOCKET_BYTES.value
-        if is_much and not self._reserved:
+        too_many = self._waiting_bytes + arriving > limits.SOCKET_BYTES.value
+        if too_many and not self._reserved:
             self._pause()
             if arriving and self.handshake_complete and not self._unanswered:
                 self._reserve()
@@ -276,7 +277,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
             self.loop.call_later(PEER_SECONDS, self._check_peer)
 
     def _check_peer(self) -> None:
-        """A transport that does not read does not see that the client has left."""
+        """Polls the socket: a transport that does not read gets no event for a disconnect."""
         if not self.read_paused or self.transport.is_closing():
             return
         if has_hung_up(self.transport.get_extra_info("socket").fileno()):
@@ -321,7 +322,7 @@ def has_hung_up(descriptor: int) -> bool:
 
 
 def web_sockets(receive_seconds: float, max_bytes: int) -> type[StrictWebSockets]:
-    """max_bytes: of one message."""
+    """`max_bytes` is the limit for one message."""
     budget = ByteBudget(max(limits.FRAME_BYTES.value, max_bytes))
     return type(
         "StrictWebSockets",

@@ -1,1 +1,1 @@
-"""What the commands print as tables."""
+"""The tables that commands print."""

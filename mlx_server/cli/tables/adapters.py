@@ -1,4 +1,4 @@
-"""`mlx-server adapters`: the LoRA adapters that models.yaml and its folder bring, as a table."""
+"""`mlx-server adapters`: the adapters of models.yaml and of the folder next to it, as a table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,19 +18,19 @@ from mlx_server.sources.source import adapter_on_disk, on_disk
 
 COLUMNS = ("name", "models", "kind", "format", "rank", "size", "base", "digest", "state")
 
-NOT_FETCHED = "is not in the local cache: it is fetched when it is first asked for"
+NOT_FETCHED = "is not in the local cache: it is downloaded at the first request for it"
 
 
 @dataclass
 class AdapterRow:
-    """One adapter, for all the models that it may be for."""
+    """One adapter, with the result of the check against each model that may use it."""
 
     name: str
     models: list[str] = field(default_factory=list)
-    """Those that it fits; with a `?` where the model is not on this machine."""
+    """Ids of the models that it fits, with a `?` if the model is not on this machine."""
     spec: AdapterSpec | None = None
     wrong: list[str] = field(default_factory=list)
-    """Why it does not fit each of the others."""
+    """Why it does not fit, one message for each of the other models."""
     not_fetched: bool = False
 
     @property
@@ -39,7 +39,7 @@ class AdapterRow:
 
 
 def rows_of(settings: Settings) -> list[AdapterRow]:
-    """Nothing is fetched for it."""
+    """One row for each adapter, sorted by name. Downloads nothing."""
     rows: dict[tuple[str, Path | None], AdapterRow] = {}
     for model_id, model in settings.models.items():
         for name, path, found in _row_of(model, settings.server.adapters_dir):
@@ -58,20 +58,20 @@ def rows_of(settings: Settings) -> list[AdapterRow]:
 def _row_of(
     model: ModelSettings, folder: Path | None
 ) -> Iterator[tuple[str, Path | None, AdapterSpec | AdapterInvalid | None]]:
-    if model.source.startswith(REPLAY):  # it has no layers
+    if model.source.startswith(REPLAY):  # a replay model has no layers
         return
     base = read_base_shapes(on_disk(model.source), model.source)
     listed: dict[str, AdapterLocation] = {}
     for name, entry in model.adapters.items():
-        if (place := _location_of(entry)) is None:
+        if (location := _location_of(entry)) is None:
             yield name, None, None
         else:
-            listed[name] = place
+            listed[name] = location
     catalog = AdapterCatalog(base, listed, folder)
-    places = catalog.locations()
+    locations = catalog.locations()
     for name, found in catalog.all().items():
         if name in listed or name not in model.adapters:
-            yield name, places[name].path, found
+            yield name, locations[name].path, found
 
 
 def _location_of(entry: AdapterSettings) -> AdapterLocation | None:
@@ -80,7 +80,7 @@ def _location_of(entry: AdapterSettings) -> AdapterLocation | None:
 
 
 def show(rows: list[AdapterRow], console: Console) -> bool:
-    """Whether all are fine."""
+    """Prints the rows. Returns whether all adapters can be served."""
     if not rows:
         console.print("There are no adapters. See adapters/README.md.", soft_wrap=True)
         return True
@@ -116,5 +116,5 @@ def _size(nbytes: int) -> str:
 
 
 def _printable(text: str) -> Text:
-    """As it is: no markup, and nothing that a terminal would obey."""
+    """Rich text without markup or control characters."""
     return Text("".join(c if c.isprintable() else " " for c in text))

@@ -19,7 +19,7 @@ NO_MODELS = (
 
 
 def show(models: Sequence[LocalModel], budget: int, console: Console) -> None:
-    """budget: the bytes that models may take together."""
+    """Prints the checkpoints, and YAML for those that fit `budget`, in bytes."""
     if not models:
         console.print(Text(NO_MODELS), soft_wrap=True)
         return

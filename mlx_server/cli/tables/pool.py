@@ -1,4 +1,4 @@
-"""`mlx-server models`: what a running server has in memory, as a table."""
+"""`mlx-server models`: the models of a running server, as a table."""
 
 import time
 from typing import Any
@@ -13,11 +13,11 @@ from mlx_server.errors import ServerError
 COLUMNS = ("id", "family", "source", "state", "leases", "memory", "last used")
 
 PIPE_WIDTH = 10_000
-"""Of lines that a program reads: none of them is cut."""
+"""Width of tables in a pipe, in characters: wide enough that no line is cut."""
 
 
 def pool_of(client: httpx.Client) -> dict[str, Any]:
-    """The server's /v1/pool."""
+    """The body of the server's /v1/pool. Raises ServerError if it can't be read."""
     try:
         response = client.get("/v1/pool")
     except httpx.TransportError as error:
@@ -28,14 +28,14 @@ def pool_of(client: httpx.Client) -> dict[str, Any]:
         found: dict[str, Any] = response.json()
         if not response.is_success:
             message = found["error"]["message"]
-            raise ServerError(f"{client.base_url} says {response.status_code}: {message}")
+            raise ServerError(f"{client.base_url} answers {response.status_code}: {message}")
         if found["object"] == "pool":
             return found
     except (ValueError, TypeError, KeyError):
         pass
     raise ServerError(
-        f"What answers at {client.base_url} is no mlx-server (it says {response.status_code} to "
-        "/v1/pool). Name yours with --url, or start one with `mlx-server serve`."
+        f"The server at {client.base_url} is not mlx-server (it answers {response.status_code} to "
+        "/v1/pool). Set --url to yours, or start one with `mlx-server serve`."
     )
 
 
@@ -61,11 +61,11 @@ def show(pool: dict[str, Any], console: Console) -> None:
 
 def _prefill(model: str, row: dict[str, int]) -> str:
     prompt, computed = row["prompt_tokens"], row["computed_tokens"]
-    return f"{model}: {computed:,} of the {prompt:,} tokens of a prompt are computed"
+    return f"{model}: prefill, {computed:,} of {prompt:,} prompt tokens computed"
 
 
 def _printable(text: str) -> Text:
-    """As it is: no markup, and nothing that a terminal would obey."""
+    """Rich text without markup or control characters."""
     return Text("".join(c if c.isprintable() else " " for c in text))
 
 

@@ -1,4 +1,4 @@
-"""`mlx-server store`: what is stored of responses and conversations, and the pruning of it."""
+"""`mlx-server store`: prunes the stored responses and conversations and shows their counts."""
 
 import asyncio
 import time
@@ -17,12 +17,13 @@ class StoreSummary:
     path: Path
     retention: Retention
     stats: Stats | None
-    """None: no server has kept anything there yet."""
+    """None: nothing has been stored there yet."""
     pruned: int | None = None
+    """How many were removed; None: not asked to prune."""
 
 
 def look(settings: Settings, *, prune: bool = False) -> StoreSummary:
-    """Also while a server has it open."""
+    """Reads the store, also while a server has it open."""
     path = settings.store.path
     kept = settings.store
     retention = Retention(kept.days, kept.count, kept.bytes, kept.bytes_per_key)
@@ -74,5 +75,5 @@ def _day(moment: float) -> str:
 
 
 def _printable(text: str) -> Text:
-    """As it is: no markup, and nothing that a terminal would obey."""
+    """Rich text without markup or control characters."""
     return Text("".join(c if c.isprintable() else " " for c in text))

@@ -1,7 +1,7 @@
-"""What a server of the OpenAI API does while N clients ask at once.
+"""A load generator for servers of the OpenAI API: N clients send requests at once.
 
-During a run what the server sends is only kept, with the time it came at, and read when the run is
-over: the client must take next to nothing of the machine that it measures.
+During a run the received bytes are only kept with their times, and parsed when the run is over: the
+client must take next to no CPU time from the server that it measures.
 """
 
 import asyncio
@@ -24,27 +24,28 @@ def measure(
     *,
     shared_prefix: bool = False,
 ) -> Iterator[Result]:
-    """One result for each length of prompt and number of clients.
+    """Yields one result for each prompt length and number of clients.
 
     Raises GenerationFailed if the server does not answer at all.
     """
     seed = secrets.token_hex(8)
     for words in asyncio.run(words_for(target, prompt_tokens)):
         for count in clients:
-            asked = requests or max(4, 2 * count)
+            total = requests or max(4, 2 * count)
             load = Workload(
-                count, asked, words, max_tokens, shared_prefix, f"{seed} {words} {count}"
+                count, total, words, max_tokens, shared_prefix, f"{seed} {words} {count}"
             )
             asyncio.run(warm_up(target, load))
             yield asyncio.run(run(target, load))
 
 
 def target_of(url: str, key: str | None, model: str | None, api: Api) -> Target:
-    """Raises ServerError if there is no such server, or it serves nothing."""
+    """`model` is the first served one by default. Raises ServerError if no server answers or it
+    lists no models."""
     with client_of(url, key) as client:
         served = [model] if model else served_models(client)
     if not served:
-        raise BadRequest("The server lists no models. Name one with --model.")
+        raise BadRequest("The server lists no models. Choose one with --model.")
     return Target(url, served[0], key, api)
 
 
@@ -74,7 +75,7 @@ def _result(load: Workload, seconds: float, exchanges: Iterable[Exchange]) -> Re
 
 
 async def warm_up(target: Target, load: Workload) -> None:
-    """As many clients as will come, shortly; then the prefix, if the prompts share one."""
+    """Runs as many clients with short requests, then caches the prefix if prompts share one."""
     words, seed = min(load.words, 16), f"{load.seed} warm-up"
     await run(target, Workload(load.clients, load.clients, words, max_tokens=4, seed=seed))
     if load.shared_prefix:
@@ -82,9 +83,10 @@ async def warm_up(target: Target, load: Workload) -> None:
 
 
 async def words_for(target: Target, tokens: Sequence[int]) -> list[int]:
-    """How many words make prompts of so many tokens, as the server counts, its template included.
+    """How many words make prompts of `tokens` tokens, the server's chat template included.
 
-    Raises GenerationFailed if it gives no answer. One that does not count gets a word a token.
+    Two probes measure the tokens per word. A server that reports no usage gets one word per token.
+    Raises GenerationFailed if the server does not answer.
     """
     few, many = 16, 256
 
@@ -101,11 +103,11 @@ async def words_for(target: Target, tokens: Sequence[int]) -> list[int]:
 
 
 def numbers(flag: str, value: str) -> list[int]:
-    """A comma-separated list; raises SettingsError if it is none."""
+    """Parses a comma-separated list of positive numbers; raises SettingsError if it is none."""
     try:
         found = [int(part) for part in value.split(",")]
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise SettingsError(f"{flag} is a list like 1,4,16, not {value!r}.")
+        raise SettingsError(f"{flag} should be a list like 1,4,16, not {value!r}.")
     return found

@@ -1,4 +1,4 @@
-"""One request of a bench, and what came back when."""
+"""One request of a bench, and the times at which its answer arrived."""
 
 import asyncio
 import ssl
@@ -25,7 +25,7 @@ PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/com
 @dataclass(frozen=True)
 class Target:
     url: str
-    """With or without OpenAI's `/v1` at its end."""
+    """With or without `/v1` at the end."""
     model: str
     key: str | None = None
     api: Api = "chat"
@@ -36,15 +36,15 @@ class RequestTiming:
     """Times in seconds."""
 
     first_token: float
-    """From the request, connecting included, to the first text."""
+    """From the request to the first text, connecting included."""
     gaps: tuple[float, ...]
-    """Between one piece of text and the next."""
+    """Between consecutive chunks of text."""
     tokens: int
     prompt_tokens: int | None = None
 
 
 class Exchange:
-    """One request, and what came back when."""
+    """One request and its answer: `run` records the bytes, `answer` parses them."""
 
     def __init__(self, target: Target, prompt: str, max_tokens: int) -> None:
         self._url = httpx.URL(target.url.rstrip("/").removesuffix("/v1") + PATHS[target.api])
@@ -60,7 +60,7 @@ class Exchange:
             "Host": self._url.netloc.decode(),
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
-            "Connection": "close",  # so the end of the answer needs no reading to be seen
+            "Connection": "close",  # marks the end of the answer without parsing it
             **({"Authorization": f"Bearer {target.key}"} if target.key else {}),
         }
         head = h11.Request(method="POST", target=self._url.raw_path, headers=list(headers.items()))
@@ -91,7 +91,7 @@ class Exchange:
             transport.abort()
 
     def answer(self) -> RequestTiming:
-        """Raises GenerationFailed for whatever is no whole answer."""
+        """Raises GenerationFailed for an answer that is not complete, or has no text."""
         times: list[float] = []
         usage = Usage()
         for time, chunk in self._chunks():
@@ -99,7 +99,7 @@ class Exchange:
             if any(choice.has_text for choice in chunk.choices or ()):
                 times.append(time)
         if not times:
-            raise GenerationFailed("An answer without text.")
+            raise GenerationFailed("The answer has no text.")
         return RequestTiming(
             first_token=times[0] - self._began,
             gaps=tuple(after - before for before, after in pairwise(times)),
@@ -108,7 +108,7 @@ class Exchange:
         )
 
     def times(self) -> list[float]:
-        """When each piece of text came, by perf_counter; of an answer that was cut off, too."""
+        """When each chunk of text arrived, by perf_counter; also for an incomplete answer."""
         times = []
         with suppress(GenerationFailed):
             for time, chunk in self._chunks():
@@ -164,10 +164,10 @@ class _Recorder(asyncio.Protocol):
 def _body(target: Target, prompt: str, max_tokens: int) -> bytes:
     # An instruct model would soon end its answer to a mere list of words.
     question = {"role": "user", "content": f"{prompt}. Tell a long story with all these words."}
-    asked = {"messages": [question]} if target.api == "chat" else {"prompt": prompt}
+    prompt_field = {"messages": [question]} if target.api == "chat" else {"prompt": prompt}
     body = {
         "model": target.model,
-        **asked,
+        **prompt_field,
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
@@ -177,7 +177,7 @@ def _body(target: Target, prompt: str, max_tokens: int) -> bytes:
 
 
 def _events(content: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The data of server-sent events, each with the time at which its line was whole."""
+    """The data of server-sent events, each with the time at which its line was complete."""
     rest = b""
     for time, piece in content:
         *lines, rest = (rest + piece).split(b"\n")
@@ -222,14 +222,14 @@ def _chunk(data: bytes) -> Chunk:
     try:
         return msgspec.json.decode(data, type=Chunk)
     except msgspec.DecodeError as error:
-        raise GenerationFailed("What came is not in the format of the OpenAI API.") from error
+        raise GenerationFailed("The answer is not in the format of the OpenAI API.") from error
 
 
 def _refused(status: int, body: bytes) -> GenerationFailed:
     try:
         return GenerationFailed(f"HTTP {status}: {_chunk(body).refusal}")
     except GenerationFailed:
-        return GenerationFailed(f"HTTP {status}, and no error in the format of the OpenAI API")
+        return GenerationFailed(f"HTTP {status}, without an error in the format of the OpenAI API")
 
 
 @lru_cache(maxsize=1)

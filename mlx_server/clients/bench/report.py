@@ -1,4 +1,4 @@
-"""Results, a line for each."""
+"""Prints the results of a bench, one line each."""
 
 import math
 from collections import Counter
@@ -20,11 +20,14 @@ COLUMNS = (
     "tokens/s",
     "failed",
 )
-"""Times are medians unless they say p95."""
+"""Times are medians, unless the column is a 95th percentile."""
 
 
 def report(results: Iterable[Result], console: Console) -> bool:
-    """Shows each as it comes, in a table, or in lines to a pipe. Whether no request failed."""
+    """Prints each result when it is there, in a table or, to a pipe, in lines.
+
+    Returns whether no request failed.
+    """
     show = _table if console.is_terminal else _lines
     errors = Counter(error for result in show(results, console) for error in result.errors)
     for error, count in errors.most_common():

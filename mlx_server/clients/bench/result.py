@@ -1,4 +1,4 @@
-"""What is asked of a server, and what a run of it gave."""
+"""The workload of a bench run, and its result."""
 
 import math
 import statistics
@@ -17,25 +17,25 @@ TEXT = (
     "parent face others level office door health person art war history party result change"
 )
 WORDS = tuple(TEXT.split())
-"""Each is one token to most tokenizers."""
+"""Most tokenizers encode each word as one token."""
 
 OWN_WORDS = 8
-"""At the end of prompts that share their beginning."""
+"""How many words at the end of a prompt with a shared prefix are its own."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Each of the clients asks again when it has its answer, until all requests are made."""
+    """Each client sends its next request when it has its answer, until all have been sent."""
 
     clients: int
     requests: int
     words: int
-    """Of a prompt."""
+    """Length of a prompt."""
     max_tokens: int
     shared_prefix: bool = False
-    """All prompts begin alike; else each begins with words of its own."""
+    """Whether all prompts begin with the same words."""
     seed: str = ""
-    """Another one gives other prompts, which no cache has seen."""
+    """A new seed makes prompts that are in no prompt cache yet."""
 
     def prompts(self) -> list[str]:
         return [self.prompt(number) for number in range(self.requests)]
@@ -65,10 +65,10 @@ class Spread:
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """Between two values where it falls between them."""
-    place = (len(ascending) - 1) * percent / 100
-    below, above = ascending[math.floor(place)], ascending[math.ceil(place)]
-    return below + (above - below) * (place - math.floor(place))
+    """Interpolates linearly between the two nearest values."""
+    rank = (len(ascending) - 1) * percent / 100
+    below, above = ascending[math.floor(rank)], ascending[math.ceil(rank)]
+    return below + (above - below) * (rank - math.floor(rank))
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,6 @@ class Result:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of the median prompt, if the server counts them."""
+        """Tokens of the median prompt; None if the server reports no usage."""
         counts = [a.prompt_tokens for a in self.answers if a.prompt_tokens is not None]
         return statistics.median_low(counts) if counts else None

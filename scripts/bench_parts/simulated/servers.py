@@ -93,7 +93,7 @@ async def _ask(target: Target, words: int, tokens: int) -> tuple[float, list[flo
     times = exchange.times()
     if not times:
         exchange.answer()  # says what is wrong
-        raise GenerationFailed("An answer without text.")
+        raise GenerationFailed("The answer has no text.")
     return began, times
 
 

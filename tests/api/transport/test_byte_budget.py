@@ -82,14 +82,14 @@ def test_no_client_takes_all_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in open_[:3]:
         each.__enter__()
     with (
-        pytest.raises(Overloaded, match="3 WebSockets open already") as error,
+        pytest.raises(Overloaded, match="You have 3 open WebSockets") as error,
         sockets.one_more("a"),
     ):
         pass
     assert error.value.code == "too_many_websockets"
     for each in open_[3:]:
         each.__enter__()
-    with pytest.raises(Overloaded, match="There are 5 WebSockets"), sockets.one_more("c"):
+    with pytest.raises(Overloaded, match="All 5 WebSockets"), sockets.one_more("c"):
         pass
     for each in open_:
         each.__exit__(None, None, None)

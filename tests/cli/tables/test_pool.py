@@ -58,7 +58,7 @@ def test_a_line_a_model_and_one_for_the_whole(terminal: bool) -> None:
 def test_how_much_of_a_prompt_is_computed() -> None:
     row = {"prompt_tokens": 30_000, "computed_tokens": 8_192}
     *_, line, _ = shown(pool({"prefilling": [row]}))
-    assert line == "tiny: 8,192 of the 30,000 tokens of a prompt are computed"
+    assert line == "tiny: prefill, 8,192 of 30,000 prompt tokens computed"
 
 
 def test_a_server_without_models() -> None:
@@ -145,20 +145,20 @@ def test_the_servers_word_is_taken() -> None:
 def test_a_refusal_is_passed_on() -> None:
     body = {"error": {"message": "The key is not known here.", "type": "x"}}
     message = refused(httpx.Response(401, json=body))
-    assert message == f"{URL} says 401: The key is not known here."
+    assert message == f"{URL} answers 401: The key is not known here."
 
 
 @pytest.mark.parametrize("status", [200, 404, 502])
 def test_no_page_of_somebody_elses_server_is_shown(status: int) -> None:
     message = refused(httpx.Response(status, text="<html><h1>Not here</h1></html>"))
-    assert f"is no mlx-server (it says {status}" in message
+    assert f"is not mlx-server (it answers {status}" in message
     assert "--url" in message
     assert "<" not in message
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", "{}", '{"object": "list"}', "null", "5"])
 def test_another_server_is_told_apart(text: str) -> None:
-    assert "is no mlx-server" in refused(httpx.Response(200, text=text))
+    assert "is not mlx-server" in refused(httpx.Response(200, text=text))
 
 
 def test_no_server_at_all() -> None:

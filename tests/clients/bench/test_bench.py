@@ -202,16 +202,16 @@ REFUSED = '{"error": {"message": "too many"}}'
     ("pieces", "error"),
     [
         ([f"HTTP/1.1 503 No\r\nConnection: close\r\n\r\n{REFUSED}"], "HTTP 503: too many"),
-        (["HTTP/1.0 404 No\r\n\r\nwhat?"], "HTTP 404, and no error"),
+        (["HTTP/1.0 404 No\r\n\r\nwhat?"], "HTTP 404, without an error"),
         ([PLAIN, text(), event(error={"message": "the engine died"}), DONE], "the engine died"),
         ([PLAIN, event(error="odd")], "odd"),
-        ([PLAIN, "data: 5\n\n"], "What came is not in the format"),
+        ([PLAIN, "data: 5\n\n"], "The answer is not in the format"),
         ([PLAIN, text(), text()], "The answer was cut off."),
         ([PLAIN, text(), DONE[:-9]], "The answer was cut off."),
         ([*chunked(text(), text())[:-1], "5\r\ndat"], "The connection broke: "),
         ([], "The connection broke: "),
         (["SSH-2.0\r\n"], "The connection broke: "),
-        ([PLAIN, text(""), usage(9, 1), DONE], "An answer without text."),
+        ([PLAIN, text(""), usage(9, 1), DONE], "The answer has no text."),
     ],
 )
 def test_what_is_no_whole_answer_is_an_error(serve: Serve, pieces: list[str], error: str) -> None:
@@ -301,7 +301,7 @@ def test_every_length_with_every_number_of_clients(serve: Serve) -> None:
 def test_lists_of_numbers() -> None:
     assert numbers("--x", "1, 4,16") == [1, 4, 16]
     for wrong in ("", "1,,2", "a", "0", "-1,2"):
-        with pytest.raises(SettingsError, match="--x is a list like 1,4,16, not "):
+        with pytest.raises(SettingsError, match="--x should be a list like 1,4,16, not "):
             numbers("--x", wrong)
 
 
@@ -345,7 +345,7 @@ def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> Non
         (["http://127.0.0.1:1"], 1, "Nothing listens at that URL. Start a server"),
         (["127.0.0.1:1"], 1, "The connection to the server failed: "),
         (["http://127.0.0.1:1", "--model", "m"], 1, "The connection broke: "),
-        (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency is a list like"),
+        (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency should be a list like"),
     ],
 )
 def test_what_can_not_be_measured(

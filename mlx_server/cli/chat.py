@@ -1,0 +1,93 @@
+"""`mlx-server chat`."""
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlx_server.cli.root import app
+from mlx_server.errors import BadRequest
+
+if TYPE_CHECKING:
+    from mlx_server.clients.chat import Chat, Delta
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, which a terminal would obey; tab and line feed are left in."""
+
+
+@app.command()
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Id of the model [the first one served]."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="URL of the server [http://127.0.0.1:8000].")
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: greedy sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
+    ] = None,
+) -> None:
+    """Chat with a model in the terminal.
+
+    \b
+    mlx-server chat
+    mlx-server chat qwen3 --system "Be brief." --temperature 0
+    mlx-server chat --url http://studio.local:8000 --api-key KEY
+    echo "Name three fish." | mlx-server chat
+
+    If nothing listens at the default URL, a server is started for the length of the chat; MODEL may
+    then also be a folder or a hub id. Ctrl-C stops an answer, /reset starts a new conversation,
+    /exit ends the chat.
+    """
+    from mlx_server.clients.chat import Chat, ask, connected
+
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    options = {name: value for name, value in given.items() if value is not None}
+    in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    question = "" if in_terminal else _piped()
+    with connected(url, api_key, model) as (client, model_id):
+        chat = Chat(client, model_id, system, options)
+        if in_terminal:
+            _converse(chat)
+        else:
+            ask(chat, question, _print_text)
+            print()
+
+
+def _piped() -> str:
+    if text := sys.stdin.read().strip():
+        return text
+    raise BadRequest('There is no question on standard input. Try: echo "hi" | mlx-server chat')
+
+
+def _print_text(delta: "Delta") -> None:
+    from mlx_server.events import TextDelta
+
+    if isinstance(delta, TextDelta):
+        print(delta.text, end="", flush=True)
+
+
+def _converse(chat: "Chat") -> None:
+    import readline  # noqa: F401  gives input() editing and a history
+
+    from rich.console import Console
+
+    from mlx_server.clients.chat import converse
+    from mlx_server.events import ReasoningDelta
+
+    console = Console()
+
+    def show(delta: "Delta") -> None:
+        style = "dim" if isinstance(delta, ReasoningDelta) else None
+        console.out(CONTROL.sub("", delta.text), end="", style=style, highlight=False)
+
+    def note(text: str) -> None:
+        console.out(text, style="dim", highlight=False)
+
+    note(f"{chat.model}. /reset starts a new conversation, /exit ends the chat.")
+    converse(chat, lambda: input("> "), show, note)

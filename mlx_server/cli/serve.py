@@ -1,0 +1,81 @@
+"""`mlx-server serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlx_server.cli.root import ConfigFile, app
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH_OR_ID", help="Folders or hub ids to serve."),
+    ] = None,
+    config: ConfigFile = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 picks a free one [8000].")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A key that clients may use; repeat the flag for more."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Answers decoded in one batch [16].")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error [info].")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all output to this file; rotated at 10 MB."),
+    ] = None,
+    discover: Annotated[
+        bool, typer.Option("--discover", help="Also serve the models that `models --local` finds.")
+    ] = False,
+) -> None:
+    """Serve models until Ctrl-C.
+
+    \b
+    mlx-server serve
+    mlx-server serve ./models/qwen3 mlx-community/Llama-3.2-1B-Instruct-4bit
+    mlx-server serve --config team.yaml --port 9000
+    MLX_SERVER_API_KEYS=secret mlx-server serve --host 0.0.0.0
+
+    Without PATH_OR_ID the models of models.yaml are served; without that file, a small demo model.
+    MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated) and MLX_SERVER_CONFIG
+    do the same as the flags. Other users of this machine can read keys given as a flag.
+    """
+    from mlx_server.system import logs
+
+    logs.configure("info", "json" if log_format == "json" else "text")  # before imports can fail
+    from mlx_server.config.models_yaml import load_settings
+
+    overrides = {
+        "host": host,
+        "port": port,
+        "api_keys": tuple(api_key) if api_key else None,
+        "concurrency": concurrency,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    if log_file:
+        from mlx_server.system.log_file import write_to
+
+        write_to(log_file)
+    settings = load_settings(config, models=models or (), overrides=overrides)
+    if discover:
+        from mlx_server.cli.discovery import with_local_models
+
+        settings = with_local_models(settings)
+    if models:
+        from mlx_server.cli.startup import check_named
+
+        check_named(settings, models)
+    from mlx_server.app import run
+
+    run(settings)
