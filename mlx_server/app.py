@@ -55,6 +55,7 @@ from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.pool.progress import progress_display
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.requests import SamplingChoices
+from mlx_server.schemas import compiled
 from mlx_server.store import Retention, Store
 from mlx_server.system import allocator, descriptors, logs
 from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
@@ -104,6 +105,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
             on.callback(awake.stop)
             await pool.start()
             on.push_async_callback(pool.stop)
+            compiled.warm()
             on.push_async_callback(runs.stop)
             yield
 

@@ -20,6 +20,7 @@ ServerError
 │   ├── ModelReplaced         503  the model's files were replaced since the request came
 │   ├── StoreUnavailable      503  stored responses can't be read or written now
 │   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
+│   ├── CompilerUnavailable   503  the process that compiles schemas can't be started
 │   └── ShuttingDown          503  the server is stopping
 ├── StoreFull                 507  no more may be stored, for this key or at all
 ├── GenerationFailed          500  the engine could not go on with this one answer
@@ -153,6 +154,10 @@ class StoreUnavailable(Unavailable):
 
 class TemplatesUnavailable(Unavailable):
     code = "templates_unavailable"
+
+
+class CompilerUnavailable(Unavailable):
+    code = "compiler_unavailable"
 
 
 class ShuttingDown(Unavailable):

@@ -11,7 +11,6 @@ from mlx_server.events import Event, Started
 from mlx_server.generation.constraints import is_format_required
 from mlx_server.generation.plan import RequestPlan, plan, shortened
 from mlx_server.generation.retries import RetryingAnswer
-from mlx_server.grammars.formats import with_place
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.entry import LoadedModel
 from mlx_server.pool.lease import Lease
@@ -76,7 +75,6 @@ async def _admit(
         except InvalidGrammar as error:
             if is_format_required(request):
                 error.param = request.format_param if request.format else "tools"
-                error.message = with_place(error.message, request.format)
                 raise
             await on.aclose()
             lease.left(lease.rows)

@@ -6,13 +6,14 @@ from mlx_server.grammars import schema, user_grammar
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
 from mlx_server.schemas import patterns
+from mlx_server.schemas.compiled import compiled
 
 
 def format_rule(format: Format, lark: Lark) -> str:
     """The rule of a text that is this and nothing around it."""
     match format:
-        case JsonFormat(schema=found, strict=strict):
-            return lark.json(found, lenient=not strict)
+        case JsonFormat(schema=found):
+            return lark.rule(compiled(found).grammar)
         case RegexFormat(pattern):
             return lark.terminal(patterns.terminal_of(patterns.unanchored(pattern)))
         case ChoiceFormat(options):
@@ -24,12 +25,6 @@ def format_rule(format: Format, lark: Lark) -> str:
 def is_verbatim(format: Format | None) -> bool:
     """Whether white space at its beginning may be a part of it."""
     return format is not None and not isinstance(format, JsonFormat)
-
-
-def with_place(message: str, format: Format | None) -> str:
-    """What the compiler says of a format, with the place in its schema."""
-    at = schema.place_of(message, format.schema) if isinstance(format, JsonFormat) else ""
-    return f"{message} ({at})" if at else message
 
 
 def check(format: Format, param: str) -> None:

@@ -9,18 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlx_server.schemas.report import may_use_name, simplified
+from mlx_server.schemas.grammar import text_of
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Text that a grammar forces would be tokenised, and could become a control token."""
-
-SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
-"""Between the parts of JSON. Bounded, or a small model writes blanks until its limit."""
-
-JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
-"""`oneOf` is read as `anyOf` because those that may overlap don't come here (see enforced.py)."""
-
-ESCAPES = 'nrbtf\\"'
 
 
 class Lark:
@@ -39,9 +31,9 @@ class Lark:
         """One lexeme: regular expressions and texts, no rules and no control tokens."""
         return self._named("T", body)
 
-    def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
-        """JSON that follows a schema (see schema.py for those that can be used)."""
-        return self.rule(body_of_json(simplified(schema, lenient=lenient)))
+    def json(self, schema: Mapping[str, Any] | bool) -> str:
+        """JSON that follows a schema, but for what the report of it says."""
+        return self.rule(text_of(schema))
 
     def text(self, literal: str) -> str:
         """Exactly this; control tokens that it spells are meant as such."""
@@ -109,16 +101,6 @@ class Lark:
         if key not in self._names:
             self._names[key] = f"{prefix}{len(self._names)}{attributes}"
         return self._names[key].removesuffix(attributes)
-
-
-def body_of_json(schema: dict[str, Any] | bool) -> str:
-    """told: a schema as `plain` makes it."""
-    if schema is False:
-        return "%json false"
-    members = schema if isinstance(schema, dict) else {}
-    # with \\u, a name that `properties` lists could be spelled so, and escape its schema
-    escapes = {"json_allowed_escapes": ESCAPES if may_use_name(schema) else ESCAPES + "u"}
-    return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
 
 
 def quoted(text: str) -> str:

@@ -8,11 +8,9 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.schemas.check import check_limits
+from mlx_server.schemas.compiled import compiled
 from mlx_server.schemas.members import member, properties_of, required_of
-from mlx_server.schemas.patterns import as_rust
-from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.view import Schema, View, pointer
+from mlx_server.schemas.view import Schema
 
 __all__ = [
     "arguments",
@@ -39,10 +37,9 @@ _SAYS_MORE = frozenset(
 def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
     """Raises InvalidGrammar if it can't be used, or, if strict, not all of it enforced."""
     try:
-        check_limits(schema)
+        found = compiled(schema)
         if strict:
-            for gap in unsupported_keywords(View(schema)):
-                raise gap.refusal()
+            found.require_all()
     except InvalidGrammar as error:
         error.param = param
         raise
@@ -71,25 +68,14 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
 
 def unenforced(schema: Schema) -> tuple[str, ...]:
     """`keyword at #/path` for all that a grammar of it leaves out, if it is not strict."""
-    return tuple(str(gap) for gap in unsupported_keywords(View(schema)))
-
-
-def place_of(message: str, schema: Schema) -> str:
-    """Of the first pattern that a message quotes; empty if it quotes none."""
-    for path, found in View(schema).reached():
-        for key in ("pattern", "patternProperties"):
-            said = found.get(key, ()) if isinstance(found, Mapping) else ()
-            for pattern in [said] if isinstance(said, str) else said:
-                if f"/{pattern}/" in message or f"/{as_rust(pattern)}/" in message:
-                    return pointer((*path, key))
-    return ""
+    return compiled(schema).unenforced
 
 
 def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False) -> str:
     """The rule of a tool's arguments: a JSON object, whatever its schema leaves open."""
     schema = object_of(parameters)
     check(schema, strict=strict)
-    return lark.json(schema, lenient=not strict)
+    return lark.rule(compiled(schema).grammar)
 
 
 def object_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -6,14 +6,14 @@ Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import gbnf, schema
-from mlx_server.grammars.lark import body_of_json
+from mlx_server.grammars import gbnf
 from mlx_server.schemas import patterns
-from mlx_server.schemas.report import simplified
+from mlx_server.schemas.compiled import compiled
 
 _TOKEN = re.compile(
     r"(?P<blank>[ \t]+|(?:#|//)[^\n]*)|(?P<line>(?:\r?\n)+)"
@@ -33,6 +33,7 @@ class _Token(NamedTuple):
     line: int
 
 
+@lru_cache(maxsize=limits.COMPILED_SCHEMAS.value)
 def user_grammar_body(source: str) -> str:
     """The body of a rule, whichever of the two notations the client wrote."""
     if len(source) > limits.GRAMMAR_CHARACTERS.value:
@@ -131,8 +132,9 @@ def _token_text(token: _Token) -> str:
 
 
 def _schema(found: Any) -> str:
-    schema.check(found, strict=True)
-    return body_of_json(simplified(found))
+    json_schema = compiled(found)
+    json_schema.require_all()
+    return json_schema.grammar
 
 
 def _refused(line: int, why: str) -> InvalidGrammar:

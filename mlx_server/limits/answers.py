@@ -132,23 +132,16 @@ COERCED_PARTS = Limit(
     beyond="it stays as it is",
 )
 CHECK_PROCESSES = Limit(
-    bounds="processes that check answers against schemas",
+    bounds="answers that are checked against schemas at a time",
     value=2,
     unit="processes",
     per="server",
     beyond="they wait for each other",
 )
 CHECK_SECONDS = Limit(
-    bounds="the time of one such check",
+    bounds="processor time of one such check; it may take four times as long by the clock",
     value=5,
     unit="seconds",
-    per="response",
-    beyond="the answer is told to be unchecked",
-)
-CHECK_BYTES = Limit(
-    bounds="the memory of one such check",
-    value=1 << 30,
-    unit="bytes",
     per="response",
     beyond="the answer is told to be unchecked",
 )

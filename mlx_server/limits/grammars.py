@@ -60,20 +60,6 @@ SCHEMA_MULTIPLES = Limit(
     per="request",
     beyond="400",
 )
-SCHEMA_PATTERN_PROPERTIES = Limit(
-    bounds="`patternProperties` of a schema, all together",
-    value=64,
-    unit="items",
-    per="request",
-    beyond="400",
-)
-SCHEMA_CHAIN = Limit(
-    bounds="schemas in schemas through references: the compiler's stack is as deep",
-    value=2_000,
-    unit="items",
-    per="request",
-    beyond="400",
-)
 SCHEMA_JOINED_PATTERNS = Limit(
     bounds="patterns that one text has to match together",
     value=8,
@@ -146,6 +132,42 @@ PATTERN_DEPTH = Limit(
     unit="items",
     per="request",
     beyond="400",
+)
+
+COMPILED_SCHEMAS = Limit(
+    bounds="compiled schemas that are kept, and refusals",
+    value=128,
+    unit="items",
+    per="server",
+    beyond="the longest unused is forgotten",
+)
+SCHEMA_PROCESSES = Limit(
+    bounds="processes that compile schemas and check answers: more than check at a time",
+    value=4,
+    unit="processes",
+    per="server",
+    beyond="waits for one",
+)
+IDLE_SCHEMA_PROCESSES = Limit(
+    bounds="such processes that have nothing to do",
+    value=1,
+    unit="processes",
+    per="server",
+    beyond="ends",
+)
+SCHEMA_SECONDS = Limit(
+    bounds="processor time to compile a schema; it may take four times as long by the clock",
+    value=2,
+    unit="seconds",
+    per="request",
+    beyond="400, and the process is killed",
+)
+SCHEMA_MEMORY = Limit(
+    bounds="memory of such a process",
+    value=256 << 20,
+    unit="bytes",
+    per="server",
+    beyond="400, and the process is killed",
 )
 
 # Other grammars that answers follow

@@ -23,6 +23,8 @@ _SHORT = {
     r"\S": r"[^\s\ufeff]",
 }
 """As ECMAScript has them."""
+_BEGIN, _END = ("^", r"\A"), ("$", r"\z", r"\Z")
+ANYTHING = "(?s:.*)"
 _LOOKING = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
 _ESCAPE = re.compile(r"\\([^\W_]|[^\x00-\x7f])")
 """That is more than the character itself; known are:"""
@@ -134,6 +136,23 @@ def _times(piece: re.Match[str]) -> int:
     )
 
 
+def search_pattern(pattern: str) -> str | None:
+    """A regular expression, for between slashes, of the texts in which the pattern is found; None
+    for one that no grammar can say."""
+    if unsupported(pattern):
+        return None
+    found = []
+    for option in _alternatives(pattern):
+        whole = [*_PIECE.finditer(option)]
+        pieces = [*_PIECE.finditer(_without_anchors(option))]
+        if any(piece[0] in (*_BEGIN, *_END) for piece in pieces):
+            return None
+        before = "" if whole and whole[0][0] in _BEGIN else ANYTHING
+        behind = "" if whole and whole[-1][0] in _END else ANYTHING
+        found.append(before + "".join(_escaped(_as_rust(piece)) for piece in pieces) + behind)
+    return f"(?:{'|'.join(found)})"
+
+
 def unanchored(pattern: str) -> str:
     """A pattern that has to match all says so without ^ and $ around each alternative."""
     return "|".join(_without_anchors(option) for option in _alternatives(pattern))
@@ -151,9 +170,9 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 def _without_anchors(option: str) -> str:
     pieces = [piece[0] for piece in _PIECE.finditer(option)]
-    while pieces and pieces[0] in ("^", r"\A"):
+    while pieces and pieces[0] in _BEGIN:
         pieces.pop(0)
-    while pieces and pieces[-1] in ("$", r"\z", r"\Z"):
+    while pieces and pieces[-1] in _END:
         pieces.pop()
     return "".join(pieces)
 

@@ -1,26 +1,22 @@
-"""What a grammar can't say of a schema, and the schema without it, as llguidance gets it.
+"""The keywords of a schema that a grammar can't enforce, each with its path.
 
-llguidance leaves nothing out by itself then: what is listed here is dropped here, and what it
-refuses beyond that is refused. https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
+They are left out of the grammar (see grammar.py); what llguidance refuses beyond them is refused.
+https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas import patterns
-from mlx_server.schemas.apart import DisjointOptions
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import (
     Part,
     Path,
-    Schema,
     View,
     children,
     pointer,
-    reference,
     refused,
 )
 
@@ -32,22 +28,14 @@ _UNSUPPORTED = (
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
-_NO_EFFECT = (
-    "$schema",
-    "$id",
-    "id",
-    "$anchor",
-    "$dynamicAnchor",
-    "$recursiveAnchor",
-    "$vocabulary",
-)
+IDLE = ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
 """Known to llguidance, and no constraint once references are pointers."""
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _ANNOTATIONS = frozenset(
     (
         *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly"),
         *("writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
-        *("$defs", "definitions", *_NO_EFFECT),
+        *("$defs", "definitions", *IDLE),
     )
 )
 COUNTS = (
@@ -108,20 +96,36 @@ def _visits_from(view: View, visited: Visited) -> Iterator[Visited]:
 
 
 def _constraints(schema: Mapping[str, Any]) -> set[str]:
-    return {key for key in schema if key not in _ANNOTATIONS and not _has_no_effect(schema, key)}
+    return {key for key in schema if key not in _ANNOTATIONS and not is_vacuous(schema, key)}
 
 
-def unsupported_keywords(view: View) -> list[UnsupportedKeyword]:
-    apart, costs = DisjointOptions(view), _Costs()
+Disjoint = Callable[[list[Part]], bool]
+"""Whether no value can follow two of the options of a `oneOf`."""
+
+
+def unsupported_keywords(
+    view: View, disjoint: Disjoint = lambda options: True
+) -> list[UnsupportedKeyword]:
+    """disjoint: what is not asked where only the grammar is made, which is the same for both."""
+    known: dict[Path, bool] = {}
+
+    def once(options: list[Part]) -> bool:
+        path = options[0].path
+        if path not in known:
+            known[path] = disjoint(options)
+        return known[path]
+
+    costs = _Costs()
     found: dict[UnsupportedKeyword, None] = {}
     for now in visited(view):
-        found |= dict.fromkeys(_unsupported_of(now, apart))
+        found |= dict.fromkeys(_unsupported_of(now, once))
         found |= dict.fromkeys(costs.unsupported_keywords(now))
     return list(found)
 
 
 class _Costs:
-    """What llguidance could say, but takes exponential or quadratic time to."""
+    """What llguidance could say, at a cost that shows only while an answer is decoded, or that is
+    better not enforced than refused."""
 
     def __init__(self) -> None:
         self._joined_patterns = 0
@@ -138,22 +142,22 @@ class _Costs:
                     path, key, "is one of too many that allOf, anyOf or $ref may join"
                 )
         for key in ("minProperties", "maxProperties"):
-            if key in schema and not _has_no_effect(schema, key):
+            if key in schema and not is_vacuous(schema, key):
                 self._choices += len(schema.get("properties", ())) ** 2
                 if self._choices > limits.SCHEMA_CHOICES.value:
                     yield UnsupportedKeyword(path, key, "is too costly beside so many properties")
 
 
-def _unsupported_of(visited: Visited, disjoint: DisjointOptions) -> Iterator[UnsupportedKeyword]:
+def _unsupported_of(visited: Visited, disjoint: Disjoint) -> Iterator[UnsupportedKeyword]:
     path, schema = visited.part
     if isinstance(schema, bool):
         return
     for key in schema:
-        if key in _UNSUPPORTED and not _has_no_effect(schema, key):
+        if key in _UNSUPPORTED and not is_vacuous(schema, key):
             yield UnsupportedKeyword(path, key)
         elif key == "oneOf":
             options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
-            if not disjoint.all_disjoint(options):
+            if not disjoint(options):
                 yield UnsupportedKeyword(
                     path, key, "has options that can't be told apart (anyOf may)"
                 )
@@ -218,7 +222,7 @@ def _unsupported_patterns(path: Path, schema: Mapping[str, Any]) -> Iterator[Uns
 
 def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
     """Names that the schema does not list may be repeated, so at most one of them can be asked."""
-    if _has_no_effect(schema, key) or "object" not in named(schema):
+    if is_vacuous(schema, key) or "object" not in named(schema):
         return True
     if joined or any(place in schema for place in _IN_PLACE):
         return False
@@ -226,24 +230,15 @@ def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
     least = max(0, schema.get("minProperties", 0) - len(required))
     most = schema.get("maxProperties")
     if set(schema.get("properties", ())) <= required:
-        return least <= 1 or _closed(schema)
-    return _closed(schema) and least <= 1 and most in (None, len(required) + 1)
+        return least <= 1 or is_closed(schema)
+    return is_closed(schema) and least <= 1 and most in (None, len(required) + 1)
 
 
-def _closed(schema: Mapping[str, Any]) -> bool:
+def is_closed(schema: Mapping[str, Any]) -> bool:
     return schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 
-def may_use_name(schema: Schema) -> bool:
-    """Whether a member may have any name, beside such as have a schema of their own."""
-    named = ("properties", "required", "patternProperties")
-    return any(
-        isinstance(found, dict) and any(found.get(key) for key in named) and not _closed(found)
-        for _, found in View(schema).reached()
-    )
-
-
-def _has_no_effect(schema: Mapping[str, Any], key: str) -> bool:
+def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
     """Says nothing, as it stands here."""
     value = schema[key]
     match key:
@@ -267,39 +262,5 @@ def _has_no_effect(schema: Mapping[str, Any], key: str) -> bool:
             return len(set(schema.get("required", ()))) >= float(value)
         case "maxProperties":
             names = {*schema.get("properties", ()), *schema.get("required", ())}
-            return _closed(schema) and len(names) <= float(value)
+            return is_closed(schema) and len(names) <= float(value)
     return False
-
-
-def simplified(schema: Schema, *, lenient: bool = False) -> dict[str, Any] | bool:
-    """With pointers only, without what says nothing, and, if lenient, without the gaps.
-
-    `oneOf` stays where references may point into it; it is to be read as `anyOf`.
-    """
-    if isinstance(schema, bool):
-        return schema
-    copy: dict[str, Any] = json.loads(json.dumps(schema))
-    copy.pop("x-guidance", None)
-    view = View(copy)
-    dropped: dict[Path, set[str]] = {}
-    for gap in unsupported_keywords(view):
-        if not lenient:
-            raise gap.refusal()
-        dropped.setdefault(gap.path, set()).add(gap.keyword)
-    parts = [(part, view.target(part)) for part in view.reached()]
-    for (path, found), target in parts:
-        if isinstance(found, dict):
-            _simplify(found, dropped.get(path, set()) - {"oneOf"})
-            if target:
-                found["$ref"] = reference(target.path)
-    return copy
-
-
-def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
-    idle = {key for key in schema if key in _NO_EFFECT or _has_no_effect(schema, key)}
-    for key in dropped | idle:
-        schema.pop(key, None)
-    for key in schema.keys() & set(COUNTS):
-        schema[key] = int(schema[key])
-    if "pattern" in schema:
-        schema["pattern"] = patterns.as_rust(schema["pattern"])

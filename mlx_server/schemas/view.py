@@ -129,7 +129,7 @@ def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[P
 
 
 def children(part: Part, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """The schemas directly in this one; what has a wrong type has none (see fences.py)."""
+    """The schemas directly in this one; what has a wrong type has none (see check.py)."""
     path, schema = part
     if isinstance(schema, bool):
         return

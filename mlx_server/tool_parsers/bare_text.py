@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.schemas.patterns import search_pattern
 from mlx_server.schemas.types import named
 from mlx_server.tool_parsers.format_text import FORMATS
-from mlx_server.tool_parsers.pattern_text import search_pattern
 from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, ValueSchema
 
 Ends = Callable[[str], str]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.events import Event, RepairKind, ToolCallDelta, ToolCallFinished, ToolCallStarted
-from mlx_server.grammars.lark import SPACE, Lark
+from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.grammar import SPACE
 from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps

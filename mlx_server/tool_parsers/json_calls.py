@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlx_server.grammars.lark import SPACE, Lark, literally
+from mlx_server.grammars.lark import Lark, literally
 from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.grammar import SPACE
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps

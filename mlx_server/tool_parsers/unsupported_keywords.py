@@ -5,10 +5,10 @@ from itertools import chain
 
 from mlx_server.messages import Tool
 from mlx_server.schemas.members import flattened, members, properties_of, required_of
+from mlx_server.schemas.patterns import search_pattern
 from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.schemas.variants import Variant, variants_of
 from mlx_server.schemas.view import Part, View, children
-from mlx_server.tool_parsers.pattern_text import search_pattern
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 

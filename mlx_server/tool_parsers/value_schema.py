@@ -156,7 +156,7 @@ class ValueSchema:
         assert isinstance(root, Mapping)
         definitions = {key: root[key] for key in DEFINITIONS if key in root}
         own = {"type": sorted(wanted)} if wanted < self.types else {}
-        return lark.json({**definitions, **self.schema, **own}, lenient=True)
+        return lark.json({**definitions, **self.schema, **own})
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from mlx_server.limits.limit import Limit
 from mlx_server.messages import Tool
 from mlx_server.requests import ChoiceFormat
 from mlx_server.schemas import patterns
-from mlx_server.schemas.check import check_limits
+from mlx_server.schemas.check import check, measure
+from mlx_server.schemas.check import written as written_schema
 from tests.api import wire
 from tests.api.wire import MODEL, Json, error, ok
 
@@ -128,22 +129,18 @@ CASES: list[tuple[Limit, Callable[[int], object]]] = [
         limits.NAME_CHARACTERS,
         lambda n: JsonSchemaParam.model_validate({"schema": {}, "name": "x" * n}),
     ),
-    (limits.SCHEMA_BYTES, lambda n: check_limits(padded(n))),
-    (limits.SCHEMA_DEPTH, lambda n: check_limits(nested(n))),
+    (limits.SCHEMA_BYTES, lambda n: written_schema(padded(n))),
+    (limits.SCHEMA_DEPTH, lambda n: measure(nested(n))),
     (
         limits.SCHEMA_PROPERTIES,
-        lambda n: check_limits({"properties": {str(at): {} for at in range(n)}}),
+        lambda n: check({"properties": {str(at): {} for at in range(n)}}),
     ),
-    (limits.SCHEMA_PROPERTIES, lambda n: check_limits({"required": list(keys(n))})),
-    (limits.SCHEMA_VALUES, lambda n: check_limits({"enum": list(range(n))})),
-    (limits.SCHEMA_COUNT, lambda n: check_limits({"minItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: check_limits({"maxItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: check_limits({"minLength": n})),
-    (limits.SCHEMA_TEXT_LENGTH, lambda n: check_limits({"maxLength": n})),
-    (
-        limits.SCHEMA_PATTERN_PROPERTIES,
-        lambda n: check_limits({"patternProperties": {f"^a{at}$": {} for at in range(n)}}),
-    ),
+    (limits.SCHEMA_PROPERTIES, lambda n: check({"required": list(keys(n))})),
+    (limits.SCHEMA_VALUES, lambda n: check({"enum": list(range(n))})),
+    (limits.SCHEMA_COUNT, lambda n: check({"minItems": n})),
+    (limits.SCHEMA_COUNT, lambda n: check({"maxItems": n})),
+    (limits.SCHEMA_COUNT, lambda n: check({"minLength": n})),
+    (limits.SCHEMA_TEXT_LENGTH, lambda n: check({"maxLength": n})),
     (limits.PATTERN_CHARACTERS, lambda n: refused("x" * n)),
     (limits.PATTERN_REPEATS, lambda n: refused(f"x{{{n}}}")),
     (limits.PATTERN_DEPTH, lambda n: refused("(" * n + "x" + ")" * n)),

@@ -17,8 +17,9 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.schemas.compiler import LIMITS
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from mlx_server.worker.constrained_decoding.grammar_compiler import LIMITS, fill_bitmask
+from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.families.goldens import goldens_of
 

@@ -61,6 +61,12 @@ CASES: list[tuple[Format, list[str], list[str]]] = [
         ["a", "a (x"],
     ),
     (GrammarFormat('root ::= [^"\\\\]{2,3} .'), ["abc", 'ab"'], ['a"c']),
+    (
+        GrammarFormat('root ::= "\\u00e9\\U0001F600\\[\\x22" [\\u00e0-\\u00ff&-~[]'),
+        ['é😀["ü', 'é😀["&', 'é😀["['],
+        ['é😀["À'],
+    ),
+    (GrammarFormat('root ::= "." . # "'), [".\n", ".a"], ["a."]),
     (GrammarFormat('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'),
      ["ab-", "acz"], ["-"]),
 ]  # fmt: skip
@@ -117,7 +123,7 @@ def test_a_format_matches_what_it_says(wanted: Format, good: list[str], bad: lis
         (GrammarFormat('other ::= "a"'), "root"),
         (GrammarFormat("root ::= <think>"), "special token"),
         (GrammarFormat('root ::= "a"\nroot ::= "b"'), "twice"),
-        (GrammarFormat('root ::= "a'), "not GBNF"),
+        (GrammarFormat('root ::= "a'), "end of input"),
         (GrammarFormat('root ::= "\\UFFFFFFFF"'), "no character"),
     ],
     ids=lambda value: str(value)[:40],

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
 from mlx_server.requests import JsonFormat
 from mlx_server.schemas import patterns
-from mlx_server.worker.constrained_decoding.grammar_compiler import in_a_line
-from tests.grammars.matching import Refused, compiled, matcher_of
+from tests.grammars.matching import Refused, compiled, matches
 
 READ = [
     r"^\+?[1-9]\d{1,14}$", r"[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}", "a**", "a+?", "a{2}{3}",
@@ -55,7 +55,29 @@ def test_a_pattern_too_deep_for_the_compiler_is_too_deep() -> None:
 )
 def test_what_only_the_compiler_knows_is_told_with_its_place(found: object, at: str) -> None:
     wanted = JsonFormat({"properties": {"p": {"pattern": "^b"}, "q": found}})
-    formats.check(wanted, "format")
-    with pytest.raises(Refused) as caught:
-        matcher_of(wanted)
-    assert formats.with_place(in_a_line(str(caught.value)), wanted).endswith(f" ({at})")
+    with pytest.raises(InvalidGrammar) as caught:
+        formats.check(wanted, "format")
+    assert caught.value.message.endswith(f" ({at}).")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found_in", "not_in"),
+    [
+        ("a", ["a", "xay", "\na"], ["", "b"]),
+        ("^a$|b", ["a", "xb"], ["ac", "ca"]),
+        (r"^a\$", ["a$", "a$b"], ["a", "ba$"]),
+        ("a/[/b]$", ["xa/b", "a//"], ["a/c", "a/bc"]),
+        (r"^\d[^\d]", ["1a"], ["11", "a1a"]),
+        (r"^\p{Lu}+$", ["É"], ["é"]),
+        ("", ["", "a"], []),
+    ],
+)
+def test_a_pattern_is_searched_for(pattern: str, found_in: list[str], not_in: list[str]) -> None:
+    matcher = compiled(f"start: T\nT: /{patterns.search_pattern(pattern)}/")
+    assert [text for text in found_in if not matches(matcher, text)] == []
+    assert [text for text in not_in if matches(matcher, text)] == []
+
+
+@pytest.mark.parametrize("pattern", ["(^a)", "a(b$)", "(?=a)", r"\ba", "(a"])
+def test_a_pattern_that_no_grammar_says_is_not_searched_for(pattern: str) -> None:
+    assert patterns.search_pattern(pattern) is None

@@ -10,7 +10,8 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.report import simplified, unsupported_keywords
+from mlx_server.schemas.grammar import simplified
+from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View
 from tests.grammars.matching import matcher_of, matches
 
@@ -56,16 +57,21 @@ def within(inner: Any) -> dict[str, Any]:
         (within({"pattern": 5}), "#/properties/a~1b/pattern"),
         ({"$defs": {"unused": {"type": 7}}}, "#/$defs/unused/type"),
         ({"const": "\x00"}, "#/const"),
-        (within({"maxLength": 10**19}), "#/properties/a~1b/maxLength is"),
-        (within({"minLength": 10**19}), "#/properties/a~1b/minLength is"),
+        (within({"maxLength": 10**19}), "#/properties/a~1b/maxLength can"),
+        (within({"minLength": 10**19}), "#/properties/a~1b/minLength can"),
         (within({"multipleOf": 10**6 + 1}), "#/properties/a~1b/multipleOf is"),
         (within({"pattern": "(" * 61 + ")" * 61}), "#/properties/a~1b/pattern"),
-        (within({"type": "integer", "minimum": 5, "maximum": 3}), "#/properties/a~1b/minimum is"),
-        ({"type": "number", "exclusiveMinimum": 5, "maximum": 5}, "#/exclusiveMinimum is 5 beside"),
-        ({"type": ["number"], "minimum": 5, "exclusiveMaximum": 5}, "#/minimum is 5 beside"),
-        ({"type": "string", "minLength": 5, "maxLength": 3}, "#/minLength is 5 beside"),
-        ({"items": {"type": "array", "minItems": 5, "maxItems": 3}}, "#/items/minItems is 5"),
-        ({"type": "object", "minProperties": 3, "maxProperties": 2}, "#/minProperties is 3"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater"),
+        ({"type": "number", "exclusiveMinimum": 5, "maximum": 5}, "inimum (5)"),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "minLength (5) is greater"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}},
+                "required": ["a"],
+            },
+            "required property 'a' is unsatisfiable",
+        ),
         ({"title": "\ud800"}, "surrogate"),
         (5, "must be an object"),
         (None, "must be an object"),
@@ -161,8 +167,6 @@ def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
     keyword, at = told[0].split(" at ")
     assert f"{at}/{keyword} " in refusal(found, strict=True)
     matcher_of(JsonFormat(found, strict=False))
-    with pytest.raises(InvalidGrammar):
-        simplified(found)
 
 
 @pytest.mark.parametrize(
@@ -287,15 +291,7 @@ def test_a_member_carries_no_more_than_it_refers_to() -> None:
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
     found = {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"uniqueItems": True}}}
     assert [str(gap) for gap in unsupported_keywords(View(found))] == ["uniqueItems at #/x/y"]
-    assert simplified(found, lenient=True) == {
-        "properties": {"a": {"$ref": "#/x/y"}},
-        "x": {"y": {}},
-    }
-
-
-def _chain(length: int) -> dict[str, Any]:
-    links = {str(at): {"items": {"$ref": f"#/$defs/{at + 1}"}} for at in range(length)}
-    return {"$ref": "#/$defs/0", "$defs": {**links, str(length): {}}}
+    assert simplified(found) == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
 
 
 def _deep(depth: int) -> dict[str, Any]:
@@ -311,11 +307,11 @@ def _deep(depth: int) -> dict[str, Any]:
         (
             {"properties": {str(n): {} for n in range(500)}},
             {"properties": {str(n): {} for n in range(501)}},
-            "#/properties has 501",
+            "#/properties can",
         ),
-        ({"enum": [0] * 10_000}, {"enum": [0] * 10_001}, "#/enum has 10001"),
-        ({"minLength": 10_000}, {"minLength": 10_001}, "#/minLength is 10001"),
-        ({"minItems": 10_000}, {"minItems": 10_001}, "#/minItems is 10001"),
+        ({"enum": [0] * 10_000}, {"enum": [0] * 10_001}, "#/enum can"),
+        ({"minLength": 10_000}, {"minLength": 10_001}, "#/minLength can"),
+        ({"minItems": 10_000}, {"minItems": 10_001}, "#/minItems can"),
         ({"pattern": "x" * 2_000}, {"pattern": "x" * 2_001}, "#/pattern"),
         ({"pattern": "x{10000}"}, {"pattern": "x{0,10001}"}, "#/pattern"),
         ({"pattern": "(x{200}){200}"}, {"pattern": "(x{300}){200}"}, "#/pattern"),
@@ -325,12 +321,6 @@ def _deep(depth: int) -> dict[str, Any]:
             {"allOf": [{"multipleOf": 101}, {"multipleOf": 103}]},
             "multipleOf",
         ),
-        (
-            {"patternProperties": {f"^{n}$": {} for n in range(64)}},
-            {"items": {"patternProperties": {f"^{n}$": {} for n in range(65)}}},
-            "65 patternProperties",
-        ),
-        (_chain(900), _chain(1_100), "in a row"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from mlx_server.schemas.compiled import CHILD
 from mlx_server.templates import child
 
 REPOSITORY = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ class Watch:
         self.wrong: list[str] = []
 
     def hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if _starts_template_process(event, args):
+        if _starts_warm_process(event, args):
             return
         if event in LOOKS:
             self._look(event, args)
@@ -87,13 +88,16 @@ class Watch:
         return any(Path(os.path.realpath(path)).is_relative_to(root) for root in PYTHON)
 
 
-def _starts_template_process(event: str, args: tuple[Any, ...]) -> bool:
+def _starts_warm_process(event: str, args: tuple[Any, ...]) -> bool:
     """What that one may do is tested in tests/templates."""
     if event == "socket.__new__":
         return bool(args[1] == socket.AF_UNIX)
     if event == "open":
         return bool(args[0] == os.devnull)
-    return event == "subprocess.Popen" and args[1][1:3] == ["-I", child.__file__]
+    return event == "subprocess.Popen" and args[1][1:3] in (
+        ["-I", child.__file__],
+        ["-I", CHILD],
+    )
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:

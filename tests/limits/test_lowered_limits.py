@@ -34,6 +34,7 @@ from mlx_server.prompts.text_size import characters_of
 from mlx_server.repair import jsonish
 from mlx_server.repair.malformed import Malformed
 from mlx_server.requests import GenerateRequest, McpServer
+from mlx_server.schemas.compiler import LIMITS
 from mlx_server.store import Retention
 from mlx_server.system.log_file import write_to
 from mlx_server.worker.constrained_decoding import grammar_compiler
@@ -46,7 +47,7 @@ from tests.worker.prefill.test_prompt_cache import filled, known
 
 TESTS = Path(__file__).parent.parent
 SETTINGS = Settings()
-MCP, LOOP, PARSER = McpLimits(), tool_loop.ToolLoopLimits(), grammar_compiler.LIMITS
+MCP, LOOP, PARSER = McpLimits(), tool_loop.ToolLoopLimits(), LIMITS
 
 LOWERED: dict[str, tuple[object, str]] = {
     "CONCURRENCY": (

@@ -10,7 +10,7 @@ import yaml
 from mlx_server.families import family_named
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.repair.answers import CheckedAnswer, RawAnswer, Requirements, check_answer
-from mlx_server.repair.conforming import schema_errors_now
+from mlx_server.repair.conforming import schema_errors
 from mlx_server.requests import JsonFormat
 from tests.families.goldens import Golden, Player, Reads, Yaml, folded, shown, tools
 
@@ -50,7 +50,7 @@ def ended(case: Case, reads: Reads) -> CheckedAnswer:
     asked = Requirements(
         JsonFormat(case.schema) if case.schema else None, "required" if case.must_call else "auto"
     )
-    return check_answer(said, asked, RepairPolicy(**case.repair), schema_errors_now)
+    return check_answer(said, asked, RepairPolicy(**case.repair), schema_errors)
 
 
 @every_case

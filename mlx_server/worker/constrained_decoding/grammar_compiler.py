@@ -1,6 +1,5 @@
 """Grammars compiled by llguidance: a few at a time, beside the thread that owns MLX."""
 
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -10,10 +9,11 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server import limits
+from mlx_server.schemas.compiler import LIMITS, in_a_line
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
     completion_hints,
@@ -23,17 +23,6 @@ from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabular
 T = TypeVar("T")
 
 Key = tuple[Vocabulary, str]
-
-
-LIMITS = LLParserLimits(
-    max_items_in_row=limits.GRAMMAR_ITEMS_IN_ROW.value,
-    initial_lexer_fuel=limits.GRAMMAR_FIRST_STEPS.value,
-    step_lexer_fuel=limits.GRAMMAR_STEPS.value,
-    step_max_items=limits.GRAMMAR_STEP_ITEMS.value,
-    max_lexer_states=limits.GRAMMAR_STATES.value,
-    max_grammar_size=limits.GRAMMAR_SIZE.value,
-    verbose_errors=False,
-)
 
 
 class GrammarRefused(ValueError):
@@ -171,17 +160,3 @@ def check(matcher: LLMatcher) -> None:
     """It never raises by itself."""
     if matcher.is_error():
         raise GrammarFailed(in_a_line(matcher.get_error()))
-
-
-def in_a_line(message: str) -> str:
-    """What llguidance says, without its state, its listings and the names of rules."""
-    text = re.split(r"<state>|<grammar>|<non-verbose/>|\n +\d+ \| ", message)[0]
-    text = re.sub(r"^\s*(at )?\d+\(\d+\): ", "", text)
-    text = re.sub(r"regex parse error:.*?\nerror: ", "", text, flags=re.DOTALL)
-    text = re.sub(r" \(in \w+\)", "", text)
-    text = " ".join(text.replace("NoExtensionBias", "no answer can match it").split())
-    return (
-        text
-        if len(text) <= limits.GRAMMAR_ERROR_CHARACTERS.value
-        else f"{text[: limits.GRAMMAR_ERROR_CHARACTERS.value]} ..."
-    )

@@ -10,13 +10,13 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from mlx_server.engine.messages import Generate
+from mlx_server.schemas.compiler import in_a_line
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,
     GrammarCompiler,
     GrammarRefused,
     check,
     fill_bitmask,
-    in_a_line,
     in_thread,
 )
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion

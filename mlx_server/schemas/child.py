@@ -1,0 +1,133 @@
+"""Compiles schemas and checks values: the program of a warm process, `child.py MEMORY_BYTES`.
+
+llguidance can't be interrupted, so it runs where the operating system can end it. The threads of
+this process have the stack of those that compile in the engine.
+"""
+
+import gc
+import json
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import msgspec
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from referencing import Registry
+
+from mlx_server import limits
+from mlx_server.errors import InvalidGrammar
+from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
+from mlx_server.schemas.check import check
+from mlx_server.schemas.compiler import fault
+from mlx_server.schemas.disjoint import probe
+from mlx_server.schemas.grammar import text_of
+from mlx_server.schemas.messages import (
+    Check,
+    Checked,
+    Compile,
+    Compiled,
+    Convert,
+    Refused,
+    Reply,
+    Request,
+)
+from mlx_server.schemas.patterns import as_rust
+from mlx_server.schemas.report import unsupported_keywords
+from mlx_server.schemas.view import Part, View, pointer
+
+
+def reply_to(request: Request) -> Reply:
+    try:
+        with time_limit(request.seconds):
+            match request:
+                case Compile(schema):
+                    return _compiled(json.loads(schema))
+                case Convert(gbnf):
+                    return Compiled(_converted(gbnf))
+                case Check(value, schema):
+                    return Checked(_mistakes(json.loads(value), json.loads(schema)))
+    except InvalidGrammar as error:
+        return Refused(error.message)
+    except Exception as error:  # whatever a schema that was not checked can cause
+        return Refused(f"It can't be used: {error}.")
+
+
+def _mistakes(value: Any, schema: Any) -> list[str]:
+    validator = validator_for(schema, default=Draft202012Validator)
+    # a registry of one's own has no way to fetch anything
+    errors = validator(schema, registry=Registry()).iter_errors(value)
+    deepest = (best_match([error]) for error in islice(errors, limits.CHECK_ERRORS.value))
+    return sorted({_cut(f"{error.json_path}: {error.message}") for error in deepest if error})
+
+
+def _cut(text: str) -> str:
+    most = limits.CHECK_ERROR_CHARACTERS.value
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _compiled(schema: Any) -> Compiled:
+    check(schema)
+    view = View(schema)
+    found = unsupported_keywords(view, lambda options: _is_disjoint(options, view))
+    grammar = text_of(schema)
+    if why := fault(f"start: {grammar}"):
+        at = _place(why, view)
+        raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
+    return Compiled(grammar, [(gap.path, gap.keyword, gap.why) for gap in found])
+
+
+def _is_disjoint(options: list[Part], view: View) -> bool:
+    return not fault(f"start: %json {json.dumps(probe(options, view))}")
+
+
+def _place(why: str, view: View) -> str:
+    """The path of the keyword or pattern that llguidance quotes; empty if it quotes none."""
+    for path, found in view.reached():
+        for key, value in found.items() if isinstance(found, Mapping) else ():
+            patterns = [value] if key == "pattern" else value if key == "patternProperties" else ()
+            if f"'{key}'" in why or any(
+                f"/{pattern}/" in why or f"/{as_rust(pattern)}/" in why for pattern in patterns
+            ):
+                return pointer((*path, key))
+    return ""
+
+
+def _converted(gbnf: str) -> str:
+    try:
+        return gbnf_to_lark(gbnf)
+    except Exception as error:  # it raises this class itself
+        raise InvalidGrammar(f"The grammar can't be used: {error}.") from None
+
+
+def main() -> None:
+    decoder = msgspec.msgpack.Decoder(Request)
+    confined = threading.Event()
+
+    def answer(frame: bytearray) -> Served:
+        return Served(msgspec.msgpack.encode(reply_to(decoder.decode(frame))))
+
+    def run() -> None:
+        confined.wait()
+        serve(socket.socket(fileno=0), answer)
+
+    schema = '{"oneOf": [{"type": "string"}, {"pattern": "a"}], "maxItems": 1}'
+    reply_to(Compile(schema, 60))  # what is imported late is imported now
+    reply_to(Check("[1, 2]", schema, 60))
+    gc.collect()
+    gc.freeze()
+    threading.stack_size(limits.COMPILE_STACK_BYTES.value)
+    thread = threading.Thread(target=run)
+    thread.start()
+    enter_sandbox(int(sys.argv[1]))  # signals are set by the main thread only
+    confined.set()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""llguidance with the limits that the engine and the check of a schema share."""
+
+import re
+
+import llguidance
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from mlx_server import limits
+
+LIMITS = LLParserLimits(
+    max_items_in_row=limits.GRAMMAR_ITEMS_IN_ROW.value,
+    initial_lexer_fuel=limits.GRAMMAR_FIRST_STEPS.value,
+    step_lexer_fuel=limits.GRAMMAR_STEPS.value,
+    step_max_items=limits.GRAMMAR_STEP_ITEMS.value,
+    max_lexer_states=limits.GRAMMAR_STATES.value,
+    max_grammar_size=limits.GRAMMAR_SIZE.value,
+    verbose_errors=False,
+)
+
+
+class _Bytes:
+    """A vocabulary of single bytes, in which any text can be written."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>")
+    special_token_ids = (eos_token_id,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+BYTES = LLTokenizer(
+    llguidance.TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=_Bytes.eos_token_id, slices=[]
+)
+
+
+def fault(source: str) -> str:
+    """Why a grammar can't be used; empty if it can."""
+    matcher = LLMatcher(BYTES, source, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # some faults show only here
+    return in_a_line(matcher.get_error()) if matcher.is_error() else ""
+
+
+def in_a_line(message: str) -> str:
+    """What llguidance says, without its state, its listings and the names of rules."""
+    text = re.split(r"<state>|<grammar>|<non-verbose/>|\n +\d+ \| ", message)[0]
+    text = re.sub(r"^\s*(at )?\d+\(\d+\): ", "", text)
+    text = re.sub(r"regex parse error:.*?\nerror: ", "", text, flags=re.DOTALL)
+    text = re.sub(r" \(in \w+\)|json-schema:///", "", text)
+    text = " ".join(text.replace("NoExtensionBias", "no answer can match it").split())
+    return (
+        text
+        if len(text) <= limits.GRAMMAR_ERROR_CHARACTERS.value
+        else f"{text[: limits.GRAMMAR_ERROR_CHARACTERS.value]} ..."
+    )
