@@ -14,6 +14,12 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "said", "it", "would", "n
 TOOL = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
+class UnexpectedStatus(Exception):
+    def __init__(self, answer: httpx.Response) -> None:
+        super().__init__(f"{answer.status_code} {answer.text}")
+        self.status = answer.status_code
+
+
 class Client:
     """Of a server with the models a and b, and with the adapters x and y of a."""
 
@@ -110,7 +116,8 @@ class Client:
 
     def _post(self, path: str, body: Any, status: int) -> httpx.Response:
         answer = self._http.post(path, json=body)
-        assert answer.status_code == status, answer.text
+        if answer.status_code != status:
+            raise UnexpectedStatus(answer)
         return answer
 
     def _lines(self, body: Any) -> Iterator[str]:

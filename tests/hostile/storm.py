@@ -26,7 +26,7 @@ import psutil
 
 from mlx_server import limits
 from tests.hostile.inside import request, reset
-from tests.hostile.shapes import CHAT, Client
+from tests.hostile.shapes import CHAT, Client, UnexpectedStatus
 from tests.hostile.soak import Held, connected, held, soaked
 from tests.live.server import LiveServer, children, eventually, serving
 
@@ -81,8 +81,12 @@ class Storm:
         while not self.over.is_set():
             try:
                 came = kind_of(kind, self.server.url, chance)
-            except (httpx.TransportError, OSError, AssertionError) as error:
+            except (httpx.TransportError, OSError) as error:
                 came = type(error).__name__
+            except UnexpectedStatus as error:
+                came = str(error.status)
+                if error.status != UNAVAILABLE:  # which it is while the engine starts again
+                    self.wrong.append(f"{kind.__name__} was answered with {error}")
             self.seen[f"{kind.__name__}: {came}"] += 1
             if came == "500":
                 self.wrong.append(f"{kind.__name__} was answered with 500")

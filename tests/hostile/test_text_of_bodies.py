@@ -100,7 +100,9 @@ def from_mcp(body: Json) -> Conversation:
     conversation = Conversation((*said, Message("tool", result, tool_call_id="c1")), ())
     toolset = SimpleNamespace(
         servers=[
-            SimpleNamespace(asked=server, listing=lister.listing, needs_approval=lambda name: False)
+            SimpleNamespace(
+                requested=server, listing=lister.listing, needs_approval=lambda name: False
+            )
         ]
     )
     request = GenerateRequest(model="m", prompts=(conversation,))

@@ -28,7 +28,7 @@ def groups(target: Target) -> list[Group]:
             attacks={
                 "no HTTP": case(400, send="GARBAGE\r\n\r\n", everywhere=False),
                 "TLS": case(400, send=[bytes.fromhex("160301020001000001fc0303"), "\x00" * 500], everywhere=False),
-                "HTTP/2": case("403 then 400", send="PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", everywhere=False),
+                "HTTP/2": case(400, send="PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", everywhere=False),
                 "HTTP/1.0 without a Host": case(403, send="GET /health HTTP/1.0\r\n\r\n", everywhere=False),
                 "HTTP/9.9": case("200|400|505", send=request("GET /health HTTP/9.9", HOST), everywhere=False),
                 "zeros without end": case("400|closes", send="\x00" * 10**6, everywhere=False),
