@@ -271,7 +271,10 @@ HOW: dict[str, dict[str, Ways]] = {
         "LangChain": (LANGCHAIN,),
     },
     "mlx_server/api/native/README.md": {"POST /generate": (generates, is_shown)},
-    "mlx_server/families/README.md": {"Adding a model family": (family,)},
+    "mlx_server/families/README.md": {
+        "Adding a model family": (family,),
+        "A new call format": (python_printing(),),
+    },
     "mlx_server/prompts/data/README.md": {"o200k_base.tiktoken.xz": (checksum, LICENCE)},
     "adapters/README.md": {
         "One per request": (python, is_shown),
