@@ -78,7 +78,7 @@ LOWERED: dict[str, tuple[object, str]] = {
     "STORED_RESPONSES": (SETTINGS.store.count, "store/test_limits.py::test_pruning_makes_room"),
     "LOG_FILE_BYTES": (
         inspect.signature(write_to).parameters["rotate_bytes"].default,
-        "test_log_file.py::test_nothing_is_lost_and_old_lines_go_first",
+        "system/test_log_file.py::test_nothing_is_lost_and_old_lines_go_first",
     ),
     "MCP_SERVERS": (
         MCP.servers,
@@ -86,19 +86,19 @@ LOWERED: dict[str, tuple[object, str]] = {
     ),
     "MCP_RESPONSES": (
         MCP.responses,
-        "test_tool_loop.py::test_too_many_responses_at_a_time_are_refused",
+        "generation/test_tool_loop.py::test_too_many_responses_at_a_time_are_refused",
     ),
     "MCP_PROCESSES": (
         MCP.processes,
-        "mcp/test_places.py::test_processes_are_so_many_until_the_last_one_is_gone",
+        "mcp/test_capacity.py::test_processes_are_so_many_until_the_last_one_is_gone",
     ),
     "MCP_SESSIONS": (
         MCP.sessions,
-        "mcp/test_places.py::test_connections_by_http_are_so_many",
+        "mcp/test_capacity.py::test_connections_by_http_are_so_many",
     ),
     "MCP_WAIT_SECONDS": (
         MCP.wait_seconds,
-        "mcp/test_places.py::test_processes_are_so_many_until_the_last_one_is_gone",
+        "mcp/test_capacity.py::test_processes_are_so_many_until_the_last_one_is_gone",
     ),
     "MCP_OPEN_SECONDS": (MCP.open_seconds, "mcp/test_hostile.py::test_a_list_that_never_comes"),
     "MCP_CALL_SECONDS": (MCP.call_seconds, "mcp/test_http.py::test_a_call_fails_alone"),
@@ -108,26 +108,26 @@ LOWERED: dict[str, tuple[object, str]] = {
     ),
     "MCP_ALL_RESULT_BYTES": (
         MCP.all_result_bytes,
-        "mcp/test_places.py::test_results_of_all_calls_together",
+        "mcp/test_capacity.py::test_results_of_all_calls_together",
     ),
     "MCP_MESSAGE_BYTES": (MCP.message_bytes, "mcp/test_hostile.py::test_a_call_fails_alone"),
     "MCP_SESSION_BYTES": (MCP.session_bytes, "mcp/test_hostile.py::test_a_call_fails_alone"),
     "MCP_CALLS": (
         LOOP.calls,
-        "test_tool_loop.py::test_calls_of_a_response_have_a_limit_of_our_own",
+        "generation/test_tool_loop.py::test_calls_of_a_response_have_a_limit_of_our_own",
     ),
     "MCP_ROUNDS": (
         LOOP.rounds,
-        "test_tool_loop.py::test_a_model_that_calls_without_end_has_to_answer",
+        "generation/test_tool_loop.py::test_a_model_that_calls_without_end_has_to_answer",
     ),
     "MCP_ROUND_SECONDS": (
         LOOP.seconds,
-        "test_tool_loop.py::test_a_model_that_calls_without_end_has_to_answer",
+        "generation/test_tool_loop.py::test_a_model_that_calls_without_end_has_to_answer",
     ),
     "MCP_RESOLVERS": (addresses.RESOLVERS._max_workers, "mcp/test_rebinding.py"),
     "GRAMMAR_ITEMS_IN_ROW": (
         PARSER.max_items_in_row,
-        "engine/test_grammar.py::test_a_row_whose_next_step_would_cost_too_much_ends_alone",
+        "worker/constrained_decoding/test_grammar_compiler.py::test_a_row_whose_next_step_would_cost_too_much_ends_alone",
     ),
     "GRAMMAR_FIRST_STEPS": (PARSER.initial_lexer_fuel, "grammars/test_hostile.py"),
     "GRAMMAR_STEPS": (PARSER.step_lexer_fuel, "grammars/test_hostile.py"),
@@ -267,8 +267,8 @@ def test_one_past_it(case: Boundary, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_correction_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "is_made_again", lambda prepared, request: True)
-    prepared: Any = SimpleNamespace(family=SimpleNamespace(bridge=""))
+    monkeypatch.setattr(plan, "may_retry", lambda prepared, request: True)
+    prepared: Any = SimpleNamespace(family=SimpleNamespace(answer_prefix=""))
     request = GenerateRequest("m", (Conversation((Message("user", "x"),)),))
     row = cast(Generate, SimpleNamespace(prompt=[1] * 10, max_tokens=5))
     # the second prompt has the first one, the answer and the correction
