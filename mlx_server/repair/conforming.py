@@ -11,7 +11,7 @@ from mlx_server import limits
 from mlx_server.errors import CompilerUnavailable
 from mlx_server.sandbox.parent import Stopped
 from mlx_server.schemas.compiled import ask
-from mlx_server.schemas.messages import Check, Checked
+from mlx_server.schemas.messages import CheckedValue, CheckValue
 
 
 class CheckFailed(Exception):
@@ -23,9 +23,9 @@ def schema_errors(
 ) -> list[str]:
     """Returns the errors, each as "path: what". Blocks up to `seconds`; raises CheckFailed."""
     try:
-        reply = ask(Check(json.dumps(value), json.dumps(schema), seconds))
+        reply = ask(CheckValue(json.dumps(value), json.dumps(schema), seconds))
     except (Stopped, CompilerUnavailable) as why:
         raise CheckFailed(str(why)) from None
-    if not isinstance(reply, Checked):
+    if not isinstance(reply, CheckedValue):
         raise CheckFailed("the schema can't be followed")
     return reply.errors

@@ -28,8 +28,8 @@ from mlx_server.schemas.compiler import fault
 from mlx_server.schemas.disjoint import probe
 from mlx_server.schemas.grammar import text_of
 from mlx_server.schemas.messages import (
-    Check,
-    Checked,
+    CheckedValue,
+    CheckValue,
     Compile,
     Compiled,
     Convert,
@@ -50,8 +50,8 @@ def reply_to(request: Request) -> Reply:
                     return _compiled(json.loads(schema))
                 case Convert(gbnf):
                     return Compiled(_converted(gbnf))
-                case Check(value, schema):
-                    return Checked(_mistakes(json.loads(value), json.loads(schema)))
+                case CheckValue(value, schema):
+                    return CheckedValue(_mistakes(json.loads(value), json.loads(schema)))
     except InvalidGrammar as error:
         return Refused(error.message)
     except Exception as error:  # whatever a schema that was not checked can cause
@@ -118,7 +118,7 @@ def main() -> None:
 
     schema = '{"oneOf": [{"type": "string"}, {"pattern": "a"}], "maxItems": 1}'
     reply_to(Compile(schema, 60))  # what is imported late is imported now
-    reply_to(Check("[1, 2]", schema, 60))
+    reply_to(CheckValue("[1, 2]", schema, 60))
     gc.collect()
     gc.freeze()
     threading.stack_size(limits.COMPILE_STACK_BYTES.value)

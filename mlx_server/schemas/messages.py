@@ -15,7 +15,7 @@ class Convert(msgspec.Struct, array_like=True, tag=True):
     seconds: float
 
 
-class Check(msgspec.Struct, array_like=True, tag=True):
+class CheckValue(msgspec.Struct, array_like=True, tag=True):
     value: str
     """As JSON, like its schema."""
     schema: str
@@ -33,10 +33,10 @@ class Refused(msgspec.Struct, array_like=True, tag=True):
     message: str
 
 
-class Checked(msgspec.Struct, array_like=True, tag=True):
+class CheckedValue(msgspec.Struct, array_like=True, tag=True):
     errors: list[str]
     """What does not conform to the schema, each as "path: what"."""
 
 
-Request = Compile | Convert | Check
-Reply = Compiled | Checked | Refused
+Request = Compile | Convert | CheckValue
+Reply = Compiled | CheckedValue | Refused
