@@ -227,7 +227,8 @@ def test_templates_render_within_a_lower_limit() -> None:
 def test_answers_are_checked_within_a_lower_limit() -> None:
     kilobytes = limits.SCHEMA_MEMORY.value // 1024 + 600_000  # its code and its stack
     code = (
-        "from mlx_server.repair.conforming import conforms\nprint(conforms(5, {'type': 'string'}))"
+        "from mlx_server.repair.conforming import schema_errors\n"
+        "print(schema_errors(5, {'type': 'string'}))"
     )
     assert "5 is not of type" in limited(f"-v {kilobytes}", code=code).stdout
 

@@ -159,7 +159,7 @@ def test_how_long(server: Inside, kind: str) -> None:
     stalled(server, {**STREAMS, "whole": WHOLE}[kind])
     eventually(lambda: buffered(server) > 0, "it takes no more")
     with patience(server, 0.2):
-        server.within(lambda: [c._wait() for c in connections(server)])
+        server.within(lambda: [c._start_deadline() for c in connections(server)])
         eventually(server.is_free, "its rows are gone")
         eventually(lambda: not connections(server), "and its connection")
 

@@ -154,7 +154,7 @@ ENDINGS = {
 }
 PROGRAM = """
 import logging, threading, traceback
-from mlx_server import logs
+from mlx_server.system import logs
 logs.configure("debug", "STYLE")
 def fail():
     open("/kanarienvogel/some where/name")

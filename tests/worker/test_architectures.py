@@ -126,7 +126,7 @@ def test_what_is_said_to_be_wrong_together_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once mlx-lm computes it rightly, the table can do without it."""
-    monkeypatch.setattr(batch_support, "WRONG_TOGETHER", {})
+    monkeypatch.setattr(batch_support, "UNBATCHABLE", {})
     served = Served(Kind(name, CONFIGS[name]), tmp_path)
     assert served.bench.engine._batches["m"].why_alone == ""
     assert served.together() != served.expected
