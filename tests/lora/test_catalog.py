@@ -317,14 +317,14 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
         header(json.dumps({A: ENTRY, f"{LAYER}.lora_b": ENTRY}), bytes(8)),
         f"overlap or leave a gap, at '{LAYER}.lora_b'",
     ),
-    "offsets backwards": (entry(data_offsets=[8, 0]), f"its tensor '{A}'"),
+    "offsets backwards": (entry(data_offsets=[8, 0]), f"the tensor '{A}'"),
     "offsets beyond": (entry(shape=[1 << 40], data_offsets=[0, 2 << 40]), "is cut short"),
-    "negative shape": (entry(shape=[-2, -2]), f"its tensor '{A}'"),
-    "shape of no numbers": (entry(shape="22"), f"its tensor '{A}'"),
-    "shape of fractions": (entry(shape=[2.0, 2.0]), f"its tensor '{A}'"),
-    "an unknown type": (entry(dtype="F4"), f"its tensor '{A}'"),
-    "a type that is no text": (entry(dtype=[]), f"its tensor '{A}'"),
-    "an entry of nothing": (header(json.dumps({A: {}})), f"its tensor '{A}'"),
+    "negative shape": (entry(shape=[-2, -2]), f"the tensor '{A}'"),
+    "shape of no numbers": (entry(shape="22"), f"the tensor '{A}'"),
+    "shape of fractions": (entry(shape=[2.0, 2.0]), f"the tensor '{A}'"),
+    "an unknown type": (entry(dtype="F4"), f"the tensor '{A}'"),
+    "a type that is no text": (entry(dtype=[]), f"the tensor '{A}'"),
+    "an entry of nothing": (header(json.dumps({A: {}})), f"the tensor '{A}'"),
     "a tensor of integers": (
         tensors({A: np.ones((IN, RANK), np.int32), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
         f"'{A}' has the type I32",
@@ -449,7 +449,7 @@ def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None
         ({"trainable_token_indices": [1]}, "uses `trainable_token_indices`"),
         ({"bias": "all"}, "trains biases"),
         ({"r": 10_000}, "a rank from 1 to 512 as `r`"),
-        ({"r": 5}, "has the rank 4, and .* says 5"),
+        ({"r": 5}, "has the rank 4, but .* says 5"),
         ({"lora_alpha": None}, "a number as `lora_alpha`, but has None"),
         ({"target_modules": {"a": 1}}, "names as `target_modules`"),
         ({"rank_pattern": [1]}, "an object as `rank_pattern`"),
@@ -620,7 +620,7 @@ def test_a_link_out_of_the_folder_must_be_listed(tmp_path: Path) -> None:
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "a").symlink_to(mlx_adapter(tmp_path / "elsewhere"))
-    assert "leads out of" in told(AdapterCatalog(TINY, folder=adapters), "a")
+    assert "is a link to outside" in told(AdapterCatalog(TINY, folder=adapters), "a")
     listed = AdapterCatalog(TINY, {"a": AdapterLocation(tmp_path / "elsewhere")}, adapters)
     assert listed.find("a").rank == RANK
 
@@ -642,7 +642,7 @@ def test_the_hubs_cache_may_link_to_its_blobs_only(tmp_path: Path) -> None:
     blob.rename(repository / "4567")
     (folder / MLX_WEIGHTS).unlink()
     (folder / MLX_WEIGHTS).symlink_to("../../4567")
-    assert "leads out" in refusal(folder)
+    assert "is a link to outside" in refusal(folder)
 
 
 def test_a_changed_file_is_noticed_and_an_unchanged_one_is_not_read_again(

@@ -65,7 +65,7 @@ def test_a_name_with_a_public_and_a_private_address_is_refused(
 ) -> None:
     both = [(socket.AF_INET, 1, 6, "", (address, 80)) for address in ("8.8.8.8", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
-    with pytest.raises(McpError, match="own network"):
+    with pytest.raises(McpError, match="private network"):
         asyncio.run(resolved("rebound.example", 80, allow_private=False))
 
 

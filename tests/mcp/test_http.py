@@ -309,7 +309,7 @@ async def test_private_addresses_are_for_those_whom_the_owner_lets() -> None:
             async with opened(server, allow_private_urls=False) as toolset:
                 tools, error = listed(toolset)
             assert tools == 0
-            assert "own network" in error, host
+            assert "private network" in error, host
         assert wild.heads == []
         async with opened(McpServer("wild", url=url)) as toolset:
             assert await outcome(toolset) == "seen"
@@ -418,7 +418,7 @@ async def test_servers_are_few_and_have_names_of_their_own() -> None:
     found = Connectors(limits=LIMITS)
     for servers, message in (
         ([GOOD, GOOD], "Two MCP servers have the label 's'"),
-        ([replace(GOOD, label=str(i)) for i in range(17)], "more than 16"),
+        ([replace(GOOD, label=str(i)) for i in range(17)], "the limit is 16"),
     ):
         with pytest.raises(BadRequest, match=message):
             async with found.open(servers):

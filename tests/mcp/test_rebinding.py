@@ -61,7 +61,7 @@ async def test_one_private_answer_among_several_is_enough(
         for name in (NAME, f"{NAME}.", NAME.upper()):
             server = McpServer("wild", url=f"http://{name}:{port_of(url)}")
             async with opened(server, allow_private_urls=False) as toolset:
-                assert "own network" in listed(toolset)[1]
+                assert "private network" in listed(toolset)[1]
     assert secret.heads == []
 
 
@@ -84,7 +84,7 @@ async def test_every_request_of_a_session_is_checked(monkeypatch: pytest.MonkeyP
         async with opened(server, allow_private_urls=False) as toolset:
             assert await outcome(toolset) == "seen"
             names.addresses = ["127.0.0.1"]
-            assert "own network" in await outcome(toolset)
+            assert "private network" in await outcome(toolset)
     assert good.heads
     assert secret.heads == []
 
@@ -104,6 +104,6 @@ async def test_a_redirect_is_looked_up_and_checked_anew(monkeypatch: pytest.Monk
         server = McpServer("wild", url=f"http://{NAME}:{port_of(url)}")
         async with opened(server, allow_private_urls=False) as toolset:
             assert listed(toolset) == (1, "")
-            assert "own network" in await outcome(toolset)
+            assert "private network" in await outcome(toolset)
     assert "/elsewhere" not in good.paths
     assert secret.heads == []
