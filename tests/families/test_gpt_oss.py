@@ -376,7 +376,7 @@ def test_a_damaged_vocabulary_says_what_to_do(
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setattr(harmony_vocabulary, "SHIPPED", path)
-    with pytest.raises(ModelUnusable, match="Install mlx-server again"):
+    with pytest.raises(ModelUnusable, match="install mlx-server again"):
         shipped()
 
 
