@@ -121,7 +121,7 @@ def in_place_of(path: Path, kind: str) -> None:
 def test_what_is_no_file_is_not_opened(tmp_path: Path, name: str, kind: str) -> None:
     folder = mlx_adapter(tmp_path / "adapters" / "a")
     in_place_of(folder / name, kind)
-    with pytest.raises(AdapterInvalid, match=r"is not a file|is a link to outside of it|has no"):
+    with pytest.raises(AdapterInvalid, match=r"is not a file|link to outside"):
         AdapterCatalog(BaseModelShapes(), folder=tmp_path / "adapters").find("a")
 
 

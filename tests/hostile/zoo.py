@@ -275,7 +275,7 @@ REFUSED: Zoo = {
         "compiled",
     ),
     "an import that is none": (text("chat_template.jinja", "{% import %}"), "can't be compiled"),
-    "a model's own code": (own_code("model_file"), "never run here"),
+    "a model's own code": (own_code("model_file"), "which mlx-server never runs"),
     "a type that is a path": (config(model_type="../../evil"), "does not support its model type"),
     "a type that is a module": (config(model_type="..os"), "does not support its model type"),
 }

@@ -180,8 +180,8 @@ def test_mixed_and_many_prompts_are_refused(client: TestClient, prompt: Any) -> 
 
 
 def test_more_answers_than_there_is_room_for(client: TestClient) -> None:
-    assert "at most 80" in refused(client, prompt=["a"] * 128)["message"]
-    assert "at most 80" in refused(client, prompt=["a"] * 6, n=16)["message"]
+    assert "this server allows 80" in refused(client, prompt=["a"] * 128)["message"]
+    assert "this server allows 80" in refused(client, prompt=["a"] * 6, n=16)["message"]
 
 
 @pytest.mark.parametrize("value", [0, [0], "0"])
