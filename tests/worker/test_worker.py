@@ -776,7 +776,7 @@ def test_clients_take_turns_with_their_scorings(tiny_path: Path) -> None:
     """One that comes later waits for a piece of each other client's, and not for their ends."""
     engine = Engine()
     load(engine, tiny_path)
-    long: dict[str, Any] = {"prompt": 8 * PIECE, "tokens": 0, "score": True}
+    long: dict[str, Any] = {"prompt": 8 * PIECE, "tokens": 0, "prompt_logprobs": True}
     scorings = [
         ask(0, client="many", **long),
         ask(1, client="many", **long),
