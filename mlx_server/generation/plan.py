@@ -93,6 +93,8 @@ def shortened(
     """
     if request.max_tokens is not None or planned.demand.most_tokens <= most:
         return planned
+    if most >= prepared.context_length:
+        return planned  # memory has room for a whole context, which limits the row by itself
     answers = 2 if may_retry(prepared, request) else 1
     most_of_each = []
     for row in planned.rows:
