@@ -26,7 +26,7 @@ def serve(folder: Path, *named: str) -> "subprocess.CompletedProcess[str]":
     [
         ("empty", "lacks config.json"),
         ("org/not-there", "hub can't be reached"),
-        ("./gone", "no folder 'gone'"),
+        ("./gone", "The folder 'gone' does not exist"),
     ],
 )
 def test_nothing_that_can_be_served_is_the_end(tmp_path: Path, named: str, reason: str) -> None:
