@@ -145,7 +145,7 @@ class _Costs:
             if key in schema and not is_vacuous(schema, key):
                 self._choices += len(schema.get("properties", ())) ** 2
                 if self._choices > limits.SCHEMA_CHOICES.value:
-                    yield UnsupportedKeyword(path, key, "is too costly beside so many properties")
+                    yield UnsupportedKeyword(path, key, "is too costly with so many properties")
 
 
 def _unsupported_of(visited: Visited, disjoint: Disjoint) -> Iterator[UnsupportedKeyword]:
@@ -159,7 +159,7 @@ def _unsupported_of(visited: Visited, disjoint: Disjoint) -> Iterator[Unsupporte
             options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
             if not disjoint(options):
                 yield UnsupportedKeyword(
-                    path, key, "has options that can't be told apart (anyOf may)"
+                    path, key, "has options that may overlap (anyOf takes them)"
                 )
         elif key in ("minProperties", "maxProperties") and not _countable(
             schema, key, visited.joined
@@ -216,7 +216,7 @@ def _unsupported_patterns(path: Path, schema: Mapping[str, Any]) -> Iterator[Uns
         yield UnsupportedKeyword(path, "patternProperties", f"has {why}, which a grammar can't say")
         if "additionalProperties" in schema:
             yield UnsupportedKeyword(
-                path, "additionalProperties", "can't be told from patternProperties"
+                path, "additionalProperties", "can't be distinguished from patternProperties"
             )
 
 
