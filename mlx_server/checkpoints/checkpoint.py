@@ -11,6 +11,7 @@ from mlx_server.checkpoints.architectures import CONTEXT, default_context, texts
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.requests import SamplingChoices
+from mlx_server.system.regular_files import read_regular_text
 from mlx_server.templates.chat_template import ChatTemplate
 
 log = logging.getLogger("mlx_server.families")
@@ -98,7 +99,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def _file_text(path: Path) -> str:
     try:
-        return _existing(path).read_text("utf-8")
+        return read_regular_text(_existing(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
 

@@ -2,12 +2,15 @@
 
 import json
 import math
+import os
 import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from mlx_server.system.regular_files import open_regular
 
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -96,5 +99,5 @@ def _check_layout(tensors: Mapping[str, Tensor], data: int, size: int) -> None:
 
 def read_header_of(path: Path, most: int) -> Header:
     """Raises BadHeader or OSError."""
-    with path.open("rb") as file:
-        return read_header(file, path.stat().st_size, most)
+    with open_regular(path) as file:
+        return read_header(file, os.fstat(file.fileno()).st_size, most)

@@ -10,6 +10,7 @@ from sentencepiece import sentencepiece_model_pb2 as sentencepiece
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from mlx_server.errors import ModelUnusable
+from mlx_server.system.regular_files import read_regular
 
 SPACE = "▁"
 
@@ -42,7 +43,7 @@ def sentencepiece_tokenizer(
 def _read_proto(file: Path) -> Proto:
     proto: Proto = sentencepiece.ModelProto()
     try:
-        proto.ParseFromString(file.read_bytes())
+        proto.ParseFromString(read_regular(file))
     except DecodeError:
         raise _unusable(file, "is not a SentencePiece model") from None
     if not proto.pieces:

@@ -19,6 +19,7 @@ from mlx_server.checkpoints.control_pattern import pattern_of
 from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
 from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, public_message
 from mlx_server.request_threads import check_wanted
+from mlx_server.system.regular_files import read_regular
 
 Ids: TypeAlias = "array[int]"
 """Ids of a prompt that may be too long, as an array since a list takes ten times the memory."""
@@ -38,7 +39,7 @@ PROBE = "Hello, 123 wörld!\n"
 class Tokenizer:
     def __init__(self, path: Path) -> None:
         with _file_error(path.name):
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(read_regular(path))
             _check_growth(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -254,7 +255,7 @@ class Tokenizer:
                 at = end
         return b"".join([*parts, text[at:].encode()])
 
-    def with_delimiters(self, text: str, mark: str) -> str:
+    def escaped(self, text: str, mark: str) -> str:
         """The text with a mark after each character that could make it part of a control token."""
         has_core = self._cores and _letters_are_among(text, self._cores)
         if self._wordy:

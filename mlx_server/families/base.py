@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 import tokenizers
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
-from mlx_server.messages import Conversation, Tool
+from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.parsers.markup import MarkupLayout, MarkupParser
 from mlx_server.parsers.markup_grammar import markup_grammar
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext, Parser
+from mlx_server.parsers.reasoning_tags import Pair
+from mlx_server.prompts.continuation import ReasoningText
 from mlx_server.prompts.history_rendering import WriteCalls, in_hermes_tags
 from mlx_server.prompts.message_normalization import CallId
 from mlx_server.prompts.template_prompt import (
@@ -20,6 +22,7 @@ from mlx_server.prompts.template_prompt import (
     render_prompt,
 )
 from mlx_server.tool_parsers.blocks import unsupported_keywords
+from mlx_server.tool_parsers.formats import HERMES
 
 __all__ = ["FamilyOverrides", "ModelFamily", "RenderedPrompt"]
 
@@ -28,6 +31,8 @@ Renderer = Callable[[Checkpoint, Conversation], RenderedPrompt]
 
 
 TEXT = MarkupLayout(reasoning=())
+
+GrammarAfterReasoning = Callable[[OutputSpec, bool], str | None]
 
 Delimiters = tuple[tuple[str, ...], tuple[str, ...]]
 """Opening delimiters and closing delimiters."""
@@ -42,6 +47,11 @@ class FamilyOverrides:
     thinking_delimiters: Delimiters = ((), ())
     end_of_reasoning: Callable[[OutputSpec], str] = lambda spec: ""
     """The text between reasoning and the requested output."""
+    opening: Callable[[Message], str] = lambda begun: ""
+    """The delimiter that precedes the text of a message that the answer continues."""
+    grammar_after_reasoning: GrammarAfterReasoning = lambda spec, constrains: None
+    """The grammar of what follows reasoning that was ended by its budget, if it differs from the
+    rest of the answer's. `constrains`: whether calls have to follow their tool's schema."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,13 @@ class ModelFamily:
     """Roles that this family's templates know by another name, with that name."""
     call_id: CallId = as_given
     """Converts the ids of earlier calls, which another model or a client may have made."""
+    reasoning_tags: tuple[Pair, ...] | None = None
+    """Tags of reasoning that models.yaml adds to the family's own. None: those that models of any
+    family write are recognised at the beginning of an answer, and reported."""
     write_calls: WriteCalls = in_hermes_tags
     """Renders earlier calls as the model writes them, for templates that leave them out."""
+    tools_in_prompt: bool = False
+    """Whether tools are described in the system prompt: see `with_tools_in_prompt`."""
 
     def evidence(self, checkpoint: Checkpoint) -> int:
         """How well the checkpoint matches: 1 by model type, 2 by template, 3 by both.
@@ -91,6 +106,7 @@ class ModelFamily:
 
     def layout_with(self, tools: Sequence[Tool] = ()) -> MarkupLayout:
         layout = self.layout if isinstance(self.layout, MarkupLayout) else self.layout(tools)
+        layout = layout.with_reasoning(self.reasoning_tags or ())
         return replace(layout, after_reasoning=self._after_reasoning(layout))
 
     def _after_reasoning(self, layout: MarkupLayout) -> str:
@@ -99,6 +115,8 @@ class ModelFamily:
         return self.answer_prefix[len(self.answer_prefix.rstrip()) :] if trims else ""
 
     def make_parser(self, context: ParseContext) -> Parser:
+        if self.reasoning_tags is not None:
+            context = replace(context, reasoning_tags=self.reasoning_tags)
         if self.overrides:
             return self.overrides.parser(context)
         return MarkupParser(self.layout_with(context.tools), context)
@@ -135,15 +153,14 @@ class ModelFamily:
         """The text between reasoning and the requested output; empty if nothing ends reasoning."""
         return self.overrides.end_of_reasoning(spec) if self.overrides else self.answer_prefix
 
+    def grammar_after_reasoning(self, spec: OutputSpec, *, constrains: bool) -> str | None:
+        overrides = self.overrides
+        return overrides.grammar_after_reasoning(spec, constrains) if overrides else None
+
     def thinks(self, checkpoint: Checkpoint) -> bool:
         """Whether the model may reason: its template or vocabulary has the delimiters."""
         opens, _ = self.thinking_delimiters()
-        control = checkpoint.tokenizer.control_tokens.values()
-        return any(
-            delimiter.strip() in checkpoint.template_source
-            or any(token in delimiter for token in control)
-            for delimiter in opens
-        )
+        return any(_knows(checkpoint, delimiter) for delimiter in opens)
 
     def render(
         self, checkpoint: Checkpoint, conversation: Conversation, most: int | None = None
@@ -153,8 +170,56 @@ class ModelFamily:
             if most is not None:
                 _check_contents(checkpoint, conversation, most)
             return self.renderer(checkpoint, conversation)
-        options = RenderOptions(dict(self.roles), self.call_id, self.write_calls)
+        options = RenderOptions(
+            dict(self.roles),
+            self.call_id,
+            self.write_calls,
+            self.tools_in_prompt,
+            self._reasoning_text(checkpoint),
+        )
         return render_prompt(checkpoint, conversation, options, most)
+
+    def with_tools_in_prompt(self) -> "ModelFamily":
+        """The family with its tools described as Hermes models are given them. Calls in Hermes'
+        format are read in addition to its own."""
+
+        def layout(tools: Sequence[Tool]) -> MarkupLayout:
+            own = self.layout if isinstance(self.layout, MarkupLayout) else self.layout(tools)
+            others = (each for each in own.call_formats if each != HERMES)
+            return replace(own, call_formats=(HERMES, *others)) if tools else own
+
+        return replace(self, layout=layout, write_calls=in_hermes_tags, tools_in_prompt=True)
+
+    def reasoning_pairs(self, checkpoint: Checkpoint) -> tuple[tuple[str, str], ...]:
+        """The opening and closing delimiters of reasoning that the model knows."""
+        if self.overrides:
+            return ()
+        pairs = self.layout_with().reasoning
+        return tuple(pair for pair in pairs if _knows(checkpoint, pair[0]))
+
+    def reasons(self, checkpoint: Checkpoint) -> bool:
+        """Whether an answer may begin with reasoning that a client sends."""
+        return bool(self.overrides or self.reasoning_pairs(checkpoint))
+
+    def open_end(self, checkpoint: Checkpoint, begun: Message) -> str:
+        """The delimiter of the section in which a prompt ends whose last message is continued; ""
+        for the text of an answer that has none."""
+        if self.overrides:
+            return self.overrides.opening(begun)
+        if begun.content or not begun.reasoning:
+            return ""
+        return self.reasoning_pairs(checkpoint)[0][0]
+
+    def _reasoning_text(self, checkpoint: Checkpoint) -> ReasoningText | None:
+        for opening, closing in self.reasoning_pairs(checkpoint):
+            return ReasoningText(f"{opening}\n", self.answer_prefix or f"\n{closing}\n\n")
+        return None
+
+
+def _knows(checkpoint: Checkpoint, delimiter: str) -> bool:
+    control = checkpoint.tokenizer.control_tokens.values()
+    in_template = delimiter.strip() in checkpoint.template_source
+    return in_template or any(token in delimiter for token in control)
 
 
 def _check_contents(checkpoint: Checkpoint, conversation: Conversation, most: int) -> None:

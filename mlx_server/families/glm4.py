@@ -25,7 +25,7 @@ GLM4_5 = ModelFamily(
     name="glm4_5",
     layout=LAYOUT,
     answer_prefix="</think>",
-    model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe"),
+    model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe", "laguna"),
     stop_tokens=STOPS,
     special_tokens=(
         *TURNS,

@@ -2,7 +2,14 @@
 
 from mlx_server.families.base import FamilyOverrides, ModelFamily
 from mlx_server.parsers.harmony import HarmonyParser
-from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING, end_of_reasoning, grammar
+from mlx_server.parsers.harmony_grammar import (
+    FINAL,
+    NEXT,
+    REASONING,
+    end_of_reasoning,
+    grammar,
+    grammar_after_reasoning,
+)
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts import harmony_prompt
 from mlx_server.prompts.harmony_vocabulary import SPECIAL, encoding, real_tokenizer
@@ -17,7 +24,14 @@ def _parser(context: ParseContext) -> HarmonyParser:
 
 GPT_OSS = ModelFamily(
     name="gpt_oss",
-    overrides=FamilyOverrides(_parser, grammar, DELIMITERS, end_of_reasoning),
+    overrides=FamilyOverrides(
+        _parser,
+        grammar,
+        DELIMITERS,
+        end_of_reasoning,
+        harmony_prompt.opening,
+        grammar_after_reasoning,
+    ),
     shapes=("analysis", "commentary to=functions.…"),
     renderer=harmony_prompt.render,
     model_types=("gpt_oss",),

@@ -1,4 +1,7 @@
-"""Granite 3 and 4: a JSON array after `<|tool_call|>`, or calls as Hermes writes them."""
+"""Granite 3 and 4: a JSON array after `<|tool_call|>`, or calls as Hermes writes them.
+
+Granite 3.2 says in words where its thoughts begin and end, 3.3 and later in tags.
+"""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
@@ -6,7 +9,15 @@ from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.formats import GRANITE as CALLS
 from mlx_server.tool_parsers.formats import HERMES
 
-LAYOUT = MarkupLayout(call_formats=(CALLS, HERMES), dropped=("<response>", "</response>"))
+WORDED = tuple(
+    (f"{here} my thought process:", f"{here} my response:") for here in ("Here is", "Here's")
+)
+
+LAYOUT = MarkupLayout(
+    call_formats=(CALLS, HERMES),
+    dropped=("<response>", "</response>"),
+    worded_reasoning=WORDED,
+)
 
 GRANITE = ModelFamily(
     name="granite",

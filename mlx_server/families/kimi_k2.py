@@ -5,6 +5,7 @@ import re
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import THINK, MarkupLayout
 from mlx_server.tool_parsers.formats import KIMI_K2 as NOTATION
+from mlx_server.tool_parsers.formats import KIMI_K2_SINGULAR
 from mlx_server.tool_parsers.formats import KIMI_K2_WITHOUT_SECTION as WITHOUT_SECTION
 
 ID = re.compile(r"functions\.[^\s:]+:\d+")
@@ -17,7 +18,9 @@ def numbered_call_id(id: str, name: str, number: int) -> str:
 
 # the template puts no white space between reasoning, text and calls
 LAYOUT = MarkupLayout(
-    call_formats=(NOTATION, WITHOUT_SECTION), trims=False, calls_end_reasoning=True
+    call_formats=(NOTATION, WITHOUT_SECTION, KIMI_K2_SINGULAR),
+    trims=False,
+    calls_end_reasoning=True,
 )
 
 KIMI_K2 = ModelFamily(

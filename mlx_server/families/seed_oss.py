@@ -3,6 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import SEED_OSS as CALLS
+from mlx_server.tool_parsers.formats import SEED_OSS_WITHOUT_BLOCK
 
 OPEN, CLOSE = "<seed:think>", "</seed:think>"
 BUDGET, BUDGET_END = "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"
@@ -10,7 +11,7 @@ BUDGET, BUDGET_END = "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"
 # a prompt without a thinking budget ends within a reflection
 LAYOUT = MarkupLayout(
     reasoning=((OPEN, CLOSE), (OPEN + BUDGET, CLOSE)),
-    call_formats=(CALLS,),
+    call_formats=(CALLS, SEED_OSS_WITHOUT_BLOCK),
     calls_end_reasoning=True,
 )
 

@@ -61,9 +61,15 @@ def _shapes(call_format: CallFormat) -> list[str]:
 
 
 def _delimited(opening: str, closing: str) -> str:
-    return f"{opening.strip()}…{closing.strip()}"
+    shown = (delimiter.strip().replace("\n", " ⏎ ") for delimiter in (opening, closing))
+    return "…".join(shown)
 
 
 def _code(items: Sequence[str]) -> str:
     """A bar would end the cell, also inside of code."""
-    return ", ".join(f"`{item}`".replace("|", "\\|") for item in items)
+    return ", ".join(_quoted(item).replace("|", "\\|") for item in items)
+
+
+def _quoted(item: str) -> str:
+    """Code that may contain code fences."""
+    return f"````` {item} `````" if "`" in item else f"`{item}`"

@@ -1,4 +1,4 @@
-"""The formats that a client may ask for, as rules of a grammar."""
+"""The answer formats that a client may request, as rules of a grammar."""
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
@@ -10,7 +10,7 @@ from mlx_server.schemas.compiled import compiled
 
 
 def format_rule(format: Format, lark: Lark) -> str:
-    """The rule of a text that is this and nothing around it."""
+    """The rule of an answer in this format, with nothing before or after it."""
     match format:
         case JsonFormat(schema=found):
             return lark.rule(compiled(found).grammar)
@@ -23,12 +23,12 @@ def format_rule(format: Format, lark: Lark) -> str:
 
 
 def is_verbatim(format: Format | None) -> bool:
-    """Whether white space at its beginning may be a part of it."""
+    """Whether white space at the beginning of an answer may belong to the format."""
     return format is not None and not isinstance(format, JsonFormat)
 
 
 def check(format: Format, param: str) -> None:
-    """Raises InvalidGrammar for what can't be used, before anything is compiled."""
+    """Raises InvalidGrammar if the format can't be used."""
     try:
         match format:
             case JsonFormat(schema=found, strict=strict):
@@ -46,7 +46,7 @@ def check(format: Format, param: str) -> None:
 
 
 def unenforced(format: Format) -> tuple[str, ...]:
-    """`keyword at #/path` for all that the grammar leaves out (see schema.py)."""
+    """`keyword at #/path` for each keyword that the grammar leaves out."""
     if isinstance(format, JsonFormat) and not format.strict:
         return schema.unenforced(format.schema)
     return ()

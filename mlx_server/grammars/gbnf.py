@@ -1,4 +1,4 @@
-"""GBNF, llama.cpp's notation of grammars, as Lark. llguidance converts it.
+"""Converts GBNF, llama.cpp's notation of grammars, to Lark, with llguidance's converter.
 
 https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """
@@ -27,18 +27,18 @@ def is_gbnf(source: str) -> bool:
 
 
 def lark_of(source: str) -> str:
-    """Raises InvalidGrammar."""
+    """The grammar in Lark. Raises InvalidGrammar."""
     twice = [name for name, times in Counter(_HEAD.findall(source)).items() if times > 1]
-    if twice:  # the last one would count
+    if twice:  # llguidance would take the last one
         raise _refused(f"{twice[0]} is defined twice")
     return converted(_WITHIN_RULE.sub(" ", _PIECE.sub(_plain, source)))
 
 
 def _plain(piece: re.Match[str]) -> str:
-    """The same in the few escapes that llguidance converts correctly."""
+    """Rewrites a piece with the escapes that llguidance converts correctly, and drops comments."""
     if piece["special"]:
         raise _refused(f"{piece[0]} is a special token; those are the model's own")
-    if piece["start"]:  # which `root` is to be called
+    if piece["start"]:  # the converter renames `root` to it
         return "start-rule"
     if piece["any"]:
         return "[\\x00-\U0010ffff]"

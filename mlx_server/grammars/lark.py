@@ -1,6 +1,6 @@
-"""A grammar on its way to llguidance, in its variant of Lark.
+"""Builds a grammar in llguidance's variant of Lark.
 
-Names of rules and terminals are made here. What is alike is written once.
+It chooses the names of rules and terminals, and writes rules with the same body only once.
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
@@ -12,31 +12,31 @@ from typing import Any
 from mlx_server.schemas.grammar import text_of
 
 OPTIONS = '%llguidance {"no_forcing": true}'
-"""Text that a grammar forces would be tokenised, and could become a control token."""
+"""Without it, llguidance would tokenise text that a grammar forces, even to control tokens."""
 
 
 class Lark:
     def __init__(self, control: Mapping[int, str] | None = None) -> None:
-        """control: the control tokens of the vocabulary; text never stands for one."""
+        """control: the vocabulary's control tokens by id. Free text never matches one of them."""
         self._ids = {text: id for id, text in (control or {}).items()}
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._names: dict[str, str] = {}
 
     def rule(self, body: str) -> str:
-        """Returns its name, to be used in other rules."""
+        """Adds a rule and returns its name, which other rules may use."""
         return self._named("r", body)
 
     def terminal(self, body: str) -> str:
-        """One lexeme: regular expressions and texts, no rules and no control tokens."""
+        """Adds a terminal, one lexeme of regular expressions and texts, without control tokens."""
         return self._named("T", body)
 
     def json(self, schema: Mapping[str, Any] | bool) -> str:
-        """JSON that follows a schema, but for what the report of it says."""
+        """Adds a rule of JSON that conforms to a schema, except for its unsupported keywords."""
         return self.rule(text_of(schema))
 
     def text(self, literal: str) -> str:
-        """Exactly this; control tokens that it spells are meant as such."""
+        """The body of a rule of exactly this text, whose control tokens are matched as tokens."""
         parts, at = [], 0
         for match in self._marks.finditer(literal):
             parts += [quoted(literal[at : match.start()]), f"<[{self._ids[match[0]]}]>"]
@@ -45,12 +45,15 @@ class Lark:
         return " ".join(part for part in parts if part) or '""'
 
     def first_control(self, literal: str) -> str:
-        """The first control token in it; empty if it is all text."""
+        """The first control token in the text; empty if it has none."""
         found = self._marks.search(literal)
         return found[0] if found else ""
 
     def up_to(self, delimiter: str, text: str = "") -> str:
-        """Any text, and the first of these marks behind it. text: a terminal that it has to be."""
+        """Adds a rule of any text up to and including the first delimiter.
+
+        text: a terminal that the text before the delimiter must match.
+        """
         text = text or self.anything()
         control = self._marks.search(delimiter)
         if not control:
@@ -60,20 +63,20 @@ class Lark:
         return self.rule(f"{whole} {self.text(rest)}")
 
     def recursive(self, body: Callable[[str], str]) -> str:
-        """A rule that uses itself: its body is made with its name."""
+        """Adds a rule that uses itself: `body` gets the rule's name and returns its body."""
         name = f"r{len(self._names)}"
-        self._names[name] = name  # nobody else's
+        self._names[name] = name  # reserves it
         written = body(name)
         del self._names[name]
-        while written in self._names:  # another rule's body, yet a rule of its own
+        while written in self._names:  # it needs a rule of its own although its body exists
             written = f"({written})"
         self._names[written] = name
         return name
 
     def later(self) -> str:
-        """A rule that others may use before it is defined."""
+        """The name of a rule that others may use before it is defined."""
         name = f"r{len(self._names)}"
-        self._names[name] = name  # nobody else's
+        self._names[name] = name  # reserves it
         return name
 
     def define(self, name: str, body: str) -> None:
@@ -81,12 +84,12 @@ class Lark:
         self._names = {body if text == name else text: own for text, own in self._names.items()}
 
     def anything(self, *but: str) -> str:
-        """Any text in which none of these marks stands, and no control token."""
+        """Adds a terminal of any text without these delimiters and without control tokens."""
         whole = self.terminal("/(?s:.*)/")
         marks = [quoted(mark) for mark in but if mark not in self._ids]
         if not marks:
             return whole
-        # one expression for all of them: the lexer multiplies those that are apart
+        # one expression for all of them: separate ones would multiply the lexer's states
         found = self.terminal(f"{whole} ({' | '.join(marks)}) {whole}")
         return self.terminal(f"{whole} & ~{found}")
 
@@ -108,5 +111,5 @@ def quoted(text: str) -> str:
 
 
 def literally(text: str) -> str:
-    """A regular expression of exactly this, for between slashes."""
+    """A regular expression of exactly this text, to stand between slashes."""
     return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda sign: "\\" + sign[0], text)

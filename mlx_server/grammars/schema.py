@@ -1,4 +1,4 @@
-"""The JSON schemas of a request: checked, told what of them is not enforced, taken apart."""
+"""Checks the JSON schemas of a request and makes rules of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,11 @@ _SAYS_MORE = frozenset(
         *("dependentRequired", "dependentSchemas", "dependencies", "minProperties"),
     )
 )
-"""Of the members of an object, beyond their list."""
+"""Keywords that constrain the members of an object in addition to their list."""
 
 
 def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
-    """Raises InvalidGrammar if it can't be used, or, if strict, not all of it enforced."""
+    """Raises InvalidGrammar if the schema can't be used or, if strict, not enforced entirely."""
     try:
         found = compiled(schema)
         if strict:
@@ -67,20 +67,23 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
 
 
 def unenforced(schema: Schema) -> tuple[str, ...]:
-    """`keyword at #/path` for all that a grammar of it leaves out, if it is not strict."""
+    """`keyword at #/path` for each keyword that the schema's grammar leaves out."""
     return compiled(schema).unenforced
 
 
 def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False) -> str:
-    """The rule of a tool's arguments: a JSON object, whatever its schema leaves open."""
+    """The rule of a tool's arguments: a JSON object, even if the schema does not say so."""
     schema = object_of(parameters)
     check(schema, strict=strict)
     return lark.rule(compiled(schema).grammar)
 
 
 def object_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are an object even where it does not say so, and
-    those that it lists, or a small model invents others."""
+    """The schema of a tool's arguments, as an object.
+
+    If it lists properties and says nothing else about members, it allows no others: a small model
+    would invent some.
+    """
     if parameters is None:
         return {"type": "object"}
     closed = {"additionalProperties": False} if _lists_all(parameters) else {}

@@ -19,9 +19,11 @@ class FreeTextRule:
     """Delimiters that are allowed in the text, although their control token alone is not."""
     first: str = field(default="", kw_only=True)
     """A terminal: the text allowed before the first of those, if it is restricted further."""
+    first_before_control: str = field(default="", kw_only=True)
+    """A terminal: the text allowed before them if there is any of them."""
 
-    def starting_with(self, first: str) -> "FreeTextRule":
-        return replace(self, first=first)
+    def starting_with(self, first: str, before_control: str = "") -> "FreeTextRule":
+        return replace(self, first=first, first_before_control=before_control or first)
 
     def up_to(self, delimiter: str) -> str:
         return self._ended(lambda text: self.lark.up_to(delimiter, text))
@@ -37,7 +39,7 @@ class FreeTextRule:
         later = f"{run} {end(self.text)}"
         if not self.first:
             return later
-        first = self._steps(self.first)
+        first = self._steps(self.first_before_control)
         longer = [f"({one_of(first)}) {later}"] if first else []
         return self.lark.rule(one_of([end(self.first), *longer]))
 

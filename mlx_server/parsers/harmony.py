@@ -6,38 +6,50 @@ to end or to start are ended and started here. In a header that it can't read, t
 to no header are text.
 """
 
-import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 from openai_harmony import (
-    Author,
     HarmonyEncoding,
     HarmonyError,
     Role,
     StreamableParser,
-    TextContent,
     ToolNamespaceConfig,
 )
-from openai_harmony import Message as HarmonyMessage
 
 from mlx_server import limits
-from mlx_server.events import BuiltInCall, Event, ReasoningDelta, Repaired, RepairKind, TextDelta
+from mlx_server.events import (
+    BuiltInCall,
+    Event,
+    ReasoningDelta,
+    Repaired,
+    RepairKind,
+    TextDelta,
+    ToolCallStarted,
+)
 from mlx_server.messages import Phase, Tool
 from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, HarmonyHeader, parse_header
+from mlx_server.parsers.harmony_message import (
+    BuiltInSink,
+    HarmonyMessageReader,
+    ReadSink,
+    Sink,
+    code,
+    json_arguments,
+)
+from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
+from mlx_server.parsers.whitespace import PieceSeparator
+from mlx_server.repair.call_shapes import FoundCall
 from mlx_server.repair.json_text import json_text, parsed, text_around_json
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.json_calls import call_object
-from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
-from mlx_server.tool_parsers.syntaxes import JSON
+from mlx_server.tool_parsers.source import Source, Steps
 
 log = logging.getLogger("mlx_server.parsers")
 
@@ -46,15 +58,15 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|endoftext|>")
 FIRST_CONTROL = 199_998
 """The first id of the control tokens, most of which have no meaning."""
 
-
-THINK, THINK_END = "<think>", "</think>"
-
 CHANNELS: dict[Phase, str] = {"commentary": "commentary", "final_answer": "final"}
 
 FUNCTIONS = "functions."
 PYTHON, BROWSER = "python", "browser"
 BUILT_IN = re.compile(r"(python|browser|container)(\..*)?", re.DOTALL)
 """Matches recipients that the model knows from its training."""
+
+NAMELESS = re.compile(r"assistant|(functions?|tools?)\.?")
+"""Matches recipients that name no tool."""
 
 FIELDS: dict[Section, str] = {"text": "content", "reasoning": "reasoning_content"}
 """The part of the answer that a section belongs to, as `Repaired.where` names it."""
@@ -77,12 +89,6 @@ def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
     ]
 
 
-def message_json(message: HarmonyMessage) -> dict[str, Any]:
-    """The message as JSON values, without enumerations."""
-    found: dict[str, Any] = json.loads(message.to_json())
-    return found
-
-
 @lru_cache(maxsize=1)
 def control_ids(encoding: HarmonyEncoding) -> dict[str, int]:
     names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
@@ -93,7 +99,6 @@ class HarmonyParser:
     def __init__(self, encoding: HarmonyEncoding, context: ParseContext) -> None:
         self.section: Section = "call"
         """Headers count as "call" too: they are neither text nor reasoning."""
-        self.awaits_answer = False
         self._encoding = encoding
         self._ids = control_ids(encoding)
         self._names = {id: name for name, id in self._ids.items()}
@@ -101,21 +106,35 @@ class HarmonyParser:
         self._events: list[Event] = []
         self._repairs: set[Repaired] = set()
         self._phase: Phase = "final_answer"
+        self._texts, self._thoughts = PieceSeparator(by_line=True), PieceSeparator(by_line=True)
+        self._opens_thought = {} if context.formatted else dict(context.reasoning_tags)
         tools = callable_tools(context.tools)
         self._python = any(is_built_in(tool) and tool.name == PYTHON for tool in tools)
-        make_calls = partial(ToolCallEmitter, context.index, tools, allowed=context.repair)
-        self._calls = make_calls(emit=self._emit)
-        self._trial = make_calls(emit=lambda event: None)
-        """Parses a text to test whether it is a call, without any events."""
-        self._may_call = bool(tools) and not context.formatted
-        self._has_reasoned = False
-        self._is_intended = False
-        """Whether the current text is for the user even if it looks like a call."""
+        self._calls = ToolCallEmitter(
+            context.index,
+            tools,
+            self._emit,
+            allowed=context.repair,
+            holds_calls=context.holds_calls,
+        )
+        makes = context.misplaced_calls == "make" and not context.formatted
+        self._misplaced = partial(
+            MisplacedCallReader, self._calls, tools, context.repair, makes=makes
+        )
+        self._answered = False
+        """Whether there was anything but reasoning and white space."""
+        self._reasoned: list[str] = []
+        """The reasoning of the most recent message that has any."""
+        self._ends_reasoning = False
+        """Whether the most recent message is reasoning."""
         self._header: list[int] = []
         self._role: Role | None = Role.ASSISTANT
         """Role of the next message, unless its header has one."""
         self._message: HarmonyMessageReader | None = None
         self._messages: list[HarmonyMessageReader] = []
+        self._continues_text = False
+        if context.continues:
+            self._continue(context.ends_with)
 
     def feed(self, token: int, text: str) -> list[Event]:
         if token >= FIRST_CONTROL:
@@ -130,10 +149,31 @@ class HarmonyParser:
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         self._end(cut=cut)
+        if not cut:
+            self._misplaced().emit(self._calls_in_reasoning(), "reasoning")
         return self._take_events()
+
+    @property
+    def is_unterminated(self) -> bool:
+        return False  # the token that ends the answer ends the message too
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self._ends_reasoning and not self._calls_in_reasoning()
+
+    def _calls_in_reasoning(self) -> list[FoundCall]:
+        """The calls that an answer of nothing but reasoning ends in: the model expects results."""
+        return [] if self._answered else self._misplaced().at_end_of("".join(self._reasoned))
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
         return [message.as_json() for message in self._messages]
+
+    def _continue(self, header: str) -> None:
+        """Open the message that the prompt has begun."""
+        self._continues_text = True
+        for token in self._encoding.encode(header, allowed_special="all"):
+            self.feed(token, "")
+        self._continues_text = False
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
@@ -183,8 +223,10 @@ class HarmonyParser:
 
     def _open(self, parser: StreamableParser, header: HarmonyHeader) -> None:
         self._header, self._role = [], Role.ASSISTANT
+        self._texts.interrupt()
+        self._thoughts.interrupt()
         self.section, sink = self._sink(header)
-        self.awaits_answer = self.section == "reasoning"
+        self._ends_reasoning = self.section == "reasoning"
         self._message = HarmonyMessageReader(parser, sink, header)
         self._messages.append(self._message)
 
@@ -221,15 +263,19 @@ class HarmonyParser:
             # a call of a built-in tool that is not available: reported, but not as text
             log.info("the model called a built-in tool that the request does not have")
             return "reasoning", BuiltInSink(self._index, name, self._emit)
+        is_nameless = bool(NAMELESS.fullmatch(name))
         if header.channel == "analysis" and not name.startswith(FUNCTIONS):
             if header.broken:
                 self._add_repair("unmarked", "reasoning_content")
-            return "reasoning", Sink(self._emit_reasoning)
+            self._reasoned = []
+            read = ReadSink(self._read_nameless) if is_nameless else Sink(self._emit_reasoning)
+            return "reasoning", read
         if header.broken:
             self._add_repair("unmarked", "content")
-        # a final message after reasoning is meant as text, even if it looks like a call
-        self._is_intended = header.channel == "final" and self._has_reasoned
-        return "text", ReadSink(self._read_text)
+        if self._continues_text:
+            return "text", Sink(self._emit_text)
+        may_be_nameless = is_nameless or (header.channel == "commentary" and not name)
+        return "text", ReadSink(partial(self._read_text, may_be_nameless=may_be_nameless))
 
     def _read_call(self, source: Source, name: str) -> Steps[None]:
         read = code if self._python and name == PYTHON else json_arguments
@@ -257,49 +303,56 @@ class HarmonyParser:
                     # text around the JSON of a call can only be reasoning
                     self._emit_reasoning(text_around_json(text))
                     return
+        self._calls.give_up(broken=True)
         self._emit_text(text)
 
-    def _read_text(self, source: Source) -> Steps[None]:
-        """Read a text, which may begin with `<think>` or be a tool call without a header."""
-        before = yield from source.space()
-        if delimiter := (yield from source.accept(THINK, THINK_END)):
-            if delimiter == THINK:
+    def _read_nameless(self, source: Source) -> Steps[None]:
+        """Read reasoning that may be the arguments of a call whose tool was not named."""
+        if not (yield from self._misplaced().read_nameless(source)):
+            yield from source.up_to(into=self._emit_reasoning)
+
+    def _read_text(self, source: Source, *, may_be_nameless: bool) -> Steps[None]:
+        """Read a text, which may begin with a thought in tags or be a tool call without a header.
+
+        may_be_nameless: the tool may be known by the arguments only."""
+        before = yield from self._read_thoughts(source)
+        calls = self._misplaced()
+        if (yield from source.comes(*calls.beginnings)) and (yield from calls.read(source)):
+            return
+        if may_be_nameless and (yield from calls.read_nameless(source)):
+            return
+        self._emit_text(before)
+        while found := (yield from source.up_to(*calls.in_text, into=self._emit_text)):
+            if not (yield from calls.read(source, found)):
+                self._emit_text(found)
+
+    def _read_thoughts(self, source: Source) -> Steps[str]:
+        """Read thoughts in tags; return the white space before the text."""
+        space = yield from source.space()
+        closes = self._opens_thought.values()
+        while delimiter := (yield from source.accept(*self._opens_thought, *closes)):
+            if delimiter in closes:
+                self._add_repair("unmarked", "content")
+            else:
                 self._add_repair("reasoning", "content")
                 self.section = "reasoning"
-                yield from source.up_to(THINK_END, into=self._emit_reasoning)
+                self._thoughts.interrupt()
+                closing = self._opens_thought[delimiter]
+                yield from source.up_to(closing, into=self._emit_reasoning)
                 self.section = "text"
-            else:
-                self._add_repair("unmarked", "content")
             yield from source.space()
-            before = ""
-        source.keep(before)
-        may_call = self._may_call and not self._is_intended
-        if may_call and (yield from self._is_call(source)):
-            self._calls.misplaced = ("unmarked",)
-            yield from call_object(complete_source(source.kept().partition("{")[2]), self._calls)
-        else:
-            self._emit_text(source.kept())
-            yield from source.up_to(into=self._emit_text)
-
-    def _is_call(self, source: Source) -> Steps[bool]:
-        """Whether the rest of the text is a call. Reads only as long as it may be one."""
-        if not (yield from source.accept("{")):
-            return False
-        try:
-            yield from call_object(source, self._trial)
-        except Malformed:
-            return False
-        yield from source.space()
-        return (yield from source.at_end()) and not source.cut
+            space = ""
+        return space
 
     def _emit_text(self, piece: str) -> None:
         if piece:
-            self._emit(TextDelta(self._index, piece, phase=self._phase))
+            separator = self._texts.before(piece)
+            self._emit(TextDelta(self._index, piece, phase=self._phase, separator=separator))
 
     def _emit_reasoning(self, piece: str) -> None:
         if piece:
-            self._has_reasoned = True
-            self._emit(ReasoningDelta(self._index, piece))
+            self._reasoned.append(piece)
+            self._emit(ReasoningDelta(self._index, piece, self._thoughts.before(piece)))
 
     def _add_repair(self, what: RepairKind, where: str) -> None:
         repair = Repaired(self._index, what, where)
@@ -308,111 +361,9 @@ class HarmonyParser:
             self._emit(repair)
 
     def _emit(self, event: Event) -> None:
+        match event:
+            case TextDelta(_, text):
+                self._answered = self._answered or not text.isspace()
+            case ToolCallStarted() | BuiltInCall():
+                self._answered = True
         self._events.append(event)
-
-
-class Sink:
-    def __init__(self, into: Into) -> None:
-        self.into = into
-
-    def end(self, *, cut: bool) -> None:
-        """End the message; `cut` if a limit ended the answer, not the model."""
-
-
-class ReadSink(Sink):
-    def __init__(self, read: Callable[[Source], Steps[None]]) -> None:
-        self._source = Source()
-        self._steps = read(self._source)
-        super().__init__(self._feed)
-
-    def _feed(self, piece: str) -> None:
-        self._source.feed(piece)
-        next(self._steps, None)
-
-    def end(self, *, cut: bool) -> None:
-        self._source.close(cut=cut)
-        next(self._steps, None)
-
-
-class BuiltInSink(Sink):
-    def __init__(self, index: int, tool: str, emit: Callable[[Event], None]) -> None:
-        self._index, self._tool, self._emit = index, tool, emit
-        self._pieces: list[str] = []
-        super().__init__(self._pieces.append)
-
-    def end(self, *, cut: bool) -> None:
-        text = "".join(self._pieces)
-        self._emit(BuiltInCall(self._index, self._tool, text, is_whole=not cut))
-
-
-class HarmonyMessageReader:
-    """Decodes the content of one message and feeds it to a sink."""
-
-    def __init__(self, parser: StreamableParser, sink: Sink, header: HarmonyHeader) -> None:
-        self._parser = parser
-        self._sink = sink
-        self._header = header
-        self._length = 0
-        self._pieces: list[str] = []
-        self._read = HarmonyMessage(
-            author=Author(role=parser.current_role or Role.ASSISTANT),
-            channel=parser.current_channel,
-            recipient=parser.current_recipient,
-            content_type=parser.current_content_type,
-        )
-        """The message as parsed so far, without its content."""
-        if header.rest:
-            self._forward(header.rest)
-
-    def feed(self, token: int) -> None:
-        self._parser.process(token)
-        if piece := self._parser.last_content_delta:
-            self._length += len(piece)
-            self._forward(piece)
-
-    def end(self, *, cut: bool) -> None:
-        self._parser.process_eos()
-        (self._read,) = self._parser.messages
-        (content,) = self._read.content
-        assert isinstance(content, TextContent)
-        # bytes of an incomplete character are decoded only now
-        if rest := str(content.text)[self._length :]:
-            self._forward(rest)
-        self._sink.end(cut=cut)
-
-    def as_json(self) -> dict[str, Any]:
-        """The message so far, completed by what OpenAI's parser could not read in its header."""
-        message = self._read.model_copy()
-        message.channel = message.channel or self._header.channel
-        message.recipient = message.recipient or self._header.recipient
-        message.content = [TextContent(text="".join(self._pieces))]
-        return message_json(message)
-
-    def _forward(self, piece: str) -> None:
-        self._pieces.append(piece)
-        self._sink.into(piece)
-
-
-def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
-    yield from source.space()
-    if (yield from source.accept("{")):
-        call = calls.start(name)
-        yield from values.arguments(source, JSON, lambda: call)
-        yield from source.space()
-        if (yield from source.peek()):
-            raise Malformed("more than arguments")
-        if not source.cut:
-            call.finish()
-    elif (yield from source.peek()):
-        raise Malformed("arguments should be an object")
-    elif not source.cut:
-        calls.start(name).finish()
-
-
-def code(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
-    """Read a program, which is the `code` argument of the call."""
-    call = calls.start(name)
-    yield from source.up_to(into=lambda piece: call.text("code", piece))
-    if not source.cut:
-        call.end_text("code")
-        call.finish()

@@ -39,8 +39,26 @@ def grammar(spec: OutputSpec) -> str | None:
 
 
 def end_of_reasoning(spec: OutputSpec) -> str:
-    """The text between reasoning and the answer, or a required call."""
-    return "<|end|>" if spec.must_call else NEXT + FINAL
+    """The text between reasoning and the answer, or a call if there can be one."""
+    if spec.must_call:
+        return "<|end|>"
+    return NEXT if _may_call(spec) else NEXT + FINAL
+
+
+def grammar_after_reasoning(spec: OutputSpec, constrains: bool) -> str | None:
+    """The grammar of what follows reasoning that was ended: a call, a preamble or the final
+    message, but no more reasoning. None: the grammar of the answer goes on.
+
+    constrains: whether calls have to follow their tool's schema.
+    """
+    if not _may_call(spec):
+        return None
+    return _Grammar(spec).source_after_reasoning(constrains=constrains)
+
+
+def _may_call(spec: OutputSpec) -> bool:
+    """Whether the model may choose between a call and an answer."""
+    return bool(spec.context.tools) and spec.choice == "auto"
 
 
 class _Grammar:
@@ -50,6 +68,11 @@ class _Grammar:
 
     def source(self) -> str:
         lark, calls = self._lark, list(self._calls())
+        context = self._spec.context
+        if context.continues and context.ends_with == FINAL:
+            return lark.source(self._final_text())
+        # the rest of a message that the prompt has begun
+        rest = f"{lark.anything()} {lark.text(NEXT)} " if context.continues else ""
         if self._spec.must_call:
             if not calls:
                 raise BadRequest(
@@ -57,9 +80,23 @@ class _Grammar:
                     "Check their names.",
                     param="tool_choice",
                 )
-            return lark.source(f"({self._message('analysis')})* ({' | '.join(calls)})")
+            return lark.source(f"{rest}({self._message('analysis')})* ({' | '.join(calls)})")
         before = f"{self._message('analysis')} | {self._message('commentary')}"
-        return lark.source(f"({before})* ({' | '.join([*calls, self._final()])})")
+        return lark.source(f"{rest}({before})* ({' | '.join([*calls, self._final()])})")
+
+    def source_after_reasoning(self, *, constrains: bool) -> str:
+        calls = list(self._calls()) if constrains else [self._any_call()]
+        answer = " | ".join([*calls, self._final()])
+        return self._lark.source(f"({self._message('commentary')})* ({answer})")
+
+    def _any_call(self) -> str:
+        """A call of any recipient with any arguments."""
+        lark = self._lark
+        to = lark.rule('" to=" /[^\\s<]+/')
+        channel = f"{lark.text('<|channel|>')} {lark.rule(' | '.join(map(quoted, OWN_CHANNELS)))}"
+        header = lark.rule(f"{channel} {to} | {to} {channel}")
+        kind = lark.rule(f'{self._json_type()} | " json" | " code"')
+        return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {lark.anything()}")
 
     def _message(self, channel: str) -> str:
         """A message that is followed by another."""
@@ -71,7 +108,11 @@ class _Grammar:
         if not format:
             return lark.rule(f"{lark.text(FINAL)} {lark.anything()}")
         header = f"{lark.text('<|channel|>final')} {self._json_type()}? {lark.text('<|message|>')}"
-        return lark.rule(f"{header} {format_rule(format, lark)}")
+        return lark.rule(f"{header} {self._final_text()}")
+
+    def _final_text(self) -> str:
+        format = self._spec.format
+        return format_rule(format, self._lark) if format else self._lark.anything()
 
     def _calls(self) -> Iterator[str]:
         tools = self._spec.context.tools

@@ -8,14 +8,18 @@ from dataclasses import replace
 
 from mlx_server import limits
 from mlx_server.grammars.formats import format_rule, is_verbatim
-from mlx_server.grammars.lark import Lark
+from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
 from mlx_server.parsers.free_text import FreeTextRule
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.requests import Format, NamedTool
 from mlx_server.tool_parsers.blocks import block_rule, empty_block, one_of, unmarked_block_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, UnmarkedBlockGrammar
+
+SPACE_AFTER_CALLS = r"/\s{0,4}/"
+"""No more of it, or a small model goes on with it for ever."""
 
 SPACE = r"/[\x20\n]{1,2}/"
 """White space that is allowed between two parts of an answer without text between them."""
@@ -44,6 +48,7 @@ class MarkupGrammar:
         self.layout = layout
         self.control = spec.context.control
         self.ends_with = spec.context.ends_with
+        self.continues_text = spec.context.continues_text
         self.inside = layout.inside(self.ends_with)
         self.thinks = spec.thinks
         # a delimiter that begins with another one is covered by it
@@ -138,8 +143,8 @@ class RequiredGrammar(MarkupGrammar):
             return None
         stray = one_of(self.lark.text(delimiter) for delimiter in self.layout.dropped)
         # no space after them, since it would be a part of the text
-        before = f"({stray}){{0,{limits.STRAY_MARKS.value}}}" if stray else ""
-        after = f"({self._space()} ({stray})){{0,{limits.STRAY_MARKS.value}}}" if stray else ""
+        before = f"({stray}){{0,{limits.STRAY_DELIMITERS.value}}}" if stray else ""
+        after = f"({self._space()} ({stray})){{0,{limits.STRAY_DELIMITERS.value}}}" if stray else ""
         calls = [f"{before} ({one_of(marked)}) {after}"] if marked else []
         formatted = [f"{before} {text}" for text in texts]
         return self.lark.source(f"{self._reasoned()} ({one_of([*calls, *formatted, *bare])})")
@@ -174,9 +179,9 @@ class RequiredGrammar(MarkupGrammar):
 class FreeGrammar(MarkupGrammar):
     """Any answer, in which only the calls are constrained.
 
-    The grammar is a state machine. At the beginning and after reasoning there may be a call without
-    a delimiter; the other states are text, reasoning, and text after a call without a closing
-    delimiter.
+    The grammar is a state machine. Before any text, and after calls and reasoning, reasoning may
+    open; at the beginning and after reasoning there may be a call without a delimiter. The other
+    states are text, reasoning, and text after a call without a closing delimiter.
     """
 
     def __init__(self, layout: MarkupLayout, spec: OutputSpec) -> None:
@@ -188,13 +193,20 @@ class FreeGrammar(MarkupGrammar):
         if spec.choice == "none":
             self._banned = layout.calls
             self.marked, self.unmarked = [], []
-        opens = [opening for opening, _ in (*self.reasoning, *self.marked)]
+        self._tags = [pair for pair in self.reasoning if is_tag(pair[0])]
+        """Delimiters of reasoning that are text within a text."""
+        self._anywhere = [pair for pair in self.reasoning if pair not in self._tags]
+        opens = [opening for opening, _ in (*self._anywhere, *self.marked)]
         self._free_text = self.free_text(opens, self._banned, list(self.control))
         self._states: dict[str, str] = {}
+        formats = [(block, each) for each in layout.call_formats for block in each.blocks]
+        self._format_of = {id(block): each for block, each in formats}
 
     def whole(self) -> str | None:
         if not (self._constrains or self._banned):
             return None
+        if self.continues_text:
+            return self.lark.source(self._text_state())
         return self.lark.source(self._reasoning(self.inside) if self.inside else self._beginning())
 
     def _state(self, key: str, made: Callable[[], list[str]]) -> str:
@@ -208,19 +220,46 @@ class FreeGrammar(MarkupGrammar):
         def made() -> list[str]:
             blocks = ((block, self._unmarked(block)) for block in self.unmarked)
             calls = [f"{rule} {self._after_block(block)}" for block, rule in blocks]
-            return [*self._continue(self._not_starting(self._heads)), *calls]
+            text = self._not_starting(self._heads, self._tags) if self._heads else self._free_text
+            return [*self._thoughts(), *self._continue(text), *calls]
 
-        return self._state("beginning", made) if self._heads else self._text_state()
+        return self._state("beginning", made)
 
     def _text_state(self) -> str:
         return self._state("text", lambda: self._continue(self._free_text))
 
-    def _after_block(self, block: BlockGrammar) -> str:
-        if not block.read_on:
-            return self._text_state()
+    def _after_call(self) -> str:
         return self._state(
-            block.read_on, lambda: self._continue(self._not_starting([block.read_on]))
+            "after call", lambda: [*self._thoughts(), *self._continue(self._free_text)]
         )
+
+    def _thoughts(self) -> list[str]:
+        # space and tag are one, or a text that begins with the tag would be as good a reading
+        space = self.lark.terminal(r"/\s*/")
+        return [f"{self.lark.up_to(o, space)} {self._reasoning(c)}" for o, c in self._tags]
+
+    def _after_block(self, block: BlockGrammar) -> str:
+        call_format = self._format_of[id(block)]
+        if call_format.ends_answer:
+            return self._after_calls(() if block.after else call_format.closes)
+        if not block.read_on:
+            return self._after_call()
+        return self._state(
+            block.read_on,
+            lambda: [*self._thoughts(), *self._continue(self._not_starting([block.read_on]))],
+        )
+
+    def _after_calls(self, closes: Sequence[str] = ()) -> str:
+        """Another call, or the end. `closes` are delimiters that may remain of the last one."""
+
+        def made() -> list[str]:
+            space = self.lark.terminal(SPACE_AFTER_CALLS)
+            calls = [f"{space} {self.lark.text(o)} {self._called(b)}" for o, b in self.marked]
+            dropped = [*closes, *self.layout.dropped]
+            rest = [f"{space} {self.lark.text(each)} {self._after_calls()}" for each in dropped]
+            return [space, *calls, *rest]
+
+        return self._state(f"after calls {closes}", made)
 
     def _reasoning(self, closing: str) -> str:
         def made() -> list[str]:
@@ -237,7 +276,7 @@ class FreeGrammar(MarkupGrammar):
 
     def _continue(self, text: FreeTextRule) -> list[str]:
         """Alternatives for a text and what may follow it."""
-        reasoning = [f"{text.up_to(o)} {self._reasoning(c)}" for o, c in self.reasoning]
+        reasoning = [f"{text.up_to(o)} {self._reasoning(c)}" for o, c in self._anywhere]
         calls = [f"{text.up_to(opening)} {self._called(block)}" for opening, block in self.marked]
         return [text.rest(), *reasoning, *calls]
 
@@ -249,9 +288,17 @@ class FreeGrammar(MarkupGrammar):
     def _unmarked(self, block: UnmarkedBlockGrammar) -> str:
         return unmarked_block_rule(block, self.lark, self._tools, several=True, space=r"\s*")
 
-    def _not_starting(self, beginnings: Sequence[str]) -> FreeTextRule:
-        """Text that begins with no match of these regular expressions."""
-        begun = self.lark.terminal(f"/\\s*({'|'.join(beginnings)})/ {self.lark.anything()}")
-        return self._free_text.starting_with(
-            self.lark.terminal(f"{self._free_text.text} & ~{begun}")
+    def _not_starting(
+        self, beginnings: Sequence[str], tags: Sequence[tuple[str, str]] = ()
+    ) -> FreeTextRule:
+        """Text that begins with no match of these regular expressions, nor with a tag."""
+        spelled = [literally(opening) for opening, _ in tags]
+        begun = self.lark.terminal(
+            f"/\\s*({'|'.join([*beginnings, *spelled])})/ {self.lark.anything()}"
         )
+        first = self.lark.terminal(f"{self._free_text.text} & ~{begun}")
+        if not tags:
+            return self._free_text.starting_with(first)
+        # a tag that is a control token opens reasoning, so such a token needs text before it
+        begins = self.lark.terminal(f"{first} & /(?s:\\s*\\S.*)/")
+        return self._free_text.starting_with(first, begins)

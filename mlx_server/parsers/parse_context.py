@@ -6,7 +6,8 @@ from typing import Any, Literal, Protocol
 
 from mlx_server.events import Event
 from mlx_server.messages import Tool
-from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.parsers.reasoning_tags import USUAL_TAGS, Pair
+from mlx_server.repair.allowed import ALL_REPAIRS, MisplacedCalls, RepairPolicy
 
 Section = Literal["text", "reasoning", "call"]
 
@@ -24,10 +25,26 @@ class ParseContext:
     control: Mapping[int, str] = field(default_factory=dict)
     """Control tokens of the vocabulary: id to text."""
     repair: RepairPolicy = ALL_REPAIRS
+    holds_calls: bool = False
+    """Whether a call is reported only once it is complete, since no grammar guarantees that it will
+    be."""
     formatted: bool = False
     """Whether a grammar constrains the text to its end, so that it contains no delimiters."""
     verbatim: bool = False
     """Whether that text may begin with white space of its own, as JSON never does."""
+    continues: bool = False
+    """Whether the answer continues a message: the prompt ends in the section that `ends_with`
+    opens, and has a part of it."""
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether the answer begins within a text that no delimiter opened."""
+        return self.continues and not self.ends_with
+
+    misplaced_calls: MisplacedCalls = "make"
+    """Whether calls written as JSON, instead of in the family's own format, are made."""
+    reasoning_tags: tuple[Pair, ...] = USUAL_TAGS
+    """Tags that open reasoning at the beginning of an answer besides the family's own."""
 
 
 class Parser(Protocol):
@@ -40,6 +57,10 @@ class Parser(Protocol):
     @property
     def awaits_answer(self) -> bool:
         """Whether an answer that ended here would consist of reasoning alone."""
+
+    @property
+    def is_unterminated(self) -> bool:
+        """Whether the answer so far ends within reasoning that was not closed."""
 
     def feed(self, token: int, text: str) -> list[Event]:
         """`text` is what the token adds; "" for control tokens and incomplete characters."""

@@ -15,7 +15,12 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held: list[TextDelta] = []
-        self.matched = False
+        self.match: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def matched(self) -> bool:
+        return self.match is not None
 
     def feed(self, delta: TextDelta) -> list[TextDelta]:
         if self.matched:
@@ -23,11 +28,12 @@ class StopStrings:
         if not self._stops:
             return [delta]
         self._held.append(delta)
-        text = "".join(held.text for held in self._held)
+        text = "".join(held.separated for held in self._held)
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.matched = True
-            released = self._release(min(found)[1])
+            end, begin = min(found)
+            self.match = text[begin:end]
+            released = self._release(begin)
             self._held = []
             return released
         return self._release(len(text) - self._undecided(text))
@@ -50,13 +56,17 @@ class StopStrings:
         released: list[TextDelta] = []
         kept: list[TextDelta] = []
         for delta in self._held:
-            taken = min(size, len(delta.text))
+            before, separator = len(delta.separator), delta.separator
+            taken = min(size, before + len(delta.text))
             size -= taken
-            rest = delta.text[taken:]
+            if taken <= before and delta.text:
+                size = taken = 0  # a separator is not released without its text
+            rest = delta.text[max(0, taken - before) :]
             if rest or (kept and not taken):  # a delta without text keeps its place
                 logprobs = () if taken else delta.logprobs
-                kept.append(replace(delta, text=rest, logprobs=logprobs))
+                separator = "" if taken else separator
+                kept.append(replace(delta, text=rest, logprobs=logprobs, separator=separator))
             if taken or not (rest or kept):
-                released.append(replace(delta, text=delta.text[:taken]))
+                released.append(replace(delta, text=delta.text[: max(0, taken - before)]))
         self._held = kept
         return released

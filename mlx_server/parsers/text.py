@@ -9,7 +9,7 @@ from mlx_server.parsers.parse_context import ParseContext, Section
 
 class TextParser:
     section: Section = "text"
-    awaits_answer = False
+    awaits_answer = is_unterminated = False
 
     def __init__(self, context: ParseContext) -> None:
         self._index = context.index

@@ -1,5 +1,7 @@
 """Removes white space next to delimiters from streamed text."""
 
+from collections.abc import Callable
+
 
 class WhitespaceTrimmer:
     """Separates a text's own white space from that next to a delimiter.
@@ -8,17 +10,28 @@ class WhitespaceTrimmer:
     all of it belongs to the text.
     """
 
-    def __init__(self, *, trims: bool, leading: bool = False) -> None:
+    def __init__(
+        self, *, trims: bool, leading: bool = False, drop: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """drop: called with white space that follows a delimiter and is removed."""
         self._trims = trims
         self._leading = leading and trims
         self._held: list[str] = []
+        self._drop = drop
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is white space between the text and what comes next."""
+        return any(self._held)
 
     def feed(self, piece: str) -> str:
         """Add a piece; return what is certain to be text."""
         if not self._trims:
             return piece
         if self._leading:
-            piece = piece.lstrip()
+            text = piece.lstrip()
+            self._drop(piece[: len(piece) - len(text)])
+            piece = text
             self._leading = not piece
         text = piece.rstrip()
         before = self.at_delimiter() if text else ""
@@ -37,3 +50,36 @@ class WhitespaceTrimmer:
     def flush(self) -> str:
         """End the text; return the held white space, which belongs to it."""
         return self.at_delimiter()
+
+
+class PieceSeparator:
+    """Finds the white space between the pieces of a text that calls or thoughts interrupt.
+
+    It is what the model wrote there, or a line break if it wrote none: pieces are never glued.
+    """
+
+    def __init__(self, *, by_line: bool = False) -> None:
+        """by_line: whether only a line break separates pieces."""
+        self.last = ""
+        """The last character of the text so far."""
+        self._separates: Callable[[str], bool] = "\n".__eq__ if by_line else str.isspace
+        self._dropped: list[str] = []
+        self._is_interrupted = False
+
+    def drop(self, space: str) -> str:
+        """Note white space that is no part of the text; return what is left of it."""
+        self._dropped.append(space)
+        return ""
+
+    def interrupt(self) -> None:
+        """Note a call, a thought or the end of a message."""
+        self._is_interrupted = True
+
+    def before(self, text: str) -> str:
+        """Add a text; return what separates it from the text before."""
+        space = ""
+        if self._is_interrupted and self.last:
+            separated = self._separates(self.last) or self._separates(text[0])
+            space = "".join(self._dropped) or ("" if separated else "\n")
+        self.last, self._dropped, self._is_interrupted = text[-1], [], False
+        return space

@@ -5,6 +5,9 @@ from typing import Literal
 
 Streaming = Literal["live", "accumulate"]
 
+MisplacedCalls = Literal["make", "text"]
+"""What becomes of JSON that is a call in every way but its place in the answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class RepairPolicy:
@@ -19,6 +22,8 @@ class RepairPolicy:
     retries: int = 1
     """How often an answer that breaks the required format is generated again. An answer that has
     been streamed in part is never generated again."""
+    repeats: int | None = None
+    """How many identical calls in a row are made; further ones are dropped. None: all of them."""
     continuations: int = 1
     """How often JSON that the server's token limit cut off is continued, by the same limit."""
     streaming: Streaming = "live"

@@ -30,6 +30,8 @@ class RawAnswer:
     """Whether the reasoning was ended by its token budget."""
     call_delimiters: tuple[str, ...] = ()
     """The delimiters that open tool calls in the model's call format."""
+    is_unterminated: bool = False
+    """Whether the reasoning was not closed, so that the model had not begun to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,16 @@ def _promoted(
 ) -> CheckedAnswer | None:
     """Uses the reasoning as the text of an answer that has nothing else; None if it can't be.
 
-    Reasoning that was cut off is no answer. If a format is required, only JSON that follows it is
-    used, because other formats can't be checked.
+    Reasoning that was cut off or not closed is no answer. If a format is required, only JSON that
+    follows it is used, because other formats can't be checked.
     """
     reasoning = raw.reasoning.strip()
     meant_to_call = any(delimiter in reasoning for delimiter in raw.call_delimiters)
     if not (allowed.promote_reasoning and reasoning) or raw.reasoning_ran_out or meant_to_call:
         return None
     if required.format is None:
+        if raw.is_unterminated:
+            return None
         return CheckedAnswer(reasoning, (("reasoning", CONTENT),))
     if not isinstance(required.format, JsonFormat):
         return None

@@ -38,13 +38,38 @@ def read_as(text: str, schema: Schema, key: str) -> Any:
 
     The text is read as JSON if the schema allows other types than text.
     """
-    types = types_read(schema, key)
+    view = View(schema)
+    return _read_as(text, _property(schema, key, view), view)
+
+
+def read_tree(tree: Any, schema: Schema, key: str) -> Any:
+    """As `read_as`, of lists and objects in which every value is such a text."""
+    view = View(schema)
+    return _read_tree(tree, _property(schema, key, view), view)
+
+
+def _read_tree(tree: Any, wanted: Schema, view: View) -> Any:
+    match tree:
+        case dict():
+            return {k: _read_tree(v, _property(wanted, k, view), view) for k, v in tree.items()}
+        case list():
+            items = _items(wanted, view)
+            return [_read_tree(item, items, view) for item in tree]
+        case "":
+            empty: Any = {"array": [], "object": {}}
+            types = types_of(wanted, view)
+            return "" if "string" in types else next((empty[t] for t in empty if t in types), "")
+    return _read_as(tree, wanted, view)
+
+
+def _read_as(text: str, wanted: Schema, view: View) -> Any:
+    types = types_of(wanted, view)
     if types == {"string"}:
         return text
     value = text if text.strip() == "None" else _parsed(text)
     if "string" in types and type_of(value) not in types - {"string"}:
         return text  # the schema allows text, but not what the text could be read as
-    return coerced(value, schema, key)
+    return _coerced(value, wanted, view, limits.COERCED_DEPTH.value)
 
 
 def _coerced(value: Any, wanted: Schema, view: View, depth: int) -> Any:
@@ -80,9 +105,13 @@ def _inside(value: Any, wanted: Schema, view: View, depth: int) -> Any:
                 k: _coerced(v, _property(wanted, k, view), view, depth) for k, v in value.items()
             }
         case list():
-            items = _any_of([part.get("items") for part in _parts(wanted, view)])
+            items = _items(wanted, view)
             return [_coerced(item, items, view, depth) for item in value]
     return value
+
+
+def _items(wanted: Schema, view: View) -> Schema:
+    return _any_of([part.get("items") for part in _parts(wanted, view)])
 
 
 def _parsed(text: str) -> Any:
@@ -97,7 +126,8 @@ def _parsed(text: str) -> Any:
     return text if isinstance(found, float) and not math.isfinite(found) else found
 
 
-def _property(schema: Schema, key: str, view: View) -> Schema:
+def properties_of(schema: Schema, key: str, view: View) -> list[Schema]:
+    """The schemas that the parts of an object's schema have for this key."""
     own: list[Any] = []
     others: list[Any] = []
     for part in _parts(schema, view):
@@ -105,7 +135,11 @@ def _property(schema: Schema, key: str, view: View) -> Schema:
         if isinstance(properties, Mapping) and key in properties:
             own.append(properties[key])
         others.append(part.get("additionalProperties"))
-    return _any_of(own or others)
+    return [found for found in own or others if isinstance(found, Mapping)]
+
+
+def _property(schema: Schema, key: str, view: View) -> Schema:
+    return _any_of(properties_of(schema, key, view))
 
 
 def _any_of(found: list[Any]) -> Schema:

@@ -44,7 +44,7 @@ def loads(text: str, *, missing: int = 0) -> Any:
 
     missing: how many closing brackets may be absent; text that lacks more was cut off.
     """
-    if len(text) > limits.MENDED_JSON_CHARACTERS.value:
+    if len(text) > limits.REPAIRED_JSON_CHARACTERS.value:
         raise Malformed("too long to be repaired")
     brackets = [found for found in STRINGS_AND_BRACKETS.findall(text) if len(found) == 1]
     opened = sum(1 if bracket in "[{" else -1 for bracket in brackets)
@@ -57,7 +57,7 @@ def loads(text: str, *, missing: int = 0) -> Any:
 
 
 def _repaired(text: str) -> Any:
-    if len(text) * len(ENDS.findall(text)) > limits.MENDED_JSON_LOOKS.value:
+    if len(text) * len(ENDS.findall(text)) > limits.REPAIRED_JSON_STEPS.value:
         raise Malformed("too long to be repaired")
     text = ESCAPE.sub(_spelled_out, text)
     try:
@@ -68,7 +68,7 @@ def _repaired(text: str) -> Any:
     without_comments = STRINGS_AND_COMMENTS.sub(lambda m: " " if m[1] else m[0], text)
     if _words(repaired) != _words(without_comments):
         raise Malformed("the repair would lose something")
-    if not _occur_in_order(_strings(found), ESCAPE.sub(_unescape, text)):
+    if not _occur_in_order(_strings(found), ESCAPE.sub(_unescape, without_comments)):
         raise Malformed("the repair would change a string")
     return found
 
@@ -111,16 +111,24 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _occur_in_order(strings: Iterator[str], text: str) -> bool:
-    """Whether the strings occur in the text in this order, quoted or as bare words."""
-    at = 0
+    """Whether the strings occur in the text in this order, quoted or as bare words, and no quote
+    is left between them: one that was not escaped has cut its string short."""
+    end = 0
     for string in strings:
-        at = text.find(string, at)
+        at = text.find(string, end)
         while at >= 0 and not _end_of_occurrence(string, text, at):
             at = text.find(string, at + 1)
-        if at < 0:
+        if at < 0 or not _is_gap(text[end:at]):
             return False
-        at += len(string)
-    return True
+        end = at + len(string)
+    return _is_gap(text[end:])
+
+
+def _is_gap(between: str) -> bool:
+    """Whether there is no quote but one that ends a string and one that begins the next."""
+    inside = between[between[:1] in QUOTES :]
+    inside = inside[: len(inside) - (inside[-1:] in QUOTES)]
+    return QUOTES.isdisjoint(inside)
 
 
 def _end_of_occurrence(string: str, text: str, at: int) -> bool:

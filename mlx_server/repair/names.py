@@ -7,6 +7,9 @@ PREFIXES = ("functions.", "functions:", "function.", "tools.", "tool.", "default
 LEAKED = re.compile(r"<\|.*|<｜.*|\[[A-Z_]+\].*", re.DOTALL)
 """Control tokens that leaked into the name, and the text after them."""
 
+SUFFIX = re.compile(r"(\.(json|py)|\(\)|[\s.:]{1,3}(json|code)|:\d+)$")
+"""A content type, brackets or a number, written as a part of the name."""
+
 
 def match_tool_name(written: str, names: Iterable[str]) -> str | None:
     """Returns the matching name; None if no name, or more than one, could be meant."""
@@ -15,10 +18,13 @@ def match_tool_name(written: str, names: Iterable[str]) -> str | None:
         return written
     cleaned = LEAKED.sub("", written).strip().strip("\"'`").strip()
     bare = next((cleaned.removeprefix(p) for p in PREFIXES if cleaned.startswith(p)), cleaned)
-    for candidate in (cleaned, bare):
+    tail = cleaned.rpartition(":")[2]  # behind the namespaces of a gateway
+    half = cleaned[: len(cleaned) // 2]  # a name that was written twice
+    twice = [half] if half * 2 == cleaned else []
+    for candidate in (cleaned, bare, tail, *twice, SUFFIX.sub("", bare)):
         if candidate in known:
             return candidate
-    folded = _folded(bare)
+    folded = _folded(SUFFIX.sub("", bare))
     near = [name for name in known if folded and _folded(name) == folded]
     return near[0] if len(near) == 1 else None
 

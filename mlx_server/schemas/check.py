@@ -1,7 +1,7 @@
-"""What is no JSON Schema, or too large a one: refused by its path, before anything is compiled.
+"""Refuses what is not a JSON Schema, and schemas that are too large, before they are compiled.
 
-What compiles slowly is not predicted here but stopped where it is compiled (see child.py), but for
-`multipleOf`, whose cost shows only while an answer is decoded.
+A schema that compiles slowly is not recognised here: its compilation is stopped (see child.py). The
+exception is `multipleOf`, whose cost appears only while an answer is decoded.
 """
 
 import json
@@ -63,14 +63,14 @@ METASCHEMA = {key: shape for keys, shape in _BY_SHAPE for key in keys} | {
     "dependencies": {"type": "object"},
     "uniqueItems": {"type": "boolean"},
 }
-"""What the values of keywords have to be. It is not the published metaschema, which takes
-`jsonschema` ten times as long because it refers to itself dynamically at every level."""
+"""The values that keywords may have. The published metaschema is not used: `jsonschema` takes ten
+times as long with it, because it refers to itself dynamically at every level."""
 
 _validator = Draft202012Validator({"properties": METASCHEMA})
 
 
 def written(schema: Any) -> str:
-    """The schema as JSON. Raises InvalidGrammar if it is no schema, or too long."""
+    """The schema as JSON. Raises InvalidGrammar if it is not a schema, or is too long."""
     if not isinstance(schema, (Mapping, bool)):
         raise refused((), f"must be an object or a boolean, not {shorten(schema)}")
     try:
@@ -86,7 +86,7 @@ def written(schema: Any) -> str:
 
 
 def check(schema: Any) -> None:
-    """Raises InvalidGrammar for what is no JSON schema, or one that no value follows."""
+    """Raises InvalidGrammar if this is not a JSON Schema, or if no value can conform to it."""
     if schema is False:
         raise refused((), "is false, which no value follows")
     view = View(schema)
@@ -100,8 +100,9 @@ def check(schema: Any) -> None:
 
 
 def measure(schema: Any) -> None:
-    """Raises InvalidGrammar if it has too many parts, or numbers that JSON has not. It does not
-    recurse: a schema may be nested as deep as its text allows."""
+    """Raises InvalidGrammar if the schema has too many parts, or numbers that JSON can't express.
+
+    It does not recurse, because a schema may be nested as deeply as its text allows."""
     waiting: list[tuple[Any, Path]] = [(schema, ())]
     nodes = 0
     while waiting:
@@ -136,7 +137,7 @@ def _check_shape(part: Part) -> None:
 
 
 def _refuse_cycles(view: View, parts: list[Part]) -> None:
-    """A schema that is itself, with nothing of a value in between, has no value."""
+    """Refuses a schema that refers to itself for the same value: no value conforms to it."""
     graph = {part.path: _same_value(view, part) for part in parts}
     try:
         TopologicalSorter(graph).prepare()
@@ -174,7 +175,7 @@ def _check_values(part: Part) -> None:
 
 
 def _needs_escape(value: Any) -> str | None:
-    """A text that JSON writes with \\u only (see lark.py)."""
+    """The first text in it that JSON can write only with \\u escapes, which grammars forbid."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -206,7 +207,7 @@ def _check_multiples(view: View, parts: list[Part]) -> None:
 
 
 def _digits(schema: Mapping[str, Any]) -> int:
-    """The states of its automaton: 0.25 costs what 25 does."""
+    """The number of states that `multipleOf` adds to the automaton: 0.25 costs as much as 25."""
     value = schema.get("multipleOf", 1)
     digits = int(format(Decimal(repr(value)), "f").replace(".", "").strip("0") or "1")
     return digits if digits > 10 else 0

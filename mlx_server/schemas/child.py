@@ -1,7 +1,7 @@
 """Compiles schemas and checks values: the program of a warm process, `child.py MEMORY_BYTES`.
 
 llguidance can't be interrupted, so it runs where the operating system can end it. The threads of
-this process have the stack of those that compile in the engine.
+this process have stacks as large as those that compile in the engine, so that both fail alike.
 """
 
 import gc
@@ -54,13 +54,13 @@ def reply_to(request: Request) -> Reply:
                     return CheckedValue(_mistakes(json.loads(value), json.loads(schema)))
     except InvalidGrammar as error:
         return Refused(error.message)
-    except Exception as error:  # whatever a schema that was not checked can cause
+    except Exception as error:  # a schema that was not checked can cause any
         return Refused(f"It can't be used: {error}.")
 
 
 def _mistakes(value: Any, schema: Any) -> list[str]:
     validator = validator_for(schema, default=Draft202012Validator)
-    # a registry of one's own has no way to fetch anything
+    # an empty registry can't fetch anything
     errors = validator(schema, registry=Registry()).iter_errors(value)
     deepest = (best_match([error]) for error in islice(errors, limits.CHECK_ERRORS.value))
     return sorted({_cut(f"{error.json_path}: {error.message}") for error in deepest if error})
@@ -79,7 +79,7 @@ def _compiled(schema: Any) -> Compiled:
     if why := fault(f"start: {grammar}"):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
-    return Compiled(grammar, [(gap.path, gap.keyword, gap.why) for gap in found])
+    return Compiled(grammar, [*found])
 
 
 def _is_disjoint(options: list[Part], view: View) -> bool:
@@ -87,7 +87,7 @@ def _is_disjoint(options: list[Part], view: View) -> bool:
 
 
 def _place(why: str, view: View) -> str:
-    """The path of the keyword or pattern that llguidance quotes; empty if it quotes none."""
+    """The path of the keyword or pattern that llguidance's message quotes; may be empty."""
     for path, found in view.reached():
         for key, value in found.items() if isinstance(found, Mapping) else ():
             patterns = [value] if key == "pattern" else value if key == "patternProperties" else ()
@@ -101,7 +101,7 @@ def _place(why: str, view: View) -> str:
 def _converted(gbnf: str) -> str:
     try:
         return gbnf_to_lark(gbnf)
-    except Exception as error:  # it raises this class itself
+    except Exception as error:  # the converter raises Exception itself
         raise InvalidGrammar(f"The grammar can't be used: {error}.") from None
 
 
@@ -117,7 +117,7 @@ def main() -> None:
         serve(socket.socket(fileno=0), answer)
 
     schema = '{"oneOf": [{"type": "string"}, {"pattern": "a"}], "maxItems": 1}'
-    reply_to(Compile(schema, 60))  # what is imported late is imported now
+    reply_to(Compile(schema, 60))  # also imports what is imported late
     reply_to(CheckValue("[1, 2]", schema, 60))
     gc.collect()
     gc.freeze()

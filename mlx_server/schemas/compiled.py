@@ -1,4 +1,4 @@
-"""Schemas compiled once: what is not enforced of each, and its grammar."""
+"""Compiles each schema once, to its grammar and the list of what the grammar does not enforce."""
 
 import threading
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from mlx_server.schemas.messages import Compile, Compiled, Convert, Refused, Rep
 from mlx_server.schemas.report import UnsupportedKeyword
 
 CHILD = str(Path(__file__).with_name("child.py"))
-"""It is not imported here: llguidance stays out of the server's process."""
+"""This file is not imported here, because llguidance stays out of the server process."""
 
 PROCESSES = WarmProcesses(
     Program(
@@ -35,28 +35,31 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 class CompiledSchema:
-    def __init__(self, found: Compiled) -> None:
-        self.grammar = found.grammar
-        self.gaps = [UnsupportedKeyword(*gap) for gap in found.gaps]
+    def __init__(self, reply: Compiled) -> None:
+        self.grammar = reply.grammar
+        self.unsupported = [UnsupportedKeyword(*found) for found in reply.unsupported]
 
     def require_all(self) -> None:
         """Raises InvalidGrammar if a part of the schema is not enforced."""
-        for gap in self.gaps:
-            raise gap.refusal()
+        for keyword in self.unsupported:
+            raise keyword.refusal()
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        return tuple(map(str, self.gaps))
+        return tuple(map(str, self.unsupported))
 
 
 def warm() -> None:
-    """Starts a process in advance, for which the first schema would have to wait."""
+    """Starts a process in advance, so that the first schema does not wait for it."""
     with suppress(CompilerUnavailable), PROCESSES.one():
         pass
 
 
 def compiled(schema: Any) -> CompiledSchema:
-    """Raises InvalidGrammar if it can't be used. May take as long as limits.SCHEMA_SECONDS."""
+    """The schema's grammar. Raises InvalidGrammar if it can't be used.
+
+    It may take up to four times limits.SCHEMA_SECONDS.
+    """
     text = written(schema)
 
     def make() -> CompiledSchema:
@@ -68,13 +71,13 @@ def compiled(schema: Any) -> CompiledSchema:
 
 
 def lark_of(gbnf: str) -> str:
-    """A grammar in GBNF, llama.cpp's notation, as Lark."""
+    """Converts a grammar from GBNF, llama.cpp's notation, to Lark."""
     with _stopped_is_refused("grammar"):
         return _answered(Convert(gbnf, limits.SCHEMA_SECONDS.value)).grammar
 
 
 def ask(request: Request) -> Reply:
-    """Raises Stopped."""
+    """Sends a request to a compiler process. Raises Stopped if it exceeds a limit."""
     with PROCESSES.one() as own:
         packed, _ = own.ask(bytearray(msgspec.msgpack.encode(request)), request.seconds)
     return _replies.decode(packed)
@@ -90,7 +93,7 @@ def _answered(request: Request) -> Compiled:
 
 @contextmanager
 def _stopped_is_refused(what: str) -> Iterator[None]:
-    """It is not remembered: on a busy machine the clock may have stopped it."""
+    """Turns Stopped into InvalidGrammar. It is not cached: the machine may have been busy."""
     try:
         yield
     except Stopped as why:
@@ -99,8 +102,8 @@ def _stopped_is_refused(what: str) -> Iterator[None]:
         ) from None
 
 
-class _Known:
-    """What was compiled before, and what was refused, by its text."""
+class _SchemaCache:
+    """Compiled schemas, and the messages of refused ones, by the schema's text."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, CompiledSchema | str] = OrderedDict()
@@ -128,4 +131,4 @@ class _Known:
                 self._found.popitem(last=False)
 
 
-_schemas = _Known()
+_schemas = _SchemaCache()

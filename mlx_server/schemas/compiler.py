@@ -1,4 +1,4 @@
-"""llguidance with the limits that the engine and the check of a schema share."""
+"""llguidance, with the limits that the engine and the compiler process share."""
 
 import re
 
@@ -19,7 +19,7 @@ LIMITS = LLParserLimits(
 
 
 class _Bytes:
-    """A vocabulary of single bytes, in which any text can be written."""
+    """A vocabulary of single bytes, which can spell any text."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -36,15 +36,15 @@ BYTES = LLTokenizer(
 
 
 def fault(source: str) -> str:
-    """Why a grammar can't be used; empty if it can."""
+    """Why a grammar can't be used; empty if it can be."""
     matcher = LLMatcher(BYTES, source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # some faults show only here
+        matcher.compute_bitmask()  # some faults appear only now
     return in_a_line(matcher.get_error()) if matcher.is_error() else ""
 
 
 def in_a_line(message: str) -> str:
-    """What llguidance says, without its state, its listings and the names of rules."""
+    """llguidance's message on one line, without its state, its listings and the names of rules."""
     text = re.split(r"<state>|<grammar>|<non-verbose/>|\n +\d+ \| ", message)[0]
     text = re.sub(r"^\s*(at )?\d+\(\d+\): ", "", text)
     text = re.sub(r"regex parse error:.*?\nerror: ", "", text, flags=re.DOTALL)

@@ -1,8 +1,8 @@
-"""Whether the options of a `oneOf` exclude each other, so that it means what `anyOf` does.
+"""Tests whether the options of a `oneOf` exclude each other, so that it means the same as `anyOf`.
 
-llguidance proves it, but neither across references nor of numbers. So it is given the options with
-references followed, and with numbers as objects whose member `=` is the number. Whatever else they
-say is left out: schemas that allow more prove no less.
+llguidance can prove this, but not across references and not for numbers. So it gets the options
+with their references resolved, and with numbers as objects whose member `=` is the number. All
+other constraints are left out: if the wider options are disjoint, the options themselves are too.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from mlx_server.schemas.types import named, type_of
 from mlx_server.schemas.view import Part, View
 
 _KIND = "#"
-"""The required member that tells numbers (true) from objects (false)."""
+"""The required member that distinguishes numbers (true) from objects (false)."""
 _PLAIN = {name: {"type": name} for name in ("null", "boolean", "string", "array")}
 
 
 def probe(options: list[Part], view: View) -> dict[str, Any]:
-    """A schema that llguidance takes without `coerce_one_of` only if the options are disjoint."""
+    """A schema that llguidance accepts without `coerce_one_of` if the options are disjoint."""
     wider = _Wider(view)
-    return {"oneOf": [wider.of(option, limits.SCHEMA_APART_DEPTH.value) for option in options]}
+    return {"oneOf": [wider.of(option, limits.SCHEMA_DISJOINT_DEPTH.value) for option in options]}
 
 
 class _Wider:
-    """Schemas that allow what others do and more, without references."""
+    """Makes schemas without references that allow at least what the given ones allow."""
 
     def __init__(self, view: View) -> None:
         self._view = view

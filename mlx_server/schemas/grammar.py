@@ -1,4 +1,5 @@
-"""A schema as llguidance gets it: without what is not enforced, references as pointers."""
+"""Writes a schema as llguidance gets it: without unsupported keywords, and with references as JSON
+pointers."""
 
 import json
 from typing import Any
@@ -8,29 +9,30 @@ from mlx_server.schemas.report import COUNTS, IDLE, is_closed, is_vacuous, unsup
 from mlx_server.schemas.view import Path, Schema, View, reference
 
 SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
-"""Between the parts of JSON. Bounded, or a small model writes blanks until its limit."""
+"""The white space between the parts of JSON. It is bounded, because a small model may otherwise
+write blanks until it reaches its token limit."""
 
 JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
-"""`oneOf` is read as `anyOf`: where its options may overlap, the report names it."""
+"""llguidance's options. It reads `oneOf` as `anyOf`; the report names those that may overlap."""
 
 ESCAPES = 'nrbtf\\"'
 
 
 def text_of(schema: Schema) -> str:
-    """JSON that follows the schema, as a rule's body in llguidance's Lark."""
+    """The body of a rule in llguidance's Lark that matches JSON which conforms to the schema."""
     enforced = simplified(schema)
     if enforced is False:
         return "%json false"
     members = enforced if isinstance(enforced, dict) else {}
-    # with \\u, a name that `properties` lists could be spelled so, and escape its schema
+    # with \\u, the model could spell the name of a listed property so that it escapes its schema
     escapes = {"json_allowed_escapes": ESCAPES if _may_spell(enforced) else ESCAPES + "u"}
     return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
 
 
 def simplified(schema: Schema) -> dict[str, Any] | bool:
-    """With pointers only, without the gaps and what constrains nothing.
+    """The schema with pointers only, without unsupported keywords and those that constrain nothing.
 
-    `oneOf` stays where references may point into it.
+    Every `oneOf` stays where it is, because references may point into it.
     """
     if isinstance(schema, bool):
         return schema
@@ -38,8 +40,8 @@ def simplified(schema: Schema) -> dict[str, Any] | bool:
     copy.pop("x-guidance", None)
     view = View(copy)
     dropped: dict[Path, set[str]] = {}
-    for gap in unsupported_keywords(view):
-        dropped.setdefault(gap.path, set()).add(gap.keyword)
+    for unsupported in unsupported_keywords(view):
+        dropped.setdefault(unsupported.path, set()).add(unsupported.keyword)
     parts = [(part, view.target(part)) for part in view.reached()]
     for (path, found), target in parts:
         if isinstance(found, dict):
@@ -60,7 +62,7 @@ def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
 
 
 def _may_spell(schema: Schema) -> bool:
-    """Whether a member may have any name next to those that have a schema of their own."""
+    """Whether an object with listed properties also allows members of any other name."""
     named = ("properties", "required", "patternProperties")
     return any(
         isinstance(found, dict) and any(found.get(key) for key in named) and not is_closed(found)

@@ -1,4 +1,4 @@
-"""The members of an object's schema, for notations that write arguments one by one."""
+"""The members of an object's schema, for call formats that write arguments one by one."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", *DEFINITIONS)
 
 
 def properties_of(schema: Schema) -> Mapping[str, Schema]:
-    """Those listed, also by what the schema flattened refers to or is made of."""
+    """The properties that the schema lists, itself or through its `$ref` and `allOf`."""
     found: dict[str, Schema] = {}
     for part in flattened(Part((), schema), View(schema)):
         if isinstance(part.schema, Mapping):
@@ -38,7 +38,7 @@ def required_of(schema: Schema) -> frozenset[str]:
 
 
 def members(view: View, key: str) -> list[Part]:
-    """All that is said of one member."""
+    """All the schemas that constrain one member."""
     parts = flattened(Part((), view.root), view)
     return [found for part in parts if (found := _member(part, key))]
 
@@ -48,10 +48,10 @@ def is_forbidden(view: View, key: str) -> bool:
 
 
 def member(schema: Schema, key: str) -> Mapping[str, Any]:
-    """The schema of one member as a root of its own, with all that it refers to.
+    """The schema of one member as a root of its own, with everything that it refers to.
 
-    A name that is not listed is what `additionalProperties` says, where no `patternProperties`
-    may speak of it: whether they do, a client's pattern could take for ever to tell.
+    A name that is not listed has the schema of `additionalProperties`, unless the object has
+    `patternProperties`: matching a client's pattern here could take for ever.
     """
     view = View(schema)
     found = [part for part in members(view, key) if part.schema is not True]
@@ -63,7 +63,7 @@ def member(schema: Schema, key: str) -> Mapping[str, Any]:
 
 
 class _CopiedDefinitions:
-    """What references lead to, copied under names of their own."""
+    """Copies the targets of references into one `$defs`, under new names."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -93,14 +93,14 @@ class _CopiedDefinitions:
     def _name(self, target: Part) -> str:
         if target.path not in self._names:
             last = target.path[-1] if target.path else "root"
-            # plain, as not all that follow a reference decode it
+            # plain characters, because not every reader of references decodes them
             self._names[target.path] = f"{len(self._names)}-{re.sub(r'[^a-zA-Z0-9_]', '_', last)}"
             self._waiting.append(target)
         return self._names[target.path]
 
 
 def flattened(start: Part, view: View) -> Iterator[Part]:
-    """This one, what its `$ref` leads to and the schemas of its `allOf`, and so on from these."""
+    """This schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in turn."""
     waiting, seen = [start], set()
     while waiting:
         part = waiting.pop(0)
@@ -115,7 +115,7 @@ def flattened(start: Part, view: View) -> Iterator[Part]:
 
 
 def _followed(part: Part, view: View) -> Part:
-    """Where a schema leads that is a reference and says nothing else of the value."""
+    """Follows references as long as a schema is nothing but a reference."""
     seen = set()
     while isinstance(part.schema, Mapping) and part.path not in seen:
         seen.add(part.path)

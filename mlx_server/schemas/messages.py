@@ -5,9 +5,9 @@ import msgspec
 
 class Compile(msgspec.Struct, array_like=True, tag=True):
     schema: str
-    """As JSON."""
+    """The schema as JSON."""
     seconds: float
-    """Of processor time; four times as much of the clock."""
+    """Limit on processor time; four times as much wall-clock time is allowed."""
 
 
 class Convert(msgspec.Struct, array_like=True, tag=True):
@@ -17,7 +17,7 @@ class Convert(msgspec.Struct, array_like=True, tag=True):
 
 class CheckValue(msgspec.Struct, array_like=True, tag=True):
     value: str
-    """As JSON, like its schema."""
+    """The value as JSON; the schema is JSON too."""
     schema: str
     seconds: float
 
@@ -25,8 +25,8 @@ class CheckValue(msgspec.Struct, array_like=True, tag=True):
 class Compiled(msgspec.Struct, array_like=True, tag=True):
     grammar: str
     """The body of a rule in llguidance's Lark."""
-    gaps: list[tuple[tuple[str, ...], str, str]] = []
-    """Path, keyword and reason of what is not enforced."""
+    unsupported: list[tuple[tuple[str, ...], str, str]] = []
+    """The path, keyword and reason of each unsupported keyword."""
 
 
 class Refused(msgspec.Struct, array_like=True, tag=True):
@@ -35,7 +35,7 @@ class Refused(msgspec.Struct, array_like=True, tag=True):
 
 class CheckedValue(msgspec.Struct, array_like=True, tag=True):
     errors: list[str]
-    """What does not conform to the schema, each as "path: what"."""
+    """The violations of the schema, each as "path: message"."""
 
 
 Request = Compile | Convert | CheckValue

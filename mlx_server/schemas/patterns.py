@@ -1,4 +1,8 @@
-"""Regular expressions that clients write, fenced before llguidance compiles them."""
+"""Regular expressions that clients write, checked before llguidance compiles them.
+
+llguidance would give nearly the same verdicts, but only by compiling: a millisecond or more for
+each pattern, which nothing can interrupt, and the server process needs the verdict too.
+"""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +18,7 @@ _PIECE = re.compile(
 _HEX = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[xu]\{[0-9a-fA-F]+\}"
 _ITEM = rf"{_HEX}|\\[pP](?:\{{[^}}]*\}}|.)|\\.|\[:\^?\w+:\]|."
 _RANGE = re.compile(rf"({_ITEM})(?:-({_ITEM}))?", re.DOTALL)
-"""Or a single item of a class."""
+"""A range in a character class, or a single item of one."""
 _SHORT = {
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
@@ -22,18 +26,18 @@ _SHORT = {
     r"\W": "[^A-Za-z0-9_]",
     r"\S": r"[^\s\ufeff]",
 }
-"""As ECMAScript has them."""
+"""Character classes with the meaning that ECMAScript gives them."""
 _BEGIN, _END = ("^", r"\A"), ("$", r"\z", r"\Z")
 ANYTHING = "(?s:.*)"
 _LOOKING = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
 _ESCAPE = re.compile(r"\\([^\W_]|[^\x00-\x7f])")
-"""That is more than the character itself; known are:"""
+"""An escape that means more than the character itself. The known ones are:"""
 _KNOWN_IN_CLASS = frozenset(map("\\{}".format, "dDsSwWaftnrv"))
 _KNOWN = _KNOWN_IN_CLASS.union(map("\\{}".format, "pPxuUAz"))
 
 
 def unsupported(pattern: str) -> str | None:
-    """What no grammar can say of it, or nobody at all."""
+    """Why a grammar can't express the pattern, or why it is malformed; None if it can be used."""
     before, depth = "|", 0
     for piece in _PIECE.finditer(pattern):
         if why := _unsupported_piece(piece) or _misplaced(piece, before):
@@ -76,7 +80,7 @@ def _unsupported_class(written: str) -> str | None:
 
 
 def _code(item: str) -> int:
-    """Of a character in a class; -1: not known here."""
+    """The code point of an item of a class; -1 if the item is not a single character."""
     if re.fullmatch(_HEX, item):
         return int(item[2:].strip("{}"), 16)
     is_class = _ESCAPE.match(item) or item.startswith("[:")
@@ -98,7 +102,7 @@ def _misplaced(piece: re.Match[str], before: str) -> str | None:
 
 
 def excessive_part(pattern: str) -> str | None:
-    """What is too much of it, if anything."""
+    """A verb phrase that says which limit the pattern exceeds; None if it exceeds none."""
     if len(pattern) > limits.PATTERN_CHARACTERS.value:
         return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS.value}"
     sizes, last = [0], 0
@@ -137,8 +141,8 @@ def _times(piece: re.Match[str]) -> int:
 
 
 def search_pattern(pattern: str) -> str | None:
-    """A regular expression, for between slashes, of the texts in which the pattern is found; None
-    for one that no grammar can say."""
+    """A regular expression, to stand between slashes, of the texts in which the pattern is found;
+    None if a grammar can't express it."""
     if unsupported(pattern):
         return None
     found = []
@@ -154,7 +158,7 @@ def search_pattern(pattern: str) -> str | None:
 
 
 def unanchored(pattern: str) -> str:
-    """A pattern that has to match all says so without ^ and $ around each alternative."""
+    """Removes ^ and $ around each alternative of a pattern that has to match the whole text."""
     return "|".join(_without_anchors(option) for option in _alternatives(pattern))
 
 
@@ -178,8 +182,8 @@ def _without_anchors(option: str) -> str:
 
 
 def as_rust(pattern: str) -> str:
-    """For llguidance, to be read as ECMAScript reads it: \\d is no digit of other scripts, and in a
-    class there are neither classes nor operations on them."""
+    """Rewrites a pattern so that llguidance gives it ECMAScript's meaning: \\d matches ASCII digits
+    only, and a class has neither nested classes nor operators."""
     return "".join(_as_rust(piece) for piece in _PIECE.finditer(pattern))
 
 
@@ -199,7 +203,7 @@ def _item(item: str) -> str:
 
 
 def terminal_of(pattern: str) -> str:
-    """As Lark writes it: between slashes, on one line."""
+    """The pattern as Lark writes it: between slashes, on one line."""
     if not pattern:
         return '""'
     return f"/{''.join(_escaped(_as_rust(piece)) for piece in _PIECE.finditer(pattern))}/"

@@ -1,6 +1,6 @@
-"""The keywords of a schema that a grammar can't enforce, each with its path.
+"""Finds the keywords of a schema that a grammar can't enforce, each with its path.
 
-They are left out of the grammar (see grammar.py); what llguidance refuses beyond them is refused.
+They are left out of the grammar (see grammar.py). Anything else that llguidance refuses is refused.
 https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
 """
 
@@ -29,7 +29,7 @@ _UNSUPPORTED = (
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
 IDLE = ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
-"""Known to llguidance, and no constraint once references are pointers."""
+"""Keywords that llguidance knows and that constrain nothing once references are pointers."""
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _ANNOTATIONS = frozenset(
     (
@@ -43,12 +43,12 @@ COUNTS = (
     *("minContains", "maxContains"),
 )
 _EXACT = 2**53
-"""llguidance reads numbers as doubles: integers beyond may stand for their neighbours."""
+"""llguidance reads numbers as doubles, in which larger integers may equal their neighbours."""
 
 
 class UnsupportedKeyword(NamedTuple):
     path: Path
-    """Of the schema."""
+    """The path of the schema that has the keyword."""
     keyword: str
     why: str = "can't be enforced by a grammar"
 
@@ -64,11 +64,11 @@ class UnsupportedKeyword(NamedTuple):
 class Visited(NamedTuple):
     part: Part
     joined: bool
-    """Other schemas may speak of the same value, and llguidance would have to merge them."""
+    """Whether other schemas may constrain the same value, so that llguidance has to merge them."""
 
 
 def visited(view: View) -> Iterator[Visited]:
-    """The schemas that constrain a value, each once as joined and once as not, if it is both."""
+    """The schemas that constrain a value. One that is used both joined and alone comes twice."""
     waiting = [Visited(Part((), view.root), False)]
     seen = set()
     while waiting:
@@ -106,7 +106,7 @@ Disjoint = Callable[[list[Part]], bool]
 def unsupported_keywords(
     view: View, disjoint: Disjoint = lambda options: True
 ) -> list[UnsupportedKeyword]:
-    """disjoint: what is not asked where only the grammar is made, which is the same for both."""
+    """disjoint: left out where only the grammar is made, which is the same either way."""
     known: dict[Path, bool] = {}
 
     def once(options: list[Part]) -> bool:
@@ -124,8 +124,10 @@ def unsupported_keywords(
 
 
 class _Costs:
-    """What llguidance could say, at a cost that shows only while an answer is decoded, or that is
-    better not enforced than refused."""
+    """Finds keywords that llguidance supports but that cost too much while an answer is decoded.
+
+    It is better not to enforce them than to refuse the schema.
+    """
 
     def __init__(self) -> None:
         self._joined_patterns = 0
@@ -187,7 +189,7 @@ _NUMERIC = frozenset(
 
 _LARGEST = 1e17
 _SMALLEST = dict.fromkeys(_NUMERIC - {"const", "enum"}, 1e-60) | {"multipleOf": 1e-9}
-"""Numbers beyond, llguidance can't write as patterns."""
+"""Bounds of the numbers that llguidance can write as patterns."""
 
 
 def _out_of_reach(value: float, smallest: float) -> bool:
@@ -221,7 +223,10 @@ def _unsupported_patterns(path: Path, schema: Mapping[str, Any]) -> Iterator[Uns
 
 
 def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
-    """Names that the schema does not list may be repeated, so at most one of them can be asked."""
+    """Whether llguidance can count the members.
+
+    Names that the schema does not list may be repeated, so at most one of them can be required.
+    """
     if is_vacuous(schema, key) or "object" not in named(schema):
         return True
     if joined or any(place in schema for place in _IN_PLACE):
@@ -239,7 +244,7 @@ def is_closed(schema: Mapping[str, Any]) -> bool:
 
 
 def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
-    """Says nothing, as it stands here."""
+    """Whether the keyword constrains nothing in this schema."""
     value = schema[key]
     match key:
         case "uniqueItems" | "not":

@@ -27,7 +27,7 @@ def type_of(value: Any) -> str:
 
 
 def named(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Those of its own `type`, where every integer is a number; all if it has none."""
+    """The types in its own `type`, where every integer is a number; all types if it has none."""
     said = schema.get("type")
     names = said if isinstance(said, list) else [said]
     types = frozenset(name for name in names if isinstance(name, str)) & ALL
@@ -35,12 +35,12 @@ def named(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def types_of(schema: Mapping[str, Any], view: View) -> frozenset[str]:
-    """Those that the schema, a part of `view`, allows by itself and through its references."""
+    """The types that a schema, a part of `view`, allows by itself and through its references."""
     return _Types(view).of(schema, limits.COERCED_DEPTH.value)
 
 
 def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
-    """The schema at the end of its references; what leads nowhere says nothing."""
+    """The schema at the end of its references; an empty one if they lead nowhere."""
     for _ in range(limits.COERCED_DEPTH.value):
         if not isinstance(schema.get("$ref"), str):
             return schema
@@ -52,7 +52,7 @@ def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
 
 
 def listed(schema: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """The schemas of `allOf`, `anyOf` or `oneOf`; no more of them than are looked at."""
+    """The schemas of `allOf`, `anyOf` or `oneOf`, up to the limit."""
     options = schema.get(key)
     some = options[: limits.COERCED_PARTS.value] if isinstance(options, list) else []
     return [option if isinstance(option, Mapping) else {} for option in some]
@@ -68,7 +68,7 @@ class _Types:
         if not depth or len(self._known) > limits.COERCED_PARTS.value:
             return ALL
         if id(schema) not in self._known:
-            types = self._known[id(schema)] = ALL  # a schema that leads back to itself adds nothing
+            types = self._known[id(schema)] = ALL  # a schema that refers to itself adds nothing
             for allowed in self._constraints(schema, depth - 1):
                 types &= allowed
             self._known[id(schema)] = types or ALL

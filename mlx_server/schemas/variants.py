@@ -1,4 +1,4 @@
-"""A schema that leaves a choice among whole sets of members, as one schema for each of them."""
+"""Splits a schema that allows several sets of members into one schema for each set."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,18 +12,18 @@ from mlx_server.schemas.view import Part, Path, View, reference
 
 class Alternatives(NamedTuple):
     path: Path
-    """Of the keyword that leaves it."""
+    """The path of the keyword that offers the alternatives."""
     options: list[Mapping[str, Any]]
-    """Any of which may be added to the schema; none, if they can't be told."""
+    """Schemas, any one of which may be added to the schema; empty if they can't be listed."""
 
 
 class Variant(NamedTuple):
     schema: Mapping[str, Any]
     made: tuple[Path, ...] = ()
-    """Choices that its `allOf` tells of."""
+    """The paths of the choices that were made by additions to its `allOf`."""
 
     def choices(self) -> list[Alternatives]:
-        """Those left."""
+        """The choices that are still to be made."""
         view = View(self.schema)
         listed, required = [*properties_of(self.schema)], required_of(self.schema)
         found: list[Alternatives] = []
@@ -57,20 +57,20 @@ def _of_counts(part: Part, listed: list[str], required: frozenset[str]) -> Itera
 
 
 def variants_of(schema: Mapping[str, Any]) -> list[Variant]:
-    """Only itself, if it leaves no choice."""
+    """The schema's variants; only itself if it offers no choice."""
     waiting, found = [Variant(schema)], list[Variant]()
     most = min(
-        limits.SCHEMA_WAYS.value,
-        limits.SCHEMA_WAYS_MEMBERS.value // (1 + len(properties_of(schema))),
+        limits.SCHEMA_VARIANTS.value,
+        limits.SCHEMA_VARIANT_MEMBERS.value // (1 + len(properties_of(schema))),
     )
     while waiting:
-        way = waiting.pop(0)
+        variant = waiting.pop(0)
         room = most - len(found) - len(waiting)
-        choice = next((c for c in way.choices() if 0 < len(c.options) <= room), None)
+        choice = next((c for c in variant.choices() if 0 < len(c.options) <= room), None)
         if choice:
-            waiting += way.taking(choice)
+            waiting += variant.taking(choice)
         else:
-            found.append(way)
+            found.append(variant)
     return found
 
 

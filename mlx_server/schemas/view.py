@@ -1,8 +1,8 @@
-"""A JSON Schema as the parts it is made of, and where its references lead.
+"""A JSON Schema as a tree of parts, and the targets of its references.
 
-It is read as draft 2020-12, and the spellings of older drafts are known as well (`definitions`,
-lists in `items`, `id: "#name"`). The library `referencing` finds what a reference leads to; here
-its path is needed too, because llguidance follows pointers only.
+It is read as draft 2020-12; spellings of older drafts are accepted as well (`definitions`, lists in
+`items`, `id: "#name"`). The library `referencing` would find the target of a reference, but not its
+path, which is needed here because llguidance follows JSON pointers only.
 """
 
 import json
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 class View:
-    """A schema and what its references lead to: `#`, `#/a/pointer` and `#anchor`, nothing else."""
+    """A schema and the targets of its references, which are `#`, `#/a/pointer` or `#anchor`."""
 
     def __init__(self, root: Schema) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class View:
         return found
 
     def target(self, part: Part) -> Part | None:
-        """Where the `$ref` of this part leads, if it has one."""
+        """The target of this part's `$ref`; None if it has none. Raises InvalidGrammar."""
         if isinstance(part.schema, bool) or "$ref" not in part.schema:
             return None
         ref, at = part.schema["$ref"], (*part.path, "$ref")
@@ -66,7 +66,7 @@ class View:
         return self._anchors[name]
 
     def referred(self, schema: Schema) -> Schema | None:
-        """What the `$ref` of a part of this schema leads to; None if it leads nowhere."""
+        """The target of the `$ref` of a part of this schema; None if there is none."""
         try:
             found = self.target(Part((), schema))
         except InvalidGrammar:
@@ -74,7 +74,7 @@ class View:
         return found.schema if found else None
 
     def reached(self) -> Iterator[Part]:
-        """The root and all that it uses, definitions only where they are referred to."""
+        """The root and all parts that it uses; definitions only if something refers to them."""
         return self._walked(())
 
     def all(self) -> Iterator[Part]:
@@ -120,7 +120,7 @@ class View:
 
 
 def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """The root and the schemas in it, no reference followed."""
+    """The root and the schemas inside it; references are not followed."""
     waiting = [Part((), root)]
     while waiting:
         part = waiting.pop()
@@ -129,7 +129,7 @@ def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[P
 
 
 def children(part: Part, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """The schemas directly in this one; what has a wrong type has none (see check.py)."""
+    """The schemas directly inside this one. Values of a wrong type are ignored (see check.py)."""
     path, schema = part
     if isinstance(schema, bool):
         return

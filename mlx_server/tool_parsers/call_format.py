@@ -72,6 +72,9 @@ class CallFormat:
     """For a block that was closed and could not be read."""
     repairs: tuple[RepairKind, ...] = ()
     """What is told of calls that are written so: the model was taught another way."""
+    ends_answer: bool = False
+    """Whether a grammar allows nothing but calls after a block: models that write on there make up
+    the result."""
     blocks: tuple[BlockGrammar, ...] = ()
     """The ways to write it that models were trained for; none, if no grammar can express it."""
 

@@ -2,7 +2,8 @@
 
 A notation says what it finds: a call begins, a parameter has this value, this is a piece of its
 text. What comes out is the arguments' JSON text, in pieces, as early as it is certain. What had to
-be mended of a call is told when it ends: of one that never does nothing was.
+be mended of a call is told when it ends: of one that never does nothing was. So is what its schema
+asks for and it lacks, since no grammar may have held it.
 """
 
 import json
@@ -19,15 +20,17 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
+    Violation,
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.coerce import coerced, read_as, takes_text
+from mlx_server.repair.coerce import coerced, read_as, read_tree, takes_text, types_read
 from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import match_tool_name
-from mlx_server.tool_parsers.duplicate_calls import DuplicateCallFilter
+from mlx_server.tool_parsers.argument_check import argument_errors, required
+from mlx_server.tool_parsers.held_calls import CompleteCall, HeldCall, RepeatedCall
 
 NAMESPACE = "functions."
 """Models are taught to write a tool's name with it, some more than others."""
@@ -55,7 +58,10 @@ class ToolCallEmitter:
         emit: Callable[[Event], None],
         make_id: Callable[[], str] = new_id,
         allowed: RepairPolicy = ALL_REPAIRS,
+        *,
+        holds_calls: bool = False,
     ) -> None:
+        """holds_calls: a call is reported only once it is complete."""
         self.allowed = allowed
         self.misplaced: tuple[RepairKind, ...] = ()
         """What is odd about the place where the next calls stand."""
@@ -63,25 +69,39 @@ class ToolCallEmitter:
         self._tools = {tool.name: tool for tool in tools}
         self._emit = emit
         self._make_id = make_id
-        self._started = 0
+        self.started = 0
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
         """Begun, and neither finished nor given up."""
+        self._holds_calls = holds_calls
+        self._held: HeldCall | None = None
+        """The current call, if it may never be reported."""
         self._before: ToolCallWriter | None = None
-        self._echo: DuplicateCallFilter | None = None
-        """The current call, if it may be the one before once more."""
+        self._in_a_row = 0
+        """How many calls up to the one before were identical."""
         self.finished = 0
 
     def knows(self, name: str) -> bool:
-        return self._meant(name) is not None
+        return self.meant(name) is not None
+
+    def tool_and_key(self, text: str) -> tuple[str, str]:
+        """A tool's name and one of its parameters, with nothing that parts them; empty if none or
+        several can be meant."""
+        found = [
+            (name, text[len(name) :].strip())
+            for name, tool in self._tools.items()
+            if text.startswith(name) and text[len(name) :].strip() in properties(tool.parameters)
+        ]
+        return found[0] if len(found) == 1 else ("", "")
 
     def start(self, name: str, id: str | None = None) -> "ToolCallWriter":
         """id: the model's own, if its notation has ids. An unknown name is Malformed: text."""
         tool = self._tool(name)
         unique = id if id and id not in self._ids else self._make_id()
         self._ids.add(unique)
-        call = self._current = ToolCallWriter(self, tool, self._index, self._started)
-        self._started += 1
+        self._held = self._hold(tool.name)
+        call = self._current = ToolCallWriter(self, tool, self._index, self.started)
+        self.started += 1
         for what in self.misplaced:
             call.add_repair(what)
         if name.removeprefix(NAMESPACE) != tool.name != name:
@@ -113,22 +133,25 @@ class ToolCallEmitter:
         return found, slips
 
     def _tool(self, name: str) -> Tool:
-        meant = self._meant(name)
+        meant = self.meant(name)
         if meant is None:
             raise Malformed(f"there is no tool {name!r}")
         return self._tools[meant]
 
-    def _meant(self, name: str) -> str | None:
+    def meant(self, name: str) -> str | None:
+        """The tool that a name means, which may be slightly wrong."""
         for exact in (name, name.removeprefix(NAMESPACE)):
             if exact in self._tools:
                 return exact
         return match_tool_name(name, self._tools) if self.allowed.names else None
 
-    def start_unless_repeated(self, name: str) -> "ToolCallWriter":
-        """As `start`, for models that stutter: the call before, made again, is not told of."""
-        if self._before and self._meant(name) == self._before.name:
-            self._echo = DuplicateCallFilter(self._before.arguments, self._emit)
-        return self.start(name)
+    def _hold(self, name: str) -> HeldCall | None:
+        before, most = self._before, self.allowed.repeats
+        if before and most is not None and self._in_a_row >= most and name == before.name:
+            # a call that differs is held to its end too if calls are
+            emit = CompleteCall(self._emit).emit if self._holds_calls else self._emit
+            return RepeatedCall(before.arguments, emit)
+        return CompleteCall(self._emit) if self._holds_calls else None
 
     def add_repaired(
         self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)
@@ -156,28 +179,36 @@ class ToolCallEmitter:
         """Whether there is a call that was neither finished nor given up."""
         return self._current is not None
 
-    def give_up(self) -> None:
-        """What was begun is no call after all."""
-        self._current = None
-        self._end_echo()
+    def give_up(self, *, broken: bool = False) -> None:
+        """What was begun is no call after all. broken: and it is text, though it was reported."""
+        call, self._current = self._current, None
+        if call and not self._release() and broken:
+            what = f"the arguments of {call.name} are malformed, so the call is text"
+            self._emit(Violation(self._index, f"tool_calls[{call.number}]: {what}"))
 
     def emit(self, event: Event) -> None:
-        emit = self._echo.emit if self._echo else self._emit
+        emit = self._held.emit if self._held else self._emit
         if isinstance(event, ToolCallFinished):
             self.finished += 1
-            self._before, self._current = self._current, None
+            self._count_in_a_row()
             emit(event)
-            if self._end_echo():
-                self._emit(Repaired(self._index, "stutter", f"tool_calls[{self._started - 1}]"))
+            if self._release():
+                self._emit(Repaired(self._index, "stutter", f"tool_calls[{self.started - 1}]"))
         else:
             emit(event)
 
-    def _end_echo(self) -> bool:
-        """Whether nothing was told of the call."""
-        echo, self._echo = self._echo, None
-        silent = echo is not None and echo.silent
-        self._started -= silent
-        return silent
+    def _count_in_a_row(self) -> None:
+        before, call = self._before, self._current
+        is_same = before and call and before.same_as(call)
+        self._in_a_row = self._in_a_row + 1 if is_same else 1
+        self._before, self._current = call, None
+
+    def _release(self) -> bool:
+        """Ends what was held; whether nothing was reported of the call."""
+        held, self._held = self._held, None
+        is_silent = held is not None and held.is_silent
+        self.started -= is_silent
+        return is_silent
 
 
 class ToolCallWriter:
@@ -201,6 +232,26 @@ class ToolCallWriter:
         """As far as they were written."""
         return "".join(self._written)
 
+    def lacks(self, key: str) -> bool:
+        """Whether a required parameter has no value, other than this one."""
+        return not self._keys.issuperset(set(required(self._schema)) - {key})
+
+    def knows(self, tool: str) -> bool:
+        return self._calls.knows(tool)
+
+    def same_as(self, other: "ToolCallWriter") -> bool:
+        return (self.name, self.arguments) == (other.name, other.arguments)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The parameters that the tool's schema lists."""
+        return properties(self._schema)
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Those of them that have no value yet."""
+        return self.known - self._keys
+
     def streams(self, key: str) -> bool:
         """Whether text for this parameter is certain to stay the text it is."""
         return key not in self._keys and takes_text(self._schema, key)
@@ -209,13 +260,39 @@ class ToolCallWriter:
         """part: of the call, as a path behind it."""
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
 
+    def mend(self, what: RepairKind = "json") -> None:
+        """Reports a slip in how the arguments are written; Malformed if none may be repaired."""
+        if not self._calls.allowed.json:
+            raise Malformed("a slip that may not be repaired")
+        self.add_repair(what, "" if what == "format" else ARGUMENTS)
+
     def value(self, key: str, value: Any) -> None:
         """A parameter that is complete. Given twice it is Malformed: one would be a guess."""
         self._put(key, self._fitted(key, value))
 
-    def untyped(self, key: str, text: str) -> None:
-        """As `value`, from a notation that writes every value as bare text."""
-        self._put(key, read_as(text, self._schema, key))
+    def untyped(self, key: str, text: str) -> bool:
+        """As `value`, from a notation that writes every value as bare text. Whether it is text."""
+        found = read_as(text, self._schema, key)
+        if isinstance(found, str) and (repaired := self._structure(key, text)) is not None:
+            found = repaired
+        self._put(key, found)
+        return isinstance(found, str)
+
+    def _structure(self, key: str, text: str) -> Any:
+        """The list or object in a text that has slips. None if the schema allows text here, or
+        wants something else; Malformed if it can't be read, since it is no text."""
+        types = types_read(self._schema, key)
+        begins = "object" if text.lstrip().startswith("{") else "array"
+        if "string" in types or begins not in types or text.lstrip()[:1] not in ("{", "["):
+            return None
+        self.mend()
+        found = loads(text.strip())
+        (fitted,) = coerce_arguments({key: found}, self._schema, self._calls.allowed).values()
+        return fitted
+
+    def untyped_tree(self, key: str, value: Any) -> None:
+        """As `untyped`, of lists and objects in which every value is such a text."""
+        self._put(key, read_tree(value, self._schema, key))
 
     def _put(self, key: str, value: Any) -> None:
         if key in self._keys:
@@ -230,9 +307,7 @@ class ToolCallWriter:
 
     def _path(self, key: str) -> str:
         """A key that the model made up is nothing to be told."""
-        properties = self._schema.get("properties")
-        known = isinstance(properties, Mapping) and key in properties
-        return f"{ARGUMENTS}.{key}" if known else ARGUMENTS
+        return f"{ARGUMENTS}.{key}" if key in self.known else ARGUMENTS
 
     def text(self, key: str, piece: str) -> None:
         """A piece of a parameter's text; `end_text` follows the last."""
@@ -262,6 +337,11 @@ class ToolCallWriter:
     def _end(self) -> None:
         for repair in self._repairs:
             self._calls.emit(repair)
+        arguments = json.loads(self.arguments)
+        for key, wrong in argument_errors(arguments, self._schema):
+            path = self._path(key) if key in arguments else f"{ARGUMENTS}.{key}"
+            what = f"tool_calls[{self.number}]{path}: {wrong}"
+            self._calls.emit(Violation(self._index, what))
         self._calls.emit(ToolCallFinished(self._index, self.number))
 
     def _label(self, key: str) -> str:
@@ -272,6 +352,12 @@ class ToolCallWriter:
         if piece:
             self._written.append(piece)
             self._calls.emit(ToolCallDelta(self._index, self.number, piece))
+
+
+def properties(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The names that a schema of arguments lists."""
+    found = schema.get("properties")
+    return frozenset(found) if isinstance(found, Mapping) else frozenset()
 
 
 def coerce_arguments(

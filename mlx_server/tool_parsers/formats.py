@@ -10,7 +10,7 @@ from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired
-from mlx_server.tool_parsers.named_calls import PYTHON, NamedCallFormat, gemma_arguments
+from mlx_server.tool_parsers.named_calls import NamedCallFormat, gemma_arguments, python_arguments
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
@@ -24,6 +24,7 @@ BARE_JSON = CallFormat(
     marked_json.objects,
     begins=("{",),
     repair=repaired,
+    ends_answer=True,
     blocks=(marked_json.bare_block(_LLAMA_FORM),),
 )
 
@@ -41,18 +42,42 @@ COMMAND = marked_json.marked_json(
     ),
 )
 
+TOOL_CALLS = marked_json.marked_json("<tool_calls>", "</tool_calls>")
+"""Of Jamba, Apriel and Hunyuan."""
+PANGU = marked_json.marked_json("[unused11]", "[unused12]")
+HYPERCLOVA = marked_json.marked_json("-> tool/function_call")
+GRANITE_CODE = marked_json.marked_object("<function_call>")
+LONGCAT_JSON = marked_json.marked_json("<longcat_tool_call>", "</longcat_tool_call>")
+INKLING = marked_json.marked_json(
+    "<|content_invoke_tool_json|>", "<|end_message|>", JsonCallForm(arguments="args")
+)
+COMMAND_R = marked_json.marked_json(
+    "Action:", "```", JsonCallForm("tool_name", "parameters"), fence="```json"
+)
+INTERNLM = replace(
+    marked_json.marked_json(
+        "<|action_start|><|plugin|>", "<|action_end|>", JsonCallForm(arguments="parameters")
+    ),
+    opens=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+)
+GIGACHAT = marked_json.marked_object(
+    "function call<|role_sep|>", "<|function_call|>", follows=("<|message_sep|>",)
+)
+
 _PLAIN_FORM = JsonCallForm(arguments="(arguments|parameters)")
 
 PLAIN_OBJECT = CallFormat(
     marked_json.objects,
     begins=("{",),
     repairs=("unmarked",),
+    ends_answer=True,
     blocks=(marked_json.bare_block(_PLAIN_FORM),),
 )
 PLAIN_ARRAY = CallFormat(
     marked_json.array,
     begins=("[",),
     repairs=("unmarked",),
+    ends_answer=True,
     blocks=(marked_json.bare_array(_PLAIN_FORM),),
 )
 
@@ -65,12 +90,18 @@ MISTRAL_CALL = NamedCallFormat(
     inner=("[CALL_ID]", "[ARGS]"),
     may_be_json=True,
     repair_unit="block",
+    ends_answer=True,
 )
 _MISTRAL_FORM = JsonCallForm(between=rf'("id"{COLON}"[a-zA-Z0-9]{{9}}",{GAP})?')
 MISTRAL = MISTRAL_CALL.call_format(marked_json.array_block(_MISTRAL_FORM))
 
 LLAMA_FUNCTION = NamedCallFormat(
-    opens="<function=", before_name="<function=", after_name=">", closes="</function>", space=""
+    opens="<function=",
+    before_name="<function=",
+    after_name=">",
+    closes="</function>",
+    space="",
+    ends_answer=True,
 ).call_format()
 
 _DEEPSEEK = NamedCallFormat(
@@ -84,6 +115,7 @@ _DEEPSEEK = NamedCallFormat(
     inner=("<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
     fenced=True,
     repair_unit="block",
+    ends_answer=True,
     space="",
 )
 DEEPSEEK = _DEEPSEEK.call_format()
@@ -103,11 +135,58 @@ _KIMI_K2 = NamedCallFormat(
     numbered=True,
     noisy=True,
     repair_unit="call",
+    ends_answer=True,
 )
 KIMI_K2 = _KIMI_K2.call_format()
+KIMI_K2_SINGULAR = replace(
+    _KIMI_K2,
+    opens="<|tool_call_section_begin|>",
+    closes="<|tool_call_section_end|>",
+    repairs=("format",),
+).call_format()
+"""With a delimiter that its vocabulary does not have, but its models write."""
 KIMI_K2_WITHOUT_SECTION = replace(_KIMI_K2, opens=_KIMI_K2.before_name).call_format()
 
-_GLM4 = NamedCallFormat(name=re.compile(r"[^\n]+"), after_name="\n")
+APERTUS = NamedCallFormat(
+    opens="<|tools_prefix|>",
+    before_name='{"',
+    after_name='":',
+    before_arguments=" ",
+    closes_call="}",
+    between=",",
+    closes="<|tools_suffix|>",
+    listed=True,
+    passed=("[", ",", "]"),
+).call_format()
+
+_PLAMO = "<|plamo:{}:plamo|>"
+PLAMO = NamedCallFormat(
+    opens=_PLAMO.format("begin_tool_requests"),
+    before_name=_PLAMO.format("begin_tool_request") + _PLAMO.format("begin_tool_name"),
+    name=re.compile(r"[^<\n]+"),
+    after_name=_PLAMO.format("end_tool_name") + _PLAMO.format("begin_tool_arguments"),
+    before_arguments="<|plamo:constrain|>json<|plamo:msg|>",
+    closes_call=_PLAMO.format("end_tool_arguments") + _PLAMO.format("end_tool_request"),
+    between="",
+    closes=_PLAMO.format("end_tool_requests"),
+    repair_unit="block",
+    space="",
+).call_format()
+
+SOLAR_OPEN = NamedCallFormat(
+    opens="<|tool_call:begin|>",
+    before_name="<|tool_call:begin|>",
+    id_first=True,
+    id_mark="<|tool_call:name|>",
+    name=re.compile(r"[^<\n]+"),
+    after_name="<|tool_call:args|>",
+    closes_call="<|tool_call:end|>",
+    inner=("<|tool_call:name|>", "<|tool_call:args|>"),
+    repair_unit="call",
+    space="",
+).call_format()
+
+_GLM4 = NamedCallFormat(name=re.compile(r"[^\n]+"), after_name="\n", ends_answer=True)
 
 
 def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
@@ -115,6 +194,26 @@ def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
     made = _GLM4.call_format()
     return tuple(
         replace(made, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",))
+        for tool in tools
+    )
+
+
+_FUNCTIONARY = replace(_GLM4, follows=(">>>",))
+_FUNCTIONARY_BLOCK = replace(
+    _FUNCTIONARY.block(), between=">>>", space="", read_on=r"[^\s>]|>[^>]|>>[^>]"
+)
+"""Nothing but another message follows a call."""
+
+
+def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+    """As GLM-4, with a mark before each message but the first, whose mark ends the prompt."""
+    return tuple(
+        CallFormat(
+            partial(_FUNCTIONARY.read, name=tool.name),
+            opens=(f">>>{tool.name}\n",),
+            begins=(f"{tool.name}\n",),
+            blocks=(_FUNCTIONARY_BLOCK,),
+        )
         for tool in tools
     )
 
@@ -136,7 +235,7 @@ def _python_block(opens: str, closes: str, *, listed: bool, between: str) -> Cal
     return NamedCallFormat(
         opens=opens,
         after_name="(",
-        arguments=PYTHON,
+        arguments=python_arguments(closes),
         between=between,
         closes=closes,
         listed=listed,
@@ -146,13 +245,24 @@ def _python_block(opens: str, closes: str, *, listed: bool, between: str) -> Cal
     ).call_format()
 
 
+MINICPM = NamedCallFormat(
+    opens="<|tool_call_start|>",
+    after_name="(",
+    arguments=python_arguments("<|tool_call_end|>"),
+    between="\n",
+    closes="<|tool_call_end|>",
+    code="python",
+    passed=("```python", "```", ",", ";"),
+    may_be_json=True,
+    space="",
+).call_format()
 LFM2 = python_list("<|tool_call_start|>", "<|tool_call_end|>")
 LLAMA4_PYTHON = python_list("<|python_start|>", "<|python_end|>")
 OLMO3 = python_lines("<function_calls>", "</function_calls>")
 _BARE_PYTHON = NamedCallFormat(
     begins="[",
     after_name="(",
-    arguments=PYTHON,
+    arguments=python_arguments(),
     between=", ",
     closes="]",
     passed=(",",),
@@ -177,6 +287,7 @@ LLAMA_TAGGED = CallFormat(
     _tagged,
     opens=("<|python_tag|>",),
     repair=repaired,
+    ends_answer=True,
     blocks=(BlockGrammar(_LLAMA_FORM.call, between=";", read_on=marked_json.READ_ON),),
 )
 
@@ -189,10 +300,12 @@ def _gemma(opens: str, closes: str, quote: str) -> CallFormat:
     return NamedCallFormat(
         opens=opens,
         before_name="call:",
-        name=re.compile(r"[^\s{}<>]+"),
+        name=re.compile(r"[^\s{}()<>]+"),
         after_name="{",
         arguments=gemma_arguments(quote),
+        instead=("(", gemma_arguments(quote, "(")),
         closes_call=closes,
+        passed=(",", ";"),
         inner=(quote,),
     ).call_format()
 
@@ -209,27 +322,65 @@ _QWEN3_CODER = replace(_FUNCTION, block_end="</tool_call>", margin="\n")
 QWEN3_CODER = tagged("<tool_call>", _QWEN3_CODER)
 QWEN3_CODER_WITHOUT_BLOCK = without_block(_QWEN3_CODER)
 
-SEED_OSS = tagged("<seed:tool_call>", replace(_FUNCTION, block_end="</seed:tool_call>"))
+_SEED_OSS = replace(_FUNCTION, block_end="</seed:tool_call>")
 
-MINIMAX_M2 = tagged(
-    "<minimax:tool_call>",
-    TagSyntax(
-        function="<invoke name=",
-        function_end="</invoke>",
-        parameter="<parameter name=",
-        parameter_end="</parameter>",
-        block_end="</minimax:tool_call>",
+SEED_OSS = tagged("<seed:tool_call>", _SEED_OSS)
+SEED_OSS_WITHOUT_BLOCK = without_block(_SEED_OSS)
+
+
+def _invoked(closes: str, prefix: str = "") -> TagSyntax:
+    """`<invoke name="f"><parameter name="key">value</parameter></invoke>`, in a block."""
+    return TagSyntax(
+        function=f"<{prefix}invoke name=",
+        function_end=f"</{prefix}invoke>",
+        parameter=f"<{prefix}parameter name=",
+        parameter_end=f"</{prefix}parameter>",
+        block_end=closes,
         quote='"',
+    )
+
+
+_MINIMAX_M2 = _invoked("</minimax:tool_call>")
+MINIMAX_M2 = tagged("<minimax:tool_call>", _MINIMAX_M2)
+MINIMAX_M2_WITHOUT_BLOCK = without_block(_MINIMAX_M2)
+DOTS = tagged("<dots_function_call>", _invoked("</dots_function_call>"))
+MUSE = tagged("<atem:function_calls>", _invoked("</atem:function_calls>", "atem:"))
+
+_STEP3_CALL = ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>")
+STEP3 = replace(
+    tagged(
+        "<｜tool_calls_begin｜>",
+        TagSyntax(
+            function=f"{_STEP3_CALL[0]}<steptml:invoke name=",
+            function_end=f"</steptml:invoke>{_STEP3_CALL[1]}",
+            parameter="<steptml:parameter name=",
+            parameter_end="</steptml:parameter>",
+            block_end="<｜tool_calls_end｜>",
+            quote='"',
+        ),
     ),
+    inner=_STEP3_CALL,
 )
 
-DSML = "｜DSML｜"
-"""The sign of DeepSeek's markup language, from V3.2 on."""
+MINICPM5 = without_block(
+    TagSyntax(
+        function="<function name=",
+        function_end="</function>",
+        parameter="<param name=",
+        parameter_end="</param>",
+        quote='"',
+        cdata=True,
+    ),
+    taught=True,
+)
+
+DSML, GCML = "｜DSML｜", "｜GCML｜"
+"""The signs of DeepSeek's markup language, from V3.2 on, and of GigaChat's."""
 
 
-def _dsml(block: str, gap: str = "") -> CallFormat:
+def _dsml(block: str, sign: str = DSML, gap: str = "") -> CallFormat:
     """gap: what stands between the sign and each name."""
-    mark = DSML + gap
+    mark = sign + gap
     tags = TagSyntax(
         function=f"<{mark}invoke name=",
         function_end=f"</{mark}invoke>",
@@ -239,8 +390,9 @@ def _dsml(block: str, gap: str = "") -> CallFormat:
         quote='"',
         says_types=True,
     )
-    return replace(tagged(f"<{mark}{block}>", tags), inner=(DSML,))
+    return replace(tagged(f"<{mark}{block}>", tags), inner=(sign,))
 
 
 DSML_FORMATS = (_dsml("function_calls"), _dsml("tool_calls"), _dsml("calls", gap=" "))
 """Of V3.2, V4 and V4.1."""
+GIGACHAT35 = _dsml("tool_calls", GCML)

@@ -1,92 +1,154 @@
 """GLM-4.5 and later: `<tool_call>name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>`
 for each argument, on lines of their own or not.
 
-GLM is known to stutter: it begins a call twice, or makes the same one again at once.
+GLM is known to stutter: it begins a call twice.
 """
 
 import re
-from collections.abc import Callable
+from functools import partial
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import unsupported_keywords
+from mlx_server.tool_parsers import marked_json, unsupported_keywords, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
-from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
-NAME = re.compile(r"[^<\n]+")
+IN_VALUES = (VALUE_END, CLOSE, KEY_END, KEY, OPEN, f"\n{KEY}", f"\n{CLOSE}")
+"""Those that may mean something inside of a value, with the line break before them."""
+NAME = re.compile(r"[^<{\n]+")
 
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    name, mark = yield from _call_name(source, calls)
-    call = calls.start_unless_repeated(name)
+    yield from source.space()
+    if (yield from source.accept("{")):
+        calls.misplaced += ("format",)
+        yield from marked_json.objects(source, calls, (CLOSE,))
+        return
+    is_over = yield from _call(source, calls)
+    while not is_over and (yield from source.peek()):
+        is_over = yield from _call(source, calls, is_another=True)
+
+
+def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -> Steps[bool]:
+    """Whether its block is over. is_another: than the first in its block."""
+    name, mark, key = yield from _call_name(source, calls)
+    call = calls.start(name)
+    if is_another or key or mark == "{":
+        call.mend("format")
     while mark == KEY:
-        mark = yield from _argument(source, call)
+        mark = yield from _argument(source, call, key)
+        key = ""
+    if mark == "{":
+        yield from values.arguments(source, JSON, lambda: call, (CLOSE,))
+        yield from check_end(source, call, (CLOSE,))
+        yield from source.space()
+        mark = yield from source.accept(CLOSE)
     call.finish()
+    return mark == CLOSE
 
 
-def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str]]:
-    """And the mark behind it."""
+def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, str]]:
+    """A name and the mark after it; and the first key, if the mark before that is missing."""
     while True:
         pieces: list[str] = []
         yield from source.space()
         yield from source.match(NAME, pieces.append)
         name = "".join(pieces)
         if name and not calls.knows(name):
-            raise Malformed(f"there is no tool {name!r}")
+            tool, key = calls.tool_and_key(name)
+            if not (tool and (yield from source.comes(KEY_END))):
+                raise Malformed(f"there is no tool {name!r}")
+            return tool, KEY, key
         yield from source.space()
-        mark = yield from source.accept(KEY, CLOSE)
+        mark = yield from source.accept(KEY, CLOSE, "{")
         if mark or (yield from source.stopped()):
-            return name, mark
+            return name, mark, ""
         yield from source.expect(OPEN)  # begun again
 
 
-def _argument(source: Source, call: ToolCallWriter) -> Steps[str]:
-    """Returns the mark behind it, read."""
-    pieces: list[str] = []
-    yield from source.up_to(KEY_END, "\n", into=pieces.append)
-    yield from source.space()
-    yield from source.expect(VALUE)
+def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
+    """Returns the mark behind it, read. key: its key, if that was read."""
+    pieces = [key]
+    mark = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
+    yield from source.space()
+    if mark == VALUE or (mark == KEY_END and not (yield from source.accept(VALUE))):
+        call.mend("format")
+    elif mark != KEY_END:
+        yield from source.expect(VALUE)
     if call.streams(key):
-        mark = yield from _value(source, lambda piece: call.text(key, piece))
+        mark = yield from _value(source, call, key, partial(call.text, key))
         call.end_text(key)
         return mark
     pieces = []
-    mark = yield from _value(source, pieces.append)
+    mark = yield from _value(source, call, key, pieces.append)
     call.untyped(key, "".join(pieces))
     return mark
 
 
-def _value(source: Source, into: Callable[[str], None]) -> Steps[str]:
+def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[str]:
     """Passes a value on, which may hold the marks that would end it; returns the mark behind
-    it, read."""
-    inside = 0
-    """Arguments that were begun in it."""
-    while mark := (yield from source.up_to(VALUE_END, CLOSE, KEY_END, into=into)):
-        if mark == KEY_END:
+    it, read; empty where another call follows at once."""
+    inside, is_example = 0, False
+    """Arguments that were begun in it, and whether a whole call was."""
+    while mark := (yield from source.up_to(*IN_VALUES, into=into)):
+        bare = mark.lstrip("\n")
+        if bare == KEY_END:
             mark += yield from source.space()
             begun = yield from source.accept(VALUE)
             inside += bool(begun)
             mark += begun
         elif inside:
-            inside -= mark == VALUE_END
+            inside -= bare == VALUE_END
+        elif bare == OPEN:
+            is_example = True
+        elif bare == KEY:
+            awaited = (each + KEY_END for each in call.awaited - {key})
+            if not is_example and (yield from source.comes(*awaited)):
+                call.mend("format")
+                return KEY
         else:
             space = yield from source.space()
-            if mark == VALUE_END and (following := (yield from source.accept(KEY, CLOSE))):
+            if bare == VALUE_END and (following := (yield from source.accept(KEY, CLOSE))):
                 return following
             if (yield from source.comes(OPEN)) or (yield from source.stopped()):
-                return CLOSE  # the mark itself, or one that was forgotten
+                if bare == CLOSE:
+                    call.mend("format")
+                return CLOSE
+            if bare == VALUE_END and (yield from _is_call(source.lookahead(), call)):
+                return ""
+            if bare == VALUE_END and (yield from _is_brace(source.lookahead())):
+                call.mend("format")
+                source.take(1)
+                yield from source.space()
+                return (yield from source.expect(CLOSE))
             mark += space
         into(mark)
     raise Malformed("a value without an end")
+
+
+def _is_brace(ahead: Lookahead) -> Steps[bool]:
+    """Whether a brace follows that closes nothing, and the end of the block."""
+    brace = yield from ahead.accept("}")
+    yield from ahead.space()
+    return bool(brace) and bool((yield from ahead.accept(CLOSE)))
+
+
+def _is_call(ahead: Lookahead, call: ToolCallWriter) -> Steps[bool]:
+    """Whether another call follows, without the mark before it."""
+    name = (yield from ahead.run(NAME)).strip()
+    yield from ahead.space()
+    return call.knows(name) and bool((yield from ahead.accept(KEY, CLOSE)))
 
 
 def _call_of(lark: Lark, tool: Tool) -> str:
@@ -110,6 +172,7 @@ GLM = CallFormat(
     opens=(OPEN,),
     closes=(CLOSE,),
     inner=(KEY, KEY_END, VALUE, VALUE_END),
+    ends_answer=True,
     blocks=(
         BlockGrammar(
             _call_of,

@@ -1,6 +1,7 @@
 """A call as one JSON object: `{"name": "f", "arguments": {...}}`, with its variations."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.schemas.grammar import SPACE
 from mlx_server.tool_parsers import values
-from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
 
@@ -21,18 +22,54 @@ ARGUMENTS = ("arguments", "parameters", "args", "input")
 FRAMES = ("type", "id", "index", "function", "tool_call_id")
 """What else may stand in such an object."""
 
+GOES_ON = ("{", "[", "]", ",", ";", "```")
+"""What may follow a call in a block."""
+
 GAP = f"({SPACE})?"
 CLOSING = rf"/{GAP}\}}/"
 COLON = f"{GAP}:{GAP}"
 
 
-def call_object(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    """One call, after the opening brace; its arguments stream if its name comes first."""
-    yield from _call_object(source, calls, None, frame=("function",))
+UNREAD = re.compile(r"""["']\s*[}\]]""")
+"""How text ends that an inner quote has cut off from its string."""
+
+
+def call_object(
+    source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] | None = None
+) -> Steps[None]:
+    """One call, after the opening brace; its arguments stream if its name comes first.
+
+    closes: the marks that may follow; None if nothing may.
+    """
+    yield from _call_object(source, calls, None, frame=("function",), closes=closes)
+
+
+def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ...]) -> Steps[None]:
+    """Reads closing braces too many after a call. Malformed if a string of the call has ended at
+    a quote that was not escaped: then more of the call follows."""
+    while "}" not in closes and (yield from source.after_space("}")):
+        yield from source.space()
+        yield from source.expect("}")
+        if call:
+            call.mend()
+    ahead = source.lookahead()
+    yield from ahead.space()
+    sign = yield from ahead.accept(*closes, *GOES_ON)
+    if sign and sign in ",;":
+        yield from ahead.space()
+        sign = yield from ahead.accept(*GOES_ON)
+    if not sign:
+        rest = yield from ahead.text_up_to(*closes)
+        if UNREAD.search(rest):
+            raise Malformed("a quote in a string was not escaped")
 
 
 def _call_object(
-    source: Source, calls: ToolCallEmitter, id: str | None, frame: tuple[str, ...]
+    source: Source,
+    calls: ToolCallEmitter,
+    id: str | None,
+    frame: tuple[str, ...],
+    closes: tuple[str, ...] | None = None,
 ) -> Steps[None]:
     """frame: keys under which the call itself may stand, in an object of its own."""
     name, call, held, framed = "", None, None, False
@@ -43,7 +80,8 @@ def _call_object(
         if twice or (key in (*NAMES, *ARGUMENTS) and (call or framed)):
             raise Malformed("two calls in one")
         if key in ARGUMENTS and name and (yield from source.accept("{")):
-            call = yield from values.arguments(source, JSON, partial(calls.start, name, id))
+            start = partial(calls.start, name, id)
+            call = yield from values.arguments(source, JSON, start, closes or ())
         elif key in NAMES:
             name = _name_text((yield from values.value(source, JSON)))
             if not calls.knows(name):
@@ -58,9 +96,14 @@ def _call_object(
             id = found if key == "id" and isinstance(found, str) else id
         else:
             raise Malformed(f"no call has a key {key!r}")
+        if call and closes and (yield from source.after_space(*closes)):
+            call.mend()  # its last brace was forgotten
+            break
         yield from source.space()
         if (yield from source.expect(",", "}")) == "}":
             break
+    if closes is not None:
+        yield from check_end(source, call, closes)
     if call:
         call.finish()
     elif name and held is not None:

@@ -14,14 +14,36 @@ READ_ON = r"\s*[,;{]"
 """What is taken for the next object."""
 
 
-def marked_json(opens: str, closes: str = "", form: JsonCallForm = FORM) -> CallFormat:
-    """closes: left out where the end of the JSON is the end of the block."""
+def marked_json(
+    opens: str, closes: str = "", form: JsonCallForm = FORM, fence: str = ""
+) -> CallFormat:
+    """closes: left out where the end of the JSON is the end of the block. fence: what models open
+    a block of code with in which all of the JSON stands."""
     marks = (closes,) if closes else ()
-    blocks = [array_block(form, closes, before="" if opens.endswith("[") else "[")]
-    if closes:
+    before = "" if opens.endswith("[") else f"{fence}\n[" if fence else "["
+    blocks = [array_block(form, closes, before)]
+    if closes and not fence:
         blocks.insert(0, BlockGrammar(form.call, between="", after=closes))
     read = partial(_block, marks)
-    return CallFormat(read, (opens,), marks, repair=repaired, blocks=tuple(blocks))
+    return CallFormat(
+        read, (opens,), marks, repair=repaired, ends_answer=True, blocks=tuple(blocks)
+    )
+
+
+def marked_object(
+    *opens: str, form: JsonCallForm = FORM, follows: tuple[str, ...] = ()
+) -> CallFormat:
+    """One call after each mark, which nothing but the end of the JSON ends. follows: marks of
+    other parts of an answer, which may come right after it."""
+    block = BlockGrammar(form.call, read_on=READ_ON)
+    read = partial(_object, (*opens, *follows))
+    return CallFormat(read, opens, repair=repaired, ends_answer=True, blocks=(block,))
+
+
+def _object(follows: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    yield from source.space()
+    yield from source.expect("{")
+    yield from call_object(source, calls, follows)
 
 
 def array_block(form: JsonCallForm, closes: str = "", before: str = "[") -> BlockGrammar:
@@ -68,12 +90,12 @@ def array(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()) 
 
 def objects(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()) -> Steps[None]:
     """After the first brace: a call and those that follow, up to the mark that closes."""
-    yield from call_object(source, calls)
+    yield from call_object(source, calls, closes)
     while True:
         yield from source.space()
         found = yield from source.accept("{", ",", ";", "]", "```", *closes)
         if found == "{":
-            yield from call_object(source, calls)
+            yield from call_object(source, calls, closes)
         elif found in closes or (found == "]" and not closes):
             return
         elif not found:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 from mlx_server.events import RepairKind
@@ -17,7 +16,7 @@ from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.tool_parsers import marked_json, spellings, syntaxes, unsupported_keywords, values
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
-from mlx_server.tool_parsers.json_calls import as_object
+from mlx_server.tool_parsers.json_calls import as_object, check_end
 from mlx_server.tool_parsers.literal_syntax import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.parameters import UncallableTool, comma_separated_rule
 from mlx_server.tool_parsers.source import Source, Steps
@@ -26,14 +25,17 @@ from mlx_server.tool_parsers.values import Syntax
 
 ID = re.compile(r"[a-zA-Z0-9]+")
 NAME = re.compile(r"[\w.\-]+")
+REWRITTEN_ID = re.compile(r"(?:functions_)?(.+?)(?:_[0-9]+)?")
+"""An id of Kimi's in which nothing but letters, digits and underscores was left."""
 
 
 class CallArguments(Protocol):
     """How the arguments of a call are written after the tool's name."""
 
     def read(
-        self, source: Source, start: Callable[[], ToolCallWriter]
-    ) -> Steps[ToolCallWriter]: ...
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        """ends: the marks after them."""
 
     def write(self, lark: Lark, tool: Tool) -> str:
         """Symbols of a rule."""
@@ -43,10 +45,15 @@ class CallArguments(Protocol):
 
 
 class JsonArguments:
-    def read(self, source: Source, start: Callable[[], ToolCallWriter]) -> Steps[ToolCallWriter]:
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
         yield from source.space()
         yield from source.expect("{")
-        return (yield from values.arguments(source, syntaxes.JSON, start))
+        marks = tuple(mark for mark in ends if mark.strip("{[()]}"))  # others end values too
+        call = yield from values.arguments(source, syntaxes.JSON, start, marks)
+        yield from check_end(source, call, ends)
+        return call
 
     def write(self, lark: Lark, tool: Tool) -> str:
         return schema.arguments(tool.parameters, lark, strict=tool.strict)
@@ -62,8 +69,18 @@ class LiteralArguments:
     syntax: Syntax
     spelling: LiteralSyntax
 
-    def read(self, source: Source, start: Callable[[], ToolCallWriter]) -> Steps[ToolCallWriter]:
-        return (yield from values.arguments(source, self.syntax, start))
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        own = ends if self.syntax.rules == "free" else ()
+        call = yield from values.arguments(source, self.syntax, start, own)
+        while self.syntax.rules == "free" and (yield from source.after_space("}")):
+            yield from source.space()
+            yield from source.expect("}")
+            call.mend()
+        if (yield from source.after_space("'", '"', ")", "}")):
+            raise Malformed("a quote in a string was not escaped")
+        return call
 
     def write(self, lark: Lark, tool: Tool) -> str:
         literals = LiteralGrammar(lark, self.spelling)
@@ -85,11 +102,16 @@ class LiteralArguments:
 
 
 JSON = JsonArguments()
-PYTHON = LiteralArguments(syntaxes.PYTHON, spellings.PYTHON)
+PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
 
 
-def gemma_arguments(quote: str) -> LiteralArguments:
-    return LiteralArguments(syntaxes.gemma_syntax(quote), spellings.gemma(quote))
+def python_arguments(*ends: str) -> LiteralArguments:
+    """ends: the marks that may follow calls."""
+    return LiteralArguments(syntaxes.python_syntax(*ends), spellings.PYTHON)
+
+
+def gemma_arguments(quote: str, opening: str = "{") -> LiteralArguments:
+    return LiteralArguments(syntaxes.gemma_syntax(quote, opening), spellings.gemma(quote))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +129,8 @@ class NamedCallFormat:
     """The characters of names."""
     after_name: str = ""
     arguments: CallArguments = JSON
+    instead: tuple[str, CallArguments] | None = None
+    """What models write by mistake after a name, and the arguments then."""
     closes_call: str = ""
     between: str | None = None
     """What models write between two calls; None: a block has one."""
@@ -115,21 +139,32 @@ class NamedCallFormat:
     """Other marks that stand in calls."""
     listed: bool = False
     """Whether calls stand in brackets."""
+    code: str = ""
+    """The language of the block of code in Markdown in which calls stand."""
     id_mark: str = ""
     """May stand after a name, before an id. `after_name` may then be missing."""
+    id_first: bool = False
+    """Whether the id stands before the name, and `id_mark` between them."""
+    before_arguments: str = ""
+    """What some models write in front of the arguments, and others don't."""
     numbered: bool = False
     """Whether the name stands in an id, `functions.NAME:0`."""
     fenced: bool = False
     """Whether older models write `function`, `after_name`, the name, and a code fence of JSON."""
     passed: tuple[str, ...] = ()
     """What else is let pass around calls."""
+    follows: tuple[str, ...] = ()
+    """Marks of other parts of an answer, which may come right after a call."""
     noisy: bool = False
     """Whether text around calls, and `before_name` doubled, is no part of the answer."""
     may_be_json: bool = False
-    """Whether calls may be written as JSON objects too."""
+    """Whether models are taught to write calls as JSON objects too. Between delimiters such an
+    object is read in any case, and reported."""
     repair_unit: Literal["call", "block"] | None = None
     """How much is read again if there is a slip in the JSON of arguments."""
     repairs: tuple[RepairKind, ...] = ()
+    ends_answer: bool = False
+    """Whether models write nothing but calls after a block."""
     space: str = rf"({SPACE})?"
     """What may stand between the parts of a block in a grammar, as a regular expression."""
 
@@ -144,6 +179,7 @@ class NamedCallFormat:
             begins=(self.begins,) if self.begins else (),
             repair=self._repaired if self.repair_unit else None,
             repairs=self.repairs,
+            ends_answer=self.ends_answer,
             blocks=(self.block(), *blocks),
         )
 
@@ -152,18 +188,26 @@ class NamedCallFormat:
     def read(self, source: Source, calls: ToolCallEmitter, name: str = "") -> Steps[None]:
         """A block after its opening mark. name: of its first call, if it was read."""
         begun = bool(name) or (bool(self.opens) and self.opens == self.before_name)
-        if not begun and self.may_be_json and (yield from self._json_calls(source, calls)):
+        # a brace before the name would be taken for the object's
+        has_brace = self.before_name.startswith("{")
+        may_be_json = not (begun or has_brace) and (self.may_be_json or bool(self.opens))
+        if may_be_json and (yield from self._json_calls(source, calls)):
             return
-        found = 0
+        found, is_closed = 0, False
         while begun or (yield from self._goes_on(source, empty=not found)):
-            if found and self.between is None:
-                raise Malformed("more than a call between the marks")
-            if self.before_name and not (begun or self.noisy):
-                yield from source.expect(self.before_name)
-            yield from self._call(source, calls, name)
+            is_sure = not found or self.between is not None
+            if not begun and not self.noisy:
+                is_sure = (yield from self._begins(source)) and is_sure
+            is_closed = yield from self._call(source, calls, name, is_sure=is_sure)
             begun, name, found = False, "", found + 1
-            if self.between is None and not self.closes:
+            if self.between is None and not self.closes and is_closed:
                 return
+
+    def _begins(self, source: Source) -> Steps[bool]:
+        """Whether what stands before a name was read. It may be missing if it is plain text."""
+        if self.before_name in self.inner:
+            return bool((yield from source.expect(self.before_name)))
+        return not self.before_name or bool((yield from source.accept(self.before_name)))
 
     def _goes_on(self, source: Source, *, empty: bool) -> Steps[bool]:
         """Reads what stands around calls; whether a call comes, rather than the block's end."""
@@ -194,11 +238,13 @@ class NamedCallFormat:
 
     def _json_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[bool]:
         """Whether there were any, or an array of none."""
-        closes = (self.closes,) if self.opens and self.closes else ()
+        closes = tuple(filter(None, (self.closes_call, self.closes))) if self.opens else ()
         yield from source.space()
-        if listed := self.begins or (yield from source.accept("[")):
+        if listed := self.begins or (self.may_be_json and (yield from source.accept("["))):
             yield from source.space()
         if (yield from source.accept("{")):
+            if not self.may_be_json:
+                calls.misplaced += ("format",)
             yield from marked_json.objects(source, calls, closes)
         elif listed and not isinstance(self.arguments, LiteralArguments):
             yield from source.expect("]")
@@ -206,34 +252,59 @@ class NamedCallFormat:
             return False
         return True
 
-    def _call(self, source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
-        id = None
+    def _call(
+        self, source: Source, calls: ToolCallEmitter, name: str, *, is_sure: bool
+    ) -> Steps[bool]:
+        """Whether it was closed. is_sure: whether it begins where and as calls do."""
+        id, arguments = None, self.arguments
         if not name:
-            name, id = yield from self._head(source, calls)
-        if self.numbered and not calls.knows(name):
+            name, id, arguments = yield from self._head(source, calls)
+        if (self.numbered or not is_sure) and not calls.knows(name):
             raise Malformed(f"there is no tool {name!r}")
+
+        def start() -> ToolCallWriter:
+            call = calls.start(name, id)
+            if not is_sure or arguments is not self.arguments:
+                call.mend("format")
+            return call
+
         yield from source.space()
-        start = partial(calls.start, name, id)
+        if self.before_arguments:
+            yield from source.accept(self.before_arguments)
+            yield from source.space()
         if self.arguments is JSON and (yield from source.accept(self.closes_call)):
             start().finish()
-            return
-        call = yield from self.arguments.read(source, start)
-        if self.closes_call:
-            yield from source.space()
-            if self.fenced and (yield from source.accept("```")):
-                yield from source.space()
-            marked = yield from source.accept(self.closes_call)
-            # where there is no other mark, it is the block's, which may be cut off
-            at_end = source.stopped() if self.closes else source.at_end()
-            if not marked and not (yield from at_end):
-                raise Malformed("more than arguments in a call")
+            return True
+        marks = (self.closes_call, self.closes, self.opens, self.before_name, *self.follows)
+        ends = tuple(filter(None, marks))
+        call = yield from arguments.read(source, start, ends)
+        is_closed = not self.closes_call or (yield from self._end(source, call, ends))
         call.finish()
+        return is_closed
 
-    def _head(self, source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str | None]]:
-        """A name, what follows it, and the call's id."""
+    def _end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
+        """The mark after a call, which may be missing at the end of the turn and where another
+        mark follows. Whether there was one."""
+        yield from source.space()
+        if self.fenced and (yield from source.accept("```")):
+            yield from source.space()
+        if (yield from source.accept(self.closes_call)):
+            return True
+        if (yield from source.comes(*ends, *self.passed)):
+            call.mend("format")
+        elif (yield from source.peek()):
+            raise Malformed("more than arguments in a call")
+        return False
+
+    def _head(
+        self, source: Source, calls: ToolCallEmitter
+    ) -> Steps[tuple[str, str | None, CallArguments]]:
+        """A name, the call's id, and the arguments, after what stands before them."""
         yield from source.space()
         while self.noisy and (yield from source.accept(self.before_name)):
             yield from source.space()
+        if self.id_first:
+            return (yield from self._head_after_id(source))
         name = yield from values.run(source, self.name)
         if self.id_mark:
             has_id = yield from source.accept(self.id_mark)
@@ -241,11 +312,15 @@ class NamedCallFormat:
             if has_id and not id:
                 raise Malformed("expected an id")
             yield from source.accept(self.after_name)
-            return name, id
+            return name, id, self.arguments
         yield from source.space()
-        yield from source.expect(self.after_name)
+        other, arguments = self.instead or ("", self.arguments)
+        marks = tuple(filter(None, (self.after_name, other)))
+        if not marks or (yield from source.expect(*marks)) == self.after_name:
+            arguments = self.arguments
         if self.numbered:
-            return plain(name), name if plain(name) != name else None
+            tool = plain(name, calls.knows)
+            return tool, name if tool != name else None, arguments
         if self.fenced:
             yield from source.space()
             if not (yield from source.comes("{", self.closes_call)):
@@ -254,7 +329,14 @@ class NamedCallFormat:
                 yield from source.fence()
         if not calls.knows(name):
             name = name.removesuffix(".call")  # as Llama calls what is built in
-        return name, None
+        return name, None, arguments
+
+    def _head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
+        id = yield from values.run(source, ID)
+        yield from source.expect(self.id_mark)
+        name = yield from values.run(source, self.name)
+        yield from source.expect(self.after_name)
+        return name, id or None, self.arguments
 
     def _repaired(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         """The calls of a block whose JSON has slips."""
@@ -265,10 +347,12 @@ class NamedCallFormat:
 
     def _mended(self, part: str) -> tuple[str, dict[str, Any]]:
         head, brace, rest = part.partition("{")
+        if self.id_first:
+            head = head.partition(self.id_mark)[2]
         name, _, later = head.partition(self.after_name)
         if self.fenced and later.strip():
             name = later.strip().partition("\n")[0]
-        elif self.id_mark:
+        elif self.id_mark and not self.id_first:
             name = name.partition(self.id_mark)[0]
         if self.closes_call and self.repair_unit == "block":
             rest, closed, _ = rest.rpartition(self.closes_call)
@@ -284,13 +368,14 @@ class NamedCallFormat:
         parts: dict[str, Any] = {
             "call": self._written,
             "between": None if self._stands_alone else self.between,
-            "after": ("]" if self.listed else "", closes),
+            "after": ("]" if self.listed else "\n```\n" if self.code else "", closes),
             "unsupported": self.arguments.unsupported,
             "space": self.space,
         }
         if not self.opens:
             return UnmarkedBlockGrammar(**parts, head=self._first, rest=self._rest)
-        return BlockGrammar(**parts, before="[" if self.listed else "", may_be_empty=self.listed)
+        before = "[" if self.listed else f"\n```{self.code}\n" if self.code else ""
+        return BlockGrammar(**parts, before=before, may_be_empty=self.listed)
 
     @property
     def _stands_alone(self) -> bool:
@@ -307,7 +392,10 @@ class NamedCallFormat:
 
     def _headed(self, lark: Lark, tool: Tool) -> str:
         """A call after `before_name`."""
-        name, after = quoted(self._named(tool)), lark.text(self.after_name)
+        name, after = (
+            quoted(self._named(tool)),
+            lark.text(self.after_name + self.before_arguments),
+        )
         rest = self._rest(lark, tool)
         if self.fenced:
             made = self.arguments.write(lark, tool)
@@ -316,6 +404,9 @@ class NamedCallFormat:
         if self.numbered:
             number = lark.terminal("/[0-9]{1,4}/")
             return f"{quoted(f'functions.{tool.name}:')} {number} {after} {rest}"
+        if self.id_first:
+            id = lark.terminal("/[a-z0-9]{1,10}/")
+            return f"{id} {lark.text(self.id_mark)} {name} {after} {rest}"
         if self.id_mark:
             id = lark.terminal("/[a-zA-Z0-9]{9}/")
             return f"{name} ({lark.text(self.id_mark)} {id})? ({after})? {rest}"
@@ -323,7 +414,8 @@ class NamedCallFormat:
 
     def _rest(self, lark: Lark, tool: Tool) -> str:
         """A call after `after_name`."""
-        closes = lark.text(self.closes_call) if self.closes_call and self.closes else ""
+        own = self.closes or self._stands_alone
+        closes = lark.text(self.closes_call) if self.closes_call and own else ""
         return f"{self.arguments.write(lark, tool)} {closes}".strip()
 
     def _named(self, tool: Tool) -> str:
@@ -332,7 +424,9 @@ class NamedCallFormat:
         return tool.name
 
 
-def plain(id: str) -> str:
-    """The name in an id."""
+def plain(id: str, knows: Callable[[str], bool] = lambda name: True) -> str:
+    """The name in an id, also in one that a client or a gateway has rewritten."""
     name, _, number = id.rpartition(":")
-    return name if number.isdecimal() else id
+    name = name if number.isdecimal() else id
+    found = REWRITTEN_ID.fullmatch(id)
+    return found[1] if found and not knows(name) and knows(found[1]) else name

@@ -70,6 +70,15 @@ class Source:
     def ended(self) -> bool:
         return self.closed and self._at == len(self._text)
 
+    @property
+    def position(self) -> int:
+        """How many characters have been read."""
+        return self._before + self._at
+
+    def ahead(self, skipped: int = 0) -> str:
+        """The unread text that has come, without its first characters."""
+        return self._text[self._at + skipped :]
+
     def take(self, size: int) -> str:
         taken = self._text[self._at : self._at + size]
         self._at += len(taken)
@@ -108,7 +117,7 @@ class Source:
 
     def comes(self, *literals: str) -> Steps[bool]:
         """Whether one of these comes next, which stays to be read."""
-        return bool((yield from self._next(literals)))
+        return bool((yield from self.one_of(literals)))
 
     def after_space(self, *literals: str) -> Steps[str]:
         """Which of these comes next but for white space; all of it stays to be read."""
@@ -122,12 +131,38 @@ class Source:
                 return found
             yield
 
+    def first_of(self, *marks: str) -> Steps[str]:
+        """Which of these marks is the next in the text, which stays to be read; empty if none."""
+        skipped = 0
+        while True:
+            at, found = self._first(marks, self._at + skipped)
+            undecided = len(self._text) + 1 if self.closed else self._undecided(marks)
+            if found and at < undecided:
+                return found
+            if self.closed:
+                return ""
+            skipped = max(skipped, undecided - self._at)
+            yield
+
+    def until(self, size: int) -> Steps[None]:
+        """Wait until so many characters are unread, or no more will come."""
+        while len(self.ahead()) < size and not self.closed:
+            yield
+
+    def ahead_to_end(self, *beginnings: str) -> Steps[str]:
+        """All that is left of the text, which stays to be read; empty if it begins otherwise."""
+        if not (yield from self.after_space(*beginnings)):
+            return ""
+        while not self.closed:
+            yield
+        return self.ahead()
+
     def accept(self, *literals: str) -> Steps[str]:
         """Reads the longest of these that comes next; empty if none does.
 
         Of one that was cut off with the answer, what there is of it is read as well.
         """
-        found = yield from self._next(literals)
+        found = yield from self.one_of(literals)
         if not found and self.cut and self._longer_may_come(self._at, "", literals):
             self.take(len(self._text))
             return ""
@@ -138,6 +173,9 @@ class Source:
         if not found:
             raise Malformed(f"expected one of {literals}")
         return found
+
+    def lookahead(self) -> "Lookahead":
+        return Lookahead(self)
 
     def fence(self) -> Steps[None]:
         """Reads the beginning of a block of code in Markdown, if one comes."""
@@ -168,9 +206,15 @@ class Source:
         while (yield from self.peek()) and (found := pattern.match(self._text, self._at)):
             into(self.take(len(found[0])))
 
-    def _next(self, literals: tuple[str, ...]) -> Steps[str]:
-        """The longest of these that comes next; empty if none does."""
-        while (found := self._decided(literals, self._at)) is None:
+    def at(self, offset: int) -> Steps[str]:
+        """The character at this distance from the next one; empty after the end."""
+        while self._at + offset >= len(self._text) and not self.closed:
+            yield
+        return self._text[self._at + offset : self._at + offset + 1]
+
+    def one_of(self, literals: tuple[str, ...], offset: int = 0) -> Steps[str]:
+        """The longest of these that comes at this distance; empty if none does."""
+        while (found := self._decided(literals, self._at + offset)) is None:
             yield
         return found
 
@@ -180,9 +224,9 @@ class Source:
         decided = self.closed or not self._longer_may_come(at, found, literals)
         return found if decided else None
 
-    def _first(self, delimiters: tuple[str, ...]) -> tuple[int, str]:
+    def _first(self, delimiters: tuple[str, ...], start: int | None = None) -> tuple[int, str]:
         """Where the first mark begins, the longest if several do; the end if none."""
-        for match in _any_of(delimiters).finditer(self._text, self._at):
+        for match in _any_of(delimiters).finditer(self._text, self._at if start is None else start):
             at = match.start()
             if found := max((m for m in delimiters if self._begins(m, at)), key=len, default=""):
                 return at, found
@@ -230,6 +274,51 @@ class Source:
         return len(self._text)
 
 
+class Lookahead:
+    """Looks at what comes next in a source, of which nothing is read."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._offset = 0
+
+    def peek(self) -> Steps[str]:
+        """The next character; empty at the end."""
+        return (yield from self._source.at(self._offset))
+
+    def accept(self, *literals: str) -> Steps[str]:
+        """Passes the longest of these that comes next; empty if none does."""
+        found = yield from self._source.one_of(literals, self._offset)
+        self._offset += len(found)
+        return found
+
+    def up_to(self, *marks: str) -> Steps[str]:
+        """Passes everything up to a mark and that, which is returned; empty at the end."""
+        while not (found := (yield from self.accept(*marks))) and (yield from self.peek()):
+            self._offset += 1
+        return found
+
+    def text_up_to(self, *marks: str) -> Steps[str]:
+        """Passes everything up to a mark, which stays, and returns it."""
+        found: list[str] = []
+        while not (yield from self._source.one_of(marks, self._offset)) and (
+            character := (yield from self.peek())
+        ):
+            found.append(character)
+            self._offset += 1
+        return "".join(found)
+
+    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Passes the run of single characters that `pattern` matches."""
+        found = ""
+        while (character := (yield from self.peek())) and pattern.match(character):
+            found += character
+            self._offset += 1
+        return found
+
+    def space(self) -> Steps[str]:
+        return (yield from self.run(SPACE))
+
+
 def complete_source(text: str) -> Source:
     """All of it: nothing more comes."""
     source = Source()
@@ -238,7 +327,7 @@ def complete_source(text: str) -> Source:
     return source
 
 
-@lru_cache(maxsize=limits.KNOWN_MARKS.value)
+@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
     """Finds where any of these is spelled, overlapping ones too; its group 1 is the longest.
 
@@ -248,7 +337,7 @@ def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?=({'|'.join(map(re.escape, longest_first)) or '(?!)'}))")
 
 
-@lru_cache(maxsize=limits.KNOWN_MARKS.value)
+@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
     """Finds their first characters; and the length of the longest."""
     return _any_of(tuple(sorted({mark[0] for mark in delimiters}))), max(

@@ -2,18 +2,24 @@
 
 import json
 import re
+from collections.abc import Callable
 from functools import partial
 
 from mlx_server.repair.coerce import read_as
 from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers import python_strings
+from mlx_server.tool_parsers.calls import ToolCallWriter
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.values import Syntax, no_constant
 
+Escape = Callable[[Source], Steps[str]]
+
 SCALAR = re.compile(r"[-+.\w]+")
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
-BARE = re.compile(r'[^{}\[\],"<>]+')
-BARE_KEY = re.compile(r'[^:{}\[\],"<>]+')
+BARE = {"{": re.compile(r'[^{}\[\],"<>]+'), "(": re.compile(r'[^{}\[\](),"<>]+')}
+"""By the bracket in front of the arguments."""
+BARE_KEY = re.compile(r"""[^:={}\[\](),"'<>]+""")
 PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '"\\/'}
@@ -21,50 +27,93 @@ PYTHON_ESCAPES = {"'": "'", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 CODES = {"x": 2, "U": 8}
 """In Python, escapes by a number of so many digits."""
 
-AFTER_STRING = ",)]}:"
-"""What can follow a string where a value stands."""
+
+def json_text(
+    source: Source, quote: str, into: Into, call: ToolCallWriter | None = None
+) -> Steps[None]:
+    """Line breaks in it are let pass."""
+    source.quoted = True
+    while not (yield from _piece(source, quote, into, escape=_json_escape)):
+        pass
+    source.quoted = False
 
 
-def json_text(source: Source, quote: str, into: Into, *, python: bool = False) -> Steps[None]:
-    """Line breaks in it are let pass.
+def python_text(
+    source: Source, quote: str, into: Into, call: ToolCallWriter | None, *, ends: tuple[str, ...]
+) -> Steps[None]:
+    """A quote that could not be followed by what follows is a part of the string: templates that
+    show past calls to a model escape nothing."""
+    source.quoted = True
+    inner = python_strings.InnerQuotes(quote)
 
-    In Python, a quote that could not be followed by what follows is a part of the string: templates
-    that show past calls to a model escape nothing.
+    def read(piece: str) -> None:
+        inner.after(piece)
+        into(piece)
+
+    while True:
+        if (yield from _piece(source, quote, read, escape=_python_escape)):
+            if (yield from inner.is_end(source, call, ends)):
+                break
+            read(quote)
+    source.quoted = False
+
+
+def _quoted_text(
+    source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, mark: str
+) -> Steps[None]:
+    """A string in quotes that its notation does not have, and its own mark may follow as well.
+
+    What a backslash means there is in doubt, and so is any quote in it.
     """
     source.quoted = True
-    while True:
-        yield from source.match(PLAIN[quote[0]], into)
-        if (yield from source.accept(quote)):
-            space = (yield from source.space()) if python else ""
-            following = (yield from source.peek()) if python else ""
-            if not following or following in AFTER_STRING:
-                source.quoted = False
-                return
-            into(quote + space)
-        elif (yield from source.accept("\\")):
-            into((yield from _escape(source, python=python)))
-        elif (yield from source.peek()):
-            into(source.take(1))
-        else:
-            raise Malformed("a string has no end")
+    if (yield from source.up_to(quote, "\\", into=into)) != quote:
+        raise Malformed("a string has no end, or an escape")
+    source.quoted = False
+    yield from source.accept(mark)
+    if call:
+        call.mend()
+    if not (yield from source.after_space(",", "}", "]", ")")):
+        raise Malformed("a quote in a string was not escaped")
 
 
-def marked_text(source: Source, quote: str, into: Into) -> Steps[None]:
+def _piece(source: Source, quote: str, into: Into, escape: Escape) -> Steps[bool]:
+    """Passes on some of a string; whether its quote was read."""
+    yield from source.match(PLAIN[quote[0]], into)
+    if (yield from source.accept(quote)):
+        return True
+    if (yield from source.accept("\\")):
+        into((yield from escape(source)))
+    elif (yield from source.peek()):
+        into(source.take(1))
+    else:
+        raise Malformed("a string has no end")
+    return False
+
+
+def marked_text(
+    source: Source, quote: str, into: Into, call: ToolCallWriter | None = None
+) -> Steps[None]:
     """Everything up to the same mark again."""
     if not (yield from source.up_to(quote, into=into)):
         raise Malformed("a string has no end")
 
 
-def _escape(source: Source, *, python: bool) -> Steps[str]:
+def _json_escape(source: Source) -> Steps[str]:
     """After its backslash."""
     kind = yield from source.peek()
     source.take(1)
     if kind == "u":
         return (yield from _utf16(source))
-    if kind in ESCAPES:
-        return ESCAPES[kind]
-    if not python:
+    if kind not in ESCAPES:
         raise Malformed("an escape that JSON does not know")
+    return ESCAPES[kind]
+
+
+def _python_escape(source: Source) -> Steps[str]:
+    kind = yield from source.peek()
+    if kind == "u" or kind in ESCAPES:
+        return (yield from _json_escape(source))
+    source.take(1)
     if kind in CODES:
         code = yield from _code(source, CODES[kind])
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
@@ -121,30 +170,41 @@ def _bare_scalar(word: str) -> str:
 
 JSON = Syntax({'"': json_text}, SCALAR, _json_scalar)
 
-PYTHON = Syntax(
-    dict.fromkeys(('"""', "'''", '"', "'"), partial(json_text, python=True)),
-    SCALAR,
-    _python_scalar,
-    words={"True": "true", "False": "false", "None": "null"},
-    brackets={"{": "}", "[": "]", "(": ")"},
-    rules="python",
-    opening="(",
-    colon="=",
-    key_quotes=(),
-    bare_key=re.compile(r"\w+"),
-    begins_with_key=True,
-)
 
-
-def gemma_syntax(quote: str) -> Syntax:
-    """Strings stand as they are between two marks, and everything else is bare."""
+def python_syntax(*ends: str) -> Syntax:
+    """ends: the marks that may follow calls."""
     return Syntax(
-        {quote: marked_text, '"': json_text},
-        BARE,
+        dict.fromkeys(('"""', "'''", '"', "'"), partial(python_text, ends=ends)),
+        SCALAR,
+        _python_scalar,
+        words={"True": "true", "False": "false", "None": "null"},
+        brackets={"{": "}", "[": "]", "(": ")"},
+        rules="python",
+        opening="(",
+        colon="=",
+        key_quotes=(),
+        bare_key=re.compile(r"\w+"),
+        begins_with_key=True,
+    )
+
+
+def gemma_syntax(quote: str, opening: str = "{") -> Syntax:
+    """Strings stand as they are between two marks, and everything else is bare.
+
+    opening: the bracket in front of the arguments. With a round one they have equals signs.
+    """
+    colon, other = (":", "=") if opening == "{" else ("=", ":")
+    return Syntax(
+        {quote: marked_text, '"': json_text, "'": partial(_quoted_text, mark=quote)},
+        BARE[opening],
         _bare_scalar,
         words={"True": "true", "False": "false", "None": "null"},
+        brackets={"{": "}", "[": "]", "(": ")"},
         rules="free",
-        key_quotes=(quote, '"'),
+        opening=opening,
+        colon=colon,
+        other_colon=other,
+        key_quotes=(quote, '"', "'"),
         bare_key=BARE_KEY,
         untyped=True,
     )

@@ -5,7 +5,7 @@ one only where markup goes on behind it; and a whole function inside of a value 
 """
 
 import json
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,13 +14,19 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
-from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.syntaxes import JSON
 from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
 from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
+
+CDATA, CDATA_END = "<![CDATA[", "]]>"
+GARBLE = re.compile(r"[\w/]+")
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,25 @@ class TagSyntax:
     """Of names."""
     says_types: bool = False
     """Whether a parameter's tag says if it is text, or JSON."""
+    cdata: bool = False
+    """Whether a value may stand in a CDATA section, where no tag means anything."""
 
     @property
     def in_values(self) -> tuple[str, ...]:
         """Those that may mean something inside of a value, with the white space before them."""
-        anywhere = (self.parameter_end, self.function_end)
-        of_lines = ("\n" + self.parameter, "\n" + self.function)
-        return (*anywhere, *(self.margin + tag for tag in anywhere), *of_lines)
+        ends = (self.parameter_end, self.garbled_end, self.function_end)
+        others = (self.function_end, self.parameter, self.function)
+        lines = (*(self.margin + tag for tag in ends), *("\n" + tag for tag in others))
+        return tuple(dict.fromkeys((*ends, *lines)))
+
+    @property
+    def garbled_end(self) -> str:
+        """A closing tag with more in it, or without its last bracket."""
+        return self.parameter_end.removesuffix(">")
+
+    @property
+    def after_parameter(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.parameter, self.function_end, self.block_end)))
 
 
 def tagged(opens: str, tags: TagSyntax) -> CallFormat:
@@ -55,16 +73,18 @@ def tagged(opens: str, tags: TagSyntax) -> CallFormat:
         after=tags.block_end,
         unsupported=unsupported_as_text,
     )
-    return CallFormat(partial(_block, tags=tags), (opens,), (tags.block_end,), blocks=(block,))
+    read = partial(_block, tags=tags)
+    return CallFormat(read, (opens,), (tags.block_end,), ends_answer=True, blocks=(block,))
 
 
-def without_block(tags: TagSyntax) -> CallFormat:
-    """The same where the model has left out the mark of the block."""
+def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
+    """The same without the mark of the block. taught: where models are taught to write none."""
     return CallFormat(
         partial(_functions, tags=tags),
         opens=(tags.function,),
-        closes=(tags.block_end,),
-        repairs=("unmarked",),
+        closes=(tags.block_end,) if tags.block_end else (),
+        repairs=() if taught else ("unmarked",),
+        ends_answer=True,
         blocks=(
             BlockGrammar(partial(_rest_of, tags=tags), unsupported=unsupported_as_text, space=""),
         ),
@@ -94,7 +114,7 @@ def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
 def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
     """And what is left of the tag before it."""
     end = tags.margin + tags.parameter_end
-    other = (tags.parameter_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
+    other = (tags.garbled_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
     if not tags.says_types:
         return f"{quoted('>' + tags.margin)} {bare_value_rule(value, lark, end, *other)}"
     text, json = quoted(' string="true">'), quoted(' string="false">')
@@ -122,6 +142,10 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
 def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """One function or several, and the end of the block."""
     yield from source.space()
+    if (yield from source.accept("{")):
+        calls.misplaced += ("format",)
+        yield from marked_json.objects(source, calls, (tags.block_end,))
+        return
     yield from source.expect(tags.function)
     yield from _functions(source, calls, tags)
 
@@ -133,6 +157,8 @@ def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps
         yield from _function(source, calls, tags)
         yield from source.space()
         more = yield from source.accept(tags.function)
+    if not tags.block_end:
+        return
     if not (yield from source.accept(tags.block_end)) and (yield from source.peek()):
         raise Malformed("more than calls in a block")
 
@@ -145,13 +171,24 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
         calls.start(name).finish()
         return
     yield from source.space()
-    tag = yield from source.expect(tags.parameter, tags.function_end)
+    tag = yield from source.expect(tags.parameter, tags.function_end, "{")
     call = calls.start(name)
+    if tag == "{":
+        call.mend("format")
+        ends = tuple(filter(None, (tags.function_end, tags.block_end)))
+        yield from values.arguments(source, JSON, lambda: call, ends)
+        yield from check_end(source, call, ends)
+        yield from source.space()
+        tag = yield from source.accept(tags.function_end)
     while tag == tags.parameter:
         tag = yield from _parameter(source, call, tags)
         if tag == tags.parameter_end:
             yield from source.space()
             tag = yield from source.accept(tags.parameter, tags.function_end)
+        else:
+            call.mend("format")
+    if tag != tags.function_end:
+        call.mend("format")
     call.finish()
 
 
@@ -172,51 +209,97 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
     """Returns the tag that ended it."""
     key, attributes = yield from _head(source)
     yield from source.accept(tags.margin)
+    value = _Value(source, tags, call, key)
     if call.streams(key) and 'string="false"' not in attributes:
-        tag = yield from _value(source, tags, lambda piece: call.text(key, piece))
+        tag = yield from value.read(partial(call.text, key))
         call.end_text(key)
         return tag
     pieces: list[str] = []
-    tag = yield from _value(source, tags, pieces.append)
+    tag = yield from value.read(pieces.append)
     text = "".join(pieces)
     if 'string="true"' in attributes:
         call.value(key, text)
-    elif 'string="false"' in attributes:
-        call.value(key, _json(text))
+    elif 'string="false"' in attributes and (found := _json(text)) is not None:
+        call.value(key, found)
     else:
         call.untyped(key, text)
     return tag
 
 
-def _value(source: Source, tags: TagSyntax, into: Callable[[str], None]) -> Steps[str]:
-    """Passes a value on; returns the tag that ended it."""
-    inside = 0
-    """Functions that were begun in it."""
-    while tag := (yield from source.up_to(*tags.in_values, into=into)):
-        bare = tag.lstrip("\n")
-        if bare == tags.function:
-            inside += 1
-        elif inside:
-            inside -= bare == tags.function_end
-        elif (yield from _is_end(source, bare, tags)):
-            return bare
-        into(tag)
-    raise Malformed("a value without an end")
+@dataclass(frozen=True)
+class _Value:
+    source: Source
+    tags: TagSyntax
+    call: ToolCallWriter
+    key: str
 
+    def read(self, into: Into) -> Steps[str]:
+        """Passes a value on; returns the tag that ended it."""
+        tags = self.tags
+        if tags.cdata and (yield from self.source.accept(CDATA)):
+            yield from self.source.up_to(CDATA_END, into=into)
+            yield from self.source.space()
+            return (yield from self.source.expect(tags.parameter_end))
+        inside = 0
+        """Functions that were begun in it."""
+        while tag := (yield from self.source.up_to(*tags.in_values, into=into)):
+            bare = tag.lstrip("\n")
+            if bare == tags.function:
+                inside += 1
+            elif inside:
+                inside -= bare == tags.function_end
+            elif (yield from self._is_end(bare)):
+                return tags.parameter_end if bare == tags.garbled_end else bare
+            into(tag)
+        raise Malformed("a value without an end")
 
-def _is_end(source: Source, tag: str, tags: TagSyntax) -> Steps[bool]:
-    """Whether the value ends at this tag, which was read: whether markup goes on behind it."""
-    if tag == tags.parameter_end:
-        following = (tags.parameter, tags.function_end, tags.block_end)
-        return bool((yield from source.after_space(*following)))
-    # the value's own end was forgotten
-    if tag == tags.parameter:
+    def _is_end(self, tag: str) -> Steps[bool]:
+        """Whether the value ends at this tag, which was read: whether markup goes on after it."""
+        source, tags = self.source, self.tags
+        if tag == tags.parameter_end:
+            if (yield from source.after_space(*tags.after_parameter)):
+                return True
+            return not self.call.lacks(self.key) and (yield from source.stopped())
+        if tag == tags.garbled_end:
+            return (yield from self._is_garbled())
+        # the value's own end was forgotten
+        if tag == tags.parameter:
+            return (yield from self._is_parameter())
+        following = filter(None, (tags.block_end,))
+        return bool((yield from source.after_space(*following))) or (yield from source.stopped())
+
+    def _is_parameter(self) -> Steps[bool]:
+        """Whether another parameter that the tool has, and that has no value yet, comes."""
+        quotes = dict.fromkeys((self.tags.quote, "", '"', "'"))
+        names = [
+            f"{quote}{key}{quote}{end}"
+            for key in self.call.awaited - {self.key}
+            for quote in quotes
+            for end in (">", " ")
+        ]
+        return bool((yield from self.source.comes(*names)))
+
+    def _is_garbled(self) -> Steps[bool]:
+        """Reads the rest of a closing tag that is not as it should be."""
+        ahead = self.source.lookahead()
+        yield from ahead.run(GARBLE)
+        yield from ahead.accept(">")
+        yield from ahead.space()
+        if not (yield from ahead.accept(*self.tags.after_parameter)):
+            return False
+        yield from self.source.match(GARBLE, discard)
+        yield from self.source.accept(">")
+        self.call.mend("format")
         return True
-    return bool((yield from source.after_space(tags.block_end))) or (yield from source.stopped())
+
+
+def discard(piece: str) -> None:
+    """Takes text that is not wanted."""
 
 
 def _json(text: str) -> Any:
+    """None if it is none; null is read by the schema as well."""
     try:
         return json.loads(text, parse_float=ExactFloat)
     except (ValueError, RecursionError):
-        return text
+        return None

@@ -17,8 +17,9 @@ from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import ToolCallWriter
 from mlx_server.tool_parsers.source import Into, Source, Steps
 
-ReadText = Callable[[Source, str, Into], Steps[None]]
-"""Reads a string after its opening quote, and passes it on as it comes."""
+ReadText = Callable[[Source, str, Into, ToolCallWriter | None], Steps[None]]
+"""Reads a string after its opening quote, and passes it on as it comes. The call is given if the
+string is an argument of it, and no part of another value."""
 
 SEPARATORS = (",", ":")
 CLOSING = ("}", "]", ")")
@@ -44,6 +45,8 @@ class Syntax:
     """The bracket in front of the arguments."""
     colon: str = ":"
     """Stands between an argument's key and its value."""
+    other_colon: str = ""
+    """Stands there by mistake."""
     key_quotes: tuple[str, ...] = ('"',)
     bare_key: re.Pattern[str] | None = None
     """A key without quotes."""
@@ -54,16 +57,27 @@ class Syntax:
 
 
 def arguments(
-    source: Source, syntax: Syntax, start: Callable[[], ToolCallWriter]
+    source: Source,
+    syntax: Syntax,
+    start: Callable[[], ToolCallWriter],
+    ends: tuple[str, ...] = (),
 ) -> Steps[ToolCallWriter]:
-    """Reads the arguments of a call after their opening bracket, and the closing one."""
+    """Reads the arguments of a call after their opening bracket, and the closing one.
+
+    ends: the marks after the arguments. Brackets that are open there were forgotten.
+    """
     call = None if syntax.begins_with_key else start()
-    closing, first = syntax.brackets[syntax.opening], True
-    while (yield from goes_on(source, syntax, closing, first=first)):
-        key = yield from key_of(source, syntax)
+    closing, first, is_bare = syntax.brackets[syntax.opening], True, False
+    while not (call and not first and ends and (yield from source.after_space(*ends))):
+        if not (yield from goes_on(source, syntax, closing, first=first)):
+            return call or start()
+        key = yield from key_of(source, syntax, call)
         call, first = call or start(), False
-        yield from _argument(source, syntax, call, key)
-    return call or start()
+        if is_bare and call.known and key not in call.known:
+            raise Malformed("text without quotes that may go on")
+        is_bare = yield from _argument(source, syntax, call, key, ends)
+    call.mend()
+    return call
 
 
 def goes_on(source: Source, syntax: Syntax, closing: str, *, first: bool) -> Steps[bool]:
@@ -81,7 +95,7 @@ def goes_on(source: Source, syntax: Syntax, closing: str, *, first: bool) -> Ste
     return not found
 
 
-def key_of(source: Source, syntax: Syntax) -> Steps[str]:
+def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -> Steps[str]:
     """And the colon after it, and the white space around that."""
     quote = yield from source.accept(*syntax.key_quotes)
     if quote:
@@ -91,29 +105,45 @@ def key_of(source: Source, syntax: Syntax) -> Steps[str]:
         if not key:
             raise Malformed("expected a key")
     yield from source.space()
-    yield from source.expect(syntax.colon)
+    others = filter(None, (syntax.other_colon,))
+    if (yield from source.expect(syntax.colon, *others)) != syntax.colon and call:
+        call.mend()
     yield from source.space()
     return key
 
 
-def _argument(source: Source, syntax: Syntax, call: ToolCallWriter, key: str) -> Steps[None]:
+def _argument(
+    source: Source, syntax: Syntax, call: ToolCallWriter, key: str, ends: tuple[str, ...]
+) -> Steps[bool]:
+    """Whether the value is text without quotes."""
     quote = (yield from source.accept(*syntax.text)) if call.streams(key) else ""
     if quote:
-        yield from syntax.text[quote](source, quote, partial(call.text, key))
+        yield from syntax.text[quote](source, quote, partial(call.text, key), call)
         call.end_text(key)
-        return
-    bare = (yield from run(source, syntax.scalar)) if syntax.untyped else ""
+        return False
+    is_quoted = bool((yield from source.comes(*syntax.text)))
+    bare = (yield from run(source, syntax.scalar)) if syntax.untyped and not is_quoted else ""
     if bare:
-        call.untyped(key, syntax.words.get(bare, bare))
-    else:
-        call.value(key, (yield from value(source, syntax)))
+        return call.untyped(key, syntax.words.get(bare, bare))
+    call.value(key, (yield from value(source, syntax, call, ends)))
+    return False
 
 
-def value(source: Source, syntax: Syntax) -> Steps[Any]:
-    """Any value; white space before it is read."""
-    transcript = _Transcript(source, syntax)
+def value(
+    source: Source,
+    syntax: Syntax,
+    call: ToolCallWriter | None = None,
+    ends: tuple[str, ...] = (),
+) -> Steps[Any]:
+    """Any value; white space before it is read. call: whose argument it is. ends: as for
+    `arguments`."""
+    transcript = _Transcript(source, syntax, call)
     while transcript.open or not transcript.json:
-        yield from transcript.token()
+        if call and ends and transcript.may_end and (yield from source.after_space(*ends)):
+            transcript.close()
+            call.mend()
+        else:
+            yield from transcript.token()
     try:
         return json.loads(
             "".join(transcript.json), parse_float=ExactFloat, parse_constant=no_constant
@@ -128,7 +158,8 @@ class _Transcript:
     What can't be one is Malformed where it stands: the text after it is not taken for a string.
     """
 
-    def __init__(self, source: Source, syntax: Syntax) -> None:
+    def __init__(self, source: Source, syntax: Syntax, call: ToolCallWriter | None) -> None:
+        self._call = call
         self.json: list[str] = []
         self.open: list[tuple[int, str]] = []
         """Open brackets: their place in `json`, and what closes them."""
@@ -144,6 +175,16 @@ class _Transcript:
     def _wants_key(self) -> bool:
         in_object = bool(self.open) and self.json[self.open[-1][0]] == "{"
         return in_object and self.json[-1] != ":"
+
+    @property
+    def may_end(self) -> bool:
+        """Whether nothing but brackets is missing."""
+        return bool(self.open) and not self._wants_value and self._syntax.rules != "python"
+
+    def close(self) -> None:
+        """Closes all brackets."""
+        for _, closing in reversed(self.open[:]):
+            self._close(closing)
 
     def token(self) -> Steps[None]:
         yield from self._source.space()
@@ -164,7 +205,8 @@ class _Transcript:
         self._begin_item()
         is_key = self._syntax.rules != "python" and self._wants_key
         if quote:
-            text = yield from _string(self._source, self._syntax, quote)
+            call = None if self.open else self._call
+            text = yield from _string(self._source, self._syntax, quote, call)
             self.json.append(json.dumps(text))
         else:
             self.json.append((yield from self._bare(is_key=is_key)))
@@ -217,9 +259,11 @@ class _Transcript:
         self.json.append("}" if self.json[start] == "{" else "]")
 
 
-def _string(source: Source, syntax: Syntax, quote: str) -> Steps[str]:
+def _string(
+    source: Source, syntax: Syntax, quote: str, call: ToolCallWriter | None = None
+) -> Steps[str]:
     pieces: list[str] = []
-    yield from syntax.text[quote](source, quote, pieces.append)
+    yield from syntax.text[quote](source, quote, pieces.append, call)
     return "".join(pieces)
 
 

@@ -1,6 +1,6 @@
 """Golden cases: what a family's models write, and what must be found in it.
 
-`scripts/golden` runs this file: it brings what the cases are derived from up to date.
+`scripts/golden` runs this file: it brings the rendered prompts up to date.
 """
 
 import argparse
@@ -8,7 +8,6 @@ import difflib
 import json
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -29,18 +28,18 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
+    Violation,
 )
-from mlx_server.families import FAMILIES, family_named
+from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from tests.families.probe import probed
 from tests.families.prompts import golden_prompts
 
 FOLDER = Path(__file__).parent / "golden"
-WIDTH = 100
-
 Unit = tuple[int, str]
 """A token and the text it adds."""
 
@@ -62,6 +61,8 @@ class Reads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Names of calls that were begun and never finished."""
     repairs: list[str] = msgspec.field(default_factory=list)
     """What was mended, and where."""
+    unmet: list[str] = msgspec.field(default_factory=list)
+    """What of the tools' schemas is broken, and which calls were begun and are text."""
     commentary: str = ""
     """The part of the text that is no answer yet."""
     built_in: list[tuple[str, str]] = msgspec.field(default_factory=list)
@@ -76,8 +77,6 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut: bool = False
     by_text: bool = True
     """Whether it reads the same in a vocabulary that has none of the control tokens."""
-    tokens: list[int] | None = None
-    """The output's, in the vocabulary that the family is replayed with."""
 
 
 class Yaml(yaml.CSafeLoader):
@@ -223,8 +222,12 @@ def _pieces(text: str, size: int) -> Iterator[str]:
 # Reading what was played
 
 
-def folded(events: Sequence[Event]) -> Reads:
-    """As a client sees it; what no client should ever see is an AssertionError."""
+def folded(events: Sequence[Event], offered: Sequence[Tool] = ()) -> Reads:
+    """As a client sees it; what no client should ever see is an AssertionError.
+
+    offered: the tools of the request; those of the golden cases, if none are given.
+    """
+    offered = offered or tools()
     names: dict[int, str] = {}
     ids: dict[int, str] = {}
     arguments: dict[int, str] = {}
@@ -237,7 +240,7 @@ def folded(events: Sequence[Event]) -> Reads:
                 assert call == len(names), f"{event} should be call {len(names)}"
                 assert id, f"{event} has no id"
                 assert id not in ids.values(), f"{event}: the id was used before"
-                assert name in {tool.name for tool in tools()}, f"{event}: no such tool"
+                assert name in {tool.name for tool in offered}, f"{event}: no such tool"
                 names[call], ids[call], arguments[call] = name, id, ""
             case ToolCallDelta(_, call, piece):
                 assert call in names, f"{event} of a call that was not started"
@@ -249,11 +252,12 @@ def folded(events: Sequence[Event]) -> Reads:
                 assert call not in finished, f"{event} of a call that is finished"
                 finished.append(call)
     return Reads(
-        reasoning="".join(e.text for e in events if isinstance(e, ReasoningDelta)),
-        text="".join(e.text for e in events if isinstance(e, TextDelta)),
+        reasoning="".join(e.separated for e in events if isinstance(e, ReasoningDelta)),
+        text="".join(e.separated for e in events if isinstance(e, TextDelta)),
         calls=[GoldenCall(names[n], _object(arguments[n]), ids[n]) for n in sorted(finished)],
         unfinished=[name for number, name in names.items() if number not in finished],
         repairs=[f"{e.what} {e.where}" for e in events if isinstance(e, Repaired)],
+        unmet=[e.what for e in events if isinstance(e, Violation)],
         commentary="".join(
             e.text for e in events if isinstance(e, TextDelta) and e.phase == "commentary"
         ),
@@ -290,37 +294,8 @@ def shown(reads: Reads, like: Reads) -> str:
 # Bringing up to date
 
 
-def with_tokens(text: str, family: ModelFamily) -> str:
-    """outputs.yaml with every case's tokens as they are now; nothing else in it changes."""
-    lines = text.splitlines(keepends=True)
-    root = yaml.compose(text, Yaml)
-    for case in reversed(root.value if root else []):
-        keys = {key.value: (key, value) for key, value in case.value}
-        reads, _ = keys["reads"]
-        ids = tokenizer_of(family.name).encode(keys["output"][1].value)
-        at, indent = reads.start_mark.line, " " * reads.start_mark.column
-        lines[at:at] = _flow(f"{indent}tokens: ", ids)
-        if old := keys.get("tokens"):
-            key, value = old
-            first, last = key.start_mark.line, value.end_mark.line
-            assert last < at, "tokens stand before reads"
-            del lines[first : last + 1]
-    return "".join(lines)
-
-
-def _flow(label: str, ids: Sequence[int]) -> list[str]:
-    listed = f"[{', '.join(map(str, ids))}]"
-    space = " " * len(label)
-    wrapped = textwrap.wrap(listed, WIDTH, initial_indent=label, subsequent_indent=space)
-    return [f"{line}\n" for line in wrapped]
-
-
 def up_to_date() -> Iterator[tuple[Path, str]]:
     """Every derived file, and what should be in it."""
-    for family in FAMILIES:
-        path = outputs_of(family)
-        if path.is_file():
-            yield path, with_tokens(path.read_text("utf-8"), family)
     for golden in golden_prompts():
         yield golden.path, golden.text()
 
@@ -328,7 +303,13 @@ def up_to_date() -> Iterator[tuple[Path, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="scripts/golden", add_help=False)
     options.add_argument("--check", action="store_true")
-    check = options.parse_args(arguments).check
+    options.add_argument("--family")
+    options.add_argument("--probe", type=Path)
+    given = options.parse_args(arguments)
+    if given.probe:
+        sys.stdout.write(probed(given.probe, given.family))
+        return 0
+    check = given.check
     changed = 0
     for path, wanted in up_to_date():
         old = path.read_text("utf-8") if path.is_file() else ""

@@ -16,7 +16,7 @@ import yaml
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.families import FAMILIES, family_named
+from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import RenderedPrompt
 from mlx_server.messages import Conversation
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
@@ -38,8 +38,9 @@ class GoldenPrompt:
         return GOLDEN / self.family / f"{self.conversation}.txt"
 
     def rendered(self) -> RenderedPrompt:
-        conversation = conversation_named(self.conversation)
-        return family_named(self.family).render(checkpoint_of(self.family), conversation)
+        checkpoint = checkpoint_of(self.family)
+        family = fitted(family_named(self.family), checkpoint)
+        return family.render(checkpoint, conversation_named(self.conversation))
 
     def text(self) -> str:
         """The prompt, and below it what the family has no place for."""

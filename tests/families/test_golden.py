@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mlx_server.engine.client import EngineClient
@@ -25,6 +26,7 @@ from tests.families import goldens
 from tests.families.goldens import (
     Golden,
     Player,
+    Reads,
     folded,
     goldens_of,
     outputs_of,
@@ -185,10 +187,16 @@ def test_a_batch_of_replayed_cases_reads_as_each_alone(
 
     for case, events in zip(cases, asyncio.run(asyncio.wait_for(answered(), 60)), strict=True):
         *deltas, end = events
-        assert shown(folded(deltas), case.reads) == shown(case.reads, case.reads), case.name
+        # no grammar holds them, so what is not complete is not reported
+        whole = msgspec.structs.replace(case.reads, unfinished=[], unmet=_of_finished(case.reads))
+        assert shown(folded(deltas), whole) == shown(whole, whole), case.name
         assert isinstance(end, Finished)
         otherwise = "tool_calls" if case.reads.calls else "stop"
         assert end.reason == ("length" if case.cut else otherwise), case.name
+
+
+def _of_finished(reads: Reads) -> list[str]:
+    return [what for what in reads.unmet if not what.endswith("is text")]
 
 
 def _entry(case: Golden) -> str:

@@ -162,7 +162,7 @@ NOTATED = [
 ]
 
 
-QUOTING = {"llama3", "llama4", "lfm2", "olmo3", "gemma4", "functiongemma"}
+QUOTING = {"llama3", "llama4", "lfm2", "minicpm", "olmo3", "gemma4", "functiongemma"}
 """They may write a text as JSON, which any pattern can be said of."""
 
 

@@ -55,10 +55,10 @@ def told(events: list[Event]) -> list[Any]:
     found: list[Any] = []
     for event in events:
         match event:
-            case TextDelta(text=text):
-                _joined(found, "text", text)
-            case ReasoningDelta(text=text):
-                _joined(found, "reasoning", text)
+            case TextDelta():
+                _joined(found, "text", event.separated)
+            case ReasoningDelta():
+                _joined(found, "reasoning", event.separated)
             case ToolCallStarted(name=name):
                 found.append(["call", name, ""])
             case ToolCallDelta(arguments=piece):
@@ -132,9 +132,7 @@ def test_arguments_stream_as_they_come() -> None:
 def test_a_call_is_finished_by_the_end_of_its_message(end: str) -> None:
     found = [["call", "note", {"text": "x"}]]
     assert heard(CALL + '{"text": "x"}' + end) == found
-    assert heard(CALL + '{"text": "x"}' + end, cut=True) == (
-        found if end else [["call", "note", '{"text": "x"']]
-    )
+    assert heard(CALL + '{"text": "x"}' + end, cut=True) == found
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,8 @@ FINAL = "<|channel|>final<|message|>"
         ('{"text": "x", ', True),
         ('{"name": "other", ', True),
         ('{"name": "note", "arguments": {}} is', True),
-        ("[", True),
+        ("[", False),
+        ("[1", True),
     ],
 )
 def test_text_is_held_as_long_as_it_may_be_a_call(text: str, passed_on: bool) -> None:
@@ -201,7 +200,7 @@ def test_long_arguments_take_no_long_time() -> None:
 def test_many_messages_take_no_long_time() -> None:
     begun = time.thread_time()
     output = "<|channel|>final<|message|>x<|end|><|start|>assistant" * 3000
-    assert heard(output) == [["text", "x" * 3000]]
+    assert heard(output) == [["text", "\n".join("x" * 3000)]]
     assert time.thread_time() - begun < 4 * slowness()
 
 
@@ -391,3 +390,47 @@ def test_no_word_of_a_garbled_header_is_lost(words: list[str]) -> None:
     text = "".join(words)
     found = "".join(t for _, t in heard(f"<|channel|>final one, two, three, {text}<|message|>four"))
     assert found == f"one, two, three, {text}four"
+
+
+# Answers that continue a message
+
+
+def continued(header: str, output: str) -> list[Any]:
+    context = ParseContext(tools=TOOLS, ends_with=header, continues=True)
+    reading = HarmonyParser(encoding(), context)
+    events = [event for token in ids(output) for event in reading.feed(token, "")]
+    return told([*events, *reading.finish("", cut=False)])
+
+
+WHOLE_CALL = '<|channel|>commentary to=functions.note <|constrain|>json<|message|>{"n": 1}<|call|>'
+
+
+@pytest.mark.parametrize(
+    ("channel", "output", "expected"),
+    [
+        ("final", " Rome.", [["text", " Rome."]]),
+        ("final", '{"name": "get_time", "arguments": {}}', None),
+        ("final", "<think>", None),
+        (
+            "analysis",
+            " so.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            [["reasoning", " so."], ["text", "Yes."]],
+        ),
+        (
+            "analysis",
+            f" so.<|end|><|start|>assistant{WHOLE_CALL}",
+            [["reasoning", " so."], ["call", "note", {"n": 1}]],
+        ),
+        (
+            "commentary",
+            f" it.<|end|><|start|>assistant{WHOLE_CALL}",
+            [["text", " it."], ["call", "note", {"n": 1}]],
+        ),
+        ("final", "", []),
+    ],
+)
+def test_an_answer_goes_on_in_the_message_that_the_prompt_began(
+    channel: str, output: str, expected: list[Any] | None
+) -> None:
+    wanted = [["text", output]] if expected is None else expected
+    assert continued(f"<|channel|>{channel}<|message|>", output) == wanted

@@ -1,6 +1,7 @@
 """What the grammar of gpt-oss's answers allows, its parser reads as what was wanted."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -10,7 +11,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Repaired, TextDelta, ToolCallStarted
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Tool
-from mlx_server.parsers.harmony_grammar import end_of_reasoning
+from mlx_server.parsers.harmony_grammar import end_of_reasoning, grammar_after_reasoning
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.requests import ChoiceFormat, Format, JsonFormat, NamedTool, ToolChoice
@@ -144,7 +145,7 @@ def test_a_choice_that_can_not_be_kept_is_refused() -> None:
 @pytest.mark.parametrize(
     ("choice", "end"),
     [
-        ("auto", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+        ("auto", "<|end|><|start|>assistant"),
         ("none", "<|end|><|start|>assistant<|channel|>final<|message|>"),
         ("required", "<|end|>"),
         (NamedTool("add"), "<|end|>"),
@@ -155,6 +156,29 @@ def test_the_end_of_reasoning_leads_on_in_the_grammar(choice: ToolChoice, end: s
     at = matcher("gpt_oss", grammar(ADD, choice=choice))
     ids = tokenizer_of("gpt_oss").encode(f"<|channel|>analysis<|message|>Hm{end}")
     assert at.validate_tokens(ids) == len(ids)
+
+
+@pytest.mark.parametrize("constrains", [True, False])
+def test_after_reasoning_was_ended_the_model_may_call_or_answer(constrains: bool) -> None:
+    source = grammar_after_reasoning(wanted(ADD), constrains)
+    assert source
+    for rest in (
+        CALL + '{"a": 1}',
+        " to=functions.add" + CALL.replace(" to=functions.add", "") + '{"a": 1}',
+        PREAMBLE + CALL + '{"a": 1}',
+        PREAMBLE + FINAL + "Yes.",
+        FINAL + "Yes.",
+    ):
+        assert accepts("gpt_oss", source, rest), rest
+    assert not accepts("gpt_oss", source, THOUGHT + FINAL + "Yes.")
+    assert not accepts("gpt_oss", source, PREAMBLE + THOUGHT + FINAL + "Yes.")
+    assert accepts("gpt_oss", source, CALL + '{"a": "1"}') is not constrains
+
+
+@pytest.mark.parametrize("choice", ["none", "required", NamedTool("add")])
+def test_where_there_is_no_choice_the_grammar_goes_on(choice: ToolChoice) -> None:
+    assert grammar_after_reasoning(wanted(ADD, choice=choice), True) is None
+    assert grammar_after_reasoning(wanted(), True) is None
 
 
 def heard(ids: list[int], *given: Tool) -> list[Event]:
@@ -226,3 +250,31 @@ def test_its_headers_are_no_reasoning() -> None:
         parser.feed(id, "")
         counted += before == parser.section == "reasoning"
     assert counted == len(tokenizer_of("gpt_oss").encode("Hm, {."))
+
+
+# Answers that continue a message
+
+
+def goes_on(header: str, answer: str, *given: Tool, **more: Any) -> bool:
+    spec = wanted(*given, **more)
+    context = replace(spec.context, ends_with=header, continues=True)
+    found = GPT_OSS.grammar(replace(spec, context=context))
+    assert found
+    return accepts("gpt_oss", found, answer)
+
+
+ANALYSIS, COMMENTARY = (f"<|channel|>{name}<|message|>" for name in ("analysis", "commentary"))
+NEXT = "<|end|><|start|>assistant"
+
+
+def test_the_grammar_begins_within_the_message_that_the_prompt_began() -> None:
+    assert goes_on(FINAL, " Rome.", ADD)
+    assert goes_on(FINAL, "17", format=NUMBER)
+    assert not goes_on(FINAL, "Rome", format=NUMBER)
+    assert not goes_on(FINAL, f"{FINAL}17", format=NUMBER)
+    for header in (ANALYSIS, COMMENTARY):
+        assert goes_on(header, f" so.{NEXT}{FINAL}17", format=NUMBER)
+        assert goes_on(header, f" so.{NEXT}{THOUGHT}{FINAL}17", format=NUMBER)
+        assert goes_on(header, f' so.{NEXT}{CALL}{{"a": 1}}', ADD, choice="required")
+        assert not goes_on(header, f" so.{NEXT}{FINAL}17", ADD, choice="required")
+        assert not goes_on(header, "17", format=NUMBER)

@@ -43,7 +43,7 @@ def _calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
         yield from source.space()
         if (yield from source.expect("{", CLOSE)) == CLOSE:
             return
-        yield from call_object(source, calls)
+        yield from call_object(source, calls, (CLOSE,))
 
 
 def _bare(source: Source, calls: ToolCallEmitter) -> Steps[None]:
@@ -91,9 +91,10 @@ def reading(
     cut: bool = False,
     control: dict[int, str] | None = None,
     ends_with: str = "",
+    tools: tuple[Tool, ...] = TOOLS,
 ) -> dict[str, Any]:
     tokens = {} if control is None else control
-    parser = MarkupParser(layout, ParseContext(tools=TOOLS, ends_with=ends_with, control=tokens))
+    parser = MarkupParser(layout, ParseContext(tools=tools, ends_with=ends_with, control=tokens))
     return folded(heard(parser, units(output, size, tokens), cut=cut))
 
 
@@ -107,8 +108,8 @@ def folded(events: Sequence[Event]) -> dict[str, Any]:
         if isinstance(e, ToolCallStarted)
     }
     found = {
-        "reasoning": "".join(e.text for e in events if isinstance(e, ReasoningDelta)),
-        "text": "".join(e.text for e in events if isinstance(e, TextDelta)),
+        "reasoning": "".join(e.separated for e in events if isinstance(e, ReasoningDelta)),
+        "text": "".join(e.separated for e in events if isinstance(e, TextDelta)),
         "calls": [json.loads(arguments[number]) for number in sorted(finished)],
         "unfinished": len(arguments) - len(finished),
     }
@@ -119,9 +120,53 @@ CASES = {
     "text": ("Hi.\n", {"text": "Hi.\n"}),
     "reasoning": ("<think>\nHm.\n</think>\n\nHi.", {"reasoning": "Hm.", "text": "Hi."}),
     "reasoning without an end": ("<think>Hm.\n", {"reasoning": "Hm.\n"}),
-    "reasoning again": ("<think>a</think>b<think>c</think>d", {"reasoning": "ac", "text": "bd"}),
+    "reasoning again": ("<think>a</think>\n<think>b</think>c", {"reasoning": "a\nb", "text": "c"}),
+    "reasoning that follows at once": (
+        "<think>a</think><think>b</think>c",
+        {"reasoning": "a\nb", "text": "c"},
+    ),
+    "reasoning in a text": (
+        "<think>a</think>b<think>c</think>d",
+        {"reasoning": "a", "text": "b<think>c</think>d"},
+    ),
+    "a text about tags": (
+        "Write `<think>` and </think>, or '</think>' alone.",
+        {"text": "Write `<think>` and </think>, or '</think>' alone."},
+    ),
+    "a tag that is opened twice": ("<think>\n<think>a</think>b", {"reasoning": "a", "text": "b"}),
+    "a tag that is closed twice": (
+        "<think>a</think>\n</think>\nb",
+        {"reasoning": "a", "text": "b"},
+    ),
+    "a thought in a thought": (
+        "<think>a<think>b</think>c</think>d",
+        {"reasoning": "a<think>b</think>c", "text": "d"},
+    ),
+    "a thought that mentions a tag": (
+        "<think>a `<think>` tag</think>b </think> c",
+        {"reasoning": "a `<think>` tag", "text": "b c"},
+    ),
+    "a thought with an open tag, and a call": (
+        f"<think>a<think>b</think>{OPEN}{NOW}{CLOSE}c",
+        {"reasoning": "a<think>b", "calls": [{}], "text": "c"},
+    ),
+    "reasoning after a call": (
+        f"{OPEN}{NOW}{CLOSE}\n<think>a</think>\nb",
+        {"reasoning": "a", "calls": [{}], "text": "b"},
+    ),
+    "a tag of other families": ("\n<thinking>a</thinking>\nb", {"reasoning": "a", "text": "b"}),
+    "a tag of other families, closed by the own": (
+        "<reasoning>a<think>b</think>c</think>d",
+        {"reasoning": "a<think>b</think>c", "text": "d"},
+    ),
+    "a tag of other families that is not closed": ("<thought>a\n", {"reasoning": "a\n"}),
+    "a tag of other families in a text": (
+        "a <thinking>b</thinking>",
+        {"text": "a <thinking>b</thinking>"},
+    ),
     "an end without reasoning": ("a </think> b", {"text": "a b"}),
-    "a call": (f"a\n{OPEN}{NOW}{CLOSE}\nb", {"text": "ab", "calls": [{}]}),
+    "a call": (f"a\n{OPEN}{NOW}{CLOSE}\nb", {"text": "a\n\nb", "calls": [{}]}),
+    "a call next to the text": (f"a{OPEN}{NOW}{CLOSE}b", {"text": "a\nb", "calls": [{}]}),
     "calls in one": (f"{OPEN}{NOW} {call('x')}{CLOSE}", {"calls": [{}, {"text": "x"}]}),
     "a call in reasoning": (
         f"<think>{OPEN}{NOW}{CLOSE}</think>b",
@@ -138,7 +183,7 @@ CASES = {
     ),
     "a call and then none": (
         f"{OPEN}{NOW} hm {CLOSE} b",
-        {"calls": [{}], "text": f" hm {CLOSE} b"},
+        {"calls": [{}], "text": " hm b"},
     ),
     "a slip": (OPEN + '{"name": "now", "arguments": {},}' + CLOSE, {"calls": [{}]}),
     "a slip behind a call": (
@@ -287,16 +332,89 @@ def test_noise_reads_the_same_however_it_is_cut(
 
 @given(noise, st.integers(1, 7))
 def test_only_marks_are_lost(output: str, size: int) -> None:
-    """Where there are no calls; and white space beside them."""
-    found = reading(output, size, layout=MarkupLayout())
+    """Where there are no calls; and white space next to them."""
+    found = reading(output, size, layout=MarkupLayout(), tools=())
     said = found.get("reasoning", "") + found.get("text", "")
-    parts = re.split("</think>", output)
-    in_text = [part.partition("<think>") for part in parts]
-    assert "".join(said.split()) == reordered(in_text)
+    assert without_tags(said) == without_tags(output)
 
 
-def reordered(parts: list[tuple[str, str, str]]) -> str:
-    """All the reasoning first, as `reading` tells it."""
-    reasoning = "".join(behind for _, _, behind in parts)
-    text = "".join(before for before, _, _ in parts)
-    return "".join((reasoning + text).split())
+def without_tags(text: str) -> str:
+    """The characters of a text in any order: reasoning may stand after text."""
+    return "".join(sorted(re.sub(r"</?think>|\s", "", text)))
+
+
+WORDS = st.lists(
+    st.sampled_from(["The", "a", "tag", "<think>", "</think>", "<thinking>", "`<think>`", "ends,"]),
+    max_size=8,
+).map(" ".join)
+
+
+@given(WORDS, st.integers(1, 7), st.sampled_from([{}, CONTROL]))
+def test_a_text_may_be_about_tags(words: str, size: int, control: dict[int, str]) -> None:
+    text = f"Look: {words}"
+    found = reading(text, size, layout=MarkupLayout(), control=control)
+    assert "reasoning" not in found
+    if "</think>" not in text.partition("<think>")[0]:
+        assert found["text"].split()[:2] == text.split()[:2]
+        assert found["text"].count("<think>") == text.count("<think>")
+
+
+@given(st.sampled_from(["", "\n", "a", "a ", f"{OPEN}{NOW}{CLOSE}", f"a{OPEN}{NOW}{CLOSE}\n"]))
+def test_where_reasoning_may_open(before: str) -> None:
+    found = reading(f"{before}<think>b</think>c")
+    opens = before.endswith((CLOSE, f"{CLOSE}\n", "\n")) or not before
+    assert found.get("reasoning") == ("b" if opens else None)
+    assert found["text"].endswith("c" if opens else "<think>b</think>c")
+
+
+# Answers that continue a message
+
+
+def continued(
+    output: str,
+    ends_with: str = "",
+    *,
+    layout: MarkupLayout = LAYOUT,
+    formatted: bool = False,
+) -> list[dict[str, Any]]:
+    """What is read, however the output is cut."""
+    context = ParseContext(tools=TOOLS, ends_with=ends_with, continues=True, formatted=formatted)
+    said = (units(output, size, {}) for size in (1, 3, 1000))
+    found = [folded(heard(MarkupParser(layout, context), each, cut=False)) for each in said]
+    assert found[1:] == found[:-1]
+    return found[:1]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (" world.", {"text": " world."}),
+        ("\n\nAnd so on.\n", {"text": "\n\nAnd so on.\n"}),
+        (f" I look. {OPEN}{NOW}{CLOSE}", {"text": " I look.", "calls": [{}]}),
+        ("", {}),
+    ],
+)
+def test_a_text_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
+    assert continued(output) == [expected]
+
+
+def test_what_would_be_a_call_at_the_beginning_is_text_within_one() -> None:
+    assert continued(NOW, layout=BARE) == [{"text": NOW}]
+    assert reading(NOW, layout=BARE) == {"calls": [{}]}
+
+
+@pytest.mark.parametrize("output", ['<think>"}', f'{OPEN}"}}', ' </think> "}', "}"])
+def test_formatted_text_goes_on_without_delimiters(output: str) -> None:
+    assert continued(output, formatted=True) == [{"text": output}]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (" so on.</think>\n\nHi.", {"reasoning": " so on.", "text": "Hi."}),
+        (f" on.</think>{OPEN}{NOW}{CLOSE}", {"reasoning": " on.", "calls": [{}]}),
+        (" on", {"reasoning": " on"}),
+    ],
+)
+def test_reasoning_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
+    assert continued(output, "<think>") == [expected]

@@ -23,6 +23,10 @@ TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "_
         ("get_weather<|constrain|>json", "get_weather"),
         ("get_weather<｜tool▁sep｜>x", "get_weather"),
         ("get_weather[ARGS]", "get_weather"),
+        ("get_weather.json", "get_weather"),
+        ("functions.get_weather json", "get_weather"),
+        ("search()", "search"),
+        ("search:0", "search"),
         ("functions.get_weather<|channel|>analysis", "get_weather"),
         ("GetWeather", "get_weather"),
         ("get-weather", "get_weather"),
@@ -68,3 +72,4 @@ def test_it_is_one_of_them_or_none(written: str, names: list[str]) -> None:
 def test_a_name_without_end_takes_no_time() -> None:
     assert match_tool_name("<|" * 200_000, TOOLS) is None
     assert match_tool_name("x" * 400_000, TOOLS) is None
+    assert match_tool_name("x" + " " * 400_000 + "y", TOOLS) is None

@@ -45,7 +45,6 @@ UNKNOWN = "a call of a tool that was not offered is text to us"
 TYPED = "ours gives the schema's type to what can only be meant so"
 CUT = "a call that is cut off is none to us"
 SPACE = "ours keeps the white space of a text"
-PYTHON = "ours reads no Python where the notation has JSON: a list could be meant as its text"
 SLIP = "ours repairs a comma too many"
 
 
@@ -143,10 +142,10 @@ INPUTS: dict[str, dict[str, str]] = {
         glm_call("get_weather", city="42"): "",
         glm_call("tag", names='["a"]'): "",
         glm_call("get_weather", city=" Paris "): SPACE,
-        glm_call("tag", names="['a']"): PYTHON,
+        glm_call("tag", names="['a']"): "",
         glm_call("fly", hour="7"): UNKNOWN,
         "set_alarm\n<arg_key>hour</arg_key>\n<arg_value>7": CUT,
-        '{"name": "get_time", "arguments": {}}': "GLM writes no JSON between these marks",
+        '{"name": "get_time", "arguments": {}}': "",
     },
     "minimax_m2": {
         minimax("set_alarm", hour="7", repeat="true", label="null"): "",
@@ -192,7 +191,7 @@ INPUTS: dict[str, dict[str, str]] = {
         qwen("set_alarm", hour="7").partition("</")[0]: "",
         qwen("set_alarm", hour="seven"): "what is no number goes on as it is: the tool may say so",
         qwen("set_alarm", repeat="yes"): "yes is not certain to be false",
-        qwen("search", filters="{'a': True}", query="x"): PYTHON,
+        qwen("search", filters="{'a': True}", query="x"): "",
         qwen("get_time") * 2: "two calls in one block",
         qwen("fly"): UNKNOWN,
     },

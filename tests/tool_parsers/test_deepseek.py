@@ -47,7 +47,7 @@ def test_a_tool_may_be_called_function() -> None:
         "",
         "now",
         v31("launch", "{}"),
-        v31("add", '{"a": 1'),
+        v31("add", '{"a": "1'),
         v3("add", '{"a": 1'),
         v31("add", "[1]"),
         "function<｜tool▁sep｜>now\n```json\n{}\n```",

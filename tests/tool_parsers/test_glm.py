@@ -1,13 +1,15 @@
 """GLM-4.5 and later, and the GLM-4 before."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mlx_server.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import Repaired, ToolCallStarted
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.tool_parsers import formats, glm
 from mlx_server.tool_parsers.call_format import finished_calls, parse_calls
 
@@ -54,28 +56,32 @@ def test_no_call(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "repeats", "made", "dropped"),
     [
-        (["a", "a"], ["a"]),
-        (["a", "a", "a"], ["a"]),
-        (["a", "ab", "a"], ["a", "ab", "a"]),
-        (["ab", "a"], ["ab", "a"]),
-        (["a", "b", "b", "a"], ["a", "b", "a"]),
+        ("aaa", None, "aaa", 0),
+        ("aaa", 1, "a", 2),
+        ("aaaa", 3, "aaa", 1),
+        ("aabab", 1, "abab", 1),
+        ("aaaba", 2, "aaba", 1),
     ],
 )
-def test_the_same_call_again_at_once_is_not_told_of(written: list[str], told: list[str]) -> None:
-    parser = MarkupParser(MarkupLayout(call_formats=(glm.GLM,)), ParseContext(tools=TOOLS))
-    text = "".join(map(block, written))
-    events = [event for letter in text for event in parser.feed(-1, letter)]
-    events += parser.finish("", cut=False)
-    arguments: dict[int, str] = {}
-    for event in events:
-        if isinstance(event, ToolCallDelta):
-            arguments[event.call] = arguments.get(event.call, "") + event.arguments
-    assert [arguments[n] for n in range(len(told))] == [f'{{"path": "{path}"}}' for path in told]
-    numbers = list(range(len(told)))
-    for kind in (ToolCallStarted, ToolCallFinished):
-        assert [event.call for event in events if isinstance(event, kind)] == numbers
+def test_the_same_call_again_is_made_as_often_as_is_allowed(
+    written: str, repeats: int | None, made: str, dropped: int
+) -> None:
+    context = ParseContext(tools=TOOLS, repair=RepairPolicy(repeats=repeats))
+    for holds_calls in (False, True):
+        parser = MarkupParser(
+            MarkupLayout(call_formats=(glm.GLM,)), replace(context, holds_calls=holds_calls)
+        )
+        text = "".join(map(block, written))
+        events = [event for letter in text for event in parser.feed(-1, letter)]
+        events += parser.finish("", cut=False)
+        calls = [call["arguments"]["path"] for call in finished_calls(events)]
+        assert "".join(calls) == made
+        numbers = [event.call for event in events if isinstance(event, ToolCallStarted)]
+        assert numbers == list(range(len(made)))
+        repairs = [event.what for event in events if isinstance(event, Repaired)]
+        assert repairs == ["stutter"] * dropped
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
-from mlx_server.tool_parsers.syntaxes import JSON, PYTHON, gemma_syntax
+from mlx_server.tool_parsers.syntaxes import JSON, gemma_syntax, python_syntax
 from mlx_server.tool_parsers.values import Syntax
 from tests.slowness import slowness
 
@@ -75,6 +75,9 @@ def ways(character: str) -> list[str]:
     slash = ["\\/"] if character == "/" else []
     plain = [] if character in '"\\' or character < " " else [character]
     return [*written, *slash, *plain]
+
+
+PYTHON = python_syntax()
 
 
 @st.composite

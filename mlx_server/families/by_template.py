@@ -1,0 +1,123 @@
+"""Tells a family by reading back what the chat template writes for calls.
+
+A template that renders calls shows the notation that the model was taught, whatever its model type
+is called. So a family that can't read them is the wrong one, and a model of no known family gets
+the one that can, or a notation made from the template.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mlx_server.checkpoints.checkpoint import Checkpoint
+from mlx_server.events import Repaired, TextDelta, ToolCallDelta, ToolCallStarted
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.learned import learned_formats
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.prompts.template_samples import (
+    SAMPLED_TOOLS,
+    CallSample,
+    TemplateSamples,
+    template_samples,
+)
+
+log = logging.getLogger("mlx_server.families")
+
+LEARNED = "from_template"
+"""The name of families that are made from a template."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a family's parser makes of a sample."""
+
+    is_right: bool
+    text: str
+    is_repaired: bool
+
+
+def read_back(family: ModelFamily, sample: CallSample) -> Reading:
+    parser = family.make_parser(ParseContext(tools=SAMPLED_TOOLS))
+    events = [*parser.feed(-1, sample.written), *parser.finish("", cut=False)]
+    names = [event.name for event in events if isinstance(event, ToolCallStarted)]
+    texts = [""] * len(names)
+    for event in events:
+        if isinstance(event, ToolCallDelta):
+            texts[event.call] += event.arguments
+    calls = list(zip(names, texts, strict=True))
+    wanted = [(name, _json(arguments)) for name, arguments in sample.calls]
+    return Reading(
+        is_right=calls == wanted,
+        text="".join(event.text for event in events if isinstance(event, TextDelta)).strip(),
+        is_repaired=any(isinstance(event, Repaired) for event in events),
+    )
+
+
+def _json(arguments: dict[str, str]) -> str:
+    return "{" + ", ".join(f'"{key}": "{value}"' for key, value in arguments.items()) + "}"
+
+
+def samples_of(checkpoint: Checkpoint) -> TemplateSamples:
+    template = checkpoint.tool_template or checkpoint.template
+    return template_samples(template, checkpoint.tokens) if template else TemplateSamples()
+
+
+def confirmed(
+    found: ModelFamily, plain: ModelFamily, families: Iterable[ModelFamily], checkpoint: Checkpoint
+) -> ModelFamily:
+    """`found` if it reads the template's own calls, or if no other family does."""
+    samples = samples_of(checkpoint)
+    if found.overrides or not samples.calls:
+        return found
+    if reads(found, samples.calls) or reads(found, samples.named or samples.calls):
+        return found
+    others = [family for family in families if not family.overrides and family is not found]
+    others.sort(key=lambda family: family.name != "hermes")  # the most general of those alike
+    chosen = next(_readers(others, samples), None) or learned(plain, samples)
+    chosen = chosen or next((other for other in others if reads(other, samples.calls[:1])), None)
+    if chosen is None or reads(found, samples.calls[:1]):
+        return found
+    log.info("the chat template writes calls as %s reads them, not as %s", chosen.name, found.name)
+    return chosen if chosen.name == LEARNED else _with_thoughts(chosen, samples)
+
+
+def _readers(families: Sequence[ModelFamily], samples: TemplateSamples) -> Iterator[ModelFamily]:
+    for calls in filter(None, (samples.calls, samples.named)):
+        yield from (family for family in families if reads_all(family, calls))
+
+
+def reads(family: ModelFamily, samples: Sequence[CallSample]) -> bool:
+    return all(
+        reading.is_right and (not reading.is_repaired or family.name == "plain")
+        for reading in (read_back(family, sample) for sample in samples)
+    )
+
+
+def reads_all(family: ModelFamily, samples: Sequence[CallSample]) -> bool:
+    """Whether nothing is left of them."""
+    return reads(family, samples) and not any(
+        sample.is_whole and read_back(family, sample).text for sample in samples
+    )
+
+
+def learned(plain: ModelFamily, samples: TemplateSamples) -> ModelFamily | None:
+    """A family with a notation that the template shows and no other family has."""
+    for call_format in learned_formats(samples.calls):
+        layout = MarkupLayout(call_formats=(call_format,))
+        family = _with_thoughts(replace(plain, name=LEARNED, layout=layout), samples)
+        # with other ids too, or an id would be taken for a part of the marks
+        if all(reads_all(family, calls) for calls in (samples.calls, samples.named)):
+            return family
+    return None
+
+
+def _with_thoughts(family: ModelFamily, samples: TemplateSamples) -> ModelFamily:
+    """The family, with the marks of thoughts that the template writes."""
+    pair, layout = samples.thoughts, family.layout
+    if pair is None or not isinstance(layout, MarkupLayout):
+        return family
+    if any(pair[0] in opening for opening in layout.opens_reasoning):
+        return family
+    reasoning = (pair, *layout.reasoning)
+    return replace(family, layout=replace(layout, reasoning=reasoning), answer_prefix=pair[1])

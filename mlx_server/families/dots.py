@@ -1,0 +1,14 @@
+"""dots: `<think>`, calls as MiniMax-M2's in a block of their own."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.formats import DOTS as CALLS
+
+DOTS = ModelFamily(
+    name="dots",
+    layout=MarkupLayout(call_formats=(CALLS,), calls_end_reasoning=True),
+    answer_prefix="\n</think>\n\n",
+    template_markers=CALLS.opens,
+    stop_tokens=("<|endofresponse|>",),
+    special_tokens=("<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"),
+)

@@ -1,0 +1,33 @@
+"""Functionary v3.2: `>>>` and a name before each message, `all` where it is text."""
+
+from collections.abc import Sequence
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Tool
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers import formats
+
+
+def _layout(tools: Sequence[Tool]) -> MarkupLayout:
+    return MarkupLayout(
+        reasoning=(),
+        call_formats=formats.functionary(tools),
+        dropped=(">>>all\n",),
+        leads=("all\n",),
+    )
+
+
+FUNCTIONARY = ModelFamily(
+    name="functionary",
+    layout=_layout,
+    shapes=("", "name ⏎ {…}"),
+    template_markers=(">>>all",),
+    stop_tokens=("<|eot_id|>",),
+    special_tokens=(
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ),
+)

@@ -1,0 +1,28 @@
+"""GigaChat 3, whose calls are messages of their own, and 3.5, whose calls are tags."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.formats import GIGACHAT as CALLS
+from mlx_server.tool_parsers.formats import GIGACHAT35 as TAGGED
+
+SEPARATORS = ("<|role_sep|>", "<|message_sep|>")
+
+GIGACHAT = ModelFamily(
+    name="gigachat",
+    layout=MarkupLayout(
+        call_formats=(CALLS,), dropped=("<|message_sep|>", "assistant<|role_sep|>")
+    ),
+    answer_prefix="\n</think>\n\n",
+    template_markers=("<|role_sep|>", "function call"),
+    stop_tokens=("</s>",),
+    special_tokens=("<s>", "</s>", *SEPARATORS, "<|function_call|>"),
+)
+
+GIGACHAT35 = ModelFamily(
+    name="gigachat35",
+    layout=MarkupLayout(call_formats=(TAGGED,), dropped=("<|message_sep|>",)),
+    answer_prefix="\n</think>\n\n",
+    template_markers=("｜GCML｜",),
+    stop_tokens=("</s>",),
+    special_tokens=("<s>", "</s>", *SEPARATORS, "｜GCML｜"),
+)

@@ -1,0 +1,32 @@
+"""gpt-oss on another server: Harmony as text, with its control tokens spelled out or dropped.
+
+No checkpoint is taken for one: a model belongs here only if models.yaml says so.
+"""
+
+from mlx_server.families.base import FamilyOverrides, ModelFamily
+from mlx_server.grammars.formats import format_rule
+from mlx_server.grammars.lark import Lark
+from mlx_server.parsers.harmony_text import HarmonyTextParser
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import ParseContext, Parser
+from mlx_server.parsers.text import TextParser
+from mlx_server.prompts.harmony_vocabulary import encoding
+
+
+def _parser(context: ParseContext) -> Parser:
+    return TextParser(context) if context.formatted else HarmonyTextParser(encoding(), context)
+
+
+def _grammar(spec: OutputSpec) -> str | None:
+    """A required format is that of the whole answer. Calls are not constrained."""
+    if spec.format is None:
+        return None
+    lark = Lark(spec.context.control)
+    return lark.source(format_rule(spec.format, lark))
+
+
+HARMONY_TEXT = ModelFamily(
+    name="harmony_text",
+    overrides=FamilyOverrides(_parser, _grammar),
+    shapes=("analysis", "commentary to=functions.…"),
+)

@@ -1,0 +1,24 @@
+"""Hy3: `<think>`, calls of keys and values, all marks with a suffix or all without."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import THINK, MarkupLayout
+from mlx_server.tool_parsers.keyed_calls import HY3 as CALLS
+from mlx_server.tool_parsers.keyed_calls import HY3_OPEN_SOURCE as SUFFIXED
+
+THOUGHTS = ("<think:opensource>", "</think:opensource>")
+
+HY3 = ModelFamily(
+    name="hy3",
+    layout=MarkupLayout(reasoning=(THOUGHTS, THINK), call_formats=(SUFFIXED, CALLS)),
+    answer_prefix=THOUGHTS[1],
+    model_types=("hy_v3", "hy3"),
+    stop_tokens=("<|hy_eos|>", "<|eos|>"),
+    special_tokens=(
+        "<|hy_eos|>",
+        "<|eos|>",
+        *THOUGHTS,
+        *SUFFIXED.opens,
+        *SUFFIXED.inner,
+        *SUFFIXED.closes,
+    ),
+)

@@ -1,0 +1,33 @@
+"""Inkling: messages of one kind each, thoughts, text or a call."""
+
+from collections.abc import Sequence
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Tool
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.formats import INKLING as CALLS
+
+START, TEXT, END, TURN_END = (
+    "<|message_model|>",
+    "<|content_text|>",
+    "<|end_message|>",
+    "<|content_model_end_sampling|>",
+)
+THOUGHTS = ("<|content_thinking|>", END)
+
+
+def _layout(tools: Sequence[Tool]) -> MarkupLayout:
+    named = (f"{START}{tool.name}" for tool in tools)
+    return MarkupLayout(
+        reasoning=(THOUGHTS,), call_formats=(CALLS,), dropped=(START, *named, TEXT, END, TURN_END)
+    )
+
+
+INKLING = ModelFamily(
+    name="inkling",
+    layout=_layout,
+    answer_prefix=f"{END}{START}{TEXT}",
+    template_markers=CALLS.opens,
+    stop_tokens=(TURN_END,),
+    special_tokens=(START, TEXT, END, TURN_END, THOUGHTS[0], *CALLS.opens),
+)

@@ -1,0 +1,18 @@
+"""K2 Horizon: thoughts of three depths, calls of keys, types and values."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.keyed_calls import K2_HORIZON as CALLS
+
+THOUGHTS = tuple(
+    (f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think", "think_fast", "think_faster")
+)
+
+K2_HORIZON = ModelFamily(
+    name="k2_horizon",
+    layout=MarkupLayout(reasoning=THOUGHTS, call_formats=(CALLS,)),
+    answer_prefix=THOUGHTS[0][1],
+    template_markers=CALLS.opens,
+    stop_tokens=("<|endofturn|>",),
+    special_tokens=("<|endofturn|>",),
+)

@@ -1,0 +1,16 @@
+"""MiniMax-M3: as M2, with `<mm:think>`, and a sign before each tag of a call."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.elements import MINIMAX_M3 as CALLS
+
+THOUGHTS = ("<mm:think>", "</mm:think>")
+
+MINIMAX_M3 = ModelFamily(
+    name="minimax_m3",
+    layout=MarkupLayout(reasoning=(THOUGHTS,), call_formats=(CALLS,), calls_end_reasoning=True),
+    answer_prefix=THOUGHTS[1],
+    model_types=("minimax_m3", "minimax_m3_vl", "minimax_m3_text"),
+    stop_tokens=("[e~[",),
+    special_tokens=("]~!b[", "]~b]", "[e~[", *THOUGHTS, *CALLS.inner),
+)

@@ -1,0 +1,16 @@
+"""PLaMo 3: marks of one form around every part of a call."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.formats import PLAMO as CALLS
+
+THOUGHTS = ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")
+
+PLAMO = ModelFamily(
+    name="plamo",
+    layout=MarkupLayout(reasoning=(THOUGHTS,), call_formats=(CALLS,)),
+    answer_prefix=THOUGHTS[1],
+    model_types=("plamo", "plamo2", "plamo3"),
+    stop_tokens=("<|plamo:tag|>", "<|plamo:eos|>"),
+    special_tokens=("<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:tag|>"),
+)

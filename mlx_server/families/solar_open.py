@@ -1,0 +1,33 @@
+"""Solar Open, where a call's id stands before its name, and 2, where keys and values have marks."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.formats import SOLAR_OPEN as CALLS
+from mlx_server.tool_parsers.keyed_calls import SOLAR_OPEN2 as KEYED
+
+THOUGHTS = ("<|think|>", "<|end|>")
+PARTS = ("<|content|>", "<|tool_calls|>", "<|calls|>", "<|flush|>")
+
+SOLAR_OPEN = ModelFamily(
+    name="solar_open",
+    layout=MarkupLayout(
+        reasoning=(THOUGHTS,),
+        call_formats=(CALLS,),
+        dropped=("<|begin|>assistant", "<|end|>", *PARTS),
+    ),
+    answer_prefix="<|end|><|begin|>assistant<|content|>",
+    model_types=("solar_open",),
+    stop_tokens=("<|flush|>", "<|calls|>"),
+    special_tokens=("<|begin|>", *THOUGHTS, *PARTS, *CALLS.opens, *CALLS.closes, *CALLS.inner),
+)
+
+THOUGHTS_2 = ("<|think:start|>", "<|think:end|>")
+
+SOLAR_OPEN2 = ModelFamily(
+    name="solar_open2",
+    layout=MarkupLayout(reasoning=(THOUGHTS_2,), call_formats=(KEYED,)),
+    answer_prefix=THOUGHTS_2[1],
+    model_types=("solar_open2",),
+    stop_tokens=("<|im:end|>", "<|im_end|>"),
+    special_tokens=("<|im:start|>", "<|im:end|>", "<|im_end|>", *THOUGHTS_2, *KEYED.inner),
+)

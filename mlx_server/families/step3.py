@@ -1,0 +1,22 @@
+"""Step 3: `<think>`, calls in a section of control tokens, each of them tags."""
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.formats import STEP3 as CALLS
+
+STEP3 = ModelFamily(
+    name="step3",
+    layout=MarkupLayout(call_formats=(CALLS,), calls_end_reasoning=True),
+    answer_prefix="\n</think>\n\n",
+    model_types=("step3", "step3_text", "step3_vl"),
+    stop_tokens=("<|EOT|>",),
+    special_tokens=(
+        "<|BOT|>",
+        "<|EOT|>",
+        "<｜tool_calls_begin｜>",
+        "<｜tool_calls_end｜>",
+        "<｜tool_call_begin｜>",
+        "<｜tool_call_end｜>",
+        "<｜tool_sep｜>",
+    ),
+)

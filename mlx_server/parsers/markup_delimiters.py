@@ -1,0 +1,65 @@
+"""The delimiters of an answer, by what they do there."""
+
+from collections.abc import Mapping
+
+from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.reasoning_tags import is_tag
+
+QUOTES = ("`", '"', "'", "“", "”", "‘", "’")
+"""Characters that stand around a delimiter that a text is about."""
+
+
+class MarkupDelimiters:
+    def __init__(self, layout: MarkupLayout, context: ParseContext) -> None:
+        self.formats = {opening: n for n in layout.call_formats for opening in n.opens}
+        """Call formats by the delimiters that open calls."""
+        self.own = dict(layout.reasoning)
+        """Closing delimiters of reasoning by the opening ones."""
+        foreign = () if context.formatted else context.reasoning_tags
+        self.foreign: Mapping[str, str] = {o: c for o, c in foreign if o not in self.own}
+        """The same for tags that the family does not have."""
+        self.reasoning = {**self.foreign, **self.own}
+        closes = [each for n in layout.call_formats for each in n.closes]
+        self.all = (*self.own, *self.own.values(), *self.formats, *closes, *layout.dropped)
+        """Those that mean something anywhere in an answer."""
+        self.after_calls = (*closes, *layout.dropped)
+        known = (*self.all, *(inner for n in layout.call_formats for inner in n.inner))
+        self.tokens = {
+            id: token
+            for id, token in context.control.items()
+            if any(token in delimiter for delimiter in known)
+        }
+        """Control tokens that are delimiters or parts of them."""
+        self.end_of_reasoning = layout.ends_reasoning
+        self.calls_in_reasoning = tuple(self.formats) if layout.calls_end_reasoning else ()
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """Those of reasoning that may stand before any text."""
+        return (*self.reasoning, *self.foreign.values())
+
+    def is_foreign(self, delimiter: str) -> bool:
+        return delimiter in self.foreign or delimiter in self.foreign.values()
+
+    def closes(self, closing: str) -> tuple[str, ...]:
+        """The delimiters that close a thought: a tag of another family may be closed by its own."""
+        own = [c for o, c in self.own.items() if is_tag(o)]
+        return (closing, *(own if closing in self.foreign.values() else ()))
+
+    def opens_within(self, closing: str) -> tuple[str, ...]:
+        """The tags that open another thought within one that ends so."""
+        closes = self.closes(closing)
+        return tuple(o for o, c in self.reasoning.items() if c in closes and is_tag(o))
+
+    def opens(self, closing: str) -> tuple[str, ...]:
+        return tuple(o for o, c in self.reasoning.items() if c == closing)
+
+    def split_reasoning(self, inside: str) -> tuple[str, str]:
+        """Split misplaced reasoning from the start of a call; "" if there is none."""
+        text = inside.strip()
+        for opening, closing in self.own.items():
+            thought, closed, rest = text.removeprefix(opening).partition(closing)
+            if text.startswith(opening) and closed:
+                return thought.strip(), rest
+        return "", inside

@@ -1,0 +1,270 @@
+"""Recognises tool calls that a model writes as JSON where its call format has no place for them.
+
+JSON is a call if it names a tool of the request, its arguments fit that tool's schema, and nothing
+follows it: it is the whole message, or the last paragraph or code fences of one. Until that is
+certain the text is held, and JSON whose first key or name is no call's is passed on at once.
+"""
+
+import re
+from collections.abc import Sequence
+
+from mlx_server import limits
+from mlx_server.events import RepairKind
+from mlx_server.messages import Tool
+from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair.call_shapes import (
+    CALL_KEYS,
+    NAME_KEYS,
+    FoundCall,
+    read_arguments,
+    read_calls,
+)
+from mlx_server.repair.fitting import fits, is_made_of
+from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
+from mlx_server.tool_parsers.source import Source, Steps, complete_source
+
+FENCE = "```"
+LANGUAGES = ("json", "tool_calls", "tool_call", "tool_code", "function_call", "jsonc", "json5")
+BEGINNINGS = ("{", "[", FENCE)
+IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
+"""Where such JSON may begin in the middle of a text."""
+
+KEY = re.compile(r"[^\"'\\\n]+")
+PLAIN = re.compile(r"[^\"'{}\[\]]+")
+INSIDE = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
+SEPARATORS = re.compile(r"[\s,;]+")
+
+
+class MisplacedCallReader:
+    """Finds the calls, and emits them once all of them are certain."""
+
+    def __init__(
+        self,
+        calls: ToolCallEmitter,
+        tools: Sequence[Tool],
+        allowed: RepairPolicy,
+        *,
+        makes: bool,
+        closes: Sequence[str] = (),
+    ) -> None:
+        """makes: whether such calls are made. closes: delimiters that may follow a call."""
+        self.beginnings = BEGINNINGS if makes and tools else ()
+        self.in_text = IN_TEXT if makes and tools else ()
+        self._calls = calls
+        self._tools = {tool.name: tool for tool in tools}
+        self._allowed = allowed
+        self._closes = tuple(closes)
+        self._seen = 0
+        """Where in the source the text ends that was found to be no call."""
+
+    def read(self, source: Source, already: str = "") -> Steps[bool]:
+        """Read calls that reach to the end of the source, and emit them. If there are none, the
+        source is unread. already: what was read of them."""
+        if source.position < self._seen:
+            return False
+        trial = Trial(self._tools, self._calls, self._allowed, self._closes)
+        found = yield from trial.run(source, already)
+        if not found:
+            self._seen = source.position + trial.size - len(already)
+            return False
+        source.take(trial.size - len(already))
+        self.emit(found, "unmarked")
+        return True
+
+    def read_nameless(self, source: Source) -> Steps[bool]:
+        """Read arguments without a name that only one tool can take, and emit the call."""
+        text = yield from source.ahead_to_end("{")
+        found = self.nameless(text) if text and not source.cut else None
+        if not found:
+            return False
+        source.take(len(text))
+        self.emit([found], "name")
+        return True
+
+    def nameless(self, text: str) -> FoundCall | None:
+        try:
+            arguments = read_arguments(text.strip(), repairs=self._allowed.json)
+        except Malformed:
+            return None
+        takers = [
+            tool
+            for tool in self._tools.values()
+            if is_made_of(
+                coerce_arguments(arguments, tool.parameters, self._allowed), tool.parameters
+            )
+        ]
+        return FoundCall(takers[0].name, arguments) if len(takers) == 1 else None
+
+    def at_end_of(self, text: str) -> list[FoundCall]:
+        """The calls at the end of a complete text, such as reasoning."""
+        if not self.beginnings:
+            return []
+        source = complete_source(text)
+        steps = self._at_end_of(source)
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[FoundCall] = end.value
+            return found
+        raise AssertionError("a complete source has nothing to wait for")
+
+    def _at_end_of(self, source: Source) -> Steps[list[FoundCall]]:
+        seen, already = 0, ""
+        yield from source.space()
+        while True:
+            if (source.position >= seen and (yield from source.comes(*self.beginnings))) or already:
+                trial = Trial(self._tools, self._calls, self._allowed, self._closes)
+                if found := (yield from trial.run(source, already)):
+                    return found
+                seen = source.position + trial.size - len(already)
+            already = yield from source.up_to(*self.in_text, into=lambda piece: None)
+            if not already:
+                return []
+
+    def emit(self, found: Sequence[FoundCall], *where: RepairKind) -> None:
+        self._calls.misplaced = where
+        for call in found:
+            if call.has_slips:
+                self._calls.add_repaired([(call.name, call.arguments)])
+            else:
+                self._calls.whole(call.name, call.arguments, call.id)
+
+
+class Trial:
+    """One attempt to read calls, which reads ahead in a source and takes nothing from it."""
+
+    def __init__(
+        self,
+        tools: dict[str, Tool],
+        calls: ToolCallEmitter,
+        allowed: RepairPolicy,
+        closes: tuple[str, ...],
+    ) -> None:
+        self.size = 0
+        """Characters looked at, including what was read before."""
+        self._tools = tools
+        self._calls = calls
+        self._allowed = allowed
+        self._closes = closes
+
+    def run(self, source: Source, already: str) -> Steps[list[FoundCall]]:
+        """The calls up to the end of the source; none if there is anything else."""
+        copy = Source()
+        copy.feed(already)
+        steps, fed = self._message(copy), 0
+        while True:
+            new = source.ahead(fed)
+            fed += len(new)
+            copy.feed(new)
+            if source.closed and not copy.closed:
+                copy.close(cut=source.cut)
+            try:
+                next(steps)
+            except StopIteration as end:
+                self.size = copy.position
+                found: list[FoundCall] = end.value
+                return found
+            except Malformed:
+                self.size = copy.position
+                return []
+            yield
+
+    def _message(self, source: Source) -> Steps[list[FoundCall]]:
+        found: list[FoundCall] = []
+        yield from source.space()
+        while (yield from source.peek()):
+            if found and (yield from source.accept(*self._closes)):
+                yield from source.space()
+                continue
+            found += yield from self._fence(source)
+        if source.cut:
+            raise Malformed("the model may have had more to write")
+        return found
+
+    def _fence(self, source: Source) -> Steps[list[FoundCall]]:
+        """The calls in a code fence, or without one."""
+        if not (yield from source.accept(FENCE)):
+            return (yield from self._values(source))
+        yield from source.accept(*LANGUAGES)
+        yield from source.space()
+        found = yield from self._values(source)
+        yield from source.expect(FENCE)
+        yield from source.space()
+        return found
+
+    def _values(self, source: Source) -> Steps[list[FoundCall]]:
+        """One or more JSON values, with nothing but commas, semicolons or space between them."""
+        found: list[FoundCall] = []
+        while (yield from source.comes("{", "[")):
+            source.keep()
+            yield from self._head(source)
+            text = source.kept()
+            found += self._fitting(text)
+            yield from source.match(SEPARATORS, lambda piece: None)
+        if not found:
+            raise Malformed("no JSON")
+        return found
+
+    def _fitting(self, text: str) -> list[FoundCall]:
+        calls = read_calls(text, self._tools.keys(), repairs=self._allowed.json)
+        for call in calls:
+            name = self._calls.meant(call.name)
+            if name is None:
+                raise Malformed("there is no such tool")
+            schema = self._tools[name].parameters
+            if not fits(coerce_arguments(call.arguments, schema, self._allowed), schema):
+                raise Malformed("the arguments do not fit the tool's schema")
+        return calls
+
+    def _head(self, source: Source) -> Steps[None]:
+        """Read a value. Malformed as soon as its first key or its name is no call's."""
+        depth = 0
+        while (yield from source.accept("[")):
+            depth += 1
+            yield from source.space()
+        yield from source.expect("{")
+        depth += 1
+        yield from source.space()
+        key = yield from self._text(source)
+        if key not in CALL_KEYS and key not in self._tools:
+            raise Malformed("no call has such a key")
+        yield from source.space()
+        yield from source.expect(":")
+        yield from source.space()
+        if key in NAME_KEYS and (yield from source.comes('"', "'")):
+            name = yield from self._text(source)
+            if self._calls.meant(name) is None:
+                raise Malformed("there is no such tool")
+        yield from self._rest(source, depth)
+
+    def _text(self, source: Source) -> Steps[str]:
+        """A short string without escapes."""
+        quote = yield from source.expect('"', "'")
+        pieces: list[str] = []
+        yield from source.match(KEY, pieces.append)
+        yield from source.expect(quote)
+        return "".join(pieces)
+
+    def _rest(self, source: Source, depth: int) -> Steps[None]:
+        """Read up to the bracket that closes the value."""
+        begun = source.position
+        while depth:
+            yield from source.match(PLAIN, lambda piece: None)
+            sign = yield from source.expect('"', "'", "{", "[", "}", "]")
+            if sign in INSIDE:
+                yield from self._string(source, sign)
+            else:
+                depth += 1 if sign in "{[" else -1
+            if source.position - begun > limits.READ_JSON_CHARACTERS.value:
+                raise Malformed("too long to be read")
+
+    def _string(self, source: Source, quote: str) -> Steps[None]:
+        while True:
+            yield from source.match(INSIDE[quote], lambda piece: None)
+            if not (yield from source.accept("\\")):
+                yield from source.expect(quote)
+                return
+            if not (yield from source.peek()):
+                raise Malformed("a string that does not end")
+            source.take(1)

@@ -1,0 +1,182 @@
+"""Calls whose arguments are elements of their own names, as MiniMax M3 writes them.
+
+`<invoke name="f"><city>Paris</city><tags><item>a</item></tags></invoke>`, where a sign stands
+before each tag, so that values need no escapes. Lists are elements called `item`, and objects are
+elements within elements.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mlx_server import limits
+from mlx_server.grammars.lark import Lark
+from mlx_server.messages import Tool
+from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.bare_text import bare_value_rule
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
+from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
+from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
+from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of, members
+
+ITEM = "item"
+
+SCALARS = frozenset({"string", "null", "boolean", "integer", "number"})
+
+
+@dataclass(frozen=True)
+class Elements:
+    sign: str
+    """Stands before each tag."""
+
+    @property
+    def invoke(self) -> str:
+        return f'{self.sign}<invoke name="'
+
+    @property
+    def invoke_end(self) -> str:
+        return f"{self.sign}</invoke>"
+
+    @property
+    def block(self) -> str:
+        return f"{self.sign}<tool_call>"
+
+    @property
+    def block_end(self) -> str:
+        return f"{self.sign}</tool_call>"
+
+    def end(self, name: str) -> str:
+        return f"{self.sign}</{name}>"
+
+    # Reading
+
+    def read(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
+        yield from source.space()
+        found = yield from source.expect(self.invoke)
+        while found == self.invoke:
+            yield from self._call(source, calls)
+            yield from source.space()
+            found = yield from source.accept(self.invoke, self.block_end)
+        if not found and (yield from source.peek()):
+            raise Malformed("more than calls in a block")
+
+    def _call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
+        pieces: list[str] = []
+        if not (yield from source.up_to('">', self.sign, into=pieces.append)):
+            raise Malformed("a tag has no end")
+        name = "".join(pieces)
+        if not calls.knows(name):
+            raise Malformed(f"there is no tool {name!r}")
+        call = calls.start(name)
+        while True:
+            yield from source.space()
+            found = yield from source.expect(self.invoke_end, f"{self.sign}<")
+            if found == self.invoke_end:
+                call.finish()
+                return
+            yield from self._argument(source, call)
+
+    def _argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
+        key, end = yield from self._opened(source)
+        if call.streams(key):
+            if not (yield from source.up_to(end, into=partial(call.text, key))):
+                raise Malformed("a value has no end")
+            call.end_text(key)
+        else:
+            call.untyped_tree(key, (yield from self._value(source, end, limits.CALL_DEPTH.value)))
+
+    def _opened(self, source: Source) -> Steps[tuple[str, str]]:
+        """The name that an opening tag gives, and the tag that closes the element."""
+        pieces: list[str] = []
+        if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
+            raise Malformed("a tag has no end")
+        tag, _, named = "".join(pieces).partition(' name="')
+        if not tag or tag.startswith("/"):
+            raise Malformed("expected an element")
+        return named.removesuffix('"') or tag, self.end(tag)
+
+    def _value(self, source: Source, end: str, depth: int) -> Steps[Any]:
+        """Text, or the elements in an element."""
+        if not depth:
+            raise Malformed("nested too deep")
+        pieces: list[str] = []
+        found: list[tuple[str, Any]] = []
+        opens = f"{self.sign}<"
+        while mark := (yield from source.up_to(end, opens, into=pieces.append)):
+            if mark == end:
+                return _folded(found) if found else "".join(pieces)
+            key, inner = yield from self._opened(source)
+            found.append((key, (yield from self._value(source, inner, depth - 1))))
+        raise Malformed("a value has no end")
+
+    # Writing
+
+    def call_format(self) -> CallFormat:
+        block = BlockGrammar(
+            self._written, between="", after=self.block_end, unsupported=unsupported_as_text
+        )
+        return CallFormat(
+            self.read, (self.block,), (self.block_end,), inner=(self.sign,), blocks=(block,)
+        )
+
+    def _written(self, lark: Lark, tool: Tool) -> str:
+        if not _is_name(tool.name):
+            raise UncallableTool(f"the name of the tool {tool.name!r}")
+        head = lark.text(f'{self.invoke}{tool.name}">')
+        space = lark.terminal(r"/\n?/")
+        written = partial(self._member, lark, limits.TEXT_SCHEMA_DEPTH.value)
+        arguments = one_by_one_rule(arguments_of(tool), written, lark)
+        return lark.rule(f"{head} {space} {arguments} {lark.text(self.invoke_end)}")
+
+    def _member(self, lark: Lark, depth: int, member: MemberSchema) -> str | None:
+        if not _is_name(member.key):
+            return None
+        opening = lark.text(f"{self.sign}<{member.key}>")
+        space = lark.terminal(r"/\n?/")
+        return f"{opening} {self._of(member.value, lark, self.end(member.key), depth)} {space}"
+
+    def _of(self, value: ValueSchema, lark: Lark, end: str, depth: int) -> str:
+        """A value, and the tag that closes it."""
+        value = value.target or value
+        if value.types <= SCALARS:
+            return bare_value_rule(value, lark, end, self.sign)
+        closing = lark.text(end)
+        elements = self._elements(value, lark, depth) if depth else None
+        if elements is None:
+            return bare_value_rule(value, lark, end, self.sign)
+        rest = value.types & SCALARS
+        options = [f"{elements} {closing}"]
+        if rest:
+            options.append(f"{value.as_json(lark, *rest)} {closing}")
+        return lark.rule(" | ".join(options))
+
+    def _elements(self, value: ValueSchema, lark: Lark, depth: int) -> str | None:
+        """None where the schema says what only JSON can be held to."""
+        if value.types - SCALARS == {"array"} and value.says_only("type", "items", "minItems"):
+            least, _ = value.counts("minItems", "maxItems")
+            item = MemberSchema(ITEM, value.of(value.schema.get("items", {})), required=True)
+            return f"({self._member(lark, depth - 1, item)}){{{least},}}"
+        said = ("type", "properties", "required", "additionalProperties")
+        if value.types - SCALARS == {"object"} and members(value) and value.says_only(*said):
+            written = partial(self._member, lark, depth - 1)
+            return one_by_one_rule([members(value)], written, lark)
+        return None
+
+
+def _folded(found: Sequence[tuple[str, Any]]) -> Any:
+    keys = [key for key, _ in found]
+    if set(keys) == {ITEM}:
+        return [value for _, value in found]
+    if len(set(keys)) < len(keys):
+        raise Malformed("a key is given twice")
+    return dict(found)
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and not set(name) & set('<>"/ \n')
+
+
+MINIMAX_M3 = Elements("]<]minimax[>[").call_format()

@@ -1,0 +1,215 @@
+"""Calls that a model writes as JSON: which are made, and what stays text."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallStarted
+from mlx_server.messages import Tool
+from mlx_server.parsers.markup import MarkupParser
+from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.repair.allowed import MisplacedCalls, RepairPolicy
+from mlx_server.tool_parsers.call_format import finished_calls
+from tests.slowness import slowness
+
+TOOLS = (
+    Tool("now"),
+    Tool(
+        "write",
+        parameters={
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "times": {"type": "integer"}},
+            "required": ["text"],
+        },
+    ),
+)
+HI = {"text": "hi"}
+
+
+def read(
+    output: str,
+    size: int = 1000,
+    *,
+    cut: bool = False,
+    misplaced: MisplacedCalls = "make",
+    repair: RepairPolicy | None = None,
+) -> tuple[list[Any], str]:
+    """The calls, and the text."""
+    context = ParseContext(tools=TOOLS, misplaced_calls=misplaced, repair=repair or RepairPolicy())
+    parser = MarkupParser(MarkupLayout(reasoning=()), context)
+    pieces = (output[at : at + size] for at in range(0, len(output), size))
+    events = [event for piece in pieces for event in parser.feed(-1, piece)]
+    events += parser.finish("", cut=cut)
+    calls = [(call["name"], call["arguments"]) for call in finished_calls(events)]
+    return calls, text_of(events)
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event.separated for event in events if isinstance(event, TextDelta))
+
+
+def call(name: str = "write", arguments: Any = HI) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+SHAPES = {
+    "alone": call(),
+    "indented": json.dumps({"name": "write", "arguments": HI}, indent=4),
+    "in a fence": f"```json\n{call()}\n```",
+    "in a fence without a language": f"```\n{call()}\n```\n",
+    "in an array": f"[{call()}]",
+    "arguments as text": call(arguments=json.dumps(HI)),
+    "arguments first": json.dumps({"arguments": HI, "name": "write"}),
+    "tool and args": json.dumps({"tool": "write", "args": HI}),
+    "parameters": json.dumps({"name": "write", "parameters": HI}),
+    "action and input": json.dumps({"action": "write", "action_input": HI}),
+    "with an id and a type": json.dumps({"id": "x", "type": "function", **json.loads(call())}),
+    "in a function": json.dumps({"type": "function", "function": json.loads(call())}),
+    "in a list of calls": json.dumps({"tool_calls": [{"function": json.loads(call())}]}),
+    "in a message": json.dumps(
+        {"role": "assistant", "content": "", "tool_calls": [json.loads(call())]}
+    ),
+    "under its name": json.dumps({"write": HI}),
+    "with its namespace": call("functions.write"),
+    "with a slip": call()[:-1] + ",}",
+    "in Python's spelling": "{'name': 'write', 'arguments': {'text': 'hi'}}",
+}
+
+
+@pytest.mark.parametrize("output", SHAPES.values(), ids=SHAPES)
+def test_what_is_a_call(output: str) -> None:
+    for size in range(1, 9):
+        assert read(output, size) == ([("write", HI)], "")
+        assert read(f"I write.\n\n{output}", size) == ([("write", HI)], "I write.")
+    assert read(output, misplaced="text") == ([], output)
+    assert read(output, cut=True) == ([], output)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        call("fly"),
+        call(arguments={}),
+        call(arguments={"text": [1.5]}),
+        call(arguments={"text": "x", "times": "often"}),
+        call(arguments=[HI]),
+        json.dumps({"name": "write"}),
+        json.dumps({"name": "write", "arguments": HI, "comment": "so"}),
+        json.dumps({"name": "write", "arguments": HI, "content": "so"}),
+        json.dumps({"name": "write", "tool": "now", "arguments": HI}),
+        json.dumps({"tool_calls": []}),
+        json.dumps({"write": "hi"}),
+        json.dumps([1]),
+        "[]",
+        "{}",
+        "```json\n{}\n```",
+        f"```python\n{call()}\n```",
+        f"```json\n{call()}",
+        f"{call()} would do.",
+        f"```json\n{call()}\n```\nwould do.",
+        f"Like {call()}",
+        f"{call()} or {call('now', {})}",
+        call()[:-1],
+        call()[:-1] + "x",
+        "[THINK]",
+        "{name: write}",
+    ],
+)
+def test_what_is_none(output: str) -> None:
+    for size in (1, 2, 5, 1000):
+        assert read(output, size) == ([], output)
+        assert read(f"So:\n{output}", size) == ([], f"So:\n{output}")
+
+
+def test_several() -> None:
+    both = [("write", HI), ("now", {})]
+    for between in ("\n", ", ", ";", " "):
+        assert read(call() + between + call("now", {})) == (both, "")
+    fences = "\n".join(f"```json\n{each}\n```" for each in (call(), call("now", {})))
+    assert read(fences) == (both, "")
+    assert read(f"[{call()}, {call('fly')}]")[0] == []
+
+
+def test_slips_that_may_not_be_repaired() -> None:
+    assert read(SHAPES["with a slip"], repair=RepairPolicy(json=False))[0] == []
+    assert read(call(arguments={"text": "x", "times": "2"})) == (
+        [("write", {"text": "x", "times": 2})],
+        "",
+    )
+    strict = RepairPolicy(coerce=False)
+    assert read(call(arguments={"text": "x", "times": "2"}), repair=strict)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_held"),
+    [
+        ('{"name": "write", "arguments": {"te', True),
+        ('{"na', True),
+        ('{"name": "wri', True),
+        ('{"name": "Ada", ', False),
+        ('{"text": "', False),
+        ("```python\nimport", False),
+        ("[1,", False),
+    ],
+)
+def test_text_is_held_only_while_it_may_be_a_call(text: str, is_held: bool) -> None:
+    parser = MarkupParser(MarkupLayout(reasoning=()), ParseContext(tools=TOOLS))
+    assert text_of(parser.feed(-1, text)) == ("" if is_held else text.rstrip())
+
+
+def test_a_call_is_shown_at_once_or_not_at_all() -> None:
+    parser = MarkupParser(MarkupLayout(reasoning=()), ParseContext(tools=TOOLS))
+    assert not [e for c in call() for e in parser.feed(-1, c) if not isinstance(e, TextDelta)]
+    found = [type(event) for event in parser.finish("", cut=False)]
+    assert ToolCallStarted in found
+    assert ToolCallDelta in found
+
+
+PIECES = (
+    "```",
+    "json",
+    "\n",
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "'",
+    ",",
+    " ",
+    "So",
+    "\\",
+    call(),
+    "{'name'",
+)
+noise = st.lists(st.sampled_from(PIECES), max_size=10).map("".join)
+
+
+@given(noise, st.integers(1, 7), st.booleans())
+def test_noise_reads_the_same_however_it_is_cut(output: str, size: int, cut: bool) -> None:
+    assert read(output, size, cut=cut) == read(output, 1, cut=cut)
+
+
+@given(noise)
+def test_no_text_is_lost(output: str) -> None:
+    calls, text = read(output)
+    if calls:
+        assert output.startswith(text)
+    else:
+        assert text == output
+
+
+@pytest.mark.parametrize(
+    "line", ['{"name": "write", "arguments": {\n', "```json\n", "[[[[\n", '{"name": "', "{'\n"]
+)
+def test_many_beginnings_take_no_long_time(line: str) -> None:
+    begun = time.thread_time()
+    text = line * 10_000
+    assert read(text, 50) == ([], text)
+    assert time.thread_time() - begun < 6 * slowness()
