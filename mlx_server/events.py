@@ -40,6 +40,8 @@ class Started:
     """Parameters of the first answer, resolved from client, models.yaml and checkpoint."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The prompt as messages of the family's own library, if requested."""
+    tool_output_tokens: int = 0
+    """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,25 @@ class TextDelta:
     """Log probabilities of this text's tokens, if requested."""
     phase: Phase | None = None
     """None if the model has no phases, or if the phase has not changed since the last delta."""
+    separator: str = ""
+    """White space between this text and the text before the last call, thought or message. It
+    belongs to neither, and precedes this text where both are reported as one string."""
+
+    @property
+    def separated(self) -> str:
+        return self.separator + self.text
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     index: int
     text: str
+    separator: str = ""
+    """White space between this thought and the one before; see `TextDelta.separator`."""
+
+    @property
+    def separated(self) -> str:
+        return self.separator + self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +204,8 @@ RepairKind = Literal[
     "type",  # an argument of the wrong type
     "reasoning",  # an answer or a call inside reasoning, or reasoning in the wrong place
     "unmarked",  # a call or reasoning without its delimiters
-    "stutter",  # a call that was made twice
+    "format",  # a call that breaks its format: a delimiter missing, doubled or of another format
+    "stutter",  # a call that was repeated more often than models.yaml allows
     "fences",  # code fences or free text around JSON
     "schema",  # JSON that did not match its schema: the answer was generated again
     "tools",  # a required tool call was missing: the answer was generated again
@@ -227,12 +243,21 @@ class Finished:
     """Prompt tokens that came from the prompt cache."""
     reasoning_tokens: int = 0
     """How many of the completion tokens are reasoning."""
+    text_tokens: int = 0
+    """How many of them are the answer's text: neither reasoning nor calls nor delimiters."""
     further_prompt_tokens: int = 0
     """Prompt tokens of the rounds after the first, whose prompt `Started` reports."""
+    further_tool_output_tokens: int = 0
+    """Tokens of the tool results that these rounds added."""
+    stop_string: str | None = None
+    """The client's stop string that ended the answer."""
     answer_forced: bool = False
     """Whether the model stopped after its reasoning and was continued with an answer prefix."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """Everything after the prompt, as messages of the family's own library, if requested."""
+    raw: tuple[str, ...] = ()
+    """What the model wrote, delimiters included, if requested: one text for each attempt and
+    round."""
 
 
 Event = (

@@ -1,7 +1,7 @@
 """A conversation as every family receives it, independent of the endpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -49,3 +49,23 @@ class Conversation:
     """`chat_template_kwargs` of the request; a family takes only what its template reads."""
     response_format: Mapping[str, Any] | None = None
     """The `json_schema` that the answer should follow: its `name`, `description` and `schema`."""
+    continue_final_message: bool = False
+    """Whether the answer continues the last message, the assistant's, instead of following it."""
+
+    @property
+    def continued(self) -> Message | None:
+        """The message that the answer continues: its reasoning, if it has no content."""
+        return self.messages[-1] if self.continue_final_message and self.messages else None
+
+    def with_answer(self, answer: Message) -> "Conversation":
+        """The conversation after an answer, of which `answer` is only what is new."""
+        if (begun := self.continued) is None:
+            return replace(self, messages=(*self.messages, answer))
+        whole = replace(
+            answer,
+            content=begun.content + answer.content,
+            reasoning=(begun.reasoning or "") + (answer.reasoning or "") or None,
+            phase=answer.phase or begun.phase,
+        )
+        messages = (*self.messages[:-1], whole)
+        return replace(self, messages=messages, continue_final_message=False)

@@ -100,6 +100,8 @@ class GenerateRequest:
     """Answers per prompt. Answer j of prompt i has index i * n + j in the events."""
     max_tokens: int | None = None
     """None means as many as fit the context. With `echo`, 0 returns the prompt alone."""
+    may_end_early: bool = False
+    """Whether memory may end an answer before `max_tokens`, which every client has to set."""
     stop: tuple[str, ...] = ()
     choices: SamplingChoices = field(default_factory=SamplingChoices)
     logit_bias: dict[int, float] = field(default_factory=dict)
@@ -119,6 +121,8 @@ class GenerateRequest:
     """The client sees an answer only once it is complete, so that it can still be repaired."""
     parallel_calls: bool = True
     """Whether an answer may call several tools; if not, it ends with the first call."""
+    include_raw: bool | None = None
+    """Whether `Finished` has the raw output; None: as the model's owner has set it."""
     raw_messages: bool = False
     """Whether the events carry the messages of the family's own library."""
     echo: bool = False
@@ -127,6 +131,8 @@ class GenerateRequest:
     """Whether `PromptProgress` events are sent."""
     client: str = ""
     """Digest of an API key, or an address. Waiting requests take turns by client."""
+    cache_scope: str = ""
+    """Requests use the cached prompts of their own scope only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,16 @@ searched in windows: `re` lets no other thread run while it searches.
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation
+from mlx_server.messages import Conversation, Message
 from mlx_server.prompts.text_size import texts_of
+from mlx_server.prompts.token_places import TokenPlaces
 from mlx_server.request_threads import check_wanted
 
 WINDOW = 1 << 16
@@ -40,11 +42,18 @@ class ControlTokenGuard:
 
     def __init__(self, checkpoint: Checkpoint, conversation: Conversation) -> None:
         self._tokenizer = checkpoint.tokenizer
+        self._conversation = conversation
         self._mark = unused_character(self.CANDIDATES, texts_of(conversation))
         self._forms = (self._mark, *escapes(self._mark))
         either = "|".join(map(re.escape, self._forms))
         self._marks = re.compile(f"(?:{either})+")
         self._marked_control = self._tokenizer.control_with(f"(?:{either})*")
+
+    @cached_property
+    def end_mark(self) -> str:
+        """Another unused character, for a renderer that looks for the end of a text."""
+        others = (mark for mark in self.CANDIDATES if mark != self._mark)
+        return unused_character(others, texts_of(self._conversation))
 
     def escaped(self, value: Any, depth: int = limits.JSON_DEPTH.value) -> Any:
         if not depth:  # the arguments of an earlier call are JSON within JSON
@@ -54,7 +63,7 @@ class ControlTokenGuard:
             )
         match value:
             case str():
-                return self._tokenizer.with_delimiters(value, self._mark)
+                return self._tokenizer.escaped(value, self._mark)
             case list() | tuple():
                 return [self.escaped(item, depth - 1) for item in value]
             case dict():
@@ -71,6 +80,17 @@ class ControlTokenGuard:
             else:
                 found += self._tokenizer.encode_within(text, most, len(found))
         return found.tolist()
+
+    def token_places(self, rendered: str, tokens: Sequence[int]) -> TokenPlaces:
+        """Finds places of the marked text in its tokens."""
+        own = [
+            end
+            for start, end in self._spellings(rendered)
+            if not self._marks.search(rendered, start, end)
+        ]
+        control = self._tokenizer.control_tokens
+        places = [place for place, token in enumerate(tokens) if token in control]
+        return TokenPlaces(rendered, tokens, own, places, self.tokens)
 
     def _pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
         """The prompt without its marks, in pieces. A flag tells the pieces that are one character
@@ -102,6 +122,12 @@ class ControlTokenGuard:
         for form in self._forms:
             text = text.replace(form, "")
         return text
+
+
+def text_tokens(checkpoint: Checkpoint, text: str) -> list[int]:
+    """A client's text by itself as tokens."""
+    guard = ControlTokenGuard(checkpoint, Conversation((Message("assistant", text),)))
+    return guard.tokens(guard.escaped(text))
 
 
 def unused_character(candidates: Iterable[str], texts: Iterable[str]) -> str:

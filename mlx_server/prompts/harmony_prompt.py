@@ -7,6 +7,7 @@ place, so characters that could end a name are removed from it.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -34,9 +35,11 @@ from mlx_server.parsers.harmony import (
     FUNCTIONS,
     PYTHON,
     is_built_in,
-    message_json,
 )
+from mlx_server.parsers.harmony_grammar import NEXT, REASONING
 from mlx_server.parsers.harmony_header import header_name
+from mlx_server.parsers.harmony_message import message_json
+from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.harmony_schema import readable
 from mlx_server.prompts.harmony_vocabulary import check, encoding, splitter
 from mlx_server.prompts.template_prompt import RenderedPrompt
@@ -72,19 +75,69 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
     check(checkpoint.tokenizer)
     kwargs = conversation.template_kwargs
     try:
-        messages = list(_messages(conversation))
+        begun = conversation.continued
+        earlier = conversation.messages[:-1] if begun else conversation.messages
+        messages = list(_messages(replace(conversation, messages=earlier)))
+        open_messages = list(_answer(begun, set(), with_reasoning=True)) if begun else []
         tokens = encoding().render_conversation_for_completion(
             HarmonyConversation.from_messages(messages),
             Role.ASSISTANT,
             # the library's own rule would keep reasoning between two final answers
             RenderConversationConfig(auto_drop_analysis=False),
         )
+        begins = len(tokens)
+        if begun:
+            tokens += _begun_answer(begun)
     except (HarmonyError, ValueError) as error:
         raise BadRequest(
             f"The messages can't be rendered as Harmony: {error}", param="messages"
         ) from None
     ignored = tuple(f"chat_template_kwargs.{name}" for name in kwargs if name not in KWARGS)
-    return RenderedPrompt(tokens, ignored, lambda: [message_json(message) for message in messages])
+    return RenderedPrompt(
+        tokens,
+        ignored,
+        lambda: [message_json(message) for message in (*messages, *open_messages)],
+        lambda: _branches(messages, tokens[:begins]),
+    )
+
+
+def _branches(messages: Sequence[HarmonyMessage], tokens: Sequence[int]) -> Branches:
+    """Another conversation differs from the first turn on, an edited one from the last question.
+    The next turn drops the reasoning since then, and a tool's result does not."""
+    start = encoding().encode("<|start|>", allowed_special="all")[0]
+    *starts, end = (place for place, token in enumerate(tokens) if token == start)
+    roles = [message.author.role for message in messages]
+    turn = next((i for i, r in enumerate(roles) if r not in (Role.SYSTEM, Role.DEVELOPER)), -1)
+    last = max((i for i, role in enumerate(roles) if role == Role.USER), default=turn)
+    dropped = (i for i in range(last, len(roles)) if messages[i].channel == "analysis")
+    next_turn = starts[i] if (i := next(dropped, None)) is not None else end
+    return Branches(tuple(sorted({starts[turn], starts[last], next_turn, end})), next_turn)
+
+
+def opening(begun: Message) -> str:
+    """The header, without its role, of the Harmony message that continues this one."""
+    if begun.content or not begun.reasoning:
+        return f"<|channel|>{_channel(begun)}<|message|>"
+    return REASONING
+
+
+def _begun_answer(begun: Message) -> Iterator[int]:
+    """The tokens of the message, from behind its role to the end of its text."""
+    if begun.reasoning and begun.content:
+        yield from _with_control(REASONING)
+        yield from _text_tokens(begun.reasoning)
+        yield from _with_control(NEXT)
+    yield from _with_control(opening(begun))
+    yield from _text_tokens(begun.content or begun.reasoning or "")
+
+
+def _with_control(text: str) -> list[int]:
+    return list(encoding().encode(text, allowed_special="all"))
+
+
+def _text_tokens(text: str) -> Iterator[int]:
+    for piece in _text_pieces(text):
+        yield from encoding().encode(piece, disallowed_special=())
 
 
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:

@@ -14,8 +14,16 @@ from typing import Any, Literal
 from mlx_server import limits
 from mlx_server.messages import Message, ToolCall
 
-Part = str | tuple[ToolCall, ...]
-"""A client's text, or calls that the family renders as text."""
+
+@dataclass(frozen=True, slots=True)
+class OwnText:
+    """Text of the server or the template, in which control tokens are control tokens."""
+
+    text: str
+
+
+Part = str | OwnText | tuple[ToolCall, ...]
+"""A client's text, text of our own, or calls that the family renders as text."""
 
 CallId = Callable[[str, str, int], str]
 """Makes the family's id of a call from the client's id, the function's name ("" if the call is
@@ -56,7 +64,13 @@ class TemplateCapabilities:
     reasoning: Literal["key", "part", "never"] = "never"
     """Where a turn has its reasoning: under a key, or as a part of the content. "never" means that
     it is not rendered, unless a switch of the template changes that."""
+    tools: Literal["variable", "system", "never"] = "variable"
+    """Where tools are rendered from: a variable of their own, or a key of the system message."""
+    schema: Literal["response_format", "json_schema", "never"] = "never"
+    """The variable from which the schema of the answer is rendered."""
 
+
+RESULT_BEGIN, RESULT_END = OwnText("<tool_response>\n"), OwnText("\n</tool_response>")
 
 EMPTY_TURN = " "
 """Content of an inserted turn, not "" because some templates refuse an empty one."""
@@ -73,6 +87,11 @@ def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabiliti
     )
     yield replace(capabilities, calls="never", results=results)
     yield MINIMAL
+
+
+def calls_as_text(capabilities: TemplateCapabilities) -> TemplateCapabilities:
+    """For calls in another format than the template's own, which it must not render."""
+    return replace(capabilities, calls="never", text_with_calls="together", results="never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +209,7 @@ def results_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
 def _result_to_text(turn: Turn) -> Turn:
     if turn.role != "tool":
         return turn
-    text = "".join(map(str, turn.parts))
-    return Turn("user", (f"<tool_response>\n{text}\n</tool_response>",))
+    return Turn("user", (RESULT_BEGIN, *turn.parts, RESULT_END))
 
 
 def system_first(turns: Sequence[Turn]) -> Iterator[Turn]:

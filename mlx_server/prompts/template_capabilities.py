@@ -4,8 +4,9 @@ Templates of one family differ by version, and users bring their own, so no tabl
 Each test looks for the words of its conversation in the prompt.
 """
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Literal
 
@@ -13,22 +14,21 @@ from mlx_server.errors import BadRequest
 from mlx_server.prompts.message_normalization import REASONING_KEYS, TemplateCapabilities
 from mlx_server.templates.chat_template import ChatTemplate, TemplateLimitExceeded
 
+TOOL_VARIABLES = ("tools", "xml_tools")
+"""Variables from which templates render tools."""
+
 TemplateMessage = dict[str, Any]
 RenderAttempt = Callable[..., str]
 """Renders messages to a prompt; the prompt is "" if the template refuses them."""
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "toolq",
-        "description": "Toolq.",
-        "parameters": {
-            "type": "object",
-            "properties": {"keyq": {"type": "string", "description": "Keyq."}},
-            "required": ["keyq"],
-        },
-    },
+TOOL_PARAMETERS = {
+    "type": "object",
+    "properties": {"keyq": {"type": "string", "description": "Keyq."}},
+    "required": ["keyq"],
 }
+TOOL_NAME = "toolq"
+FUNCTION = {"name": TOOL_NAME, "description": "Toolq.", "parameters": TOOL_PARAMETERS}
+TOOL = {"type": "function", "function": FUNCTION}
 
 SYSTEM, LATER, USER, ANSWER, RESULT, THOUGHT = "sysq", "latq", "userq", "answq", "resq", "thoq"
 VALUES = ("valq1", "valq2")
@@ -40,17 +40,19 @@ def template_capabilities(template: ChatTemplate, tokens: dict[str, str]) -> Tem
 
 @lru_cache(maxsize=64)
 def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> TemplateCapabilities:
-    def tried(*messages: TemplateMessage) -> str:
-        variables = {**dict(tokens), "messages": list(messages), "add_generation_prompt": True}
+    def attempt(*messages: TemplateMessage, **variables: Any) -> str:
+        known = {**dict(tokens), "messages": list(messages), "add_generation_prompt": True}
         try:
-            return template.render({**variables, "tools": [TOOL]})
+            return template.render({**known, "tools": None, **variables})
         except TemplateLimitExceeded:
             raise
         except BadRequest:
             return ""
 
+    tried = partial(attempt, tools=[TOOL])
     if USER not in tried(_message("user", USER)):  # it needs other input and can't be tested
-        return TemplateCapabilities()
+        reads_tools = not template.reads.isdisjoint(TOOL_VARIABLES)
+        return TemplateCapabilities(tools="variable" if reads_tools else "never")
     arguments, empty = _call_arguments_shape(tried) or ("never", "")
     has_calls = arguments != "never"
 
@@ -69,6 +71,8 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
         arguments=_arguments(tried, arguments, empty),
         empty_content=empty,
         reasoning=_reasoning(tried, calling),
+        tools=_tools(attempt, template),
+        schema=_schema(attempt, template),
     )
 
 
@@ -176,3 +180,61 @@ def _reasoning(
     if THOUGHT in tried(_message("user", USER), keyed, _result()):
         return "key"
     return "part" if THOUGHT in prompt and not is_repr else "never"
+
+
+def _tools(
+    attempt: RenderAttempt, template: ChatTemplate
+) -> Literal["variable", "system", "never"]:
+    user = _message("user", USER)
+    offered = {variable: [TOOL] for variable in TOOL_VARIABLES if variable in template.reads}
+    some_conversations = (
+        [user],
+        [_message("system", SYSTEM), user],
+        [user, _message("assistant", ANSWER), _message("user", LATER)],
+    )
+    if offered and any(TOOL_NAME in attempt(*each, **offered) for each in some_conversations):
+        return "variable"
+    in_system = _message("system", SYSTEM, tools=json.dumps([FUNCTION]))
+    return "system" if TOOL_NAME in attempt(in_system, user) else "never"
+
+
+def _schema(
+    attempt: RenderAttempt, template: ChatTemplate
+) -> Literal["response_format", "json_schema", "never"]:
+    """Whether the template renders a schema, in the variable that it reads."""
+    user = _message("user", USER)
+    variables: tuple[Literal["response_format", "json_schema"], ...] = (
+        "response_format",
+        "json_schema",
+    )
+    for variable in variables:
+        if variable in template.reads:
+            given = schema_variables(variable, {"schema": TOOL_PARAMETERS, "name": "nameq"})
+            if "keyq" in attempt(user, **given):
+                return variable
+    return "never"
+
+
+def schema_variables(variable: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The variable in the form that templates read, for a `Conversation.response_format`."""
+    if variable == "json_schema":
+        return {variable: wanted["schema"]}
+    return {variable: {"type": "json_schema", "json_schema": wanted}}
+
+
+def default_system(template: ChatTemplate, variables: Mapping[str, Any]) -> str:
+    """The system prompt that the template writes for a conversation without one. It may depend on
+    the date, so it is not cached."""
+    user = _message("user", USER)
+    try:
+        own = template.render({**variables, "messages": [user], "tools": None})
+        other = [_message("system", SYSTEM), user]
+        given = template.render({**variables, "messages": other, "tools": None})
+    except TemplateLimitExceeded:
+        raise
+    except BadRequest:
+        return ""
+    before, _, after = given.partition(SYSTEM)
+    between, found, _ = after.partition(USER)
+    end = own.find(between + USER, len(before)) if found and own.startswith(before) else -1
+    return own[len(before) : end] if end > 0 else ""

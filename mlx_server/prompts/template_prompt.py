@@ -1,38 +1,56 @@
 """Renders a conversation to a prompt with the checkpoint's chat template."""
 
 import json
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import Checkpoint
+from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Tool, ToolCall
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.prompts.branches import Branches, find_branches
+from mlx_server.prompts.continuation import ReasoningText, continued_prompt
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from mlx_server.prompts.history_rendering import Escape, WriteCalls
 from mlx_server.prompts.message_normalization import (
     REASONING_KEYS,
     CallId,
+    OwnText,
+    Part,
     TemplateCapabilities,
     Turn,
     arguments_object,
+    calls_as_text,
     fallbacks,
     fit_to_template,
     think_delimiters,
     to_turns,
 )
 from mlx_server.prompts.reasoning_effort import effort_word, switches, with_effort_word
-from mlx_server.prompts.template_capabilities import template_capabilities
+from mlx_server.prompts.system_text import (
+    function_json,
+    joined,
+    schema_text,
+    tools_text,
+    with_question_text,
+    with_system_text,
+)
+from mlx_server.prompts.template_capabilities import (
+    TOOL_VARIABLES,
+    default_system,
+    schema_variables,
+    template_capabilities,
+)
 from mlx_server.request_threads import check_wanted
 from mlx_server.templates.chat_template import ChatTemplate, RefusedByTemplate
 
 Json = dict[str, Any]
 
-NO_PARAMETERS: Json = {"type": "object", "properties": {}}
-
-TOOLS_OF_SYSTEM = re.compile(r"message(?:\.tools\b|\[['\"]tools['\"]\])")
+SCHEMA_SHARE = 8
+"""A schema is described in at most this part of the context."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,8 @@ class RenderedPrompt:
     """Names of the parameters that the request set and the template does not read."""
     messages: Callable[[], list[Json]] | None = None
     """Makes the prompt's messages as the family's own library has them, if there is one."""
+    branches: Callable[[], Branches] = field(default=Branches, compare=False)
+    """Finds the lengths at which the next requests are expected to differ from the prompt."""
 
 
 def as_given(id: str, name: str, number: int) -> str:
@@ -55,6 +75,10 @@ class RenderOptions:
     roles: dict[str, str]
     call_id: CallId
     write_calls: WriteCalls
+    tools_in_prompt: bool = False
+    """Whether tools are described in the system prompt, and calls and results are text."""
+    reasoning: ReasoningText | None = None
+    """The text around reasoning; None if the model has none."""
 
 
 def render_prompt(
@@ -71,51 +95,117 @@ def render_prompt(
             param="messages",
         )
     guard = ControlTokenGuard(checkpoint, conversation)
-    text, ignored = _rendered(checkpoint, template, conversation, options, guard)
-    return RenderedPrompt(guard.tokens(text, most), ignored)
+    rendering = _Rendering(checkpoint, template, conversation, options, guard, most)
+    if conversation.continued:
+        text = continued_prompt(conversation, rendering.prompt, guard, options.reasoning)
+    else:
+        text = rendering.prompt(conversation.messages)
+    tokens = guard.tokens(text, most)
+    branches = partial(find_branches, conversation, rendering.prompt, text, tokens, guard)
+    return RenderedPrompt(tokens, tuple(rendering.ignored()), branches=branches)
 
 
-def _rendered(
-    checkpoint: Checkpoint,
-    template: ChatTemplate,
-    conversation: Conversation,
-    options: RenderOptions,
-    guard: ControlTokenGuard,
-) -> tuple[str, tuple[str, ...]]:
-    """The prompt as marked text, and the names of the ignored parameters."""
-    kwargs = conversation.template_kwargs
+class _Rendering:
+    """Renders the messages of one conversation, all or some of them, with its tools and options."""
 
-    def takes(name: str) -> bool:
-        return template.takes(name) and name not in checkpoint.tokens
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        template: ChatTemplate,
+        conversation: Conversation,
+        options: RenderOptions,
+        guard: ControlTokenGuard,
+        most: int | None,
+    ) -> None:
+        self._tokens = checkpoint.tokens
+        self._template = template
+        self._conversation = conversation
+        self._options = options
+        self._escaped = guard.escaped
+        kwargs = conversation.template_kwargs
+        self._switched = switches(kwargs, self._takes)
+        self._word = "" if self._switched else effort_word(kwargs, template.source)
+        self._taken = [name for name in kwargs if self._takes(name)]
+        detected = template_capabilities(template, checkpoint.tokens)
+        self._tells_tools = bool(conversation.tools) and options.tools_in_prompt
+        self._capabilities = calls_as_text(detected) if self._tells_tools else detected
+        self._tools = TemplateTools(conversation.tools, self._capabilities, template, self._escaped)
+        schema = described_schema(conversation.response_format, checkpoint.tokenizer, most)
+        self._has_long_schema = bool(conversation.response_format) and schema is None
+        self._schema, self._schema_variables = schema, dict[str, Any]()
+        if schema and self._capabilities.schema != "never":
+            found = schema_variables(self._capabilities.schema, schema)
+            self._schema, self._schema_variables = None, guard.escaped(found)
 
-    switched = switches(kwargs, takes)
-    word = "" if switched else effort_word(kwargs, template.source)
-    taken = [name for name in kwargs if takes(name)]
-    tools = TemplateTools(template, conversation.tools, guard.escaped)
-    messages = with_effort_word(conversation.messages, word) if word else conversation.messages
-    capabilities = template_capabilities(template, checkpoint.tokens)
-    delimiters = think_delimiters(template.source, capabilities)
-    turns = to_turns(messages, options.roles, options.call_id, delimiters)
-    keys = [key for key in REASONING_KEYS if key in template.source]
+    def _takes(self, name: str) -> bool:
+        return self._template.takes(name) and name not in self._tokens
 
-    def variables(m: TemplateCapabilities) -> Json:
-        rendered = [
-            message_json(turn, m, options, guard.escaped, keys)
-            for turn in fit_to_template(turns, m)
-        ]
+    def prompt(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+        """The prompt as marked text."""
+        if self._word:
+            messages = with_effort_word(tuple(messages), self._word)
+        source, capabilities = self._template.source, self._capabilities
+        delimiters = think_delimiters(source, capabilities)
+        turns = to_turns(messages, self._options.roles, self._options.call_id, delimiters)
+        turns = self._with_added_text(turns)
+        keys = [key for key in REASONING_KEYS if key in source]
+
+        def variables(m: TemplateCapabilities) -> Json:
+            rendered = [
+                message_json(turn, m, self._options, self._escaped, keys)
+                for turn in fit_to_template(turns, m)
+            ]
+            return {**self._tools.variables(rendered), **self._variables(generation_prompt)}
+
+        variants = (partial(variables, m) for m in fallbacks(capabilities))
+        return first_accepted(self._template, variants)
+
+    def _variables(self, generation_prompt: bool) -> Json:
+        kwargs = self._conversation.template_kwargs
         return {
-            **checkpoint.tokens,
-            **switched,
-            **{name: guard.escaped(kwargs[name]) for name in taken},
-            **tools.variables(rendered),
-            "add_generation_prompt": True,
+            **self._tokens,
+            **self._switched,
+            **{name: self._escaped(kwargs[name]) for name in self._taken},
+            **self._schema_variables,
+            "add_generation_prompt": generation_prompt,
         }
 
-    prompt = first_accepted(template, (partial(variables, m) for m in fallbacks(capabilities)))
-    used = {*taken, *({"reasoning_effort"} if switched or word else ())}
-    ignored = [f"chat_template_kwargs.{name}" for name in kwargs if name not in used]
-    ignored += ["tools"] if tools.is_ignored else []
-    return prompt, (*ignored, *dropped_text(conversation, capabilities))
+    def _with_added_text(self, turns: list[Turn]) -> list[Turn]:
+        tools = tools_text(self._conversation.tools) if self._tells_tools else []
+        schema = schema_text(self._schema) if self._schema else []
+        if not (added := joined(tools, schema)):
+            return turns
+        if self._capabilities.system == "question":
+            return with_question_text(turns, added)
+        return with_system_text(turns, added, self._default_system)
+
+    def _default_system(self) -> str:
+        return default_system(self._template, self._variables(generation_prompt=True))
+
+    def ignored(self) -> Iterator[str]:
+        """Names of the parameters that the template does not read."""
+        used = {*self._taken, *({"reasoning_effort"} if self._switched or self._word else ())}
+        for name in self._conversation.template_kwargs:
+            if name not in used:
+                yield f"chat_template_kwargs.{name}"
+        if self._tools.is_ignored and not self._tells_tools:
+            yield "tools"
+        if self._has_long_schema:
+            yield "schema_in_prompt"
+        yield from dropped_text(self._conversation, self._capabilities)
+
+
+def described_schema(
+    wanted: Mapping[str, Any] | None, tokenizer: Tokenizer, most: int | None
+) -> Mapping[str, Any] | None:
+    """The schema, unless its text is longer than a prompt should spend on it."""
+    if wanted is None:
+        return None
+    limit = limits.SCHEMA_PROMPT_TOKENS.value
+    limit = limit if most is None else min(limit, most // SCHEMA_SHARE)
+    text = json.dumps(wanted, ensure_ascii=False)
+    is_short = len(text) <= limit * tokenizer.longest and len(tokenizer.encode(text)) <= limit
+    return wanted if is_short else None
 
 
 def first_accepted(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) -> str:
@@ -139,32 +229,26 @@ def dropped_text(conversation: Conversation, capabilities: TemplateCapabilities)
 
 @dataclass(frozen=True)
 class TemplateTools:
-    """Passes the tools to a template in the variable that it reads."""
+    """Passes the tools to a template where it renders them from."""
 
-    template: ChatTemplate
     tools: Sequence[Tool]
+    capabilities: TemplateCapabilities
+    template: ChatTemplate
     escaped: Escape
 
     @property
-    def _names(self) -> list[str]:
-        return [name for name in ("tools", "xml_tools") if name in self.template.reads]
-
-    @property
-    def _is_systems(self) -> bool:
-        return not self._names and bool(TOOLS_OF_SYSTEM.search(self.template.source))
-
-    @property
     def is_ignored(self) -> bool:
-        return bool(self.tools) and not self._names and not self._is_systems
+        return bool(self.tools) and self.capabilities.tools == "never"
 
     def variables(self, messages: list[Json]) -> Json:
         """`messages`, `tools`, and any other variable in which the template looks for tools."""
         tools = [tool_json(tool, self.escaped) for tool in self.tools]
-        if tools and self._is_systems:
+        if tools and self.capabilities.tools == "system":
             messages = _in_the_systems(messages, tools)
         # SmolLM3's template takes any value of `xml_tools` for tools
-        own = dict.fromkeys(self._names, tools) if tools else {}
-        return {"messages": messages, "tools": None, **own}
+        offered = tools and self.capabilities.tools == "variable"
+        names = [name for name in TOOL_VARIABLES if name in self.template.reads] if offered else []
+        return {"messages": messages, "tools": None, **dict.fromkeys(names, tools)}
 
 
 def _in_the_systems(messages: list[Json], tools: list[Json]) -> list[Json]:
@@ -190,10 +274,7 @@ def message_json(
         "tool_call_id": escaped(turn.call_id),
         **(dict.fromkeys(reasoning_keys, reasoning) if capabilities.reasoning != "part" else {}),
     }
-    content: Any = "".join(
-        escaped(part) if isinstance(part, str) else options.write_calls(part, escaped)
-        for part in turn.parts
-    )
+    content: Any = "".join(part_text(part, options.write_calls, escaped) for part in turn.parts)
     if reasoning and capabilities.reasoning == "part":
         text = [{"type": "text", "text": content}] if content else []
         content = [{"type": "thinking", "thinking": reasoning}, *text]
@@ -201,6 +282,15 @@ def message_json(
         content = capabilities.empty_content
     present = {key: value for key, value in optional.items() if value}
     return {"role": turn.role, "content": content, **present}
+
+
+def part_text(part: Part, write_calls: WriteCalls, escaped: Escape) -> str:
+    match part:
+        case str():
+            return str(escaped(part))
+        case OwnText(text):
+            return text
+    return write_calls(part, escaped)
 
 
 def call_json(call: ToolCall, capabilities: TemplateCapabilities, escaped: Escape) -> Json:
@@ -212,11 +302,5 @@ def call_json(call: ToolCall, capabilities: TemplateCapabilities, escaped: Escap
 
 
 def tool_json(tool: Tool, escaped: Escape) -> Json:
-    # templates read these keys without a check that they exist
-    absent = {key: value for key, value in NO_PARAMETERS.items() if key not in tool.parameters}
-    function = {
-        "name": escaped(tool.name),
-        "description": escaped(tool.description or ""),
-        "parameters": escaped({**tool.parameters, **absent}),
-    }
+    function = {name: escaped(value) for name, value in function_json(tool).items()}
     return {"type": "function", "function": function}

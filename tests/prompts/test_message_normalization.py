@@ -15,6 +15,8 @@ from mlx_server.prompts.history_rendering import as_json_array, as_python_list, 
 from mlx_server.prompts.message_normalization import (
     EMPTY_TURN,
     MINIMAL,
+    OwnText,
+    Part,
     TemplateCapabilities,
     Turn,
     fallbacks,
@@ -23,7 +25,7 @@ from mlx_server.prompts.message_normalization import (
     to_turns,
 )
 from mlx_server.prompts.reasoning_effort import EFFORTS, effort_word, switches, with_effort_word
-from mlx_server.prompts.template_capabilities import template_capabilities
+from mlx_server.prompts.template_capabilities import default_system, template_capabilities
 from mlx_server.prompts.template_prompt import as_given
 from mlx_server.templates.chat_template import ChatTemplate
 from tests.slowness import slowness
@@ -53,7 +55,16 @@ def shown(turns: Sequence[Turn]) -> list[str]:
 
 
 def _text(turn: Turn) -> str:
-    return "".join(p if isinstance(p, str) else f"<{_calls(p)}>" for p in turn.parts)
+    return "".join(map(_part, turn.parts))
+
+
+def _part(part: Part) -> str:
+    match part:
+        case str():
+            return part
+        case OwnText(text):
+            return text
+    return f"<{_calls(part)}>"
 
 
 def _calls(calls: Sequence[ToolCall]) -> str:
@@ -285,9 +296,15 @@ def words_of(message: Message) -> list[str]:
 
 
 def words_shown(turn: Turn) -> list[str]:
-    parts = [[p] if isinstance(p, str) else [call.name for call in p] for p in turn.parts]
-    text = " ".join(word for part in parts for word in part)
+    text = " ".join(word for part in turn.parts for word in _words(part))
     return [*text.split(), *(call.name for call in turn.calls)]
+
+
+def _words(part: Part) -> list[str]:
+    match part:
+        case str() | OwnText():
+            return [_part(part)]
+    return [call.name for call in part]
 
 
 @given(st.lists(SAID, max_size=8), MANNERS)
@@ -414,6 +431,7 @@ def test_reasoning_is_looked_for_where_the_template_would() -> None:
 # Templates
 
 
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 EACH = "{% for m in messages %}"
 END = "{% endfor %}"
 CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ ARGS }}{% endfor %}"
@@ -496,15 +514,70 @@ ASKED: dict[str, tuple[str, TemplateCapabilities]] = {
 @pytest.mark.parametrize("name", ASKED)
 def test_a_template_is_asked_for_its_manners(name: str) -> None:
     body, expected = ASKED[name]
-    assert template_capabilities(ChatTemplate(EACH + body + END), {}) == expected
+    assert template_capabilities(ChatTemplate(TOOLS + EACH + body + END), {}) == expected
+
+
+SAY = EACH + "{{ m.role }}: {{ m.content }}" + END
+FOR_TOOLS = {
+    "nothing": (SAY, "never"),
+    "a variable that is only tested": ("{% if tools %}Now{% endif %}" + SAY, "never"),
+    "names alone": (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + SAY,
+        "variable",
+    ),
+    "another variable": ("{% if xml_tools %}{{ xml_tools }}{% endif %}" + SAY, "variable"),
+    "tools next to a system prompt only": (
+        EACH + "{% if m.role == 'system' and tools %}{{ tools }}{% endif %}{{ m.content }}" + END,
+        "variable",
+    ),
+    "tools in a longer conversation only": (
+        "{% if messages | length > 1 %}" + TOOLS + "{% endif %}" + SAY,
+        "variable",
+    ),
+    "tools of the system message": (EACH + "{{ m.tools }}{{ m.content }}" + END, "system"),
+    "tools, and can't be tested": (TOOLS + EACH + "{{ m.name + m.content }}" + END, "variable"),
+    "nothing, and can't be tested": (EACH + "{{ m.name + m.content }}" + END, "never"),
+}
+
+
+@pytest.mark.parametrize("name", FOR_TOOLS)
+def test_a_template_that_renders(name: str) -> None:
+    source, expected = FOR_TOOLS[name]
+    assert template_capabilities(ChatTemplate(source), {}).tools == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (SAY, "never"),
+        ("{% if response_format %}Answer in JSON.{% endif %}" + SAY, "never"),
+        (
+            "{% if response_format %}{{ response_format.json_schema.schema }}{% endif %}" + SAY,
+            "response_format",
+        ),
+        ("{% if json_schema %}{{ json_schema }}{% endif %}" + SAY, "json_schema"),
+    ],
+)
+def test_a_template_may_render_the_schema_itself(source: str, expected: str) -> None:
+    assert template_capabilities(ChatTemplate(source), {}).schema == expected
+
+
+def test_the_system_prompt_of_a_template_that_has_its_own() -> None:
+    own = "{% if messages[0].role != 'system' %}<s>Be kind. {{ day }}</s>{% endif %}"
+    source = own + EACH + "{% if m.role == 'system' %}<s>{{ m.content }}</s>{% else %}"
+    template = ChatTemplate(source + "<u>{{ m.content }}</u>{% endif %}" + END)
+    assert default_system(template, {"day": "Monday"}) == "Be kind. Monday"
+    assert default_system(ChatTemplate(SAY), {}) == ""
+    refusing = "{% if messages | length < 2 %}{{ raise_exception('') }}{% endif %}"
+    assert default_system(ChatTemplate(refusing + SAY), {}) == ""
 
 
 def test_a_template_is_asked_with_the_checkpoints_tokens() -> None:
     template = ChatTemplate(EACH + "{{ eos_token + m.content }}" + END)
     assert template_capabilities(template, {"eos_token": "</s>"}) == TemplateCapabilities(
-        calls="never"
+        calls="never", tools="never"
     )
-    assert template_capabilities(template, {}) == TemplateCapabilities()
+    assert template_capabilities(template, {}) == TemplateCapabilities(tools="never")
 
 
 # Effort

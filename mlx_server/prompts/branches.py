@@ -1,0 +1,81 @@
+"""Finds the lengths of a prompt at which the next requests are expected to differ from it.
+
+Such requests are rendered: another first question, another last one, the next turn and the next
+result of a tool. What a template drops from earlier turns, or moves, shows in their prompts.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation, Message, ToolCall
+from mlx_server.prompts.control_token_guard import ControlTokenGuard
+
+INSTRUCTION_ROLES = ("system", "developer")
+
+QUESTION = Message("user", "x")
+ANSWERS = (Message("assistant", "x"), Message("assistant", "x", reasoning="x"))
+"""Clients send back an answer's reasoning or leave it out."""
+
+RenderMessages = Callable[[Sequence[Message]], str]
+"""Renders messages in place of the conversation's own, as marked text."""
+
+
+@dataclass(frozen=True)
+class Branches:
+    places: tuple[int, ...] = ()
+    """Numbers of tokens, in order."""
+    continued_from: int = 0
+    """The number of tokens that the conversation's next prompt is expected to begin with."""
+
+
+def find_branches(
+    conversation: Conversation,
+    render: RenderMessages,
+    text: str,
+    tokens: Sequence[int],
+    guard: ControlTokenGuard,
+) -> Branches:
+    """text: the prompt as marked text. tokens: the same, tokenised."""
+    places = guard.token_places(text, tokens)
+
+    def common_tokens(messages: Sequence[Message]) -> int:
+        try:
+            return places.before(common_length(text, render(messages)))
+        except BadRequest:  # the template refuses this form of a conversation
+            return 0
+
+    nexts = [n for each in next_conversations(conversation) if (n := common_tokens(each))]
+    others = [
+        n for each in other_conversations(conversation.messages) if (n := common_tokens(each))
+    ]
+    return Branches(tuple(sorted({*nexts, *others})), min(nexts, default=0))
+
+
+def other_conversations(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """Conversations that begin alike and ask something else."""
+    own = (i for i, message in enumerate(messages) if message.role not in INSTRUCTION_ROLES)
+    first = next(own, len(messages))
+    yield [*messages[:first], QUESTION]
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=0)
+    if last > first:
+        yield [*messages[:last], QUESTION]
+
+
+def next_conversations(conversation: Conversation) -> Iterator[Sequence[Message]]:
+    for answer in ANSWERS:
+        yield [*conversation.messages, answer, QUESTION]
+    if conversation.tools:
+        call = ToolCall("call_00000000", conversation.tools[0].name, "{}")
+        result = Message("tool", "x", tool_call_id=call.id, name=call.name)
+        yield [*conversation.messages, Message("assistant", tool_calls=(call,)), result]
+
+
+def common_length(a: str, b: str) -> int:
+    """The number of first characters that are the same."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    # slices are compared at the speed of the memory, characters one by one are not
+    return bisect_left(range(shorter), True, key=lambda i: a[: i + 1] != b[: i + 1])

@@ -1,0 +1,105 @@
+"""Adds tools and schemas to the system prompt, for templates that have no place for them.
+
+The text depends on nothing but the tools and the schema, and follows the client's own system
+prompt: it is the same in every turn of a conversation, so that the prompt cache can serve it.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlx_server.messages import Tool
+from mlx_server.prompts.message_normalization import OwnText, Part, Turn
+
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+BEFORE_TOOLS = OwnText("""\
+# Tools
+
+You can call these functions. Each line between <tools> and </tools> describes one:
+<tools>
+""")
+
+AFTER_TOOLS = OwnText("""
+</tools>
+
+To call a function, write its name and its arguments as one JSON object between <tool_call> and \
+</tool_call>, and several of these for several calls:
+<tool_call>
+{"name": "the function", "arguments": {"its parameter": "a value"}}
+</tool_call>
+What a function returns is given to you between <tool_response> and </tool_response>. Call a \
+function where you need what it returns or does; otherwise answer in words.""")
+
+SEPARATOR, COLON = OwnText("\n\n"), OwnText(":\n")
+
+
+def function_json(tool: Tool) -> dict[str, Any]:
+    # templates read these keys without a check that they exist
+    absent = {key: value for key, value in NO_PARAMETERS.items() if key not in tool.parameters}
+    return {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": {**tool.parameters, **absent},
+    }
+
+
+def tools_text(tools: Iterable[Tool]) -> list[Part]:
+    """The tools as Hermes models are given them, and how they are called."""
+    lines = (_json({"type": "function", "function": function_json(tool)}) for tool in tools)
+    return [BEFORE_TOOLS, "\n".join(lines), AFTER_TOOLS]
+
+
+def schema_text(wanted: Mapping[str, Any]) -> list[Part]:
+    """The schema of a `Conversation.response_format` as an instruction."""
+    schema = wanted.get("schema")
+    if schema in (True, {}, {"type": "object"}):
+        return [OwnText("Answer the question correctly, as a JSON object.")]
+    description = wanted.get("description")
+    about: list[Part] = [OwnText(" ("), description.strip(), OwnText(")")] if description else []
+    is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
+    form = "a JSON object" if is_object else "JSON"
+    begin = OwnText(f"Answer the question correctly, as {form} of this JSON Schema")
+    return [begin, *about, COLON, _json(schema)]
+
+
+def with_system_text(
+    turns: Sequence[Turn], added: Sequence[Part], default: Callable[[], str]
+) -> list[Turn]:
+    """Append to the leading system turns; `default` makes the text of a missing one."""
+    leading = next((i for i, turn in enumerate(turns) if not _is_system(turn)), len(turns))
+    if leading:
+        last = turns[leading - 1]
+        separator = [SEPARATOR] if any(last.parts) else []
+        extended = replace(last, parts=(*last.parts, *separator, *added))
+        return [*turns[: leading - 1], extended, *turns[leading:]]
+    text = default()
+    before = [OwnText(text), SEPARATOR] if text else []
+    return [Turn("system", (*before, *added)), *turns]
+
+
+def with_question_text(turns: Sequence[Turn], added: Sequence[Part]) -> list[Turn]:
+    """Put the text before the first user's, for templates that move the system turn to the last
+    question, where it would be at another place in every prompt."""
+    first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
+    if first is None:
+        return with_system_text(turns, added, str)
+    asked = replace(turns[first], parts=(*added, SEPARATOR, *turns[first].parts))
+    return [*turns[:first], asked, *turns[first + 1 :]]
+
+
+def joined(*texts: Sequence[Part]) -> list[Part]:
+    """The texts that are not empty, one paragraph each."""
+    found: list[Part] = []
+    for text in texts:
+        found += [SEPARATOR, *text] if found and text else text
+    return found
+
+
+def _is_system(turn: Turn) -> bool:
+    return turn.role in ("system", "developer")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

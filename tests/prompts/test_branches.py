@@ -1,0 +1,112 @@
+"""Where the prompts of the next requests branch off is known beforehand, in every family."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_server.families import family_named, fitted
+from mlx_server.messages import Conversation, Message, ToolCall
+from mlx_server.prompts.branches import Branches, common_length
+from mlx_server.prompts.token_places import TokenPlaces
+from tests.families.prompts import GoldenPrompt, checkpoint_of, conversation_named, golden_prompts
+
+pytestmark = pytest.mark.tables
+
+LOST = 4
+"""Tokens that a branch may lie before the place where the prompts really differ."""
+
+Change = Callable[[Conversation], Conversation | None]
+
+
+def another_chat(asked: Conversation) -> Conversation | None:
+    lead = [m for m in asked.messages if m.role in ("system", "developer")]
+    if list(asked.messages[: len(lead)]) != lead:
+        return None
+    return replace(asked, messages=(*lead, Message("user", "Where do tulips come from?")))
+
+
+def edited_question(asked: Conversation) -> Conversation | None:
+    places = [i for i, message in enumerate(asked.messages) if message.role == "user"]
+    before = asked.messages[: places[-1]] if places else ()
+    return replace(asked, messages=(*before, Message("user", "No, the other one.")))
+
+
+def next_turn(asked: Conversation) -> Conversation:
+    answer = Message("assistant", "It rains there.", reasoning="Look outside.")
+    more = (answer, Message("user", "And tomorrow?"))
+    return replace(asked, messages=(*asked.messages, *more))
+
+
+def next_round(asked: Conversation) -> Conversation | None:
+    if not asked.tools:
+        return None
+    call = ToolCall("call_12345678", asked.tools[-1].name, '{"city": "Lima"}')
+    result = Message("tool", "rain", tool_call_id=call.id, name=call.name)
+    more = (Message("assistant", tool_calls=(call,)), result)
+    return replace(asked, messages=(*asked.messages, *more))
+
+
+def tokens_of(family: str, conversation: Conversation) -> list[int]:
+    checkpoint = checkpoint_of(family)
+    return fitted(family_named(family), checkpoint).render(checkpoint, conversation).tokens
+
+
+def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+@pytest.mark.parametrize("change", [another_chat, edited_question, next_turn, next_round])
+@pytest.mark.parametrize("golden", [*golden_prompts()], ids=str)
+def test_the_next_request_branches_off_at_a_known_place(
+    golden: GoldenPrompt, change: Change
+) -> None:
+    asked = conversation_named(golden.conversation)
+    changed = change(asked)
+    if changed is None or "refused" in golden.conversation:
+        pytest.skip("no such change of this conversation")
+    rendered = golden.rendered()
+    branches = rendered.branches()
+    same = common_tokens(rendered.tokens, tokens_of(golden.family, changed))
+    reached = [place for place in branches.places if place <= same]
+    assert same - max(reached, default=0) <= LOST
+    assert sorted(set(branches.places)) == list(branches.places)
+    assert all(0 < place <= len(rendered.tokens) for place in branches.places)
+    if change in (next_turn, next_round):
+        assert branches.continued_from <= same
+
+
+def test_a_prompt_that_is_no_conversation_has_none() -> None:
+    assert Branches().places == ()
+
+
+@given(st.text("ab", max_size=20), st.text("ab", max_size=20))
+def test_common_length(a: str, b: str) -> None:
+    same = common_length(a, b)
+    assert a[:same] == b[:same]
+    assert a[same : same + 1] != b[same : same + 1] or same in (len(a), len(b))
+
+
+def letters(text: str) -> list[int]:
+    """A tokenizer that joins equal neighbours: its last token depends on the next character."""
+    tokens: list[int] = []
+    for character in text:
+        if not tokens or tokens[-1] % 1000 != ord(character):
+            tokens.append(ord(character))
+        else:
+            tokens[-1] += 1000
+    return tokens
+
+
+def test_tokens_that_depend_on_what_follows_are_left_out() -> None:
+    text = "|abbx"
+    tokens = letters(text)
+    places = TokenPlaces(text, tokens, [1], [0], letters)
+    assert [places.before(n) for n in range(6)] == [0, 1, 2, 2, 3, 3]
+
+
+def test_nothing_is_known_where_control_tokens_do_not_match() -> None:
+    assert TokenPlaces("|a|", letters("|a|"), [1, 3], [0], letters).before(3) == 0

@@ -1,0 +1,224 @@
+"""Prompts that end within the last message, for families with chat templates and for Harmony."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlx_server.checkpoints.checkpoint import Checkpoint
+from mlx_server.errors import BadRequest
+from mlx_server.families import FAMILIES, fitted
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.gpt_oss import GPT_OSS
+from mlx_server.families.plain import PLAIN
+from mlx_server.families.qwen3 import QWEN3
+from mlx_server.messages import Conversation, Message, Phase, ToolCall
+from mlx_server.prompts.continuation import check_continued, with_open_reasoning
+from mlx_server.prompts.control_token_guard import ControlTokenGuard
+from tests.families import CONTROL, byte_level, checkpoint
+from tests.families.prompts import checkpoint_of, template_of
+
+USER = Message("user", "Where is it?")
+SAY = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>{% endfor %}"
+)
+OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+REFUSING = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('') }}{% endif %}"
+ANSWERS = ("It is in", "It is in ", "It is\n\n", 'a <b> "c" {d} \\e', "", " It")
+PAIRS = (("<think>", "</think>"),)
+
+
+def begun(text: str = "", reasoning: str | None = None, phase: Phase | None = None) -> Conversation:
+    messages = (USER, Message("assistant", text, reasoning=reasoning, phase=phase))
+    return Conversation(messages, continue_final_message=True)
+
+
+def text_of(prompted: Checkpoint, tokens: list[int]) -> str:
+    return b"".join(map(prompted.tokenizer.bytes_of, tokens)).decode()
+
+
+def shown(family: ModelFamily, prompted: Checkpoint, asked: Conversation) -> str:
+    return text_of(prompted, family.render(prompted, asked).tokens)
+
+
+def with_templates() -> Iterator[ModelFamily]:
+    for family in FAMILIES:
+        if template_of(family.name).is_file():
+            yield fitted(family, checkpoint_of(family.name))
+
+
+EVERY = pytest.mark.parametrize("family", [*with_templates()], ids=lambda family: family.name)
+
+
+@EVERY
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_the_prompt_ends_with_the_text(family: ModelFamily, answer: str) -> None:
+    prompted = checkpoint_of(family.name)
+    text = shown(family, prompted, begun(answer))
+    # some templates trim what is in front
+    assert text.endswith(answer.lstrip())
+    assert not any(mark in text for mark in ControlTokenGuard.CANDIDATES)
+    closed = shown(family, prompted, replace(begun(answer), continue_final_message=False))
+    if answer.strip() and text.strip() in closed:
+        assert len(text) < len(closed)
+
+
+@EVERY
+def test_it_is_the_beginning_of_the_prompt_with_the_whole_message(family: ModelFamily) -> None:
+    prompted = checkpoint_of(family.name)
+    whole = replace(begun("It is in Rome."), continue_final_message=False)
+    closed = shown(family, prompted, whole)
+    assert closed.startswith(shown(family, prompted, begun("It is in")))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [f for f in with_templates() if f.reasons(checkpoint_of(f.name))],
+    ids=lambda f: f.name,
+)
+def test_reasoning_is_continued_inside_of_its_delimiters(family: ModelFamily) -> None:
+    prompted = checkpoint_of(family.name)
+    asked = begun(reasoning="They ask where")
+    text = shown(family, prompted, asked)
+    assert text.endswith("They ask where")
+    opening = family.open_end(prompted, asked.messages[-1])
+    before = text.removesuffix("They ask where").rstrip()
+    assert any(before.endswith(each.strip()) for each, _ in family.reasoning_pairs(prompted))
+    assert family.layout_with().inside(opening)
+
+
+@pytest.mark.parametrize("refuse", [REFUSING, ""], ids=["refused", "dropped"])
+@pytest.mark.parametrize(
+    ("asked", "end"),
+    [
+        (begun("It is"), "assistant\n<think>\n\n</think>\n\nIt is"),
+        (begun("It is", "Hm."), "assistant\n<think>\nHm.\n</think>\n\nIt is"),
+        (begun(reasoning="Hm"), "assistant\n<think>\nHm"),
+    ],
+    ids=["text", "text and reasoning", "reasoning"],
+)
+def test_a_template_without_a_last_message_of_the_assistant(
+    tmp_path: Path, refuse: str, asked: Conversation, end: str
+) -> None:
+    """The text follows the generation prompt, and closes the reasoning that this one opens."""
+    kept = "{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>{% endif %}"
+    each = "{% for m in messages %}" + kept + "{% endfor %}"
+    prompted = checkpoint(tmp_path, byte_level(), refuse + each + OPEN)
+    text = shown(PLAIN, prompted, asked)
+    assert text == "<|im_start|>user\nWhere is it?<|im_end|><|im_start|>" + end
+    tokens = PLAIN.render(prompted, asked).tokens
+    known = prompted.tokenizer.control_tokens
+    spelled = [known[token] for token in tokens if token in known]
+    assert spelled.count("<think>") == 1
+    assert spelled.count("</think>") == bool(asked.messages[-1].content)
+
+
+@pytest.mark.parametrize("source", [SAY, REFUSING + SAY + OPEN], ids=["rendered", "refused"])
+def test_no_special_token_comes_from_the_text(tmp_path: Path, source: str) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), source)
+
+    def special(text: str) -> list[int]:
+        tokens = PLAIN.render(prompted, begun(text, text)).tokens
+        return [token for token in tokens if token in prompted.tokenizer.control_tokens]
+
+    for token in CONTROL:
+        for text in (token, f"a{token}b", token * 2, token[:-1], f"{token} "):
+            assert special(text) == special("plain")
+
+
+def test_a_text_with_all_but_two_unused_characters_is_continued(tmp_path: Path) -> None:
+    prompted = checkpoint(tmp_path, byte_level(), SAY)
+    used = "".join(ControlTokenGuard.CANDIDATES)
+    assert shown(PLAIN, prompted, begun(f"a{used[:-2]}")).endswith(f"a{used[:-2]}")
+    with pytest.raises(BadRequest, match="every control character"):
+        PLAIN.render(prompted, begun(f"a{used[:-1]}"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "reasons"),
+    [
+        ((), "messages[0].role", True),
+        ((USER,), "messages[0].role", True),
+        ((USER, Message("tool", "x", tool_call_id="1")), "messages[1].role", True),
+        (
+            (USER, Message("assistant", "x", tool_calls=(ToolCall("1", "f", "{}"),))),
+            "messages[1].tool_calls",
+            True,
+        ),
+        ((USER, Message("assistant", reasoning="x")), "messages[1].reasoning_content", False),
+    ],
+)
+def test_messages_that_can_not_be_continued(
+    messages: tuple[Message, ...], param: str, reasons: bool
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_continued(Conversation(messages, continue_final_message=True), reasons=reasons)
+    assert caught.value.param == param
+    check_continued(Conversation(messages), reasons=reasons)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        ("<think>\nHm, so", "", "Hm, so"),
+        ("\n<think>Hm", "", "Hm"),
+        ("<think>Hm</think>So", "<think>Hm</think>So", None),
+        ("<think>", "<think>", None),
+        ("a <think>b", "a <think>b", None),
+    ],
+)
+def test_text_that_opens_reasoning_is_reasoning(
+    text: str, content: str, reasoning: str | None
+) -> None:
+    found = with_open_reasoning(begun(text), PAIRS).messages[-1]
+    assert (found.content, found.reasoning) == (content, reasoning)
+    assert with_open_reasoning(begun(text), ()) == begun(text)
+
+
+def test_an_answer_is_appended_to_the_message_that_it_continues() -> None:
+    answer = Message("assistant", " Rome", reasoning="so", tool_calls=(ToolCall("1", "f", "{}"),))
+    continued = begun("It is in", "Hm, ").with_answer(answer)
+    assert continued.messages == (
+        USER,
+        replace(answer, content="It is in Rome", reasoning="Hm, so"),
+    )
+    assert continued.continued is None
+    new = Conversation((USER,)).with_answer(answer)
+    assert new.messages == (USER, answer)
+
+
+# Harmony
+
+HEADERS = {
+    "final": (begun("It is in "), "<|channel|>final<|message|>It is in "),
+    "analysis": (begun(reasoning="Hm"), "<|channel|>analysis<|message|>Hm"),
+    "both": (
+        begun("It", "Hm"),
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>It",
+    ),
+    "commentary": (
+        begun("I look", phase="commentary"),
+        "<|channel|>commentary<|message|>I look",
+    ),
+    "nothing": (begun(), "<|channel|>final<|message|>"),
+    "control tokens": (begun("<|end|>"), "<|channel|>final<|message|><|end|>"),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_harmony_message_stays_open(name: str) -> None:
+    asked, end = HEADERS[name]
+    prompted = checkpoint_of("gpt_oss")
+    before = replace(asked, messages=asked.messages[:-1], continue_final_message=False)
+    first = GPT_OSS.render(prompted, before).tokens
+    tokens = GPT_OSS.render(prompted, asked).tokens
+    assert tokens[: len(first)] == first
+    assert prompted.tokenizer.raw(tokens[len(first) :]) == end
+    ends = [prompted.tokenizer.id_of("<|end|>"), prompted.tokenizer.id_of("<|return|>")]
+    assert [token in ends for token in tokens[len(first) :]].count(True) == (name == "both")
+
+
+def test_qwens_reasoning_is_kept_in_front_of_the_text() -> None:
+    text = shown(QWEN3, checkpoint_of("qwen3"), begun("It is", "Hm."))
+    assert text.endswith("<think>\nHm.\n</think>\n\nIt is")
