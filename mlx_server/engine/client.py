@@ -8,13 +8,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from copy import copy
-from itertools import chain
 from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.activity import EngineActivity
 from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.lifeline import Lifeline
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
 from mlx_server.engine.messages import (
@@ -23,6 +23,8 @@ from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Admitted,
+    CacheMeasured,
+    CacheNotMeasured,
     CancelRows,
     Command,
     DeviceFailed,
@@ -32,6 +34,7 @@ from mlx_server.engine.messages import (
     LimitMemory,
     LoadAdapter,
     LoadModel,
+    MeasureCache,
     ModelLoaded,
     ModelLoadFailed,
     ModelLoading,
@@ -45,7 +48,9 @@ from mlx_server.engine.messages import (
     Report,
     ResumeRows,
     RowFailed,
+    RowLeftGrammar,
     RowRefused,
+    RowTurnedAway,
     Schedule,
     StepOutput,
     Token,
@@ -54,22 +59,21 @@ from mlx_server.engine.messages import (
     UnpauseRows,
 )
 from mlx_server.engine.process_status import vitals
+from mlx_server.engine.replies import PendingReplies
 from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
     GenerationFailed,
     InvalidGrammar,
     ModelUnusable,
+    Overloaded,
     ServerError,
 )
 
 log = logging.getLogger("mlx_server.engine")
 
-Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | Token
+Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token
 OnLoading = Callable[[int, int], None]
-
-Replies = dict[tuple[str, str], list[asyncio.Future[Any]]]
-"""The futures of pending replies by (model, adapter); replies come in the order of commands."""
 
 START_SECONDS = 120.0
 """Limit on the start: a cold machine reads MLX from disk, and macOS verifies new libraries first.
@@ -149,11 +153,10 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
-        self._loads: dict[str, tuple[asyncio.Future[ModelLoaded], OnLoading]] = {}
+        self._on_loading: dict[str, OnLoading] = {}
+        self._replies = PendingReplies()
+        """The keys are a command's type and the model's and adapter's names in it."""
         self._rows: dict[int, RowStream] = {}
-        self._unloads: dict[str, asyncio.Future[None]] = {}
-        self._adapter_loads: Replies = {}
-        self._adapter_unloads: Replies = {}
         self._next_row = 0
         self._frames = 0
         self._serves = False
@@ -235,32 +238,33 @@ class EngineClient:
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
     ) -> ModelLoaded:
-        self._send(LoadModel(model, path, list(stop_tokens), tokenizer))
-        loaded: asyncio.Future[ModelLoaded] = asyncio.get_running_loop().create_future()
-        # A cancelled caller never reads the exception; reading it here avoids a warning.
-        loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._loads[model] = loaded, progress
-        # The engine continues to load if the caller is cancelled.
-        return await asyncio.shield(loaded)
+        self._on_loading[model] = progress
+        command = LoadModel(model, path, list(stop_tokens), tokenizer)
+        try:
+            loaded: ModelLoaded = await self._ask(command, model)
+        finally:
+            self._on_loading.pop(model, None)
+        return loaded
 
     async def unload(self, model: str) -> None:
         """Returns when the engine has freed the model's memory."""
-        if model not in self._unloads:
-            self._send(UnloadModel(model))
-            self._unloads[model] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._unloads[model])
+        await self._ask(UnloadModel(model), model)
+
+    async def kv_cost(self, model: str, path: str) -> KvCost:
+        """The memory that the rows of a model will take, which need not be loaded."""
+        cost: KvCost = await self._ask(MeasureCache(model, path), model)
+        return cost
 
     async def load_adapter(self, model: str, adapter: str, path: str) -> AdapterLoaded:
         """adapter: the name that rows use for it; different weights need different names."""
-        which = model, adapter
-        self._send(LoadAdapter(model, adapter, path))
-        loaded: AdapterLoaded = await _reply(self._adapter_loads, which)
+        loaded: AdapterLoaded = await self._ask(LoadAdapter(model, adapter, path), model, adapter)
         return loaded
 
     async def unload_adapter(self, model: str, adapter: str) -> None:
-        which = model, adapter
-        self._send(UnloadAdapter(model, adapter))
-        await _reply(self._adapter_unloads, which)
+        await self._ask(UnloadAdapter(model, adapter), model, adapter)
+
+    async def _ask(self, command: Command, *names: str) -> Any:
+        return await self._replies.next((type(command), *names), lambda: self._send(command))
 
     def limit_cache(self, max_bytes: int) -> None:
         self._send(LimitCache(max_bytes))
@@ -388,29 +392,37 @@ class EngineClient:
                 self._deliver(row, report, last=False)
             case Admitted(row) | Prefilled(row) | PromptLogprobs(row):
                 self._deliver(row, report, last=False)
+            case RowLeftGrammar(row):
+                self._deliver(row, report, last=True)
             case RowFailed(row, message):
                 if answers := self._rows.pop(row, None):
                     answers.fail(GenerationFailed(f"The answer could not be generated: {message}"))
             case RowRefused(row, message):
                 if answers := self._rows.pop(row, None):
                     answers.fail(InvalidGrammar(f"The answer can't be constrained: {message}"))
+            case RowTurnedAway(row, message):
+                if answers := self._rows.pop(row, None):
+                    answers.fail(Overloaded(f"The answer can't be constrained now: {message}"))
             case ModelLoading(model, done, total):
-                self._loads[model][1](done, total)
+                if on_loading := self._on_loading.get(model):
+                    on_loading(done, total)
             case ModelLoaded(model):
-                self._loads.pop(model)[0].set_result(report)
+                self._replies.succeed((LoadModel, model), report)
             case ModelLoadFailed(model, message):
-                failure = ModelUnusable(f"Model {model!r} can't be loaded: {message}")
-                self._loads.pop(model)[0].set_exception(failure)
+                self._replies.fail((LoadModel, model), _unusable(model, message))
             case ModelUnloaded(model):
-                if (unloaded := self._unloads.pop(model, None)) and not unloaded.done():
-                    unloaded.set_result(None)
+                self._replies.succeed((UnloadModel, model))
+            case CacheMeasured(model, cost):
+                self._replies.succeed((MeasureCache, model), cost)
+            case CacheNotMeasured(model, message):
+                self._replies.fail((MeasureCache, model), _unusable(model, message))
             case AdapterLoaded(model, adapter):
-                _first(self._adapter_loads, (model, adapter)).set_result(report)
+                self._replies.succeed((LoadAdapter, model, adapter), report)
             case AdapterFailed(model, adapter, message):
                 invalid = AdapterInvalid(f"The adapter can't be used: {message}")
-                _first(self._adapter_loads, (model, adapter)).set_exception(invalid)
+                self._replies.fail((LoadAdapter, model, adapter), invalid)
             case AdapterUnloaded(model, adapter):
-                _first(self._adapter_unloads, (model, adapter)).set_result(None)
+                self._replies.succeed((UnloadAdapter, model, adapter))
             case Ready() if self._ready and not self._ready.done():
                 self._serves = True
                 self._ready.set_result(report)
@@ -431,40 +443,13 @@ class EngineClient:
         for answers in self._rows.values():
             answers.fail(self._death)
         self._rows.clear()
-        for loaded, _ in self._loads.values():
-            if not loaded.done():
-                loaded.set_exception(self._death)
-        self._loads.clear()
-        waited: list[asyncio.Future[Any]] = [
-            *self._unloads.values(),
-            *chain.from_iterable(self._adapter_loads.values()),
-            *chain.from_iterable(self._adapter_unloads.values()),
-        ]
-        for future in waited:
-            if not future.done():
-                future.set_exception(self._death)
-        self._unloads.clear()
-        self._adapter_loads.clear()
-        self._adapter_unloads.clear()
+        self._replies.fail_all(self._death)
         if self._ready and not self._ready.done():
             self._ready.set_exception(self._death)
 
 
-async def _reply(replies: Replies, which: tuple[str, str]) -> Any:
-    """Waits for the reply to one command. Replies are not shared between commands, because an
-    adapter that one command loaded may be unloaded by the next."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    # A cancelled caller never reads the exception; reading it here avoids a warning.
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    replies.setdefault(which, []).append(future)
-    return await asyncio.shield(future)
-
-
-def _first(replies: Replies, which: tuple[str, str]) -> asyncio.Future[Any]:
-    first, *others = replies.pop(which)
-    if others:
-        replies[which] = others
-    return first
+def _unusable(model: str, message: str) -> ModelUnusable:
+    return ModelUnusable(f"Model {model!r} can't be loaded: {message}")
 
 
 def _fresh(error: ServerError) -> ServerError:

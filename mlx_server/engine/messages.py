@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from mlx_server.engine.device_errors import DeviceErrorKind
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.requests import SamplingParams
 
 Stop = Literal["stop", "length"]
@@ -51,6 +52,8 @@ class Thinking(msgspec.Struct):
     closes: list[bytes]
     end: list[int]
     """The tokens that are forced after the budget's last token; they lead to the answer."""
+    rest: str | None = None
+    """The grammar of what follows the forced tokens, in place of the row's; None: the row's."""
     answer: int | None = None
     """Most tokens that the server takes after the reasoning; a grammar has to end within them."""
 
@@ -65,6 +68,11 @@ class Generate(msgspec.Struct, tag=True):
     sampling: SamplingParams
     forced_tokens: list[int] | None = None
     """The recorded output that a replay model plays."""
+    recording: str = ""
+    """What messages call the recorded output, such as `entry 3 of answers.yaml (line 12)`. Empty:
+    the row does not end where its grammar refuses a recorded token."""
+    recording_is_cut: bool = False
+    """Whether the recorded output was cut off at its end, so that no grammar can complete it."""
     delay: float = 0.0
     """Seconds that a replay model takes for each token."""
     prompt_logprobs: bool = False
@@ -73,12 +81,20 @@ class Generate(msgspec.Struct, tag=True):
     adapter_scale: float = 1.0
     grammar: str | None = None
     """llguidance's Lark text for the whole answer, reasoning and tool calls included."""
+    grammar_prefix: list[int] = []
+    """The beginning of the answer, if the prompt has it already: the grammar goes on after it."""
     thinking: Thinking | None = None
     overflow_tokens: int = 0
     """The part of max_tokens, at its end, reserved for finishing a grammar that could not be
     completed before. The server cancels a row that would use it for anything else."""
     client: str = ""
     """The client's name: waiting prompts are served in turns by client."""
+    cache_scope: str = ""
+    """Rows use the cached prompts of their own scope only."""
+    branches: list[int] = []
+    """Lengths of the prompt, in order, at which other prompts are expected to differ from it."""
+    continued_from: int = 0
+    """The length from which the next prompt of the same conversation is expected to differ."""
 
     def end_within(self, tokens: int) -> None:
         """Lowers the token limit to `tokens`, taking from the overflow tokens first."""
@@ -117,6 +133,13 @@ class UnloadModel(msgspec.Struct, tag=True):
     model: str
 
 
+class MeasureCache(msgspec.Struct, tag=True):
+    """Asks what the caches of a model's rows will take; it need not be loaded."""
+
+    model: str
+    path: str
+
+
 class LoadAdapter(msgspec.Struct, tag=True):
     model: str
     adapter: str
@@ -146,6 +169,7 @@ class LimitMemory(msgspec.Struct, tag=True):
 Command = (
     LoadModel
     | UnloadModel
+    | MeasureCache
     | LoadAdapter
     | UnloadAdapter
     | Generate
@@ -207,6 +231,18 @@ class ModelLoadFailed(msgspec.Struct, tag=True):
     message: str
 
 
+class CacheMeasured(msgspec.Struct, tag=True):
+    model: str
+    cost: KvCost
+
+
+class CacheNotMeasured(msgspec.Struct, tag=True):
+    """The model can't be built from its config.json."""
+
+    model: str
+    message: str
+
+
 class AdapterLoaded(msgspec.Struct, tag=True):
     model: str
     adapter: str
@@ -228,6 +264,11 @@ class AdapterUnloaded(msgspec.Struct, tag=True):
 
 class Admitted(msgspec.Struct, tag=True):
     row: int
+
+
+SHORTEST_STORED = 16
+"""The fewest tokens of a prefix in the prompt cache: a shorter one costs more to keep than to
+compute."""
 
 
 class Prefilled(msgspec.Struct, tag=True):
@@ -289,6 +330,21 @@ class RowFailed(msgspec.Struct, tag=True):
     message: str
 
 
+class RowLeftGrammar(msgspec.Struct, tag=True):
+    """A replay model's row has ended, because the grammar refuses its next recorded token."""
+
+    row: int
+    at: int
+    """How many recorded tokens came before it."""
+    before: list[int]
+    """The last of them."""
+    token: int
+    allowed: list[int]
+    """Some of the tokens that the grammar allows there."""
+    others: int
+    """How many more it allows."""
+
+
 class DeviceFailed(msgspec.Struct, tag=True):
     """A GPU command failed. A RowFailed follows for each lost row, unless the process ends."""
 
@@ -305,6 +361,13 @@ class RowRefused(msgspec.Struct, tag=True):
     message: str
 
 
+class RowTurnedAway(msgspec.Struct, tag=True):
+    """Sent in place of Admitted when the row can't be served now; a later attempt may succeed."""
+
+    row: int
+    message: str
+
+
 Report = (
     Ready
     | Heartbeat
@@ -312,6 +375,8 @@ Report = (
     | ModelLoaded
     | ModelLoadFailed
     | ModelUnloaded
+    | CacheMeasured
+    | CacheNotMeasured
     | AdapterLoaded
     | AdapterFailed
     | AdapterUnloaded
@@ -322,7 +387,9 @@ Report = (
     | StepOutput
     | DeviceFailed
     | RowFailed
+    | RowLeftGrammar
     | RowRefused
+    | RowTurnedAway
 )
 
 _HEADER = struct.Struct("<I")

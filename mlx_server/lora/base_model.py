@@ -11,6 +11,7 @@ from mlx_server import limits
 from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.checkpoints.safetensors_headers import BadHeader, Header, Tensor, read_header_of
 from mlx_server.errors import ModelUnusable
+from mlx_server.system.regular_files import read_regular
 
 DEMO_NAMES = {"demo:smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """The hub ids of the demo models."""
@@ -68,7 +69,7 @@ class _Bits:
 
     def __init__(self, config: Path) -> None:
         try:
-            found = json.loads(config.read_bytes())["quantization"]
+            found = json.loads(read_regular(config))["quantization"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             found = {}
         self._found: dict[str, Any] = found if isinstance(found, dict) else {}

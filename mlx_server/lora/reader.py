@@ -26,6 +26,7 @@ from mlx_server.lora.config import (
     invalid,
     read_config,
 )
+from mlx_server.system.regular_files import open_regular
 
 CHUNK = 1 << 20
 
@@ -102,6 +103,8 @@ def read_adapter(
     complete: `base_shapes` has all layers of the model. Otherwise unknown layers pass here, and the
     engine, which knows their final names, checks them.
     """
+    if folder.is_file():
+        raise invalid(folder, f"is a file. Give the folder that it is in, which also has {CONFIG}")
     stamp = stamp_of(folder)
     config_file = _file(folder, CONFIG)
     if config_file is None:
@@ -110,7 +113,7 @@ def read_adapter(
     config = read_config(folder, text)
     weights = _weights_file(folder, PEFT_WEIGHTS if config.format == "peft" else MLX_WEIGHTS)
     try:
-        with weights.open("rb") as file:
+        with open_regular(weights) as file:
             size = os.fstat(file.fileno()).st_size
             header = read_header(file, size, limits.ADAPTER_HEADER_BYTES.value)
             pairs = _pairs(folder, config, header)
@@ -148,7 +151,7 @@ def names_in(folder: Path) -> list[str]:
 
 def _config_text(folder: Path, file: Path) -> bytes:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             text = opened.read(limits.ADAPTER_CONFIG_BYTES.value + 1)
     except OSError as error:
         raise _unreadable(folder, CONFIG, error) from None

@@ -23,6 +23,7 @@ from mlx_server.engine.messages import (
     Prefilled,
     PrefillProgress,
     RowFailed,
+    RowLeftGrammar,
     Schedule,
     Token,
 )
@@ -33,10 +34,12 @@ from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler, ma
 from mlx_server.worker.phases import DecodeBatch, PrefillBatch
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import MOST, PrefillBudget
+from mlx_server.worker.prefill.cached_prompt import can_always_be_cut
 from mlx_server.worker.prefill.cost import PrefillPiece
 from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
-from mlx_server.worker.prompt_queue import PrefillGroup, WaitingPrompt, begin_alike
+from mlx_server.worker.prefill.snapshot_places import snapshot_places
+from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt, begin_alike
 from mlx_server.worker.replay_model import ReplayModel, force_tokens
 from mlx_server.worker.sampling import Row
 
@@ -48,7 +51,7 @@ class StepResult:
     tokens: list[Token] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
-    failed: list[RowFailed] = field(default_factory=list)
+    failed: list[RowFailed | RowLeftGrammar] = field(default_factory=list)
     """Rows that have left the batch."""
 
 
@@ -76,6 +79,7 @@ class Batch:
         self._concurrency = 1 if self.why_alone else concurrency
         self._key = key
         self._cache = cache or PromptCache(0)
+        self._takes_snapshots = not all(map(can_always_be_cut, make_prompt_cache(model)))
         self._budget = PrefillBudget(schedule)
         self._clock = clock
         self._turns: PromptScheduler[WaitingPrompt | PrefillGroup] = PromptScheduler()
@@ -150,6 +154,10 @@ class Batch:
         row = Row(request.row, request.prompt, request.sampling, self.vocabulary)
         row.delay = request.delay
         row.client = request.client
+        row.cache_scope = request.cache_scope
+        row.continued_from = request.continued_from
+        if self._takes_snapshots:
+            row.snapshot_places = snapshot_places(request.branches, len(request.prompt))
         row.row_adapter = row_adapter_of(request)
         row.constraint = constraint
         stops = _stop_sequences(tuple(request.stop_tokens))
@@ -197,6 +205,7 @@ class Batch:
             self._decoder.filter([i for i in range(len(self._decoder)) if i != at])
             self._keep(row, tokens, lambda: cache, handed_over=not self._decoder)
         elif self._group and number in self._group.batch.uids:
+            self._keep_computed(self._group, number)
             self._group.cancel(number)
             if not self._group.rows:
                 self._turns.end()
@@ -207,6 +216,8 @@ class Batch:
 
     def _cancel_waiting(self, number: int) -> None:
         for waiting in [w for w in self._turns if number in [row.number for row in w.rows]]:
+            if isinstance(waiting, PrefillGroup):
+                self._keep_computed(waiting, number)
             if isinstance(waiting, PrefillGroup) and len(waiting.rows) > 1:
                 waiting.cancel(number)
             else:
@@ -303,7 +314,7 @@ class Batch:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:
             self.cancel(row.number)
             done.tokens = [token for token in done.tokens if token.row != row.number]
-            done.failed.append(RowFailed(row.number, failure))
+            done.failed.append(_failed(row, failure))
             if row.error:  # its cached values may be invalid too
                 self._cache.forget(self._computed_by(row))
 
@@ -398,12 +409,26 @@ class Batch:
         if max(sizes):
             piece = PrefillPiece(len(sizes), max(sizes), context)
             self._budget.prefilled(piece, len(self._decoder), self._clock() - began)
-        for row, known, size in zip(group.rows, group.batch.tokens, sizes, strict=True):
+        for at, (row, size) in enumerate(zip(group.rows, sizes, strict=True)):
             self._turns.computed(group, row.client, size)
             if size and group.resumed is None:
-                done.progress.append(PrefillProgress(row.number, len(known)))
+                done.progress.append(PrefillProgress(row.number, len(group.batch.tokens[at])))
+            if size:
+                self._take_snapshot(group, at)
         if group.is_computed:
             self._start_decoding(group)
+
+    def _take_snapshot(self, group: PrefillGroup, at: int) -> None:
+        row, tokens = group.rows[at], group.batch.tokens[at]
+        if len(tokens) in row.snapshot_places and self._is_kept(row, tokens):
+            self._cache.store_snapshot(
+                self._computed_by(row), tokens, group.batch.extract_cache(at)
+            )
+
+    def _keep_computed(self, group: PrefillGroup, number: int) -> None:
+        """Keeps the computed part of a prompt whose row leaves: the client may send it again."""
+        at = group.batch.uids.index(number)
+        self._keep(group.rows[at], group.batch.tokens[at], partial(group.batch.extract_cache, at))
 
     def _start_decoding(self, group: PrefillGroup) -> None:
         kept = group.rows if group.resumed is None else []
@@ -413,6 +438,15 @@ class Batch:
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None
+        self._look_up_waiting(group)
+
+    def _look_up_waiting(self, computed: PrefillGroup) -> None:
+        """Finds out how much of the waiting prompts that begin alike is known by now."""
+        beginnings = [tokens[:SHARED] for tokens in computed.batch.tokens]
+        for waiting in self._turns:
+            if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
+                key = self._computed_by(waiting.row)
+                waiting.known = max(waiting.known, self._cache.known(key, waiting.prompt[:-1]))
 
     def _keep(
         self,
@@ -427,15 +461,25 @@ class Batch:
         """
         if self._is_kept(row, tokens):
             key = self._computed_by(row)
-            self._cache.store(key, list(tokens), extracted(), **how)
+            start = row.continued_from
+            self._cache.store(key, tokens, extracted(), continued_from=start, **how)
 
     def _is_kept(self, row: Row, tokens: list[int]) -> bool:
         return not row.failure and self._cache.wants(tokens)
 
     def _computed_by(self, row: Row) -> str:
-        return (
-            self._key if row.row_adapter == NO_ADAPTER else cache_key(self._key, *row.row_adapter)
+        if not row.cache_scope:
+            own = () if row.row_adapter == NO_ADAPTER else row.row_adapter
+            return cache_key(self._key, *own)
+        return cache_key(self._key, *row.row_adapter, row.cache_scope)
+
+
+def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
+    if row.constraint and (left := row.constraint.departure):
+        return RowLeftGrammar(
+            row.number, left.at, left.before, left.token, left.allowed, left.others
         )
+    return RowFailed(row.number, failure)
 
 
 def row_adapter_of(request: Generate) -> RowAdapter:

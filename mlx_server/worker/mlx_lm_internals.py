@@ -26,9 +26,8 @@ try:
         ArraysCache,
         CacheList,
         ChunkedKVCache,
-        LRUPromptCache,
-        PromptTrie,
-        PromptTrieResult,
+        KVCache,
+        QuantizedKVCache,
         make_prompt_cache,
     )
     from mlx_lm.models.switch_layers import (
@@ -48,10 +47,9 @@ __all__ = [
     "CacheList",
     "ChunkedKVCache",
     "GenerationBatch",
-    "LRUPromptCache",
+    "KVCache",
     "PromptProcessingBatch",
-    "PromptTrie",
-    "PromptTrieResult",
+    "QuantizedKVCache",
     "QuantizedSwitchLinear",
     "StopSequences",
     "SwitchGLU",
@@ -74,7 +72,7 @@ ARGUMENTS: dict[Any, tuple[str, ...]] = {
 METHODS: dict[Any, tuple[str, ...]] = {
     GenerationBatch: ("_step", "empty", "extend", "extract_cache", "filter", "next"),
     PromptProcessingBatch: ("empty", "extract_cache", "filter", "prompt"),
-    LRUPromptCache: ("fetch_nearest_cache", "insert_cache", "trim_to"),
+    KVCache: ("is_trimmable", "trim"),
     StopSequences: ("matcher",),
 }
 

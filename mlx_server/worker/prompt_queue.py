@@ -13,8 +13,8 @@ LAST_PIECE = 1.15
 piece wastes time."""
 
 SHARED = 32
-"""Prompts that share this many first tokens are prefilled one after the other: the second one uses
-what the first one left in the prompt cache."""
+"""Prompts that share this many tokens that are not computed yet are prefilled one after the other:
+the second one uses what the first one left in the prompt cache."""
 
 
 @dataclass
@@ -89,8 +89,11 @@ class PrefillGroup:
         size = max(1, tokens // len(self.rest))
         longest = max(map(len, self.rest)) - 1
         size = longest if longest < min(size * LAST_PIECE, MOST) else size
-        sizes = [min(size, len(rest) - 1) for rest in self.rest]
-        if size:
+        sizes = [
+            min(size, len(rest) - 1, _until_snapshot(row, len(known)))
+            for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)
+        ]
+        if max(sizes):
             self.batch.prompt([rest[:n] for rest, n in zip(self.rest, sizes, strict=True)])
             self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
         return sizes
@@ -111,6 +114,15 @@ class PrefillGroup:
         self.batch.filter([i for i in range(len(self.batch)) if i != at])
 
 
+def _until_snapshot(row: Row, known: int) -> int:
+    return next((place - known for place in row.snapshot_places if place > known), MOST)
+
+
 def begin_alike(candidate: WaitingPrompt, taken: list[WaitingPrompt]) -> bool:
-    beginning = candidate.prompt[:SHARED]
-    return len(beginning) == SHARED and any(w.prompt[:SHARED] == beginning for w in taken)
+    return any(_share_new_tokens(candidate, waiting) for waiting in taken)
+
+
+def _share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:
+    end = max(a.known, b.known) + SHARED
+    beginning = a.prompt[:end]
+    return len(beginning) == end and beginning == b.prompt[:end]

@@ -23,11 +23,12 @@ def check_row(command: Generate, batch: Batch) -> None:
     if not 0 <= command.delay < math.inf:
         raise ValueError("the delay is out of range")
     # MLX does not check indices: an id past the end reads or overwrites other memory.
-    ids = [*command.prompt, *command.sampling.logit_bias]
+    ids = [*command.prompt, *command.grammar_prefix, *command.sampling.logit_bias]
     if command.thinking:
         _check_thinking(command.thinking)
         ids += command.thinking.end
-    if len(command.grammar or "") > limits.WHOLE_GRAMMAR_CHARACTERS.value:
+    grammars = (command.grammar, command.thinking and command.thinking.rest)
+    if max(len(grammar or "") for grammar in grammars) > limits.WHOLE_GRAMMAR_CHARACTERS.value:
         raise ValueError("the grammar is too long")
     for id in (min(ids), max(ids)):
         if not 0 <= id < batch.vocabulary:
@@ -39,10 +40,10 @@ def check_row(command: Generate, batch: Batch) -> None:
 def _check_thinking(thinking: Thinking) -> None:
     delimiters = [*thinking.opens, *thinking.closes]
     tokens = (thinking.budget or 0, thinking.answer or 0)
-    if min(tokens) < 0 or not 0 < len(thinking.end) <= limits.REASONING_MARK_TOKENS.value:
+    if min(tokens) < 0 or not 0 < len(thinking.end) <= limits.REASONING_DELIMITER_TOKENS.value:
         raise ValueError("the thinking budget or the end of reasoning is out of range")
-    if len(delimiters) > limits.REASONING_MARKS.value or not all(
-        0 < len(delimiter) <= limits.REASONING_MARK_TOKENS.value for delimiter in delimiters
+    if len(delimiters) > limits.REASONING_DELIMITERS.value or not all(
+        0 < len(delimiter) <= limits.REASONING_DELIMITER_TOKENS.value for delimiter in delimiters
     ):
         raise ValueError("the reasoning delimiters are empty, too long or too many")
 

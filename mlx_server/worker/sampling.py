@@ -56,6 +56,11 @@ class Row:
         self.sampling = sampling
         self.delay = 0.0
         self.client = ""
+        self.cache_scope = ""
+        self.snapshot_places: tuple[int, ...] = ()
+        """The lengths of the prompt at which the prompt cache keeps its state."""
+        self.continued_from = 0
+        """The length from which the conversation's next prompt is expected to differ."""
         self.row_adapter: RowAdapter = NO_ADAPTER
         self.constraint: LogitConstraint | None = None
         self.sampled = 0

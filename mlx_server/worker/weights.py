@@ -12,6 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlx_server.checkpoints.architectures import SAME
+from mlx_server.system.regular_files import read_regular
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model
 from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.replay_model import ReplayModel
@@ -27,10 +28,10 @@ def load(
 
     pace: decides how many bytes each piece has.
     """
-    config = json.loads((path / "config.json").read_text("utf-8"))
+    config = json.loads(read_regular(path / "config.json"))
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
-    model, _ = load_model(path, lazy=True, get_model_classes=_classes)
+    model, _ = load_model(path, lazy=True, get_model_classes=model_classes)
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.
     mx.random.seed(0)
@@ -54,7 +55,7 @@ def load(
     return model
 
 
-def _classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
+def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
     model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
     return model, arguments
 

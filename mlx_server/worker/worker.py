@@ -6,6 +6,7 @@ in the server's child process, connected by a socket.
 
 import ctypes
 import gc
+import json
 import logging
 import sys
 import time
@@ -27,6 +28,8 @@ from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Admitted,
+    CacheMeasured,
+    CacheNotMeasured,
     CancelRows,
     Command,
     DeviceFailed,
@@ -35,6 +38,7 @@ from mlx_server.engine.messages import (
     LimitMemory,
     LoadAdapter,
     LoadModel,
+    MeasureCache,
     ModelLoaded,
     ModelLoadFailed,
     ModelLoading,
@@ -46,6 +50,7 @@ from mlx_server.engine.messages import (
     ResumeRows,
     RowFailed,
     RowRefused,
+    RowTurnedAway,
     Schedule,
     StepOutput,
     Token,
@@ -57,7 +62,8 @@ from mlx_server.errors import ServerError, public_message
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, row_adapter_of
 from mlx_server.worker.buffer_cache import Buffers
-from mlx_server.worker.constrained_decoding.grammar_compiler import GrammarRefused
+from mlx_server.worker.cache_cost import cache_cost
+from mlx_server.worker.constrained_decoding.grammar_compiler import CompilerBusy, GrammarRefused
 from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraint,
     LogitConstraints,
@@ -170,6 +176,8 @@ class Engine:
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
             case UnloadModel(model):
                 return self._unload(model)
+            case MeasureCache(model, path):
+                return [_measured(model, Path(path))]
             case LoadAdapter():
                 return [self._load_adapter(command)]
             case UnloadAdapter(model, adapter):
@@ -287,6 +295,9 @@ class Engine:
         except GrammarRefused as refusal:
             self._unconstrained.pop(row, None)
             return [RowRefused(row, str(refusal))]
+        except CompilerBusy as busy:
+            self._unconstrained.pop(row, None)
+            return [RowTurnedAway(row, str(busy))]
         except Exception as error:
             self._unconstrained.pop(row, None)
             self._prompt_logprobs.pop(row, None)
@@ -467,6 +478,15 @@ class Engine:
     def _not_in_batches(self, model: str) -> list[Generate]:
         scored = [command for command, *_ in self._prompt_logprobs.values()]
         return [c for c in [*self._unconstrained.values(), *scored] if c.model == model]
+
+
+def _measured(model: str, path: Path) -> Report:
+    try:
+        config = json.loads((path / "config.json").read_text("utf-8"))
+        return CacheMeasured(model, cache_cost(config))
+    except Exception as error:
+        log.exception("%s can't be built", model)
+        return CacheNotMeasured(model, _message(error))
 
 
 def _message(error: Exception) -> str:

@@ -84,7 +84,7 @@ async def test_who_does_not_wait_for_a_load_disturbs_nobody(tiny_path: Path, one
         os.kill(pid, signal.SIGCONT)
         assert (await waiting[1]).adapter == "d1"
         assert len((await answered(engine, ask(adapter="d1")))[0]) == 5
-        assert not engine._adapter_loads
+        assert not engine._replies
 
 
 @asynchronous

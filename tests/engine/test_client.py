@@ -23,6 +23,7 @@ import pytest
 from mlx_server.engine import client, messages
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.client import EngineClient, Item, RowStream
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
@@ -33,6 +34,7 @@ from mlx_server.engine.messages import (
     Prefilled,
     PromptLogprobs,
     Report,
+    RowTurnedAway,
     StepOutput,
     Token,
 )
@@ -41,6 +43,7 @@ from mlx_server.errors import (
     GenerationFailed,
     InvalidGrammar,
     ModelUnusable,
+    Overloaded,
     ShuttingDown,
 )
 from mlx_server.requests import SamplingParams
@@ -221,6 +224,20 @@ async def test_a_grammar_that_can_t_be_used_fails_its_request_alone(tiny_path: P
 
 
 @asynchronous
+async def test_a_row_that_is_turned_away_may_be_sent_again(tiny_path: Path) -> None:
+    async with running(tiny_path) as engine:
+        failing = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
+        await asyncio.sleep(0)
+        (row,) = engine._rows
+        engine._dispatch(RowTurnedAway(row, "other slow grammars are being compiled."))
+        with pytest.raises(Overloaded, match="other slow grammars") as turned_away:
+            await failing
+        assert turned_away.value.status == 503
+        assert "Retry-After" in turned_away.value.headers
+        assert len((await answered(engine, ask(4)))[0]) == 4
+
+
+@asynchronous
 async def test_a_failed_request_says_so_as_often_as_it_is_asked(tiny_path: Path) -> None:
     async with running(tiny_path) as engine, engine.generate([ask(model="absent")]) as feed:
         for _ in range(3):
@@ -237,6 +254,24 @@ async def test_a_load_that_fails_leaves_the_engine_serving(tiny_path: Path) -> N
 
 
 @pytest.mark.alone
+@asynchronous
+async def test_what_rows_take_is_known_before_their_model_is_loaded(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    async with running() as engine:
+        with pytest.raises(ModelUnusable, match=r"'odd' can't be loaded: .*missing"):
+            await engine.kv_cost("odd", str(tmp_path))
+        costs = [engine.kv_cost("tiny", str(tiny_path)) for _ in range(2)]
+        assert await asyncio.gather(*costs) == [KvCost(2 * 2 * 2 * 16 * 4)] * 2
+        pid = freeze(engine)
+        waiting = asyncio.create_task(engine.kv_cost("tiny", str(tiny_path)))
+        await asyncio.sleep(0)  # it has asked
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await waiting
+
+
 @asynchronous
 async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
     tiny_path: Path, tmp_path: Path

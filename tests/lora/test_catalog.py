@@ -486,6 +486,11 @@ def test_one_tensor_in_two_spellings(tmp_path: Path) -> None:
     assert "under two names" in refusal(peft_adapter(tmp_path, peft_tensors() | twice))
 
 
+def test_a_path_to_the_weights_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    folder = mlx_adapter(tmp_path)
+    assert "is a file. Give the folder that it is in" in refusal(folder / MLX_WEIGHTS)
+
+
 def test_weights_of_the_other_format_are_not_taken(tmp_path: Path) -> None:
     folder = peft_adapter(tmp_path)
     (folder / PEFT_WEIGHTS).rename(folder / MLX_WEIGHTS)

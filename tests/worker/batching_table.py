@@ -5,7 +5,7 @@ from importlib.metadata import version
 import mlx.core as mx
 
 from mlx_server.worker.batch_support import why_alone
-from mlx_server.worker.weights import _classes
+from mlx_server.worker.weights import model_classes
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import SIZES
 
@@ -16,7 +16,7 @@ def reasons() -> dict[str, str]:
 
 
 def _reason(config: dict[str, object]) -> str:
-    model_class, arguments = _classes(config)
+    model_class, arguments = model_classes(config)
     mx.random.seed(7)
     return why_alone(model_class(arguments.from_dict(config)))
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlx_server.worker.weights import _classes
+from mlx_server.worker.weights import model_classes
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -35,7 +35,7 @@ class Kind:
 
     def save(self, folder: Path) -> Path:
         config = {**SIZES, **self.config}
-        model_class, args_class = _classes(config)
+        model_class, args_class = model_classes(config)
         mx.random.seed(7)
         model = model_class(args_class.from_dict(config))
         if self.quantized:

@@ -15,8 +15,8 @@ def test_this_version_has_all_of_it() -> None:
 
 
 def test_a_method_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(mlx_lm_internals.LRUPromptCache, "trim_to")
-    with pytest.raises(WrongMlxLm, match="LRUPromptCache has no trim_to") as told:
+    monkeypatch.delattr(mlx_lm_internals.KVCache, "trim")
+    with pytest.raises(WrongMlxLm, match="KVCache has no trim") as told:
         check()
     assert "pip install 'mlx-lm" in str(told.value)
 

@@ -10,7 +10,7 @@ from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, Promp
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.worker import Engine
-from tests.worker.test_batch import Ask, Run, a_prompt, alone, ids, together
+from tests.worker.test_batch import Ask, Run, a_prompt, alone, come_and_go, ids, together
 from tests.worker.test_worker import Clock, ask, drain, of, run, run_by, tokens_of, until
 
 WIDTH = 320
@@ -74,16 +74,7 @@ def test_rows_join_and_leave_and_keep_their_place(
     dice = random.Random(seed)
     plays = [a_play(dice) for _ in range(25)]
     run = Run(model, concurrency=5, piece=48, cache_bytes=cache_bytes)
-    cancelled: dict[int, int] = {}
-    while run.batch or len(run.answers) < len(plays):
-        while len(run.answers) < len(plays) and dice.random() < 0.5:
-            run.join(len(run.answers), plays[len(run.answers)])
-        if run.batch and dice.random() < 0.1:
-            victim = dice.choice(run.batch.rows)
-            run.batch.cancel(victim)
-            cancelled[victim] = len(run.answers[victim])
-        run.step()
-    assert cancelled
+    cancelled = come_and_go(run, plays, dice)
     assert any(run.cached.values()) == bool(cache_bytes)
     for number, play in enumerate(plays):
         assert ids(run.answers[number]) == said(play)[: cancelled.get(number)]

@@ -2,10 +2,12 @@
 
 import threading
 import time
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from hashlib import sha256
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -22,11 +24,16 @@ from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabular
 
 T = TypeVar("T")
 
-Key = tuple[Vocabulary, str]
+Key = tuple[Vocabulary, str, bytes]
+"""A vocabulary, a grammar, and the digest of the tokens that precede the answer's first one."""
 
 
 class GrammarRefused(ValueError):
     """The grammar can't be used. The client sees the message."""
+
+
+class CompilerBusy(Exception):
+    """Slow grammars keep all threads busy. The client sees the message and may try again."""
 
 
 class GrammarFailed(ValueError):
@@ -52,13 +59,17 @@ class GrammarCompiler:
         """Each compilation and when it began; those past the time limit stay, as no thread can be
         stopped."""
 
-    def compiled(self, source: str, vocabulary: Vocabulary) -> CompiledGrammar | None:
+    def compiled(
+        self, source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()
+    ) -> CompiledGrammar | None:
         """Returns a copy of the compiled grammar, None while it is being compiled.
 
-        Raises GrammarRefused, and GrammarFailed if slow grammars keep all threads busy.
+        prefix: tokens that it has accepted already.
+
+        Raises GrammarRefused and CompilerBusy.
         """
         self._collect()
-        key = vocabulary, source
+        key = vocabulary, source, sha256(array("q", prefix).tobytes()).digest()
         if key in self._known:
             self._known.move_to_end(key)
             match self._known[key]:
@@ -67,7 +78,7 @@ class GrammarCompiler:
                 case found:
                     return found.copy()
         if key not in self._running and len(self._running) < limits.COMPILE_THREADS.value:
-            work = partial(_compile, source, vocabulary)
+            work = partial(_compile, source, vocabulary, prefix)
             self._running[key] = in_thread(work, self._wake), time.monotonic()
         left = self._seconds_left()
         if key in self._running and left[key] <= 0:
@@ -76,7 +87,7 @@ class GrammarCompiler:
                 "compile; simplify the schema or grammar"
             )
         if key not in self._running and max(left.values()) <= 0:
-            raise GrammarFailed("other slow grammars are still being compiled; try again later")
+            raise CompilerBusy("other slow grammars are still being compiled. Try again later.")
         return None
 
     @property
@@ -136,10 +147,13 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
             return GrammarRefused(in_a_line(f"the grammar can't be compiled: {error}"))
 
 
-def _compile(source: str, vocabulary: Vocabulary) -> CompiledGrammar:
+def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) -> CompiledGrammar:
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
         raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
     matcher = LLMatcher(vocabulary.trie, source, log_level=0, limits=LIMITS)
+    if not matcher.is_error() and matcher.validate_tokens(list(prefix)) < len(prefix):
+        raise GrammarRefused("the message to be continued is not the beginning of such an answer")
+    matcher.consume_tokens(list(prefix))
     try:
         # Some errors appear only when the first mask is computed.
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)

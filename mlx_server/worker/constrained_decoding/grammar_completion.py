@@ -137,6 +137,11 @@ class GrammarCompletion:
         self._judged: tuple[bytes, list[int], Ids, NDArray[np.int64]] | None = None
         """The latest result of `_judge`, with the mask and the ending that it was made for."""
 
+    @property
+    def ending(self) -> list[int] | None:
+        """The ending that `allow` found last; None if there was none."""
+        return self._tokens
+
     def allow(self, matcher: LLMatcher, mask: Mask, remaining: int) -> None:
         """Removes the tokens from the matcher's present mask that would leave no room for an
         ending. remaining: the tokens left to the row, including the next one and a stop token."""

@@ -20,6 +20,11 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
     in_thread,
 )
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
+from mlx_server.worker.constrained_decoding.recorded_tokens import (
+    LeftGrammar,
+    RecordedTokens,
+    recorded_tokens_of,
+)
 from mlx_server.worker.constrained_decoding.thinking_budget import (
     ThinkingBudget,
     end_reasoning_early,
@@ -51,13 +56,18 @@ class LogitConstraint:
         max_tokens: int,
         overflow_tokens: int = 0,
         banned: Collection[int] = (),
+        recording: RecordedTokens | None = None,
+        rest: CompiledGrammar | None = None,
     ) -> None:
         """banned: tokens that may not come right after reasoning was cut off, such as stop tokens:
-        an answer has to follow."""
+        an answer has to follow. recording: what a replay model's row plays. rest: the grammar from
+        the forced end of reasoning on, if it is another one."""
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._matcher = grammar and grammar.matcher
+        self._recording = recording
         self._completion = self._new_completion()
+        self._rest = rest
         self._budget = budget
         self._stop_tokens = stop_tokens
         self._banned = banned
@@ -65,6 +75,8 @@ class LogitConstraint:
         """Tokens that the row may still generate, without the overflow tokens."""
         self._overflow_tokens = overflow_tokens
         self.failure: str | None = None
+        self.departure: LeftGrammar | None = None
+        """Where the row's recording left its grammar, which is a failure too."""
 
     def step(self, token: int | None, bitmask: Bitmask) -> bool:
         """Advances by the row's last token and fills `bitmask`, which is as wide as the logits.
@@ -75,14 +87,19 @@ class LogitConstraint:
             if token is not None:
                 self._advance(token)
             return not self._is_over(token) and self._restrict(bitmask)
+        except LeftGrammar as departure:
+            self.departure = departure
+            self.failure = "its recording leaves the grammar"
+            return False
         except Exception as error:
             log.warning("a row's grammar could not be followed", exc_info=True)
             self.failure = f"its grammar could not be followed: {error}"
             return False
 
     def _new_completion(self) -> GrammarCompletion | None:
-        """Returns a completion for a new token limit, None without a grammar."""
-        grammar = self._grammar
+        """Returns a completion for a new token limit, None without a grammar and for a recording
+        that was cut off."""
+        grammar = None if self._recording and self._recording.is_cut else self._grammar
         return (
             GrammarCompletion(self._vocabulary.token_classes, grammar.completion)
             if grammar
@@ -91,12 +108,18 @@ class LogitConstraint:
 
     def _advance(self, token: int) -> None:
         self.left -= 1
+        if self._recording:
+            self._recording.played += 1
         if not self.left and self._overflow_tokens:
             self.left, self._overflow_tokens = self._overflow_tokens, 0
             self._completion = self._new_completion()
         if self._budget:
             self._budget.advance(token)
-        if self._matcher and not self._matcher.is_stopped():
+        if self._rest and self._budget and self._budget.was_ended:
+            self._grammar, self._rest = self._rest, None
+            self._matcher = self._grammar.matcher
+            self._completion = self._new_completion()
+        elif self._matcher and not self._matcher.is_stopped():
             self._matcher.consume_token(token)
             check(self._matcher)
 
@@ -133,9 +156,13 @@ class LogitConstraint:
         """Applies the grammar; the vocabulary may be wider or narrower than the logits."""
         allowed = np.zeros_like(self._vocabulary.ends)
         fill_bitmask(allowed, matcher, self._vocabulary)
+        if self._recording:
+            self._recording.check(allowed, self._vocabulary.text)
         if self._completion and not matcher.is_stopped():
             left = min(self.left, self._budget.answer) if self._budget else self.left
             self._completion.allow(matcher, allowed.view(np.int32), left)
+            if self._recording:
+                self._recording.close(allowed, self._completion.ending, self._stop_tokens)
         common = min(len(allowed), len(bitmask))
         bitmask[:common] = allowed[:common]
         bitmask[common:] = 0
@@ -200,11 +227,12 @@ class LogitConstraints:
         if error := known.exception():
             raise GrammarRefused(in_a_line(f"this model supports no constraints: {error}"))
         vocabulary = known.result()
-        grammar = None
-        if request.grammar is not None:
-            grammar = self._compiler.compiled(request.grammar, vocabulary)
-            if grammar is None:
-                return None
+        later = request.thinking.rest if request.thinking else None
+        # both are asked for before either is ready, so that they are compiled at the same time
+        grammar = self._compiled(request.grammar, vocabulary, request.grammar_prefix)
+        rest = self._compiled(later, vocabulary)
+        if (request.grammar is not None and not grammar) or (later is not None and not rest):
+            return None
         budget = ThinkingBudget(request.thinking, vocabulary.text) if request.thinking else None
         if request.thinking and request.forced_tokens:
             request.forced_tokens = end_reasoning_early(
@@ -213,7 +241,15 @@ class LogitConstraints:
         # A replayed output may end right after its reasoning.
         banned = () if request.forced_tokens else request.stop_tokens
         stops, most, overflow = request.stop_tokens, request.max_tokens, request.overflow_tokens
-        return LogitConstraint(vocabulary, grammar, budget, stops, most, overflow, banned)
+        recording = recorded_tokens_of(request)
+        return LogitConstraint(
+            vocabulary, grammar, budget, stops, most, overflow, banned, recording, rest
+        )
+
+    def _compiled(
+        self, source: str | None, vocabulary: Vocabulary, prefix: Sequence[int] = ()
+    ) -> CompiledGrammar | None:
+        return None if source is None else self._compiler.compiled(source, vocabulary, prefix)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if read := self._unread_vocabularies.pop(model, None):

@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from mlx_server.errors import AdapterInvalid, public_message
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS
+from mlx_server.system.regular_files import read_regular
 
 Leaves = dict[str, mx.array]
 
@@ -39,7 +40,7 @@ class LoraTensors:
 def read(folder: Path) -> dict[str, LoraTensors]:
     """Returns the tensors by layer path: mlx-lm's own path, or Hugging Face's in PEFT's format."""
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        config = json.loads(read_regular(folder / CONFIG))
     except (OSError, ValueError, RecursionError) as error:
         raise AdapterInvalid(f"{CONFIG} can't be read: {public_message(error)}") from error
     if not isinstance(config, dict):

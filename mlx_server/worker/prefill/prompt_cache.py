@@ -1,35 +1,32 @@
-"""The KV caches of earlier prompts: one LRUPromptCache of mlx-lm for each model and adapter.
+"""The KV caches of earlier prompts, by the key of what computed them.
 
-There is one for each because LRUPromptCache can't drop all entries of a key, which unloading a
-model requires. The caches that it returns are copies that share arrays until one side writes.
+A conversation takes the memory of one cache: a prompt that continues a cached one to its end takes
+its place, and prompts with the same beginning share the snapshots of it.
 """
 
 import logging
-from typing import Any
+from collections.abc import Iterator
 
 import mlx.core as mx
 
 from mlx_server import limits
-from mlx_server.worker.mlx_lm_internals import (
-    ArraysCache,
-    CacheList,
-    LRUPromptCache,
-    PromptTrie,
-    PromptTrieResult,
+from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.worker.prefill.cached_prompt import (
+    Cache,
+    CachedPrompt,
+    Layers,
+    Snapshot,
+    detach,
+    ids_of,
+    split,
 )
 
 log = logging.getLogger("mlx_server.engine")
 
-SHORTEST = 16
-"""The fewest tokens of a prefix: a shorter one costs more to keep than to compute."""
-
-VALUE = "__value__"
-"""mlx-lm's key for a value in a node of its trie, next to the tokens that lead to other nodes."""
+SNAPSHOT_SHARE = 4
+"""The snapshots of one prompt may take one part in so many of the prompt cache."""
 
 BETWEEN = "\0"
-
-Cache = list[Any]
-Path = tuple["Path", int] | None
 
 
 def cache_key(*parts: str | float | None) -> str:
@@ -41,31 +38,46 @@ class PromptCache:
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: the configured limit; `limit` may set a lower one."""
         self._most_bytes = self.max_bytes = most_bytes
-        self._by_key: dict[str, _Sequences] = {}
-        """The sequences by key, least recently used key first."""
+        self._prompts: list[CachedPrompt] = []
+        """The prompt to drop first comes first: the least recently used one, or an earlier turn of
+        a conversation that has gone on."""
+        self.nbytes = 0
         self._warned_too_large = False
-
-    @property
-    def nbytes(self) -> int:
-        return sum(int(cache.nbytes) for cache in self._by_key.values())
 
     def fetch(self, key: str, tokens: list[int]) -> tuple[Cache | None, int]:
         """Returns the cache of the longest known prefix of `tokens`, and the prefix's length."""
-        found = self._by_key.get(key)
-        if found is None or len(tokens) < SHORTEST:
+        length, snapshot, prompt = self._nearest(key, tokens)
+        if prompt is None or snapshot is None:
             return None, 0
-        self._by_key[key] = self._by_key.pop(key)  # the most recently used key comes last
-        cache, rest = found.fetch_nearest_cache(key, tokens)
-        cached = len(tokens) - len(rest)
-        return (cache, cached) if cache and cached >= SHORTEST else (None, 0)
+        self._prompts.remove(prompt)
+        self._prompts.append(prompt)
+        return prompt.restored(length, snapshot), length
 
     def known(self, key: str, tokens: list[int]) -> int:
-        """Returns an upper bound on the length of the prefix that `fetch` would find."""
-        found = self._by_key.get(key)
-        return found.known(key, tokens) if found and len(tokens) >= SHORTEST else 0
+        """Returns the length of the prefix that `fetch` would find."""
+        return self._nearest(key, tokens)[0]
+
+    def _nearest(
+        self, key: str, tokens: list[int]
+    ) -> tuple[int, Snapshot | None, CachedPrompt | None]:
+        if len(tokens) < SHORTEST_STORED:
+            return 0, None, None
+        ids = ids_of(tokens)
+        found = ((*prompt.reaches(ids), prompt) for prompt in self._with_key(key))
+        nearest = max(found, key=lambda each: each[0], default=(0, None, None))
+        return nearest if nearest[0] >= SHORTEST_STORED else (0, None, None)
+
+    def _with_key(self, key: str) -> Iterator[CachedPrompt]:
+        return (prompt for prompt in self._prompts if prompt.key == key)
 
     def wants(self, tokens: list[int]) -> bool:
-        return self._most_bytes > 0 and len(tokens) >= SHORTEST
+        return self._most_bytes > 0 and len(tokens) >= SHORTEST_STORED
+
+    def store_snapshot(self, key: str, tokens: list[int], cache: Cache) -> None:
+        """Keeps the state of a prompt that is still being computed, for the cached prompt that
+        `store` makes of it later. cache: its entries may be changed."""
+        _, layers = split(cache)
+        self._keep(CachedPrompt(key, ids_of(tokens), None), layers)
 
     def store(
         self,
@@ -73,12 +85,13 @@ class PromptCache:
         tokens: list[int],
         cache: Cache,
         *,
+        continued_from: int = 0,
         handed_over: bool = False,
         goes_on: bool = False,
     ) -> None:
-        """handed_over: the row has ended, so its own memory makes room for the entry.
-        goes_on: the row continues and may hand its cache over later."""
-        nbytes = sum(int(c.nbytes) for c in cache)
+        """continued_from: see CachedPrompt. handed_over: the row has ended, so its own memory makes
+        room for the entry. goes_on: the row continues and may hand its cache over later."""
+        nbytes = sum(int(entry.nbytes) for entry in cache)
         if handed_over and self.nbytes + nbytes > self.max_bytes:
             _take_over(cache)
             self.max_bytes = min(self.max_bytes + nbytes, self._most_bytes)
@@ -86,14 +99,42 @@ class PromptCache:
             if not goes_on:
                 self._warn_too_large(len(tokens), nbytes)
             return
+        cut, layers = split(cache)
+        prompt = CachedPrompt(key, ids_of(tokens), cut, continued_from=continued_from)
+        self._keep(prompt, layers)
+
+    def _keep(self, prompt: CachedPrompt, layers: Layers) -> None:
+        snapshot = Snapshot(len(prompt.tokens), layers)
+        if (nbytes := prompt.nbytes + snapshot.nbytes) > self.max_bytes:
+            return
+        self._inherit(prompt)
         self.shrink(self.max_bytes - nbytes)  # before the entry takes memory
-        for entry in cache:
-            _detach(entry)
-        mx.async_eval([c.state for c in cache])
-        kept = self._by_key.pop(key, None) or _Sequences(max_size=limits.CACHED_PROMPTS.value)
-        self._by_key[key] = kept
-        kept.insert_cache(key, tokens, cache)
+        kept = [*layers.values(), *(prompt.layers or {}).values()]
+        for entry in kept:
+            detach(entry)
+        mx.async_eval([entry.state for entry in kept])
+        prompt.snapshots[snapshot.length] = snapshot
+        prompt.thin(min(self.max_bytes // SNAPSHOT_SHARE, self.max_bytes - prompt.nbytes))
+        self._prompts.append(prompt)
+        of_key = list(self._with_key(prompt.key))
+        for dropped in of_key[: -limits.CACHED_PROMPTS.value]:
+            self._prompts.remove(dropped)
+        self._count()
         self.shrink(self.max_bytes)
+
+    def _inherit(self, prompt: CachedPrompt) -> None:
+        """Takes the place of the prompts that the new one continues to their end. Those that it
+        continues from an earlier place are the next to be dropped."""
+        others = list(self._with_key(prompt.key))
+        superfluous = [other for other in others if prompt.inherit(other)]
+        earlier = [o for o in others if o not in superfluous and prompt.continues(o)]
+        rest = [p for p in self._prompts if p not in superfluous and p not in earlier]
+        self._prompts = [*earlier, *rest]
+        self._count()
+
+    def _count(self) -> None:
+        snapshots = {s for prompt in self._prompts for s in prompt.snapshots.values()}
+        self.nbytes = sum(p.nbytes for p in self._prompts) + sum(s.nbytes for s in snapshots)
 
     def _warn_too_large(self, tokens: int, nbytes: int) -> None:
         if not self._warned_too_large:
@@ -113,69 +154,20 @@ class PromptCache:
         self.shrink(self.max_bytes)
 
     def shrink(self, max_bytes: int) -> None:
-        """Drops entries until at most `max_bytes` are kept, least recently used keys first."""
-        for key in list(self._by_key):
-            excess = self.nbytes - max_bytes
-            if excess <= 0:
-                return
-            self._by_key[key].trim_to(n_bytes=int(self._by_key[key].nbytes) - excess)
-            if not len(self._by_key[key]):
-                del self._by_key[key]
+        """Drops prompts until at most `max_bytes` are kept."""
+        while self._prompts and self.nbytes > max_bytes:
+            self._prompts.pop(0)
+            self._count()
 
     def clear(self) -> None:
-        self._by_key.clear()
+        self._prompts = []
+        self._count()
 
     def forget(self, key: str) -> None:
         """Drops this key and the keys that begin with its parts, such as a model's adapters."""
-        for known in list(self._by_key):
-            if known == key or known.startswith(key + BETWEEN):
-                del self._by_key[known]
-
-
-class _Sequences(LRUPromptCache):
-    def __init__(self, max_size: int) -> None:
-        super().__init__(max_size)
-        self._trie = _Trie()
-
-    def known(self, key: str, tokens: list[int]) -> int:
-        found = self._trie.search(key, tokens)
-        if found.exact is not None:
-            return len(tokens)
-        return max(len(found.shorter or ()), found.common_prefix if found.longer else 0)
-
-
-class _Trie(PromptTrie):
-    def search(self, model: Any, tokens: list[int]) -> PromptTrieResult:
-        """Finds the same result as mlx-lm in linear time: mlx-lm copies the path to a longer
-        sequence at each step, which takes over a second for a long conversation."""
-        node, index, last = self._trie.get(model, {}), 0, 0
-        while index < len(tokens) and tokens[index] in node:
-            node = node[tokens[index]]
-            index += 1
-            last = index if VALUE in node else last
-        if last and last == len(tokens):
-            return PromptTrieResult(model, tokens, None, None, 0)
-        shorter = tokens[:last] or None
-        longer = tokens[:index] + _nearest(node) if index else None
-        return PromptTrieResult(model, None, shorter, longer, index)
-
-
-def _nearest(node: dict[Any, Any]) -> list[int]:
-    """Returns the tokens to the nearest value below the node; every branch of a trie has one."""
-    level: list[tuple[dict[Any, Any], Path]] = [(node, None)]
-    while True:
-        for below, path in level:
-            if VALUE in below:
-                return _unrolled(path)
-        level = [(child, (path, token)) for below, path in level for token, child in below.items()]
-
-
-def _unrolled(path: Path) -> list[int]:
-    tokens = []
-    while path is not None:
-        path, token = path
-        tokens.append(token)
-    return tokens[::-1]
+        within = key + BETWEEN
+        self._prompts = [p for p in self._prompts if p.key != key and not p.key.startswith(within)]
+        self._count()
 
 
 def _take_over(cache: Cache) -> None:
@@ -183,14 +175,3 @@ def _take_over(cache: Cache) -> None:
     allocates a row's cache in steps, and the used part has to be copied."""
     for entry in cache:
         mx.eval(entry.state)
-
-
-def _detach(entry: Any) -> None:
-    """Detaches a recurrent state from its batch: it is a slice, which would keep the states of all
-    rows in memory. Other caches are copied when they are extracted."""
-    match entry:
-        case ArraysCache():
-            entry.cache = [None if a is None else mx.contiguous(a) for a in entry.cache]
-        case CacheList():
-            for inner in entry.caches:
-                _detach(inner)

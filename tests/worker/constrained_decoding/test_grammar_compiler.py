@@ -25,6 +25,7 @@ from mlx_server.engine.messages import (
     Report,
     RowFailed,
     RowRefused,
+    RowTurnedAway,
     StepOutput,
     Thinking,
     Token,
@@ -437,11 +438,13 @@ class Gate:
         self.open = threading.Event()
         compile = grammar_compiler._compile
 
-        def held(source: str, vocabulary: Vocabulary) -> grammar_compiler.CompiledGrammar:
+        def held(
+            source: str, vocabulary: Vocabulary, prefix: Sequence[int]
+        ) -> grammar_compiler.CompiledGrammar:
             self.begun.append(source)
             self.arrivals.release()
             assert self.open.wait(60)
-            return compile(source, vocabulary)
+            return compile(source, vocabulary, prefix)
 
         monkeypatch.setattr(grammar_compiler, "_compile", held)
 
@@ -531,7 +534,10 @@ def test_what_takes_too_long_is_refused(
     assert {*refusals(reports)} == {0, 1}
     assert "longer than" in refusals(reports)[0]
     run(engine, ask(2, grammar=WORDS))
-    assert {*failures(run(engine, ask(3, grammar=JSON)))} == {3}  # they can't be stopped
+    reports = run(engine, ask(3, grammar=JSON))
+    (turned_away,) = of(RowTurnedAway, reports)  # no thread can be stopped
+    assert turned_away.row == 3
+    assert not failures(reports)
     lower(monkeypatch, "COMPILE_SECONDS", patience)
     gate.open.set()
     assert len(tokens_of(4, run(engine, ask(4, grammar=DIGITS)))) == 5

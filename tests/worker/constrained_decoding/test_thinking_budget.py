@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mlx_server.engine.messages import Generate, LoadModel, Report, Thinking, Token
@@ -255,6 +256,20 @@ def test_an_answer_begins_where_reasoning_was_ended(
     assert ids(tokens)[0] == IM_START
     assert ids(tokens).index(IM_END) == 1 + before
     assert tokens[-1].finish == "stop"
+
+
+@pytest.mark.parametrize("engine", ["tiny"], indirect=True)
+@pytest.mark.parametrize("grammar", [None, "start: /(?s:.*)/ <[1]> /(?s:.*)/\n"])
+def test_another_grammar_may_hold_from_there_on(engine: Engine, grammar: str | None) -> None:
+    letter, x, end = 3 + 70, 3 + ord("x") - ord("!"), [1]
+    thinking = msgspec.structs.replace(reasoning(2, end), rest="start: /x+/\n")
+    sampling = SamplingParams(temperature=0, logit_bias={letter: 90.0})
+    asked = ask(engine, 1, thinking, grammar=grammar, sampling=sampling, stop_tokens=[IM_END])
+    tokens, reports = answer(engine, asked)
+    assert not failures(reports)
+    assert ids(tokens)[:3] == [letter, letter, *end]
+    assert set(ids(tokens)[3:]) <= {x, IM_END}
+    assert x in ids(tokens)
 
 
 HARM = [

@@ -232,7 +232,7 @@ def test_a_scale_of_nothing_is_the_base(case: Case) -> None:
     prompt = a_prompt(40)
     (base,), (nothing,) = desk.together([Told(prompt)]), desk.together([Told(prompt, "one", 0.0)])
     assert nothing == base
-    assert desk.cached == {0: 0, 1: 38}
+    assert desk.cached == {0: 0, 1: 39}
 
 
 def test_prompts_of_a_token_or_two_keep_their_adapters(case: Case) -> None:
@@ -375,7 +375,7 @@ def test_a_prompt_is_known_only_to_what_computed_it(case: Case) -> None:
     for told in tolds * 2:  # one after the other
         (answer,) = desk.together([told])
         assert_same(answer, references[told.adapter, told.scale].answer(prompt))
-    assert list(desk.cached.values()) == [0] * 4 + [58] * 4
+    assert list(desk.cached.values()) == [0] * 4 + [59] * 4
 
 
 def test_other_weights_never_meet_the_old_prompts(case: Case, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_server.worker.prefill.prompt_cache import SHORTEST, PromptCache
+from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.worker.test_batch import a_prompt
 
 TOKEN = 2 * 2 * 16 * 4
@@ -58,7 +59,7 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert cache.fetch("m", [*prompt[:60], 999, 999])[1] == 60
     found, length = cache.fetch("m", prompt[:40])
     assert found
-    assert found[0].offset == length == 39  # of what is asked for, one token is left to compute
+    assert found[0].offset == length == 40
     assert cache.fetch("m", prompt[1:]) == (None, 0)
     assert cache.fetch("n", prompt) == (None, 0)
 
@@ -66,12 +67,12 @@ def test_the_longest_known_beginning_is_found() -> None:
 def test_what_is_too_short_is_neither_kept_nor_found() -> None:
     cache = PromptCache(1 << 20)
     prompt = a_prompt(100)
-    assert not cache.wants(prompt[: SHORTEST - 1])
-    assert cache.wants(prompt[:SHORTEST])
+    assert not cache.wants(prompt[: SHORTEST_STORED - 1])
+    assert cache.wants(prompt[:SHORTEST_STORED])
     cache.store("m", prompt, entry(100))
-    assert cache.fetch("m", prompt[: SHORTEST - 1]) == (None, 0)
-    assert cache.fetch("m", [*prompt[: SHORTEST - 1], *([999] * 30)]) == (None, 0)
-    assert cache.fetch("m", [*prompt[:SHORTEST], *([999] * 30)])[1] == SHORTEST
+    assert cache.fetch("m", prompt[: SHORTEST_STORED - 1]) == (None, 0)
+    assert cache.fetch("m", [*prompt[: SHORTEST_STORED - 1], *([999] * 30)]) == (None, 0)
+    assert cache.fetch("m", [*prompt[:SHORTEST_STORED], *([999] * 30)])[1] == SHORTEST_STORED
 
 
 def test_what_is_larger_than_the_whole_is_not_kept_and_drops_nothing() -> None:
@@ -102,14 +103,10 @@ def test_none_is_kept_where_none_is_wanted() -> None:
     assert known(cache, "m") == 0
 
 
-@pytest.mark.parametrize("used", ["stored", "fetched"])
-def test_the_key_that_was_used_the_longest_ago_is_dropped_first(used: str) -> None:
+def test_the_prompt_that_was_used_the_longest_ago_is_dropped_first() -> None:
     cache = PromptCache(1 << 20)
     filled(cache, "a", "b", "c")
-    if used == "stored":
-        cache.store("a", a_prompt(100, seed=9), entry(100))
-    else:
-        known(cache, "a")
+    known(cache, "a")
     cache.shrink(cache.nbytes - 1)
     assert known(cache, "b", seed=1) == 0
     cache.shrink(cache.nbytes - 1)
@@ -171,7 +168,7 @@ def computed(model: Any, tokens: list[int]) -> Cache:
     return cache
 
 
-@pytest.mark.parametrize(("asked", "length"), [(60, 60), (61, 60), (40, 39)])
+@pytest.mark.parametrize(("asked", "length"), [(60, 60), (61, 60), (40, 40)])
 def test_using_what_was_fetched_does_not_change_what_is_kept(
     tiny_model: Any, asked: int, length: int
 ) -> None:

@@ -1,0 +1,49 @@
+"""The replies to commands that are still to come."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from mlx_server.errors import ServerError
+
+
+class PendingReplies:
+    """Futures of replies by a key. Those of one key come in the order of its commands.
+
+    No two commands share a reply: what one of them loaded may be unloaded by the next.
+    """
+
+    def __init__(self) -> None:
+        self._futures: dict[Hashable, deque[asyncio.Future[Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    async def next(self, key: Hashable, send: Callable[[], None]) -> Any:
+        """Sends a command and waits for its reply, which comes even if the caller is cancelled."""
+        send()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # A cancelled caller never reads the exception; reading it here avoids a warning.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._futures.setdefault(key, deque()).append(future)
+        return await asyncio.shield(future)
+
+    def succeed(self, key: Hashable, reply: Any = None) -> None:
+        self._pop(key).set_result(reply)
+
+    def fail(self, key: Hashable, error: ServerError) -> None:
+        self._pop(key).set_exception(error)
+
+    def fail_all(self, error: ServerError) -> None:
+        for futures in self._futures.values():
+            for future in futures:
+                future.set_exception(error)
+        self._futures.clear()
+
+    def _pop(self, key: Hashable) -> asyncio.Future[Any]:
+        futures = self._futures[key]
+        future = futures.popleft()
+        if not futures:
+            del self._futures[key]
+        return future

@@ -1,0 +1,78 @@
+"""Finds out how much memory the caches of a model will take, before its weights are read.
+
+The model is built from config.json and given two prompts, but no value is ever computed: MLX knows
+the shapes of arrays that it has not evaluated, and these take no memory.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server.checkpoints.architectures import texts
+from mlx_server.engine.kv_cost import STEP, KvCost
+from mlx_server.worker.mlx_lm_internals import CacheList, make_prompt_cache
+from mlx_server.worker.weights import arrays, model_classes
+
+SHORT, LONG = 1, 1 + STEP
+"""Prompt lengths whose caches differ by one step."""
+
+
+def cache_cost(config: dict[str, Any]) -> KvCost:
+    """The cost of one row of a model with this config.json. Raises what mlx-lm raises for it."""
+    model_class, arguments = model_classes(config)
+    model = model_class(arguments.from_dict(config)).eval()
+    mx.random.seed(0)  # see weights.load
+    model.set_dtype(_activations(config))
+    try:
+        short, long = _caches(model, SHORT), _caches(model, LONG)
+    except ValueError as error:
+        if "[eval]" not in str(error):
+            raise
+        return _largest(model)  # DBRX looks at values while it computes
+    costs = [_cost(*pair) for pair in zip(short, long, strict=True)]
+    return KvCost(
+        per_token=sum(cost.per_token for cost in costs),
+        windowed_per_token=sum(cost.windowed_per_token for cost in costs),
+        window=max((cost.window for cost in costs), default=0),
+        fixed=sum(cost.fixed for cost in costs),
+    )
+
+
+def _activations(config: dict[str, Any]) -> mx.Dtype:
+    """The type that the model computes in; half precisions are loaded as float32 without Metal."""
+    types = {text.get(key) for text in texts(config) for key in ("dtype", "torch_dtype")}
+    return mx.bfloat16 if mx.metal.is_available() and "float32" not in types else mx.float32
+
+
+def _caches(model: nn.Module, tokens: int) -> list[Any]:
+    cache = make_prompt_cache(model)
+
+    def compute(prompt: mx.array) -> list[mx.array]:
+        model(prompt, cache=cache)
+        return []
+
+    # While MLX compiles a function it refuses to evaluate anything, which would create the weights.
+    mx.compile(compute)(mx.zeros((1, tokens), mx.int32))
+    return list(_leaves(cache))
+
+
+def _leaves(cache: Any) -> Iterator[Any]:
+    for each in cache:
+        yield from _leaves(each.caches) if isinstance(each, CacheList) else (each,)
+
+
+def _cost(short: Any, long: Any) -> KvCost:
+    """The cost of one layer, whose cache either grows with the tokens, or up to a window, or not
+    at all."""
+    if window := getattr(long, "max_size", 0):
+        return KvCost(windowed_per_token=long.nbytes // LONG, window=window)
+    per_token = -(-(long.nbytes - short.nbytes) // STEP)
+    return KvCost(per_token, fixed=max(0, short.nbytes - STEP * per_token))
+
+
+def _largest(model: nn.Module) -> KvCost:
+    """The cost if each layer caches keys and values as wide as the model."""
+    widest = max((array for array in arrays(model) if array.ndim == 2), key=lambda a: a.size)
+    return KvCost(2 * min(widest.shape) * widest.itemsize * len(make_prompt_cache(model)))

@@ -1,0 +1,153 @@
+"""One cached prompt, and the lengths at which it can be continued.
+
+The layers of a KV cache can be cut back to any shorter length. Recurrent states and sliding
+windows can't: of these layers a cached prompt keeps snapshots, and it can be continued only where
+it has one.
+"""
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_server import limits
+from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, QuantizedKVCache
+from mlx_server.worker.replay_model import ReplayCache
+
+Cache = list[Any]
+"""One entry of mlx-lm's for each layer."""
+
+Layers = dict[int, Any]
+"""Some of a cache's entries, by the number of the layer."""
+
+Ids = NDArray[np.uint32]
+
+
+def ids_of(tokens: Iterable[int]) -> Ids:
+    return np.fromiter(tokens, np.uint32)
+
+
+def common_length(a: Ids, b: Ids) -> int:
+    """Returns the number of first tokens that are the same."""
+    shorter = min(len(a), len(b))
+    differs = a[:shorter] != b[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
+def can_always_be_cut(entry: Any) -> bool:
+    """Whether this entry of a cache can be trimmed to any length, however long it becomes."""
+    if isinstance(entry, CacheList):
+        return all(map(can_always_be_cut, entry.caches))
+    return isinstance(entry, KVCache | QuantizedKVCache | ReplayCache)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The layers that can't always be cut back, as they were after `length` tokens.
+
+    Cached prompts with the same beginning share it."""
+
+    length: int
+    layers: Layers
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(entry.nbytes) for entry in self.layers.values())
+
+    def reaches(self, length: int) -> int:
+        """Returns how many of the first `length` tokens it can restore."""
+        if self.length <= length:
+            return self.length
+        return length if all(entry.is_trimmable() for entry in self.layers.values()) else 0
+
+    def restored(self, length: int) -> Layers:
+        return _trimmed(self.layers, self.length - length)
+
+
+@dataclass(eq=False)
+class CachedPrompt:
+    key: str
+    tokens: Ids
+    layers: Layers | None
+    """The layers that can always be cut back; None while the prompt is still being computed."""
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    """By their length."""
+    continued_from: int = 0
+    """The length from which the conversation's next prompt is expected to differ."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes without the snapshots."""
+        return sum(int(entry.nbytes) for entry in (self.layers or {}).values())
+
+    def reaches(self, tokens: Ids) -> tuple[int, Snapshot | None]:
+        """Returns the length of the longest prefix of `tokens` that it can restore, and how."""
+        if self.layers is None:
+            return 0, None
+        common = common_length(self.tokens, tokens)
+        nearest = max(self.snapshots.values(), key=lambda each: each.reaches(common))
+        length = nearest.reaches(common)
+        return length, nearest if length else None
+
+    def restored(self, length: int, snapshot: Snapshot) -> Cache:
+        """Returns a copy of the cache as it was after `length` tokens. Arrays are shared until one
+        side writes."""
+        assert self.layers is not None
+        cut = _trimmed(self.layers, len(self.tokens) - length)
+        both = cut | snapshot.restored(length)
+        return [both[layer] for layer in sorted(both)]
+
+    def inherit(self, other: "CachedPrompt") -> bool:
+        """Takes over the other prompt's snapshots of the common beginning. Returns whether this
+        prompt makes the other one superfluous."""
+        common = common_length(self.tokens, other.tokens)
+        shared = {n: each for n, each in other.snapshots.items() if n <= common}
+        self.snapshots = shared | self.snapshots
+        is_prefix = common == len(other.tokens)
+        return is_prefix and (self.layers is not None or other.layers is None)
+
+    def continues(self, other: "CachedPrompt") -> bool:
+        """Whether this is a later turn of the other one's conversation."""
+        start = other.continued_from
+        return 0 < start <= common_length(self.tokens, other.tokens)
+
+    def thin(self, most_bytes: int) -> None:
+        """Drops snapshots until their number and bytes are within the limits: at each time the one
+        whose loss leaves the shortest gap between its neighbours, and the longest two last."""
+        while len(self.snapshots) > 1 and (
+            len(self.snapshots) > limits.PROMPT_SNAPSHOTS.value
+            or sum(each.nbytes for each in self.snapshots.values()) > most_bytes
+        ):
+            places = [0, *sorted(self.snapshots)]
+            inner = range(1, len(places) - 2) or [1]
+            least = min(inner, key=lambda at: places[at + 1] - places[at - 1])
+            del self.snapshots[places[least]]
+
+
+def split(cache: Cache) -> tuple[Layers, Layers]:
+    """Returns the layers that can always be cut back, and the others."""
+    cut = {layer: entry for layer, entry in enumerate(cache) if can_always_be_cut(entry)}
+    return cut, {layer: entry for layer, entry in enumerate(cache) if layer not in cut}
+
+
+def detach(entry: Any) -> None:
+    """Detaches a recurrent state from its batch: it is a slice, which would keep the states of all
+    rows in memory. Other caches are copied when they are extracted."""
+    match entry:
+        case ArraysCache():
+            entry.cache = [None if a is None else mx.contiguous(a) for a in entry.cache]
+        case CacheList():
+            for inner in entry.caches:
+                detach(inner)
+
+
+def _trimmed(layers: Layers, tokens: int) -> Layers:
+    copies = {layer: deepcopy(entry) for layer, entry in layers.items()}
+    for entry in copies.values():
+        if tokens:
+            entry.trim(tokens)
+    return copies

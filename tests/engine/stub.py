@@ -1,0 +1,45 @@
+"""An engine without a process: it is ready at once and loads anything."""
+
+from collections.abc import Sequence
+
+from mlx_server.engine.client import EngineClient, OnLoading
+from mlx_server.engine.kv_cost import NOTHING, KvCost
+from mlx_server.engine.messages import ModelLoaded, Ready
+from mlx_server.errors import ServerError
+
+
+class StubEngine(EngineClient):
+    def __init__(self, vocabulary: int, kv: KvCost = NOTHING) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        self._kv = kv
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    async def start(self) -> Ready:
+        return Ready(0, metal=False, recommended_bytes=None)
+
+    async def stop(self, error: ServerError | None = None) -> None: ...
+
+    def limit_memory(self, max_bytes: int) -> None: ...
+
+    def limit_cache(self, max_bytes: int) -> None: ...
+
+    async def load(
+        self,
+        model: str,
+        path: str,
+        progress: OnLoading,
+        stop_tokens: Sequence[int] = (),
+        tokenizer: str = "",
+    ) -> ModelLoaded:
+        self.read(path)
+        return ModelLoaded(model, self._vocabulary, 0)
+
+    def read(self, path: str) -> None:
+        """Called with the folder of a model that is loaded."""
+
+    async def kv_cost(self, model: str, path: str) -> KvCost:
+        return self._kv

@@ -1,0 +1,130 @@
+"""Conversations whose earlier thoughts are dropped compute each token once, on every kind of cache,
+and answer as an engine without a prompt cache does."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mlx_server.engine.messages import CancelRows, Generate
+from tests.worker.kinds import KINDS
+from tests.worker.test_kinds import GREEDY, Bench
+
+pytestmark = pytest.mark.tables
+
+ONE_OF_EACH = [
+    kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "gemma3", "mamba2", "lfm2")
+]
+
+
+@pytest.fixture(scope="module", params=ONE_OF_EACH, ids=lambda kind: kind.name)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(request.param.save(tmp_path_factory.mktemp("sessions") / request.param.name))
+
+
+class Session:
+    """A conversation as an agent has it: thoughts of earlier turns are not sent again."""
+
+    TAIL = (301, 302)
+    """Opens the answer's thoughts."""
+
+    def __init__(self, random: Random, system: Sequence[int]) -> None:
+        self._random = random
+        self._system = len(system)
+        self._history = list(system)
+
+    def words(self, count: int) -> list[int]:
+        return [self._random.randrange(256) for _ in range(count)]
+
+    def prompt(self) -> Generate:
+        last_user = len(self._history)
+        self._history += self.words(self._random.randint(40, 120))
+        end = len(self._history)
+        request = Generate(0, "m", [*self._history, *self.TAIL], 12, [], GREEDY)
+        request.branches = [self._system, last_user, end]
+        request.continued_from = end
+        return request
+
+    def answered(self, tokens: Sequence[int]) -> None:
+        self._history += tokens[4:]  # the first four are thoughts
+
+
+class Counted:
+    """An engine, and the tokens that it computed although it had computed them before."""
+
+    def __init__(self, path: Path) -> None:
+        self.bench = Bench(path, cache_bytes=1 << 30)
+        self._seen: list[list[int]] = []
+        self.prompt_tokens = self.again = 0
+
+    def answer(self, request: Generate) -> list[int]:
+        self.bench._next += 1
+        request.row = self.bench._next
+        self.bench.engine.handle(request)
+        tokens = self.bench.finish()[request.row]
+        ideal = max((_common(request.prompt, seen) for seen in self._seen), default=0)
+        computed = len(request.prompt) - self.bench.cached[request.row]
+        self.prompt_tokens += len(request.prompt)
+        self.again += computed - (len(request.prompt) - ideal)
+        self._seen.append([*request.prompt, *tokens])
+        return tokens
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    pairs = zip(a, b, strict=False)
+    return next((at for at, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+
+
+def turns(seed: int, count: int) -> Iterator[Session]:
+    """Whose turn it is: two sessions with one system prompt."""
+    random = Random(seed)
+    system = [random.randrange(256) for _ in range(200)]
+    sessions = [Session(random, system) for _ in range(2)]
+    for turn in range(count):
+        yield sessions[turn % 2]
+
+
+def test_each_token_is_computed_once(path: Path) -> None:
+    engine = Counted(path)
+    for session in turns(seed=1, count=12):
+        session.answered(engine.answer(session.prompt()))
+    # the prompt's last token is always computed, and no place is kept right before another one
+    assert engine.again <= 0.02 * engine.prompt_tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_those_of_a_cold_engine(path: Path, seed: int) -> None:
+    warm, cold = Counted(path), Bench(path)
+    for session in turns(seed, count=8):
+        request = session.prompt()
+        tokens = warm.answer(request)
+        assert tokens == cold.answer(request.prompt)
+        session.answered(tokens)
+
+
+def test_prompts_with_places_are_computed_together_as_alone(path: Path) -> None:
+    cold = Bench(path)
+    sessions = list(turns(seed=5, count=2))
+    requests = [session.prompt() for session in (*sessions, *sessions)]
+    expected = [cold.answer(request.prompt) for request in requests]
+    warm = Bench(path, cache_bytes=1 << 30)
+    for number, request in enumerate(requests, 1):
+        request.row = number
+        warm.engine.handle(request)
+    answers = warm.finish()
+    assert [answers[request.row] for request in requests] == expected
+
+
+def test_a_prompt_whose_client_left_goes_on_where_it_was(path: Path) -> None:
+    cold, warm = Bench(path), Bench(path, cache_bytes=1 << 30)
+    random = Random(4)
+    prompt = [random.randrange(256) for _ in range(3000)]
+    row = warm.begin(prompt)
+    while not warm.cached:
+        warm.step()
+    warm.engine.handle(CancelRows([row]))
+    again = warm.begin(prompt)
+    answer = warm.finish()[again]
+    assert warm.cached[again] > 0
+    assert answer == cold.answer(prompt)

@@ -1,0 +1,123 @@
+"""The cost of a row's caches, found without weights, held against what the caches really take."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.kv_cost import STEP, KvCost
+from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
+from mlx_server.worker.cache_cost import cache_cost
+from mlx_server.worker.mlx_lm_internals import make_prompt_cache
+from mlx_server.worker.weights import model_classes
+from mlx_server.worker.worker import Engine
+from tests.worker.architectures import ARCHITECTURES, CONFIGS
+from tests.worker.kinds import SIZES
+
+TOKENS = (1, STEP, 300, 2 * STEP + 3)
+
+LOOSE = {"llama4", "deepseek_v41"}
+"""Their caches give up tokens in their own ways; they are counted as if they kept all of them."""
+
+LOOKS = {
+    "model_type": "dbrx",
+    "n_layers": 4,
+    "vocab_size": 320,
+    "d_model": 64,
+    "n_heads": 4,
+    "ffn_config": {"moe_top_k": 2, "moe_num_experts": 4, "ffn_hidden_size": 128},
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+}
+"""A model that looks at values while it computes."""
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(json.dumps({**SIZES, **CONFIGS[name]}))
+    return config
+
+
+def real_bytes(config: dict[str, Any], tokens: int) -> int:
+    """After a prefill in pieces and the decoding of some tokens one by one."""
+    model_class, arguments = model_classes(config)
+    model = model_class(arguments.from_dict(config)).eval()
+    model.set_dtype(mx.float32)
+    cache = make_prompt_cache(model)
+    steps = min(tokens, 3)
+    prompt = tokens - steps
+    for step in [min(128, prompt - done) for done in range(0, prompt, 128)] + [1] * steps:
+        mx.eval(model(mx.zeros((1, step), mx.int32), cache=cache))
+    return sum(layer.nbytes for layer in cache)
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize("name", [kind.name for kind in ARCHITECTURES])
+def test_it_is_never_below_and_at_most_twice_the_truth(name: str) -> None:
+    cost = cache_cost({**config_of(name), "dtype": "float32"})
+    for tokens in TOKENS:
+        real = real_bytes(config_of(name), tokens)
+        assert real <= cost.for_tokens(tokens)
+        assert tokens < STEP or name in LOOSE or cost.for_tokens(tokens) <= 2.05 * real
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next", "mamba2", "dbrx"])
+def test_nothing_is_computed_for_it(name: str) -> None:
+    config = LOOKS if name == "dbrx" else config_of(name)
+    large = {**config, "vocab_size": 1 << 20}
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    cache_cost(large)
+    assert mx.get_peak_memory() - before < 1 << 16 < 64 << 20, "the embeddings alone take 64 MiB"
+
+
+def test_windows_are_counted_up_to_their_size() -> None:
+    cost = cache_cost({**config_of("llama-sliding"), "dtype": "float32"})
+    assert cost == KvCost(2 * 512, 2 * 512, window=32)
+    assert cost.for_tokens(1000) == (1000 + STEP - 1) * 1024 + 32 * 1024
+
+
+def test_states_are_counted_once() -> None:
+    cost = cache_cost(config_of("mamba2"))
+    assert cost.for_tokens(1) == cost.for_tokens(100_000) == cost.fixed > 0
+
+
+def test_a_model_that_looks_at_values_is_taken_for_a_large_one() -> None:
+    cost = cache_cost({**LOOKS, "dtype": "float32"})
+    assert cost == KvCost(4 * 2 * 64 * 4)
+    assert cost.for_tokens(300) >= real_bytes(LOOKS, 300)
+
+
+@pytest.mark.parametrize(
+    ("metal", "named", "factor"),
+    [
+        (True, {}, 1),
+        (True, {"torch_dtype": "float16"}, 1),
+        (True, {"dtype": "float32"}, 2),
+        (True, {"text_config": {"dtype": "float32"}}, 2),
+        (False, {}, 2),
+    ],
+)
+def test_values_have_the_size_of_what_the_model_computes_in(
+    monkeypatch: pytest.MonkeyPatch, metal: bool, named: dict[str, Any], factor: int
+) -> None:
+    monkeypatch.setattr("mlx.core.metal.is_available", lambda: metal)
+    assert cache_cost({**config_of("llama"), **named}) == KvCost(factor * 4 * 2 * 2 * 32 * 2)
+
+
+@pytest.mark.parametrize("named", [{}, {"num_hidden_layers": "4"}, {"vocab_size": -1}])
+def test_a_config_that_mlx_lm_does_not_take_is_reported(
+    tmp_path: Path, named: dict[str, Any]
+) -> None:
+    config = {**config_of("llama"), **named} if named else {"model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    [report] = Engine().handle(MeasureCache("m", str(tmp_path)))
+    assert isinstance(report, CacheNotMeasured)
+    assert (report.model, bool(report.message)) == ("m", True)
+
+
+def test_the_engine_measures_what_it_has_not_loaded(tiny_path: Path) -> None:
+    engine = Engine()
+    [report] = engine.handle(MeasureCache("m", str(tiny_path)))
+    assert report == CacheMeasured("m", KvCost(2 * 2 * 2 * 16 * 4))
+    assert engine.doing == "idle"
