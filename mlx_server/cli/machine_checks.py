@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_server.cli.tables.adapters import rows_of
+from mlx_server.cli.transcripts import transcript_checks
 from mlx_server.config.models_yaml import check_file, find_file, load_settings
 from mlx_server.config.settings import ServerSettings, Settings
 from mlx_server.engine.blas import fast_blas
@@ -207,6 +208,7 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
         yield _budget(settings.server, working_set)
         yield _port(settings.server)
         yield from _adapters(settings)
+        yield from _transcripts(settings)
 
 
 def _changed_settings(server: ServerSettings) -> Iterator[Check]:
@@ -256,6 +258,17 @@ def _adapters(settings: Settings) -> Iterator[Check]:
             yield Check("fail", "adapters", f"{row.name}: {row.wrong[0]}")
     if good := [row.name for row in rows if row.is_ok]:
         yield Check("ok", "adapters", ", ".join(good))
+
+
+def _transcripts(settings: Settings) -> Iterator[Check]:
+    good = []
+    for check in transcript_checks(settings):
+        for problem in check.problems:
+            yield Check("fail", "replay", f"{check.model}: {problem}")
+        if not check.problems:
+            good.append(f"{check.model}: {check.file}, {check.entries} entries")
+    if good:
+        yield Check("ok", "replay", "; ".join(good))
 
 
 def report(checks: Iterable[Check], console: Console) -> bool:

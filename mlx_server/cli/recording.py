@@ -20,6 +20,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
+from mlx_server.sources.transcript_entry import facts_of
 
 Entry = dict[str, Any]
 
@@ -86,12 +87,13 @@ async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
     finish = tokens[-1].finish
     # the replay model adds the stop token itself
     ids = [token.id for token in (tokens[:-1] if finish == "stop" else tokens)]
-    entry = {"match": _last_user_text(request), "output": prepared.checkpoint.tokenizer.raw(ids)}
+    entry = {**_conditions(request), "output": prepared.checkpoint.tokenizer.raw(ids)}
     return entry | ({"finish": "length"} if finish == "length" else {})
 
 
-def _last_user_text(request: GenerateRequest) -> str:
+def _conditions(request: GenerateRequest) -> Entry:
+    """By the last user text, and by the turn for all but the first answer of a conversation."""
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
-    texts = [m.content for m in conversation.messages if m.role == "user"]
-    return texts[-1] if texts else ""
+    facts = facts_of(conversation, ())
+    return {"match": facts.user} | ({"turn": facts.turn} if facts.turn > 1 else {})

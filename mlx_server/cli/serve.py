@@ -72,6 +72,9 @@ def serve(
         from mlx_server.cli.discovery import with_local_models
 
         settings = with_local_models(settings)
+    from mlx_server.cli.transcripts import check_transcripts
+
+    check_transcripts(settings)
     if models:
         from mlx_server.cli.startup import check_named
 

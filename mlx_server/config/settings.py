@@ -128,6 +128,9 @@ def _http_url(url: str) -> str:
 Name = Annotated[str, AfterValidator(_printable)]
 Source = Annotated[str, Field(min_length=1), AfterValidator(located)]
 Folder = Annotated[Path, BeforeValidator(_folder)]
+TagName = Annotated[str, Field(pattern=r"^[\w:-]{1,64}$")]
+"""A tag's name, without its brackets."""
+
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 Bytes = Annotated[int, Field(gt=0), BeforeValidator(_bytes)]
 Wired = Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)]
@@ -211,6 +214,8 @@ class AdapterSettings(_Frozen):
     """Whether it is never evicted."""
     allow_other_base: bool = False
     """Whether it is served if its shapes fit, even if its config names another base model."""
+    description: Annotated[str, Field(max_length=1000)] | None = None
+    """A sentence for clients, in `/v1/models`."""
 
 
 class RepairSettings(_Frozen):
@@ -221,6 +226,7 @@ class RepairSettings(_Frozen):
     coerce: bool = True
     promote_reasoning: bool = True
     retries: int = Field(default=1, ge=0, le=4)
+    repeats: int | None = Field(default=None, ge=1, le=1000)
     continuations: int = Field(default=1, ge=0, le=4)
     streaming: Literal["live", "accumulate"] = "live"
 
@@ -243,6 +249,17 @@ class ModelSettings(_Frozen):
     constrain_calls: bool | None = None
     """Whether a grammar makes calls that the model begins by itself follow their tool's schema.
     None: yes, except for replay models, which play what was recorded."""
+    include_raw: Literal["auto", "always", "never"] = "auto"
+    """Whether answers have the model's raw output; auto: where a request sets `include_raw`."""
+    tools_in_prompt: Literal["auto", "never"] = "auto"
+    """Whether tools are described in the system prompt if the chat template has no place for
+    them."""
+    schema_in_prompt: Literal["auto", "never"] = "auto"
+    """Whether the prompt describes the schema that an answer must follow."""
+    misplaced_calls: Literal["make", "text"] = "make"
+    """Whether calls that the model writes as JSON, instead of in its own format, are made."""
+    reasoning_tags: tuple[TagName, ...] | None = None
+    """Tags in which the model writes its reasoning, besides those of its family."""
     repair: RepairSettings = RepairSettings()
     preload: bool = False
     pinned: bool = False

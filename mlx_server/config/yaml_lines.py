@@ -1,4 +1,8 @@
-"""YAML with the line of every key, so that messages can name the line of a mistake."""
+"""YAML with the line of every key, so that messages can name the line of a mistake.
+
+ruamel.yaml knows these lines too, but stops at the first duplicate key, expands aliases, takes 2.5
+times as long, and by YAML 1.2 reads `yes` as text.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path

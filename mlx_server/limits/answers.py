@@ -79,14 +79,14 @@ HARMONY_HEADER_TOKENS = Limit(
     per="response",
     beyond="it counts as text",
 )
-STRAY_MARKS = Limit(
+STRAY_DELIMITERS = Limit(
     bounds="stray delimiters between two calls of an answer that follows a grammar",
     value=2,
     unit="items",
     per="response",
     beyond="the grammar allows no more",
 )
-KNOWN_MARKS = Limit(
+CACHED_DELIMITER_SETS = Limit(
     bounds="sets of delimiters for which the parsers cache a pattern, in each of two caches",
     value=1024,
     unit="items",
@@ -103,14 +103,14 @@ READ_JSON_CHARACTERS = Limit(
     per="response",
     beyond="it stays as the model wrote it",
 )
-MENDED_JSON_CHARACTERS = Limit(
+REPAIRED_JSON_CHARACTERS = Limit(
     bounds="JSON in which syntax errors are repaired",
     value=256 << 10,
     unit="characters",
     per="response",
     beyond="it stays as the model wrote it",
 )
-MENDED_JSON_LOOKS = Limit(
+REPAIRED_JSON_STEPS = Limit(
     bounds="the characters of JSON to be repaired, times the places where a value may end",
     value=50_000_000,
     unit="items",

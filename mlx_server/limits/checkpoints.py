@@ -39,14 +39,14 @@ VOCABULARY_TOKENS = Limit(
     per="model",
     beyond="the model is unusable",
 )
-REASONING_MARKS = Limit(
+REASONING_DELIMITERS = Limit(
     bounds="delimiters that end reasoning",
     value=64,
     unit="items",
     per="model",
     beyond="the request fails",
 )
-REASONING_MARK_TOKENS = Limit(
+REASONING_DELIMITER_TOKENS = Limit(
     bounds="a delimiter that ends reasoning",
     value=256,
     unit="tokens",
@@ -66,6 +66,14 @@ CACHED_PROMPTS = Limit(
     unit="items",
     per="model",
     beyond="the least recently used is dropped",
+)
+
+PROMPT_SNAPSHOTS = Limit(
+    bounds="snapshots of a cached prompt's recurrent states and sliding windows",
+    value=16,
+    unit="items",
+    per="request",
+    beyond="the one whose neighbours are the nearest is dropped",
 )
 
 # Adapters

@@ -77,7 +77,7 @@ SCHEMA_CHOICES = Limit(
     per="request",
     beyond="if the schema is strict, 400; otherwise they are not enforced, and the answer says so",
 )
-SCHEMA_APART_DEPTH = Limit(
+SCHEMA_DISJOINT_DEPTH = Limit(
     bounds="levels of two schemas that are compared to see whether they are disjoint",
     value=8,
     unit="items",
@@ -91,19 +91,19 @@ SCHEMA_COMPARISONS = Limit(
     per="request",
     beyond="further pairs count as not disjoint",
 )
-SCHEMA_WAYS = Limit(
-    bounds="orders of one object's members that a grammar allows",
+SCHEMA_VARIANTS = Limit(
+    bounds="variants of one object's schema that a grammar distinguishes",
     value=32,
     unit="items",
     per="request",
-    beyond="fewer orders are allowed",
+    beyond="fewer variants are distinguished",
 )
-SCHEMA_WAYS_MEMBERS = Limit(
-    bounds="members in all these orders together",
+SCHEMA_VARIANT_MEMBERS = Limit(
+    bounds="members in all these variants together",
     value=600,
     unit="items",
     per="request",
-    beyond="fewer orders are allowed",
+    beyond="fewer variants are distinguished",
 )
 PATTERN_CHARACTERS = Limit(
     bounds="a regular expression in a schema or grammar",
@@ -243,7 +243,7 @@ COMPILE_THREADS = Limit(
     value=2,
     unit="threads",
     per="server",
-    beyond="further grammars wait",
+    beyond="further grammars wait; 503 while all of these are past their time",
 )
 COMPILE_STACK_BYTES = Limit(
     bounds="the stack of a thread that compiles grammars",

@@ -59,3 +59,10 @@ TEMPLATE_SOURCE = Limit(
     per="model",
     beyond="500 model_unusable",
 )
+SCHEMA_PROMPT_TOKENS = Limit(
+    bounds="the schema of an answer in its prompt, and at most an eighth of the context",
+    value=2048,
+    unit="tokens",
+    per="request",
+    beyond="the prompt does not describe it, and `x-mlx-server-ignored` has `schema_in_prompt`",
+)

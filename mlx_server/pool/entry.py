@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlx_server.errors import ServerError
 from mlx_server.lora.catalog import AdapterCatalog
-from mlx_server.pool.prepare import ModelSpec, PreparedModel
+from mlx_server.pool.prepare import Capabilities, ModelSpec, PreparedModel
 
 OnProgress = Callable[[str, str, int, int], None]
 """Arguments: model id, description of the work, amount done, total amount."""
@@ -74,3 +74,5 @@ class PoolEntry:
     """Whether its answers are computed in one batch; None until it has been loaded once."""
     on_disk: AdapterCatalog | None = None
     """The adapters found on disk; used until the model's own files have been read."""
+    capabilities: Capabilities | None = None
+    """Those found on disk; used until the model's own files have been read."""

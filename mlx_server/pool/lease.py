@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mlx_server.checkpoints.memory_estimate import KvCost
 from mlx_server.engine.client import EngineClient
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import Generate, PrefillProgress, Token
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.pool.actions import Ticket

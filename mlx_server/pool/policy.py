@@ -28,33 +28,7 @@ from mlx_server.pool.actions import (
 )
 from mlx_server.pool.fair_order import FairOrder
 from mlx_server.pool.reservations import Reservation, ReservedMemory, bytes_alone
-
-
-@dataclass
-class _PolicyModel:
-    id: str
-    facts: ModelFacts
-    weights: int
-    extra_bytes: int = 0
-    state: State = "unloaded"
-    leases: int = 0
-    last_used: float | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.weights + self.extra_bytes
-
-    @property
-    def is_present(self) -> bool:
-        return self.state in ("loading", "ready")
-
-    @property
-    def must_stay(self) -> bool:
-        return self.is_present and self.facts.pinned
-
-    @property
-    def evictable(self) -> bool:
-        return self.state == "ready" and not self.leases and not self.facts.pinned
+from mlx_server.pool.resident_models import ResidentModel, ResidentModels, victims
 
 
 @dataclass
@@ -85,7 +59,7 @@ class Policy:
         """The bytes by which `lower` has reduced the budget."""
         self.cache = 0
         """Bytes of the prompt cache, after the `ShrinkCache` actions returned so far."""
-        self._models = {id: _PolicyModel(id, facts, facts.weights) for id, facts in models.items()}
+        self._models = ResidentModels(models)
         self._waiting: list[Reservation] = []
         self._granted: dict[Ticket, Reservation] = {}
         self._order = FairOrder()
@@ -146,7 +120,7 @@ class Policy:
         return self._settle(now)
 
     def loaded(self, model: str, nbytes: int, now: float) -> Actions:
-        self._change_state(model, "loading", "ready")
+        self._models[model].enter("ready", before="loading")
         self._models[model].weights = nbytes
         self._models[model].last_used = now
         return self._settle(now)
@@ -158,7 +132,7 @@ class Policy:
 
     def load_failed(self, model: str, now: float) -> Actions:
         """Refuses all tickets that wait for the model; a later request loads it again."""
-        self._change_state(model, "loading", "unloaded")
+        self._models[model].enter("unloaded", before="loading")
         for reservation in [
             reservation for reservation in self._waiting if reservation.model == model
         ]:
@@ -167,7 +141,7 @@ class Policy:
 
     def unloaded(self, model: str, now: float) -> Actions:
         """Reports that the model's memory has been given back to the system."""
-        self._change_state(model, "unloading", "unloaded")
+        self._models[model].enter("unloaded", before="unloading")
         self._models[model].extra_bytes = 0
         return self._settle(now)
 
@@ -181,8 +155,8 @@ class Policy:
         """Forgets what was in memory and voids all leases; waiting tickets go on waiting."""
         self._granted.clear()
         self.cache = 0
-        for model in self._models.values():
-            model.state, model.leases, model.extra_bytes = "unloaded", 0, 0
+        for model in self._models:
+            model.forget()
         return self._settle(now)
 
     def preload(self, model: str, now: float) -> Actions:
@@ -202,8 +176,7 @@ class Policy:
 
         It loses half of what it leaves to caches; the weights in memory still fit.
         """
-        weights = sum(m.nbytes for m in self._models.values() if m.state != "unloaded")
-        less = max(0, self.budget - weights) // 2
+        less = max(0, self.budget - self._models.nbytes) // 2
         self.budget -= less
         self.lowered += less
         return self._settle(now)
@@ -214,15 +187,14 @@ class Policy:
     def next_deadline(self) -> float | None:
         """Returns when `tick` is due if no other event comes first."""
         due = [self._late_at(reservation) for reservation in self._waiting]
-        due += [self._stale_at(model) for model in self._models.values()]
+        due += [self._stale_at(model) for model in self._models]
         return min((at for at in due if at is not None), default=None)
 
     def state(self, model: str) -> State:
         return self._models[model].state
 
     def views(self) -> dict[str, PolicyView]:
-        models = self._models.items()
-        return {id: PolicyView(m.state, m.leases, m.nbytes, m.last_used) for id, m in models}
+        return {m.id: PolicyView(m.state, m.leases, m.nbytes, m.last_used) for m in self._models}
 
     def room(self, model: str) -> int:
         """The bytes that rows of the model can take if no other rows exist."""
@@ -242,11 +214,7 @@ class Policy:
 
     @property
     def used(self) -> int:
-        return self._weights + self.kv_reserved + self.cache
-
-    @property
-    def _weights(self) -> int:
-        return sum(m.nbytes for m in self._models.values() if m.state != "unloaded")
+        return self._models.nbytes + self.kv_reserved + self.cache
 
     @property
     def _reserved(self) -> ReservedMemory:
@@ -260,12 +228,11 @@ class Policy:
     @property
     def _free(self) -> int:
         """Free bytes, the prompt cache's included; negative if a model exceeds its estimate."""
-        return self.budget - self._weights - self._reserved.nbytes
+        return self.budget - self._models.nbytes - self._reserved.nbytes
 
     @property
     def _free_soon(self) -> int:
-        unloading = (m.nbytes for m in self._models.values() if m.state == "unloading")
-        return self._free + sum(unloading)
+        return self._free + self._models.unloading
 
     def _settle(self, now: float) -> Actions:
         self._preempt()
@@ -274,7 +241,7 @@ class Policy:
         if self._refuse_late(now):
             self._serve(now)
         self._unload_stale(now)
-        self._evict(-self._free_soon, self._evictable())
+        self._evict(-self._free_soon, self._models.evictable())
         return self._taken()
 
     def _preempt(self) -> None:
@@ -316,11 +283,9 @@ class Policy:
         needed, available = model.nbytes + bytes_alone(reservation), self._available(model)
         return NeverFits(needed, available) if needed > available else None
 
-    def _available(self, model: _PolicyModel) -> int:
+    def _available(self, model: ResidentModel) -> int:
         """The bytes that the model and its rows can take next to the pinned models in memory."""
-        return self.budget - sum(
-            m.nbytes for m in self._models.values() if m.must_stay and m is not model
-        )
+        return self.budget - self._models.pinned_next_to(model)
 
     def _may_grant(self, reservation: Reservation, queue: _WaitQueue) -> bool:
         return (
@@ -349,7 +314,7 @@ class Policy:
         if earlier.preempted:
             return False
         passing = [reservation.at_its_end, *(each.at_its_end for each in self._passed(earlier))]
-        present = {m.id for m in self._models.values() if m.must_stay} | {p.model for p in passing}
+        present = {m.id for m in self._models if m.must_stay} | {p.model for p in passing}
         present |= {id for id in queue.models if self._models[id].facts.pinned}
         taken, weights = ReservedMemory(passing), sum(self._models[id].nbytes for id in present)
         needs = self._needs(earlier, taken, earlier.model in present)
@@ -387,28 +352,15 @@ class Policy:
     def _make_room(self, room: int, keep: set[str]) -> bool:
         """Evicts idle models to free `room` bytes, or none and returns False if that can't do."""
         missing = room - self._free_soon
-        idle = [model for model in self._evictable() if model.id not in keep]
+        idle = self._models.evictable(keep)
         if missing > sum(model.nbytes for model in idle):
             return False
         self._evict(missing, idle)
         return True
 
-    def _evictable(self) -> list[_PolicyModel]:
-        """Least recently used first."""
-        idle = (model for model in self._models.values() if model.evictable)
-        return sorted(idle, key=lambda model: model.last_used or 0.0)
-
-    def _evict(self, missing: int, idle: list[_PolicyModel]) -> None:
-        victims: list[_PolicyModel] = []
-        for model in idle:
-            if missing > 0:
-                victims.append(model)
-                missing -= model.nbytes
-        for model in victims:
-            if missing + model.nbytes <= 0:  # the other victims free enough without it
-                missing += model.nbytes
-            else:
-                self._unload(model)
+    def _evict(self, missing: int, idle: list[ResidentModel]) -> None:
+        for model in victims(missing, idle):
+            self._unload(model)
 
     def _grant(self, reservation: Reservation, now: float) -> None:
         self._shrink_cache(self._reserved.more_now(reservation))
@@ -434,12 +386,12 @@ class Policy:
         self._waiting.remove(reservation)
         self._actions.append(Refuse(reservation.ticket, reason))
 
-    def _load(self, model: _PolicyModel) -> None:
+    def _load(self, model: ResidentModel) -> None:
         self._shrink_cache(model.nbytes)
         model.state = "loading"
         self._actions.append(LoadAction(model.id))
 
-    def _unload(self, model: _PolicyModel) -> None:
+    def _unload(self, model: ResidentModel) -> None:
         model.state = "unloading"
         self._actions.append(UnloadAction(model.id))
 
@@ -465,19 +417,15 @@ class Policy:
         return None if loading else reservation.requested_at + self.wait_seconds
 
     def _unload_stale(self, now: float) -> None:
-        for model in self._models.values():
+        for model in self._models:
             if (at := self._stale_at(model)) is not None and at <= now:
                 self._unload(model)
 
-    def _stale_at(self, model: _PolicyModel) -> float | None:
+    def _stale_at(self, model: ResidentModel) -> float | None:
         wanted = any(reservation.model == model.id for reservation in self._waiting)
         if not model.evictable or wanted or model.facts.ttl is None or model.last_used is None:
             return None
         return model.last_used + model.facts.ttl
-
-    def _change_state(self, model: str, before: State, after: State) -> None:
-        assert self._models[model].state == before, (model, self._models[model].state)
-        self._models[model].state = after
 
     def _taken(self) -> Actions:
         actions, self._actions = tuple(self._actions), []

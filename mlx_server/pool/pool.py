@@ -6,14 +6,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
 
 from mlx_server import limits
 from mlx_server.engine.client import EngineClient
@@ -31,8 +30,6 @@ from mlx_server.errors import (
     EngineDied,
     ModelNotFound,
     ModelReplaced,
-    NotEnoughMemory,
-    Overloaded,
     ServerError,
     ShuttingDown,
     Unavailable,
@@ -41,29 +38,31 @@ from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
 from mlx_server.pool import actions
 from mlx_server.pool.actions import ModelFacts
 from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder, find
+from mlx_server.pool.background import BackgroundWork, cancelled
 from mlx_server.pool.concurrency import RowSlots
+from mlx_server.pool.disk_threads import DiskThreads
 from mlx_server.pool.entry import LoadedModel, LoadProgress, ModelView, OnProgress, PoolEntry
 from mlx_server.pool.lease import Lease, Leases, MemoryDemand, Waiter
 from mlx_server.pool.memory_budget import budget_of, size
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (
+    REPLAY,
+    Capabilities,
     ModelSpec,
     PreparedModel,
+    capabilities_of,
+    capabilities_on_disk,
     catalog_on_disk,
     check_files,
     is_current,
     prepare,
 )
+from mlx_server.pool.refusals import refusal
 
 log = logging.getLogger("mlx_server.pool")
 
-T = TypeVar("T")
-
 Report = Callable[[str, int, int], None]
 """Arguments: description of the work, amount done, total amount."""
-
-STOP_SECONDS = 0.2
-"""How long `stop` waits for downloads to notice that the server stops."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ class Pool:
         self._waiting: dict[actions.Ticket, Waiter] = {}
         self._leases = Leases(lambda: self.engine, self._resize)
         self._timer: asyncio.TimerHandle | None = None
-        self._work: set[asyncio.Task[None]] = set()
+        self._background = BackgroundWork()
+        self._disk = DiskThreads(self._entries.keys())
         self.budget = budget_of(self._limits.budget, None)
         self._policy = self._policy_for()
         self._cache_bytes = 0
@@ -112,7 +112,6 @@ class Pool:
         """The limit on the prompt cache that was last sent to this engine."""
         self.adapters = AdapterPool(lambda: self.engine, self._count_adapters)
         self._closed: ServerError | None = None
-        self._threads: set[asyncio.Future[Any]] = set()
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
@@ -138,6 +137,16 @@ class Pool:
         """Whether the model's answers share a batch; None until it has been loaded once."""
         return self._entries[id].batching
 
+    def context_length(self, id: str) -> int | None:
+        """The model's context; None until its files have been read once, unless it is set."""
+        entry = self._entries[id]
+        return entry.prepared.context_length if entry.prepared else entry.spec.context_length
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether there is a prompt cache."""
+        return self._limits.prompt_cache != 0
+
     async def start(self) -> None:
         ready = await self.supervisor.start()
         self._upcast = not ready.metal
@@ -155,11 +164,10 @@ class Pool:
             self._timer.cancel()
         for waiter in self._waiting.values():
             waiter.refuse(copy(self._closed))
-        await _cancelled(e.preparing for e in self._entries.values() if e.preparing)
+        await cancelled(e.preparing for e in self._entries.values() if e.preparing)
         await self.supervisor.stop(error)
-        if self._threads:
-            await asyncio.wait(self._threads, timeout=STOP_SECONDS)
-        await _cancelled(self._work)
+        await self._disk.stop()
+        await self._background.stop()
 
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
@@ -219,7 +227,8 @@ class Pool:
         is_read = known.done() and not known.cancelled()
         if not is_read or self._policy.state(entry.spec.id) != "unloaded":
             return
-        is_replaced = not await self._in_thread(partial(is_current, known.result()))
+        look = partial(is_current, known.result())
+        is_replaced = not await self._disk.run_in_turn(entry.spec.id, look)
         if is_replaced and entry.preparing is known:
             log.info("the files of %s were replaced", entry.spec.id)
             entry.preparing = None
@@ -233,7 +242,8 @@ class Pool:
     async def adapter(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
         """Finds an adapter by name or path, and reads its files if they have changed."""
         catalog = _catalog_of(prepared)
-        return await self._in_thread(partial(find, catalog, name, self._adapter_dirs))
+        look = partial(find, catalog, name, self._adapter_dirs)
+        return await self._disk.run_in_turn(prepared.id, look)
 
     async def adapter_names(self, id: str) -> list[str]:
         """The names of the model's usable adapters on disk. Nothing is fetched for it."""
@@ -247,12 +257,32 @@ class Pool:
             found = catalog.all() if catalog else {}
             return [name for name, spec in found.items() if isinstance(spec, AdapterSpec)]
 
-        return await self._in_thread(names)
+        return await self._disk.run_in_turn(id, names)
+
+    async def capabilities(self, id: str) -> Capabilities | None:
+        """None while the model has not been fetched. Nothing is fetched for it."""
+        entry = self._entries[id]
+        if entry.prepared:
+            return capabilities_of(entry.prepared)
+        if entry.capabilities is None:
+            look = partial(capabilities_on_disk, entry.spec)
+            entry.capabilities = await self._disk.run_in_turn(id, look)
+        return entry.capabilities
+
+    @property
+    def replay_models(self) -> list[str]:
+        return [spec.id for spec in self.specs if spec.source.startswith(REPLAY)]
+
+    def reset_replay(self, id: str) -> None:
+        """Makes a replay model begin its transcript again."""
+        prepared = self._entries[id].prepared
+        if prepared and prepared.transcript:
+            prepared.transcript.reset()
 
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
         catalog = _catalog_of(await self.prepared(id))
         place = AdapterLocation(allowed_folder(path, self._adapter_dirs), by_client=True)
-        return await self._in_thread(partial(catalog.add, name, place))
+        return await self._disk.run_in_turn(id, partial(catalog.add, name, place))
 
     async def remove_adapter(self, id: str, name: str) -> None:
         """Removes the adapter; returns when no row uses it any more and its memory is free."""
@@ -309,14 +339,6 @@ class Pool:
 
     def _resize(self, ticket: actions.Ticket, kv_bytes: int) -> None:
         self._do(self._policy.resize(ticket, kv_bytes, _now()))
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Like asyncio.to_thread, but `stop` can wait for the thread after a cancellation."""
-        running = asyncio.get_running_loop().run_in_executor(None, work)
-        self._threads.add(running)
-        running.add_done_callback(self._threads.discard)
-        running.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(running)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -388,8 +410,7 @@ class Pool:
         self._do(self._policy.cache_bytes(self._cache_bytes + self.adapters.idle_bytes))
 
     def _engine_lost(self) -> None:
-        for task in self._work:  # a load may have ended without its result being reported yet
-            task.cancel()
+        self._background.cancel()  # a load may have ended, and not have reported its result yet
         for entry in self._entries.values():
             entry.model = entry.progress = None
         self._cache_bytes, self._cache_room = 0, None
@@ -408,7 +429,7 @@ class Pool:
     def _preload(self) -> None:
         for entry in self._entries.values():
             if entry.spec.preload:
-                self._begin(self._preload_one(entry))
+                self._background.begin(self._preload_one(entry))
 
     async def _preload_one(self, entry: PoolEntry) -> None:
         with suppress(ServerError):  # it has been logged
@@ -419,7 +440,7 @@ class Pool:
         report = self._reporter(entry)
         entry.failure = None
         try:
-            prepared = await self._in_thread(
+            prepared = await self._disk.run(
                 partial(
                     prepare,
                     entry.spec,
@@ -428,6 +449,9 @@ class Pool:
                     budget=self._policy.budget or None,
                 )
             )
+            if prepared.transcript is None:  # a replay model caches nothing
+                kv = await self.engine.kv_cost(prepared.id, str(prepared.path))
+                prepared = replace(prepared, kv=kv)
         except asyncio.CancelledError:
             self._check_open()
             raise
@@ -460,9 +484,9 @@ class Pool:
         for action in wanted:
             match action:
                 case actions.LoadAction(model):
-                    self._begin(self._load(self._entries[model]))
+                    self._background.begin(self._load(self._entries[model]))
                 case actions.UnloadAction(model):
-                    self._begin(self._unload(self._entries[model]))
+                    self._background.begin(self._unload(self._entries[model]))
                 case actions.ShrinkCache(to_bytes):
                     self._shrink(to_bytes)
                 case actions.Grant(ticket):
@@ -475,7 +499,7 @@ class Pool:
                     self._leases.resume(ticket)
                 case actions.Refuse(ticket, reason):
                     waiter = self._waiting.pop(ticket)
-                    waiter.refuse(self._refusal(waiter.entry, reason))
+                    waiter.refuse(refusal(reason, waiter.entry, self._policy))
         self._limit_cache()
         self._set_timer()
 
@@ -499,11 +523,6 @@ class Pool:
             with suppress(EngineDied):
                 self.engine.limit_cache(room)
                 self._cache_room = room
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
 
     async def _load(self, entry: PoolEntry) -> None:
         prepared = entry.prepared
@@ -538,7 +557,7 @@ class Pool:
 
     async def _loaded(self, prepared: PreparedModel, report: Report) -> ModelLoaded:
         """Loads the weights. Raises ModelReplaced if the files are not those that were read."""
-        await self._in_thread(partial(check_files, prepared))
+        await self._disk.run(partial(check_files, prepared))
         loaded = await self.engine.load(
             prepared.id,
             str(prepared.path),
@@ -547,7 +566,7 @@ class Pool:
             str(prepared.tokenizer_json.parent),
         )
         try:
-            await self._in_thread(partial(check_files, prepared))
+            await self._disk.run(partial(check_files, prepared))
         except ModelReplaced:
             await self.engine.unload(prepared.id)
             raise
@@ -560,33 +579,6 @@ class Pool:
             await self.engine.unload(entry.spec.id)
             log.info("%s was unloaded", entry.spec.id)
             self._do(self._policy.unloaded(entry.spec.id, _now()))
-
-    def _refusal(self, entry: PoolEntry, reason: actions.Reason) -> ServerError:
-        match reason:
-            case actions.NeverFits(needed, available):
-                return self._too_large(entry, needed, available)
-            case actions.WaitedTooLong(seconds):
-                return Overloaded(
-                    f"No memory became free in {seconds:.0f} seconds. Send the request again later."
-                )
-            case actions.FailedToLoad(model):
-                failure = self._entries[model].failure
-                assert failure is not None
-                return copy(failure)
-
-    def _too_large(self, entry: PoolEntry, needed: int, available: int) -> NotEnoughMemory:
-        model, pinned = self._policy.views()[entry.spec.id].nbytes, self._policy.budget - available
-        alone = model > available
-        what = f"The model needs {size(model)}"
-        if not alone:
-            what += f", and this request {size(needed - model)} more"
-        budget = f"the memory budget is {size(self._policy.budget)}"
-        if pinned:
-            budget += f", of which pinned models keep {size(pinned)}"
-        choose = "choose a smaller quantisation" if alone else "ask for fewer tokens"
-        return NotEnoughMemory(
-            f"{what}; {budget}. Raise `memory_budget` in models.yaml, or {choose}."
-        )
 
     def _set_timer(self) -> None:
         if self._timer:
@@ -634,10 +626,3 @@ def _catalog_of(prepared: PreparedModel) -> AdapterCatalog:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)

@@ -2,20 +2,28 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
-from mlx_server.checkpoints.memory_estimate import KvCost, kv_bytes_per_token, weights_bytes
-from mlx_server.errors import AdapterInvalid, ModelReplaced, ModelUnusable, SettingsError
-from mlx_server.families import family_named, family_of
+from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.engine.kv_cost import NOTHING, KvCost
+from mlx_server.errors import (
+    AdapterInvalid,
+    ModelReplaced,
+    ModelUnusable,
+    ServerError,
+    SettingsError,
+)
+from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.base_model import read_base_shapes
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation
-from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.parsers.reasoning_tags import pairs_of
+from mlx_server.repair.allowed import ALL_REPAIRS, MisplacedCalls, RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.checkpoint_files import check_architecture
@@ -37,6 +45,11 @@ class AdapterSource:
     """A folder or a Hugging Face hub id."""
     pinned: bool = False
     allow_other_base: bool = False
+    description: str | None = None
+
+
+RawOutput = Literal["auto", "always", "never"]
+"""Whether answers come with the model's raw output: where a request asks, always or never."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,17 @@ class ModelSpec:
     constrain_calls: bool | None = None
     """Whether tool calls that the model starts itself are constrained to the tool's schema. None:
     yes, except for replay models, which play what was recorded."""
+    include_raw: RawOutput = "auto"
+    tools_in_prompt: Literal["auto", "never"] = "auto"
+    """Whether tools are described in the system prompt if the chat template has no place for
+    them."""
+    schema_in_prompt: Literal["auto", "never"] = "auto"
+    """Whether the prompt describes the schema that an answer must follow."""
+    misplaced_calls: MisplacedCalls = "make"
+    """Whether calls that the model writes as JSON, instead of in its own format, are made."""
+    reasoning_tags: tuple[str, ...] | None = None
+    """Tags in which the model writes its reasoning, besides those of its family. None: those that
+    models of any family write, see `parsers.reasoning_tags`."""
     repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False
@@ -81,7 +105,8 @@ class PreparedModel:
     tokenizer_json: Path
     weights: int
     """The estimated bytes of the weights in memory."""
-    kv: KvCost
+    kv: KvCost = NOTHING
+    """Known once the engine process has measured it."""
     transcript: Transcript | None = None
     """The recorded answers that a replay model plays."""
     adapters: AdapterCatalog | None = None
@@ -96,6 +121,44 @@ class PreparedModel:
     @property
     def context_length(self) -> int:
         return self.spec.context_length or self.checkpoint.context_length
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What clients may ask of a model."""
+
+    family: str
+    context_length: int
+    reasoning: bool
+    tools: bool
+    structured_output: bool
+
+
+def capabilities_of(prepared: PreparedModel) -> Capabilities:
+    return _capabilities(prepared.spec, prepared.checkpoint, prepared.family)
+
+
+def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
+    """Reads the model's files, but no weights; None if some are missing or damaged."""
+    try:
+        if spec.source.startswith(REPLAY):
+            return _capabilities(spec, *_replay_checkpoint(spec)[1:])
+        if (path := on_disk(spec.source, spec.revision)) is None:
+            return None
+        checkpoint = read_checkpoint(path, spec.chat_template, tokenizer_json(path))
+        return _capabilities(spec, checkpoint, family_of(checkpoint, spec.family))
+    except (ServerError, OSError, MemoryError):  # a request for the model gets the error
+        return None
+
+
+def _capabilities(spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily) -> Capabilities:
+    return Capabilities(
+        family=family.name,
+        context_length=spec.context_length or checkpoint.context_length,
+        reasoning=family.thinks(checkpoint),
+        tools=bool(family.overrides or family.layout_with().call_formats),
+        structured_output=bool(family.stops(checkpoint)),
+    )
 
 
 def prepare(
@@ -116,15 +179,23 @@ def prepare(
         spec=spec,
         path=path,
         checkpoint=checkpoint,
-        family=family_of(checkpoint, spec.family),
+        family=_configured(family_of(checkpoint, spec.family), checkpoint, spec),
         tokenizer_json=tokenizer,
         weights=weights_bytes(path, upcast),
-        kv=kv_bytes_per_token(checkpoint.config, 4 if upcast else 2),
         adapters=_catalog(spec, path, progress),
         stamp=stamp,
     )
     check_files(prepared)
     return prepared
+
+
+def _configured(family: ModelFamily, checkpoint: Checkpoint, spec: ModelSpec) -> ModelFamily:
+    """The family with what models.yaml says of it, and with a place for tools."""
+    if spec.tools_in_prompt == "auto":
+        family = fitted(family, checkpoint)
+    if spec.reasoning_tags is None:
+        return family
+    return replace(family, reasoning_tags=pairs_of(spec.reasoning_tags))
 
 
 def check_files(prepared: PreparedModel) -> None:
@@ -181,14 +252,18 @@ def _place(source: AdapterSource, progress: Progress) -> AdapterLocation:
     return AdapterLocation(folder, source.pinned, source.allow_other_base)
 
 
-def _replay(spec: ModelSpec) -> PreparedModel:
+def _replay_checkpoint(spec: ModelSpec) -> tuple[Path, Checkpoint, ModelFamily]:
     if spec.family is None:
         raise SettingsError(f"{spec.id}: a replay model needs a `family:` in models.yaml.")
     family = family_named(spec.family)
     tokenizer = Path(spec.tokenizer) if spec.tokenizer else None
-    stamp = _stamp(spec, Path())
     path = replay_checkpoint(cache_dir() / "replay", family, tokenizer)
-    checkpoint = read_checkpoint(path, spec.chat_template)
+    return path, read_checkpoint(path, spec.chat_template), family
+
+
+def _replay(spec: ModelSpec) -> PreparedModel:
+    stamp = _stamp(spec, Path())
+    path, checkpoint, family = _replay_checkpoint(spec)
     if not family.stops(checkpoint):
         raise ModelUnusable(
             f"{spec.id} has no token that ends an answer. Set `eos_token` in the "
@@ -199,10 +274,9 @@ def _replay(spec: ModelSpec) -> PreparedModel:
         spec=spec,
         path=path,
         checkpoint=checkpoint,
-        family=family,
+        family=_configured(family, checkpoint, spec),
         tokenizer_json=path / "tokenizer.json",
         weights=0,
-        kv=KvCost(per_token=0),
         transcript=read_transcript(transcript, checkpoint.config["vocab_size"]),
         stamp=stamp,
     )

@@ -1,8 +1,9 @@
 """The files of a checkpoint, and the checks that need only the small ones, without weights."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from mlx_server import limits
 from mlx_server.checkpoints.architectures import why_unknown
@@ -15,6 +16,9 @@ from mlx_server.sources.tokenizer_files import TOKENIZERS, tokenizer_json
 
 SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 WEIGHTS = re.compile(r"model[^/]*\.safetensors")
+
+COUNT = re.compile("(layer|expert|block|loop)s?$")
+"""Names of settings that are numbers of layers, or of parts of them."""
 
 SMALL = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 NEEDED = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
@@ -63,6 +67,22 @@ def check_small_files(folder: Path, name: str) -> None:
     Tokenizer(tokenizer_json(folder))
 
 
-def check_architecture(config: dict[str, object], name: str) -> None:
+def check_architecture(config: dict[str, Any], name: str) -> None:
     if why := why_unknown(config):
         raise ModelUnusable(f"{name} can't be used: {why}")
+    for key, count in _counts(config):
+        if count > limits.CHECKPOINT_LAYERS.value:
+            raise ModelUnusable(
+                f"config.json: {key[-60:]} is {str(count)[:20]}; the limit is "
+                f"{limits.CHECKPOINT_LAYERS.value}. Download the model again."
+            )
+
+
+def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The settings that decide how many layers mlx-lm makes, in nested configs too."""
+    for key, found in config.items():
+        if isinstance(found, dict):
+            yield from _counts(found)
+        elif COUNT.search(key):
+            each = found if isinstance(found, list) else [found]
+            yield from ((key, count) for count in each if type(count) is int)

@@ -15,6 +15,7 @@ from mlx_server.checkpoints.checkpoint import read_json
 from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import cache_dir
+from mlx_server.system.regular_files import read_regular
 
 FORMAT = 1
 """Increase this whenever the written files change, so that files in the cache are made again."""
@@ -44,7 +45,7 @@ def tokenizer_json(folder: Path) -> Path:
 
 def _digest(source: Path, config: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(f"{FORMAT} {source.name} {json.dumps(config)}".encode())
-    digest.update(source.read_bytes())
+    digest.update(read_regular(source))
     return digest.hexdigest()[:32]
 
 

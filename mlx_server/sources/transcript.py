@@ -1,89 +1,111 @@
 """Transcripts: the recorded raw output that a replay model plays.
 
 A transcript is a YAML or JSON list, or JSON Lines. Every entry holds raw output as a model writes
-it, including special tokens. Entries with a `match` answer the requests that they match; the
-others answer the remaining requests in order, starting again after the last.
+it, including special tokens. Entries with conditions answer the requests that meet them; the others
+answer the remaining requests in order, starting again after the last.
 """
 
-import itertools
-import json
-import re
-from collections.abc import Iterator
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from threading import Lock
 
-import msgspec
-import yaml
-
-from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import BadRequest, ModelUnusable, public_message
+from mlx_server.errors import ModelUnusable, NoRecording
 from mlx_server.messages import Conversation
 from mlx_server.requests import Prompt
+from mlx_server.sources.transcript_entry import RequestFacts, TranscriptEntry, facts_of
+from mlx_server.sources.transcript_file import PlacedEntry, read_file
 
-MAX_BYTES = 64 << 20
-REGEX = "regex:"
-SURROGATE = re.compile("[\ud800-\udfff]")
+log = logging.getLogger("mlx_server.replay")
+
+NAMED = 8
+"""How many entries that do not match are named."""
 
 
-class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    output: str | None = None
-    output_token_ids: tuple[int, ...] | None = None
-    match: str | None = None
-    """The entire last user message, or `regex:` and a pattern to search for in it."""
-    finish: Literal["stop", "length"] = "stop"
-    """`stop`: a stop token follows the output; `length`: the output was cut off there."""
-    delay_ms: float = 0.0
-    """The delay before each further token."""
-    generation_prompt: str = ""
-    """The end of the prompt, for families whose template leaves the model inside a block."""
-
-    def __post_init__(self) -> None:
-        if (self.output is None) == (self.output_token_ids is None):
-            raise ValueError("it needs either `output` or `output_token_ids`")
-        if self.finish == "length" and not (self.output or self.output_token_ids):
-            raise ValueError("with `finish: length` the `output` can't be empty")
-        for name in ("output", "generation_prompt"):
-            if SURROGATE.search(getattr(self, name) or ""):
-                raise ValueError(f"`{name}` has half a surrogate pair")
-        if not 0 <= self.delay_ms <= 60_000:
-            raise ValueError("`delay_ms` should be from 0 to 60000")
-        if self.match is not None and self.match.startswith(REGEX):
-            try:
-                re.compile(self.match.removeprefix(REGEX))
-            except re.error as error:
-                raise ValueError(f"`match` is not a regular expression: {error}") from None
-
-    def answers(self, text: str) -> bool:
-        if self.match is None:
-            return False
-        if self.match.startswith(REGEX):
-            return re.search(self.match.removeprefix(REGEX), text) is not None
-        return self.match == text
-
-    def tokens(self, tokenizer: Tokenizer) -> list[int]:
-        if self.output is not None:
-            return tokenizer.encode(self.output)
-        return list(self.output_token_ids or ())
+@dataclass(frozen=True)
+class Recording:
+    entry: TranscriptEntry
+    name: str
+    """Such as `entry 3 of answers.yaml (line 12)`."""
 
 
 class Transcript:
-    def __init__(self, entries: list[TranscriptEntry]) -> None:
-        self._matching = [entry for entry in entries if entry.match is not None]
-        in_order = [entry for entry in entries if entry.match is None]
-        self._in_order: Iterator[TranscriptEntry] = itertools.cycle(in_order)
+    def __init__(self, file: str, entries: Sequence[PlacedEntry]) -> None:
+        self._file = file
+        self._conditional = [each for each in entries if each.entry.has_conditions]
+        self._in_order = [each for each in entries if not each.entry.has_conditions]
+        self._played = 0
+        """How many requests the entries in order have answered."""
+        self._lock = Lock()
 
-    def pick(self, prompt: Prompt) -> TranscriptEntry:
-        """Picks the entry that answers this prompt, and advances the entries without a match."""
-        text = _last_user_text(prompt)
-        found = next((entry for entry in self._matching if entry.answers(text)), None)
-        found = found or next(self._in_order, None)
+    def reset(self) -> None:
+        """Begins again with the first of the entries in order."""
+        with self._lock:
+            self._played = 0
+
+    def pick(self, prompt: Prompt, models: tuple[str, ...] = ()) -> Recording:
+        """Picks the entry that answers this prompt, and advances the entries in order.
+
+        models: the names under which the request may know the model. Raises NoRecording.
+        """
+        facts = facts_of(prompt, models)
+        mismatches = [(each, each.entry.mismatch(facts)) for each in self._conditional]
+        matching = [each for each, mismatch in mismatches if mismatch is None]
+        refused = [(each, why) for each, why in mismatches if why]
+        found = _of_matching(matching, facts) or self._next_in_order()
+        what = f"turn {facts.turn}"
         if found is None:
-            raise BadRequest(
-                f"No entry of the transcript matches {text[:60]!r}. Add one with this `match`, or "
-                "one without a `match`.",
-                param="messages" if isinstance(prompt, Conversation) else "prompt",
+            log.warning("no entry of %s answers %s%s", self._file, what, _reasons(refused))
+            raise self._nothing(facts, matching, refused, is_chat=isinstance(prompt, Conversation))
+        name = f"entry {found.number} of {self._file} (line {found.line})"
+        others = [pair for pair in refused if pair[0].number < found.number]
+        log.info("%s answers %s%s", name, what, _reasons(others))
+        return Recording(found.entry, name)
+
+    def _next_in_order(self) -> PlacedEntry | None:
+        with self._lock:
+            self._played += 1
+            return (
+                self._in_order[(self._played - 1) % len(self._in_order)] if self._in_order else None
             )
-        return found
+
+    def _nothing(
+        self,
+        facts: RequestFacts,
+        matching: Sequence[PlacedEntry],
+        refused: Sequence[tuple[PlacedEntry, str]],
+        *,
+        is_chat: bool,
+    ) -> NoRecording:
+        asked = f"No entry of {self._file} matches {facts.user[:60]!r} (turn {facts.turn})"
+        if matching:
+            numbers = ", ".join(str(each.number) for each in matching)
+            why = f": entry {numbers} has answered earlier in this loop"
+            fix = (
+                "Add an entry for the next step: one more with the same `match`, or one with `last`"
+            )
+        else:
+            why, fix = _reasons(refused), "Add one with this `match`, or one without conditions"
+        return NoRecording(f"{asked}{why}. {fix}.", param="messages" if is_chat else "prompt")
+
+
+def _of_matching(matching: Sequence[PlacedEntry], facts: RequestFacts) -> PlacedEntry | None:
+    """The entry of this step: entries that match alike answer a loop's steps, one after the other.
+    Those that name their place themselves go first."""
+    placed = [each for each in matching if each.entry.names_its_place]
+    steps = [each for each in matching if not each.entry.names_its_place]
+    if placed:
+        return placed[0]
+    return steps[facts.step] if facts.step < len(steps) else None
+
+
+def _reasons(refused: Sequence[tuple[PlacedEntry, str]]) -> str:
+    if not refused:
+        return ""
+    named = ", ".join(f"entry {each.number} (`{why}`)" for each, why in refused[:NAMED])
+    more = len(refused) - NAMED
+    return f"; these do not match: {named}{f' and {more} more' if more > 0 else ''}"
 
 
 def read_transcript(path: Path, vocabulary: int) -> Transcript:
@@ -91,63 +113,7 @@ def read_transcript(path: Path, vocabulary: int) -> Transcript:
 
     vocabulary: the number of token ids; ids in the file must be below it.
     """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ModelUnusable(
-                f"The transcript {path.name} is larger than {MAX_BYTES >> 20} MiB. Split it."
-            )
-        text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(
-            f"The transcript {path.name} can't be read: {public_message(error)}."
-        ) from None
-    try:
-        entries = [
-            _entry(number, raw, vocabulary) for number, raw in enumerate(_parsed(path, text), 1)
-        ]
-        if not entries:
-            raise ValueError("it has no entries")
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ModelUnusable(f"The transcript {path.name} is not well-formed: {error}.") from None
-    return Transcript(entries)
-
-
-def _entry(number: int, raw: Any, vocabulary: int) -> TranscriptEntry:
-    try:
-        entry = msgspec.convert(raw, TranscriptEntry)
-        unknown = [id for id in entry.output_token_ids or () if not 0 <= id < vocabulary]
-        if unknown:
-            raise ValueError(
-                f"`output_token_ids` has {unknown[0]}, but the vocabulary has {vocabulary} tokens"
-            )
-    except ValueError as error:
-        raise ValueError(f"entry {number}: {error}") from None
-    return entry
-
-
-def _parsed(path: Path, text: str) -> list[Any]:
-    if path.suffix in (".jsonl", ".ndjson"):
-        # splitlines() would also split at characters that a JSON string may contain
-        lines = [line for line in text.split("\n") if line.strip()]
-        return [_line(number, line) for number, line in enumerate(lines, 1)]
-    # JSON is not read as YAML, which makes two characters of an escaped surrogate pair
-    found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    if not isinstance(found, list | None):
-        raise ValueError("it should be a list of entries")
-    return found or []
-
-
-def _line(number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"entry {number}: {error}") from None
-
-
-def _last_user_text(prompt: Prompt) -> str:
-    match prompt:
-        case Conversation(messages):
-            return next((m.content for m in reversed(messages) if m.role == "user"), "")
-        case str():
-            return prompt
-    return ""
+    file = read_file(path, vocabulary)
+    if file.problems:
+        raise ModelUnusable(f"The transcript can't be played: {'; '.join(file.problems)}.")
+    return Transcript(path.name, file.entries)

@@ -42,9 +42,18 @@ class RequestLogContext:
     id: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    model: str | None = None
+    """The id of a model in models.yaml."""
+    family: str | None = None
 
 
 request_context: ContextVar[RequestLogContext | None] = ContextVar("request_context", default=None)
+
+
+def log_model(model: str, family: str) -> None:
+    """Names the model that answers the present request in its log line."""
+    if turn := request_context.get():
+        turn.model, turn.family = model, family
 
 
 def configure(level: str, style: str) -> None:

@@ -9,6 +9,7 @@ import plistlib
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ UNIT = "mlx-server.service"
 
 DESCRIPTORS = 8192
 """Limit of open files: launchd's own soft limit is 256."""
+
+EXIT_SECONDS = 30
+"""How long the system lets a server drain before it kills it."""
+
+LOOK_SECONDS = 0.5
+STOP_LOOKS = int((EXIT_SECONDS + 5) / LOOK_SECONDS)
 
 SERVE = (sys.executable, "-m", "mlx_server", "serve")
 
@@ -89,7 +96,7 @@ def launch_agent(arguments: Sequence[str]) -> str:
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 10,
         "ProcessType": "Interactive",  # macOS slows down other types
-        "ExitTimeOut": 30,
+        "ExitTimeOut": EXIT_SECONDS,
         "SoftResourceLimits": {"NumberOfFiles": DESCRIPTORS},
         "HardResourceLimits": {"NumberOfFiles": DESCRIPTORS},
         "WorkingDirectory": str(Path.home()),
@@ -113,7 +120,7 @@ def systemd_unit(arguments: Sequence[str]) -> str:
         "RestartSec=10\n"
         # a restart does not fix wrong settings
         "RestartPreventExitStatus=2\n"
-        "TimeoutStopSec=30\n"
+        f"TimeoutStopSec={EXIT_SECONDS}\n"
         f"LimitNOFILE={DESCRIPTORS}\n"
         "\n"
         "[Install]\n"
@@ -146,13 +153,23 @@ def install(arguments: Sequence[str], run: Run = run) -> System:
     found = system()
     text = found.text(arguments)
     if found.file.exists():
-        for command in found.stop:
-            run(command)  # fails if the service does not run
+        _stop(found, run)
     found.file.parent.mkdir(parents=True, exist_ok=True)
     found.file.write_text(text, "utf-8")
     found.file.chmod(0o600)
     _carry_out(found.start, run)
     return found
+
+
+def _stop(found: System, run: Run) -> None:
+    """`launchctl bootout` returns while the server still drains, and a label that is in use can't
+    be loaded again."""
+    for command in found.stop:
+        run(command)  # fails if the service does not run
+    for _ in range(STOP_LOOKS):
+        if run(found.status).returncode:
+            return
+        time.sleep(LOOK_SECONDS)
 
 
 def uninstall(run: Run = run) -> Path | None:

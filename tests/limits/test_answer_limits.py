@@ -18,7 +18,7 @@ from mlx_server.schemas.view import View
 from mlx_server.tool_parsers import source, values
 from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.syntaxes import JSON, PYTHON, gemma_syntax
+from mlx_server.tool_parsers.syntaxes import JSON, gemma_syntax, python_syntax
 from mlx_server.tool_parsers.value_schema import NEVER, ValueSchema
 from tests.limits.boundaries import Boundary
 
@@ -43,7 +43,7 @@ def json_depth(depth: int) -> bool:
 
 
 def python_depth(depth: int) -> bool:
-    return is_read(values.value(nested(depth), PYTHON))
+    return is_read(values.value(nested(depth), python_syntax()))
 
 
 def gemma_depth(depth: int) -> bool:
@@ -111,9 +111,9 @@ def test_one_past_it(case: Boundary, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_patterns_of_marks_are_kept_for_so_many_sets() -> None:
     for kept in (source._any_of, source._beginnings):
-        for at in range(limits.KNOWN_MARKS.value + 1):
+        for at in range(limits.CACHED_DELIMITER_SETS.value + 1):
             kept((f"<{at}>",))
-        assert kept.cache_info().currsize == limits.KNOWN_MARKS.value
+        assert kept.cache_info().currsize == limits.CACHED_DELIMITER_SETS.value
 
 
 def test_so_many_answers_are_checked_at_a_time() -> None:

@@ -9,10 +9,10 @@ import tokenizers
 from tokenizers import models, normalizers
 
 from mlx_server import limits
-from mlx_server.checkpoints.memory_estimate import _check_counts
 from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
 from mlx_server.checkpoints.tokenizer import _check_growth
 from mlx_server.lora.reader import _config_text
+from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.templates import child, process
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.worker import batch
@@ -22,7 +22,7 @@ from tests.lora import test_catalog as adapters
 
 
 def layers(count: int) -> None:
-    _check_counts({"num_hidden_layers": count})
+    check_architecture({"model_type": "llama", "num_hidden_layers": count}, "m")
 
 
 def normalizer(growth: int) -> None:

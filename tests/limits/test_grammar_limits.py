@@ -53,7 +53,7 @@ def choices(count: int) -> bool:
     return not any("too costly" in gap.why for gap in found)
 
 
-def apart_depth(levels: int) -> bool:
+def disjoint_depth(levels: int) -> bool:
     one: Json = {"const": 1}
     other: Json = {"const": 2}
     for _ in range(levels - 1):
@@ -70,11 +70,11 @@ def comparisons(count: int) -> bool:
     return probe(options, View({}))["oneOf"][-1] is not True
 
 
-def ways(count: int) -> bool:
+def variants(count: int) -> bool:
     return len(variants_of({"type": "object", "anyOf": [{"type": "object"}] * count})) == count
 
 
-def ways_members(count: int) -> bool:
+def variant_members(count: int) -> bool:
     names = math.ceil(count / 10) - 1
     schema = {
         "type": "object",
@@ -128,15 +128,15 @@ def compiler_says(characters: int) -> bool:
         Boundary("SCHEMA_MULTIPLES", passes(multiples)),
         Boundary("SCHEMA_JOINED_PATTERNS", joined_patterns),
         Boundary("SCHEMA_CHOICES", choices),
-        Boundary("SCHEMA_APART_DEPTH", apart_depth),
+        Boundary("SCHEMA_DISJOINT_DEPTH", disjoint_depth),
         Boundary("SCHEMA_COMPARISONS", comparisons),
-        Boundary("SCHEMA_WAYS", ways),
-        Boundary("SCHEMA_WAYS_MEMBERS", ways_members),
+        Boundary("SCHEMA_VARIANTS", variants),
+        Boundary("SCHEMA_VARIANT_MEMBERS", variant_members),
         Boundary("PATTERN_STATES", pattern_states),
         Boundary("WHOLE_GRAMMAR_CHARACTERS", passes(whole_grammar)),
-        Boundary("REASONING_MARKS", passes(marks)),
-        Boundary("REASONING_MARK_TOKENS", passes(mark_size)),
-        Boundary("REASONING_MARK_TOKENS", passes(end_tokens)),
+        Boundary("REASONING_DELIMITERS", passes(marks)),
+        Boundary("REASONING_DELIMITER_TOKENS", passes(mark_size)),
+        Boundary("REASONING_DELIMITER_TOKENS", passes(end_tokens)),
         Boundary("GRAMMAR_ERROR_CHARACTERS", compiler_says),
     ],
     ids=str,

@@ -26,6 +26,8 @@ LIKE_A_LIMIT = re.compile(
 OTHERS = {
     "api/body.LARGE_BYTES": "where work moves from the event loop to a thread",
     "api/fields.MAX_ADAPTER_SCALE": "a factor, which makes nothing grow",
+    "api/messages/model_list.MOST": "a page of the owner's models",
+    "api/messages/signatures.MAC_BYTES": "a length in a format",
     "api/responses/runs.LONGEST_RETRY_SECONDS": "a pause of our own",
     "api/responses/web_socket.PIECE_BYTES": "how much is read at a time",
     "api/strict_json.LONGEST_ESCAPE": "a length in a format",
@@ -33,7 +35,6 @@ OTHERS = {
     "api/transport/slow_clients.LEAST_BYTES": "how slow a reader is who does not read",
     "checkpoints/checkpoint.MOST_STRETCHED": "tells a damaged file; memory bounds the context",
     "checkpoints/folder_check.MOST_BYTES": "a table of its own: a size for each file",
-    "checkpoints/memory_estimate.STATE_BYTES": "the size of a number",
     "config/yaml_lines.MAX_DEPTH": "the owner's file",
     "config/yaml_lines.MAX_FILE_BYTES": "the owner's file",
     "config/yaml_lines.MAX_NUMBER_LENGTH": "the owner's file",
@@ -44,20 +45,24 @@ OTHERS = {
     "engine/wired_memory.MOST_SHARE": "a share of the budget",
     "generation/output.LONGEST_DELIMITER": "how far back a delimiter's first token is looked for",
     "lora/config.LARGEST": "a factor, which makes nothing grow",
+    "parsers/harmony_text.LONGEST_HEADER": "how far a mark is looked for before text is an answer",
+    "parsers/harmony_text.LONGEST_MARK": "the longest of the format's own marks",
     "pool/memory_budget.WORKING_BYTES": "what the budget leaves for the process itself",
     "prompts/harmony_prompt.LONGEST_NAME": "a slower library is kept from the square of a length",
     "prompts/harmony_prompt.LONGEST_WORD": "where words are cut",
     "sandbox/child.LENGTH_BYTES": "a length in a format",
     "schemas/report._LARGEST": "a number, which makes nothing grow",
-    "sources/transcript.MAX_BYTES": "the owner's file",
+    "sources/transcript_file.MAX_BYTES": "the owner's file",
     "store/store.BATCH_BYTES": "how much is deleted at a time",
     "store/usage.ROW_BYTES": "how stored bytes are counted",
     "system/allocator.MAPPED_BYTES": "when freed memory is given back",
     "system/log_file.CHUNK_BYTES": "how much is copied at a time",
+    "system/secret_key.KEY_BYTES": "a length in a format",
     "worker/buffer_cache.FLOOR_BYTES": "when freed memory is given back",
     "worker/constrained_decoding/logit_constraints.MAX_LOGIT_SHIFT": "a number's bound",
     "worker/prefill/budget.MOST": "a schedule: how long a piece of a prompt is",
     "worker/prefill/budget.MOST_USEFUL": "a schedule: how long a piece of a prompt is",
+    "worker/prefill/snapshot_places.MOST_SPACED": "a schedule; PROMPT_SNAPSHOTS bounds it",
     "worker/read_rate.FIRST_BYTES": "how much of a file is read at a time",
     "worker/read_rate.LEAST_BYTES": "how much of a file is read at a time",
     "worker/read_rate.MOST_BYTES": "how much of a file is read at a time",
@@ -71,7 +76,7 @@ OTHERS = {
 
 UNNAMED = {
     "MCP_UNREAD_MESSAGES": "a queue's size: MCP_CALL_SECONDS ends the call that waits for it",
-    "STRAY_MARKS": "a count in a grammar, which GRAMMAR_ITEMS_IN_ROW bounds",
+    "STRAY_DELIMITERS": "a count in a grammar, which GRAMMAR_ITEMS_IN_ROW bounds",
 }
 """Limits that no test names, and why. It only shrinks."""
 

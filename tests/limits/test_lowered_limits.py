@@ -165,7 +165,7 @@ def grammar_rules(count: int) -> bool:
     raise AssertionError
 
 
-def mended_json(looks: int) -> bool:
+def repaired_json(looks: int) -> bool:
     ends = len(jsonish.ENDS.findall('{"a": 1,}'))
     room = -(-looks // ends) - len('{"a":1,}')
     try:
@@ -250,7 +250,7 @@ def characters(count: int) -> None:
     "case",
     [
         Boundary("WHOLE_GRAMMAR_RULES", grammar_rules),
-        Boundary("MENDED_JSON_LOOKS", mended_json, lowered=999),
+        Boundary("REPAIRED_JSON_STEPS", repaired_json, lowered=999),
         Boundary("MCP_ERROR_CHARACTERS", mcp_error),
         Boundary("HARMONY_HEADER_TOKENS", header),
         Boundary("PIPELINED_BYTES", ahead),

@@ -1,16 +1,21 @@
 """What fits on which Mac: working sets that Metal reports, and checkpoints that people run."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 
-from mlx_server.checkpoints.memory_estimate import KvCost, kv_bytes_per_token
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.pool.actions import Grant, LoadAction, ModelFacts
 from mlx_server.pool.lease import SOON
 from mlx_server.pool.memory_budget import budget_of
 from mlx_server.pool.policy import Policy
+from mlx_server.worker.cache_cost import cache_cost
+from tests.worker.architectures import CONFIGS
+from tests.worker.kinds import SIZES
 
 GB, MIB = 10**9, 1 << 20
 
@@ -48,20 +53,26 @@ class Checkpoint:
     def weights(self) -> int:
         return int(self.nbytes * GB)
 
-    @property
+    @cached_property
     def kv(self) -> KvCost:
-        return kv_bytes_per_token(self.config, 2)
+        with mock.patch("mlx.core.metal.is_available", return_value=True):
+            return cache_cost(self.config)
 
 
 def layers(model_type: str, count: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
     return {
-        "model_type": model_type,
+        **SIZES,
+        **CONFIGS[model_type],
         "num_hidden_layers": count,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": 128,
         **more,
     }
+
+
+def alternating(count: int) -> dict[str, Any]:
+    return {"layer_types": ["sliding_attention", "full_attention"] * (count // 2)}
 
 
 GPT_OSS = {
@@ -79,8 +90,12 @@ CHECKPOINTS = {
     "Qwen3-8B-4bit": Checkpoint(
         4.61, layers("qwen3", 36, 32, 8, hidden_size=4096, intermediate_size=12288), 8
     ),
-    "gpt-oss-20b-MXFP4-Q8": Checkpoint(12.1, layers("gpt_oss", 24, 64, 8, **GPT_OSS), 24),
-    "gpt-oss-20b": Checkpoint(13.76, layers("gpt_oss", 24, 64, 8, **GPT_OSS), 24),
+    "gpt-oss-20b-MXFP4-Q8": Checkpoint(
+        12.1, layers("gpt_oss", 24, 64, 8, **GPT_OSS, **alternating(24)), 24
+    ),
+    "gpt-oss-20b": Checkpoint(
+        13.76, layers("gpt_oss", 24, 64, 8, **GPT_OSS, **alternating(24)), 24
+    ),
     "gemma-3-27b-it-4bit": Checkpoint(
         16.8,
         layers(
@@ -104,6 +119,7 @@ CHECKPOINTS = {
             4,
             hidden_size=2048,
             moe_intermediate_size=768,
+            num_experts=128,
             num_experts_per_tok=8,
         ),
         32,
@@ -120,11 +136,14 @@ CHECKPOINTS = {
             8,
             hidden_size=4096,
             moe_intermediate_size=1408,
+            n_routed_experts=128,
             num_experts_per_tok=8,
         ),
         96,
     ),
-    "gpt-oss-120b": Checkpoint(65.25, layers("gpt_oss", 36, 64, 8, **GPT_OSS), 96),
+    "gpt-oss-120b": Checkpoint(
+        65.25, layers("gpt_oss", 36, 64, 8, **GPT_OSS, **alternating(36)), 96
+    ),
     "Qwen3-Coder-480B-A35B-4bit": Checkpoint(
         270.1,
         layers(
@@ -134,6 +153,7 @@ CHECKPOINTS = {
             8,
             hidden_size=6144,
             moe_intermediate_size=2560,
+            num_experts=128,
             num_experts_per_tok=8,
         ),
         512,

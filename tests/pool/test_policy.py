@@ -215,11 +215,7 @@ def test_passes_one_that_is_stuck_only_if_both_fit_side_by_side() -> None:
     assert policy.loaded("b", 6, 8.0) == (Grant(2),)
 
 
-@pytest.mark.parametrize(
-    ("model", "kv_bytes", "passes"),
-    [("p", 2, True), ("p", 3, False), ("b", 1, True), ("b", 2, False)],
-)
-def test_who_passes_one_that_is_stuck(model: str, kv_bytes: int, passes: bool) -> None:
+def stuck() -> Policy:
     """Of 12, 8 are for c and its KV cache, 2 for p, and 1 for b if that stays."""
     policy = policy_of(
         budget=12,
@@ -231,20 +227,20 @@ def test_who_passes_one_that_is_stuck(model: str, kv_bytes: int, passes: bool) -
     )
     assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
     assert policy.request(2, "c", 3, 6.0) == ()
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_bytes", "passes"),
+    [("p", 2, True), ("p", 3, False), ("b", 1, True), ("b", 2, False)],
+)
+def test_who_passes_one_that_is_stuck(model: str, kv_bytes: int, passes: bool) -> None:
+    policy = stuck()
     assert policy.request(3, model, kv_bytes, 7.0) == ((Grant(3),) if passes else ())
 
 
 def test_what_has_passed_is_held_against_the_next() -> None:
-    policy = policy_of(
-        budget=12,
-        ready="pab",
-        p=ModelFacts(2, pinned=True),
-        a=ModelFacts(5),
-        b=ModelFacts(1),
-        c=ModelFacts(5),
-    )
-    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "c", 3, 6.0) == ()
+    policy = stuck()
     assert policy.request(3, "p", 2, 7.0) == (Grant(3),)
     assert policy.request(4, "b", 0, 8.0) == (), "b, p with its 2 bytes, and 8 make 13"
 

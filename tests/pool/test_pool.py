@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from mlx_server import limits as table
-from mlx_server.checkpoints.memory_estimate import KvCost
 from mlx_server.engine import supervisor
 from mlx_server.engine.client import EngineClient
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
@@ -180,6 +180,9 @@ class Engine(EngineClient):
     async def stop(self, error: ServerError | None = None) -> None:
         self.ended_with.append(error)
         await super().stop(error)
+
+    async def kv_cost(self, model: str, path: str) -> KvCost:
+        return BYTES
 
     def _send(self, command: Command) -> None:
         if self._death:
@@ -435,6 +438,25 @@ def test_files_that_are_repaired_are_read_again(tmp_path: Path) -> None:
             assert (state(pool), view(pool).progress) == ("unloaded", None)
             (tmp_path / "model.safetensors").touch()
             assert (await held(pool)).prepared.id == "a"
+            assert view(pool).error is None
+
+    run(test)
+
+
+def test_a_model_that_is_not_measured_is_refused_and_measured_again(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: Any) -> KvCost:
+        raise ModelUnusable("Model 'a' can't be loaded: no layers")
+
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            with monkeypatch.context() as patched:
+                patched.setattr(Engine, "kv_cost", failing)
+                errors = await results(*(asking(pool) for _ in range(3)))
+            assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no layers"}
+            assert (view(pool).error, machine.log) == ("Model 'a' can't be loaded: no layers", [])
+            assert (await held(pool)).prepared.kv is BYTES
             assert view(pool).error is None
 
     run(test)

@@ -267,7 +267,7 @@ def test_a_replay_model_weighs_nothing(
     assert (found.weights, found.kv.for_tokens(10_000)) == (0, 0)
     assert found.path.parent == tmp_path / "cache" / "replay"
     assert found.transcript
-    assert found.transcript.pick("x").output == "Hello."
+    assert found.transcript.pick("x").entry.output == "Hello."
 
 
 def test_the_owners_template_goes_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

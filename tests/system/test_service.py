@@ -89,10 +89,29 @@ def test_a_mac_that_has_it_already_gets_it_anew(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     first = service.install([], Recorder())
-    commands = Recorder("bootout")  # it had been stopped by hand
+    commands = Recorder("bootout", "print")  # it had been stopped by hand
     assert service.install(ARGUMENTS, commands).file == first.file
-    assert [line.split()[1] for line in commands.commands] == ["bootout", "bootstrap"]
+    assert [line.split()[1] for line in commands.commands] == ["bootout", "print", "bootstrap"]
     assert "9000" in first.file.read_text()
+
+
+def test_a_service_that_still_drains_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    service.install([], Recorder())
+    commands, looks = Recorder(), iter([0, 0, 113])
+    waited: list[float] = []
+    monkeypatch.setattr("mlx_server.system.service.time.sleep", waited.append)
+
+    def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        commands(command)
+        return subprocess.CompletedProcess(
+            command, next(looks) if "print" in command else 0, "", ""
+        )
+
+    service.install(ARGUMENTS, run)
+    done = [line.split()[1] for line in commands.commands]
+    assert done == ["bootout", "print", "print", "print", "bootstrap"]
+    assert len(waited) == 2
 
 
 def test_uninstall_stops_it_and_removes_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,34 @@
+"""The errors that requests get when the policy refuses them."""
+
+from copy import copy
+
+from mlx_server.errors import NotEnoughMemory, Overloaded, ServerError
+from mlx_server.pool.actions import FailedToLoad, NeverFits, Reason, WaitedTooLong
+from mlx_server.pool.entry import PoolEntry
+from mlx_server.pool.memory_budget import size
+from mlx_server.pool.policy import Policy
+
+
+def refusal(reason: Reason, entry: PoolEntry, policy: Policy) -> ServerError:
+    match reason:
+        case NeverFits(needed, available):
+            return _too_large(needed, available, policy.views()[entry.spec.id].nbytes, policy)
+        case WaitedTooLong(seconds):
+            return Overloaded(
+                f"No memory became free in {seconds:.0f} seconds. Send the request again later."
+            )
+        case FailedToLoad():
+            assert entry.failure is not None
+            return copy(entry.failure)
+
+
+def _too_large(needed: int, available: int, model: int, policy: Policy) -> NotEnoughMemory:
+    alone, pinned = model > available, policy.budget - available
+    what = f"The model needs {size(model)}"
+    if not alone:
+        what += f", and this request {size(needed - model)} more"
+    budget = f"the memory budget is {size(policy.budget)}"
+    if pinned:
+        budget += f", of which pinned models keep {size(pinned)}"
+    choose = "choose a smaller quantisation" if alone else "ask for fewer tokens"
+    return NotEnoughMemory(f"{what}; {budget}. Raise `memory_budget` in models.yaml, or {choose}.")
