@@ -21,7 +21,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
 
 from mlx_server import __version__, limits
-from mlx_server.api import adapters, errors, health, metrics, models
+from mlx_server.api import adapters, errors, health, metrics, models, replay
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
 from mlx_server.api.chat_completions import router as chat_completions
@@ -29,6 +29,8 @@ from mlx_server.api.completions import router as completions
 from mlx_server.api.conversations import router as conversations
 from mlx_server.api.handlers import json_response
 from mlx_server.api.lifespan import DiscreetLifespan
+from mlx_server.api.messages import router as messages
+from mlx_server.api.messages.signatures import Signer
 from mlx_server.api.native import router as native
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
@@ -36,6 +38,7 @@ from mlx_server.api.security import SecurityMiddleware, authorise
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
+from mlx_server.api.transport.last_words import let_last_words_out
 from mlx_server.api.transport.slow_clients import guard_slow_clients
 from mlx_server.api.transport.web_sockets import web_sockets
 from mlx_server.config.models_yaml import load_settings
@@ -60,6 +63,7 @@ from mlx_server.store import Retention, Store
 from mlx_server.system import allocator, descriptors, logs
 from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
 from mlx_server.system.listening_sockets import bound, url_of
+from mlx_server.system.secret_key import secret_key
 
 log = logging.getLogger("mlx_server")
 
@@ -74,8 +78,6 @@ PRUNE_SECONDS = 3600.0
 POLL_SECONDS = 0.1
 COLLECTIONS = 5_000, 20, 100
 """Thresholds of Python's garbage collector: rare, since full collections pause the event loop."""
-LAST_WORDS_SECONDS = 0.25
-"""How long clients get to receive a last error event when the drain time is over."""
 
 
 def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
@@ -102,6 +104,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
         async with AsyncExitStack() as on:
             store = await on.enter_async_context(_opened(settings.store))
             app.state.runs = runs = Runs(store, server.concurrency)
+            app.state.signer = Signer(await asyncio.to_thread(secret_key, settings.store.data_dir))
             on.push_async_callback(connectors.stop)
             on.callback(awake.stop)
             await pool.start()
@@ -138,12 +141,14 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     keyed = APIRouter(
         dependencies=[Depends(authorise([key.get_secret_value() for key in server.api_keys]))]
     )
-    for router in (chat_completions, completions, responses, conversations, native):
+    for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
     for router in (models, metrics, pool_api):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)
+    if pool.replay_models:
+        keyed.include_router(replay.router)
     keyed.add_api_route("/openapi.json", _openapi, include_in_schema=False)
     app.include_router(keyed)
     app.include_router(health.router)
@@ -285,7 +290,7 @@ class HttpServer(uvicorn.Server):
         # answers that wait for an MCP server continue without it, until the pool ends them
         stopping = asyncio.create_task(self._app.state.connectors.stop())
         await pool.stop(ShuttingDown("The server is shutting down."))
-        await asyncio.sleep(LAST_WORDS_SECONDS)
+        await let_last_words_out(self.server_state)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await stopping
@@ -352,13 +357,18 @@ def _spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> Mo
         template_kwargs=model.template_kwargs,
         force_answer=model.lead_on,
         constrain_calls=model.constrain_calls,
+        include_raw=model.include_raw,
+        tools_in_prompt=model.tools_in_prompt,
+        schema_in_prompt=model.schema_in_prompt,
+        misplaced_calls=model.misplaced_calls,
+        reasoning_tags=model.reasoning_tags,
         repair=RepairPolicy(**model.repair.model_dump(by_alias=True)),
         preload=model.preload,
         pinned=model.pinned,
         ttl=model.ttl,
         tokenizer=str(model.tokenizer) if model.tokenizer else None,
         adapters={
-            name: AdapterSource(a.path, a.pinned, a.allow_other_base)
+            name: AdapterSource(a.path, a.pinned, a.allow_other_base, a.description)
             for name, a in model.adapters.items()
         },
         adapters_dir=adapters_dir,

@@ -5,7 +5,9 @@ ServerError
 │   ├── ContextTooLong        400  the prompt does not fit into the model's context
 │   ├── NotEnoughMemory       400  the model or its tokens can never fit into memory
 │   ├── AdapterInvalid        400  the adapter is damaged, unsupported or made for another model
-│   └── InvalidGrammar        400  a schema, pattern or grammar that can't be used
+│   ├── InvalidGrammar        400  a schema, pattern or grammar that can't be used
+│   ├── NoRecording           400  no entry of a replay model's transcript answers the request
+│   └── RecordingLeftGrammar  400  a recorded answer is not what the request requires
 ├── Unauthorized              401  no key, or an unknown one
 ├── Forbidden                 403  a Host or Origin that may not use this server
 ├── NotFound                  404  no such route
@@ -83,6 +85,14 @@ class AdapterInvalid(BadRequest):
 
 class InvalidGrammar(BadRequest):
     code = "invalid_json_schema"
+
+
+class NoRecording(BadRequest):
+    code = "no_recording"
+
+
+class RecordingLeftGrammar(BadRequest):
+    code = "recording_left_grammar"
 
 
 class Unauthorized(ServerError):

@@ -28,6 +28,8 @@ from mlx_server.cli import app
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
+from mlx_server.messages import Conversation, Message
+from mlx_server.sources.transcript import read_transcript
 from tests.families import byte_level, checkpoint
 from tests.hostile.corpus.attack import case
 from tests.live.server import LiveServer, serving
@@ -215,6 +217,24 @@ def transcript(snippet: Snippet) -> None:
             assert answer.choices[0].message.content == entry["output"]
 
 
+def agents_loop(snippet: Snippet) -> None:
+    """A transcript whose first two entries are the steps of one loop."""
+    file = snippet.folder / "answers.yaml"
+    file.write_text(snippet.block.code)
+    found = read_transcript(file, 1)
+    user, call = Message("user", "What is 1 + 1?"), Message("assistant")
+    results = [(), (call, Message("tool", "2")), (call, Message("tool", "error: none"))]
+    picked = [found.pick(Conversation((user, *later))).name for later in results]
+    assert [name.partition(" of ")[0] for name in picked] == ["entry 1", "entry 2", "entry 3"]
+
+
+def fixture(snippet: Snippet) -> None:
+    """A test that uses it passes."""
+    file = snippet.folder / "test_app.py"
+    file.write_text(f"{snippet.code}\n\ndef test_app() -> None:\n    pass\n")
+    output([sys.executable, "-m", "pytest", "-q", str(file)], snippet.folder)
+
+
 def family(snippet: Snippet) -> None:
     """A checkpoint of each of its types belongs to it, and its calls are found."""
     names: dict[str, Any] = {}
@@ -267,10 +287,12 @@ HOW: dict[str, dict[str, Ways]] = {
     },
     "mlx_server/api/README.md": {
         "Responses": (python_printing("Paris", "Rome"),),
+        "Messages": (python, is_shown),
         "MCP": (python_printing("It starts faster."),),
         "LangChain": (LANGCHAIN,),
     },
     "mlx_server/api/native/README.md": {"POST /generate": (generates, is_shown)},
+    "mlx_server/sources/README.md": {"Replay models": (agents_loop, fixture)},
     "mlx_server/families/README.md": {
         "Adding a model family": (family,),
         "A new call format": (python_printing(),),
@@ -333,7 +355,8 @@ def test_code_stands_in_fences_that_name_a_language(path: Path) -> None:
     text = path.read_text("utf-8")
     assert [block for block in blocks(path) if not block.language] == []
     prose = re.sub(r"^( *)```\w+\n.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    assert "```" not in prose
+    spans = re.sub(r"(?<!`)(`{4,}) .*? \1(?!`)", "", prose)  # code that shows a fence
+    assert "```" not in spans
     outside_lists = re.sub(r"^(\d+\.|-) .*\n(?:(?: .*)?\n)*", "", prose, flags=re.MULTILINE)
     assert re.findall(r"\n\n {4,}[^\s].*", outside_lists) == []
 

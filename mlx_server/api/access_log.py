@@ -1,4 +1,4 @@
-"""One log line for each request: method, route, status, duration and token counts.
+"""One log line for each request: method, route, status, duration, token counts and model.
 
 Path segments that are not part of a route may hold a client's text, so they are logged as `*`.
 """
@@ -72,7 +72,9 @@ def note(method: str, scope: Scope, status: int | str, began: float) -> None:
         "prompt_tokens": turn.prompt_tokens,
         "completion_tokens": turn.completion_tokens,
     }
-    log.info("%s %s %s %.3fs %d+%d tokens", *facts.values(), extra={"facts": facts})
+    model = {"model": turn.model, "family": turn.family} if turn.model else {}
+    line = "%s %s %s %.3fs %d+%d tokens" + (", %s (%s)" if model else "")
+    log.info(line, *facts.values(), *model.values(), extra={"facts": {**facts, **model}})
 
 
 def _route_words_of(scope: Scope) -> str:

@@ -33,6 +33,8 @@ class AccumulatedAnswer:
     repairs: list[Repaired] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     finish_reason: str | None = None
+    raw: tuple[str, ...] = ()
+    """What the model wrote, if requested."""
     tokens: int = 0
     cached: int = 0
     reasoning_tokens: int = 0
@@ -70,7 +72,7 @@ class Accumulator:
             AccumulatedAnswer() for _ in range(prompts * n)
         ]
         self._n = n
-        self._prompt_tokens = 0
+        self.prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
 
     def add(self, event: Event) -> None:
@@ -78,13 +80,14 @@ class Accumulator:
             case Started():
                 self.model = event.model
                 self.fingerprint = event.fingerprint
-                self._prompt_tokens = event.prompt_tokens
+                self.prompt_tokens = event.prompt_tokens
+                self._tool_output_tokens = event.tool_output_tokens
                 self._unenforced = event.unenforced
-            case TextDelta(index, text, logprobs):
-                self.answers[index].texts.append(text)
+            case TextDelta(index, _, logprobs):
+                self.answers[index].texts.append(event.separated)
                 self.answers[index].logprobs.extend(logprobs)
-            case ReasoningDelta(index, text):
-                self.answers[index].reasoning.append(text)
+            case ReasoningDelta(index):
+                self.answers[index].reasoning.append(event.separated)
             case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
                 self.answers[index].add_call(event)
             case Repaired(index):
@@ -94,6 +97,8 @@ class Accumulator:
             case Finished(index):
                 answer = self.answers[index]
                 answer.finish_reason = event.reason
+                answer.raw = event.raw
+                self._tool_output_tokens += event.further_tool_output_tokens
                 answer.tokens = event.completion_tokens
                 answer.cached = event.cached_tokens
                 answer.reasoning_tokens = event.reasoning_tokens
@@ -108,17 +113,28 @@ class Accumulator:
         cached = sum(answer.cached for answer in self.answers[:: self._n])
         reasoning = sum(answer.reasoning_tokens for answer in self.answers)
         return {
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
-            "total_tokens": self._prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "total_tokens": self.prompt_tokens + completion,
+            "prompt_tokens_details": {
+                "cached_tokens": cached,
+                **tool_output_tokens(self._tool_output_tokens),
+            },
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
     def warnings(self, *answers: AccumulatedAnswer) -> dict[str, Any]:
         repairs = [repair for each in answers for repair in each.repairs]
         violations = [violation for each in answers for violation in each.violations]
-        return warnings_body(repairs, self._unenforced, violations)
+        raw = [
+            (i, text) for i, each in enumerate(self.answers) if each in answers for text in each.raw
+        ]
+        return warnings_body(repairs, self._unenforced, violations, raw=raw)
+
+
+def tool_output_tokens(count: int) -> dict[str, int]:
+    """The member of a usage's details, which OpenAI's does not have; empty without tool results."""
+    return {"tool_output_tokens": count} if count else {}
 
 
 def warnings_body(
@@ -126,13 +142,15 @@ def warnings_body(
     unenforced: Sequence[str],
     violations: Sequence[Violation],
     ignored: Sequence[str] = (),
+    raw: Sequence[tuple[int, str]] = (),
 ) -> dict[str, Any]:
     """The body's `mlx_server` field, for which OpenAI's schema has no place; empty without
-    warnings."""
-    if not (repairs or unenforced or violations or ignored):
+    warnings. raw: the index of an answer and what the model wrote, if requested."""
+    if not (repairs or unenforced or violations or ignored or raw):
         return {}
     repaired = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
     unmet = [{"index": each.index, "what": each.what} for each in violations]
-    optional = {"unmet": unmet, "ignored": list(ignored)}
+    written = [{"index": index, "text": text} for index, text in raw]
+    optional = {"unmet": unmet, "ignored": list(ignored), "raw": written}
     rest = {name: found for name, found in optional.items() if found}
     return {"mlx_server": {"repairs": repaired, "unenforced": list(unenforced), **rest}}

@@ -1,4 +1,4 @@
-"""Error responses: always OpenAI's body, with the error's status and headers.
+"""Error responses: OpenAI's body, on Anthropic's routes its own, with the error's status.
 
 Routes raise, and the exception handlers of this module answer. A route that validates a body itself
 raises `validation_error`, which uses the body to name the parameter exactly.
@@ -8,16 +8,20 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pydantic
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
+from starlette.types import Scope
 
 from mlx_server import limits
+from mlx_server.api.messages.errors import error_body, is_anthropic
 from mlx_server.api.strict_json import quoted
 from mlx_server.errors import (
     BadRequest,
@@ -58,7 +62,7 @@ log = logging.getLogger("mlx_server")
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of the app leave as OpenAI's JSON body."""
+    """Makes every error of the app leave as a JSON body."""
     app.add_exception_handler(ServerError, _server_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(pydantic.ValidationError, _unplaced_validation_error)
@@ -69,14 +73,16 @@ def install(app: FastAPI) -> None:
 
 def error_response(
     error: ServerError,
+    scope: Scope,
     *,
     status: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The response for one error; `headers` override the error's own."""
+    body = error_body(error, scope, status) if is_anthropic(scope) else error.body()
     # json.dumps writes ASCII: a message may have lone surrogates, which UTF-8 can't encode
     return Response(
-        json.dumps(error.body()),
+        json.dumps(body),
         status_code=status or error.status,
         headers={**error.headers, **(headers or {})},
         media_type="application/json",
@@ -160,33 +166,48 @@ async def _server_error(connection: HTTPConnection, error: Exception) -> Respons
     assert isinstance(error, ServerError)
     if connection.scope["type"] == "websocket":  # SecurityMiddleware answers these
         raise error
-    return error_response(error)
+    return error_response(error, connection.scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ServerError):  # FastAPI wraps errors raised by reading a body
-        return error_response(error.__cause__)
+        return error_response(error.__cause__, request.scope)
     ours = BY_STATUS.get(error.status_code, BadRequest if error.status_code < 500 else ServerError)
     message = _routing_message(request, error)
-    return error_response(ours(message), status=error.status_code, headers=error.headers)
+    return error_response(
+        ours(message), request.scope, status=error.status_code, headers=error.headers
+    )
 
 
 def _routing_message(request: Request, error: HTTPException) -> str:
     route = quoted(f"{request.method} {request.url.path}")
     match error.status_code, error.detail:
         case 404, "Not Found":
-            return f"There is no route {route}. API routes start with `/v1`, like `/v1/models`."
+            served = ", ".join(_served_paths(request.app))
+            return (
+                f"There is no route {route}. API routes start with `/v1`. This server generates "
+                f"text; it serves {served}."
+            )
         case 405, "Method Not Allowed":
             return f"There is no {route}: the path exists, but with other methods."
         case _:
             return str(error.detail)
 
 
+@lru_cache(maxsize=8)
+def _served_paths(app: FastAPI) -> list[str]:
+    """The paths of the app's routes, without those below one of them."""
+    paths = sorted(
+        {str(route.path).partition("/{")[0] for route in iter_route_contexts(app.routes)}
+    )
+    return [path for path in paths if not any(path.startswith(f"{each}/") for each in paths)]
+
+
 async def _unplaced_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, pydantic.ValidationError)
     problem = error.errors(include_url=False, include_input=False)[0]
-    return error_response(_bad_request(param_of(problem["loc"]), problem))
+    return error_response(_bad_request(param_of(problem["loc"]), problem), request.scope)
 
 
 async def _request_validation_error(request: Request, error: Exception) -> Response:
@@ -199,11 +220,12 @@ async def _request_validation_error(request: Request, error: Exception) -> Respo
     }
     problems: Sequence[Problem] = error.errors()
     located = [(_client_loc(problem, sent)[1:], problem) for problem in problems]
-    return error_response(_first_problem(located))
+    return error_response(_first_problem(located), request.scope)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
-    return error_response(BadRequest("The client disconnected before its body was complete."))
+    left = BadRequest("The client disconnected before its body was complete.")
+    return error_response(left, request.scope)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
@@ -213,4 +235,5 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     # This response does not pass through SecurityMiddleware, so its headers are added here. uvicorn
     # closes the connection after the error, so the client must not send another request on it.
     headers = {**state.get("response_headers", {}), "connection": "close"}
-    return error_response(ServerError(message, code="internal_error"), headers=headers)
+    failure = ServerError(message, code="internal_error")
+    return error_response(failure, request.scope, headers=headers)

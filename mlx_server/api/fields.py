@@ -51,6 +51,7 @@ Effort = Annotated[
 ]
 
 CHOICES = tuple(SamplingChoices.__annotations__)
+ADAPTER_NAMES = ("adapter", "adapters", "adapter_path", "lora_path", "adapter_id")
 
 
 class AdapterChoice(TypedDict):
@@ -83,8 +84,16 @@ class SamplingBody(WireModel):
     adapter: Annotated[str, Field(min_length=1)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
     """mlx-lm's name for `adapter`."""
+    adapter_path: Annotated[str, Field(min_length=1)] | None = None
+    """The name that other MLX servers use."""
+    lora_path: Annotated[str, Field(min_length=1)] | None = None
+    """SGLang's name."""
+    adapter_id: Annotated[str, Field(min_length=1)] | None = None
+    """LoRAX's name, and that of Text Generation Inference."""
     adapter_scale: Annotated[float, Field(ge=0, le=MAX_ADAPTER_SCALE)] | None = None
     stop: StopString | StopStrings | None = None
+    include_raw: bool | None = None
+    """Whether `mlx_server.raw` has what the model wrote, delimiters included."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Biases | None = None
 
@@ -115,9 +124,15 @@ class SamplingBody(WireModel):
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
 
     def adapter_choice(self) -> AdapterChoice:
-        """The requested adapter and its scale, 1 by default."""
+        """The requested adapter and its scale, 1 by default. Raises BadRequest for two adapters."""
+        given = {name: found for name in ADAPTER_NAMES if (found := getattr(self, name))}
+        if len(set(given.values())) > 1:
+            one, other, *_ = given
+            raise BadRequest(
+                f"`{one}` and `{other}` name two adapters: send only one of them.", param=other
+            )
         return {
-            "adapter": self.adapter or self.adapters,
+            "adapter": next(iter(given.values()), None),
             "adapter_scale": 1.0 if self.adapter_scale is None else self.adapter_scale,
         }
 

@@ -126,7 +126,7 @@ def unknown_in(given: StructuredOutputs | None) -> list[str]:
 
 def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
     """The format as prompts can describe it (see Conversation.response_format)."""
-    if not isinstance(format, JsonFormat) or format == JsonFormat():
+    if not isinstance(format, JsonFormat):
         return None
     return {"name": format.name, "description": format.description, "schema": format.schema}
 

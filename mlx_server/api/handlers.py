@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -12,7 +11,8 @@ from starlette.responses import Response
 from mlx_server.api.client_disconnect import while_connected
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.metrics import Metrics
-from mlx_server.api.sse import EventStream
+from mlx_server.api.security import with_client
+from mlx_server.api.sse import OPENAI, EventStream, Frames
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate
 from mlx_server.pool.pool import Pool
@@ -38,12 +38,13 @@ async def respond(
     *,
     stream: bool,
     ignored: list[str],
+    frames: Frames = OPENAI,
 ) -> Response:
     if not stream:
         return await respond_buffered(http, request, output, ignored=ignored)
     events, started = await _started(http, request)
     chunks = output.chunks(PrependedEvents(started, events))
-    return EventStream(chunks, _headers(started, ignored), source=events)
+    return EventStream(chunks, _headers(started, ignored), source=events, frames=frames)
 
 
 async def respond_buffered(
@@ -61,8 +62,7 @@ async def _started(
     """Waits for the engine to accept the request: an error before that keeps its HTTP status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    request = replace(request, client=http.state.client)
-    events = metrics.observed(generate(request, pool))
+    events = metrics.observed(generate(with_client(request, http), pool))
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
     return events, started

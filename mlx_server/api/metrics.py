@@ -57,6 +57,24 @@ class Metrics:
             by_model,
             registry=registry,
         )
+        self.final_tokens = Counter(
+            "mlx_server_final_tokens",
+            "Generated tokens of answers' text: neither reasoning nor calls.",
+            by_model,
+            registry=registry,
+        )
+        self.tool_output_tokens = Counter(
+            "mlx_server_tool_output_tokens",
+            "Prompt tokens of tool results, counted once each.",
+            by_model,
+            registry=registry,
+        )
+        self.mcp_calls = Counter(
+            "mlx_server_mcp_calls",
+            "Calls of MCP tools that the server ran.",
+            ("model", "outcome"),
+            registry=registry,
+        )
         self.forced_answers = Counter(
             "mlx_server_led_on",
             "Answers that stopped after their reasoning and were continued.",
@@ -121,6 +139,7 @@ class Metrics:
                             model = event.model
                             turn.prompt_tokens += event.prompt_tokens
                             self.prompt_tokens.labels(model).inc(event.prompt_tokens)
+                            self.tool_output_tokens.labels(model).inc(event.tool_output_tokens)
                         case (
                             TextDelta(index)
                             | ReasoningDelta(index)
@@ -134,6 +153,8 @@ class Metrics:
                             self.repairs.labels(model, what).inc()
                         case McpCallFinished(index):  # leaves out the time of the MCP server
                             last[index] = time.perf_counter()
+                            ended = "completed" if event.error is None else "failed"
+                            self.mcp_calls.labels(model, ended).inc()
                         case Finished():
                             turn.prompt_tokens += event.further_prompt_tokens
                             turn.completion_tokens += event.completion_tokens
@@ -141,6 +162,9 @@ class Metrics:
                             self.completion_tokens.labels(model).inc(event.completion_tokens)
                             self.cached_tokens.labels(model).inc(event.cached_tokens)
                             self.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
+                            self.final_tokens.labels(model).inc(event.text_tokens)
+                            further = event.further_tool_output_tokens
+                            self.tool_output_tokens.labels(model).inc(further)
                             self.forced_answers.labels(model).inc(event.answer_forced)
                     yield event
             outcome = "completed"

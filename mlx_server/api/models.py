@@ -1,12 +1,16 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, for OpenAI's clients and Anthropic's."""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.handlers import json_response
+from mlx_server.api.messages.errors import is_anthropic
+from mlx_server.api.messages.model_list import model_info, page
 from mlx_server.errors import AdapterNotFound
 from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import Capabilities
 
 router = APIRouter()
 
@@ -14,6 +18,13 @@ router = APIRouter()
 @router.get("/v1/models")
 async def models(http: Request) -> Response:
     pool: Pool = http.app.state.pool
+    if is_anthropic(http.scope):
+        infos = [
+            model_info(model, pool.context_length(spec.id))
+            for spec in pool.specs
+            for model in await _with_adapters(http, pool, spec.id)
+        ]
+        return json_response(page(infos, http.query_params))
     found = [model for spec in pool.specs for model in await _with_adapters(http, pool, spec.id)]
     return json_response({"object": "list", "data": found})
 
@@ -25,25 +36,44 @@ async def model(name: str, http: Request) -> Response:
     id = pool.spec(base).id
     if adapter and adapter not in await pool.adapter_names(id):
         raise AdapterNotFound(f"{id} has no adapter {adapter[:100]!r}.", param="model")
-    found = _model(http, id, pool.batching(id))
-    return json_response(_adapter_model(found, adapter) if adapter else found)
+    found = await _model(http, pool, id)
+    found = _adapter_model(pool, found, adapter) if adapter else found
+    if is_anthropic(http.scope):
+        return json_response(model_info(found, pool.context_length(id)))
+    return json_response(found)
 
 
 async def _with_adapters(http: Request, pool: Pool, id: str) -> list[dict[str, Any]]:
     adapters = await pool.adapter_names(id)
-    base = _model(http, id, pool.batching(id))
-    return [base, *(_adapter_model(base, adapter) for adapter in adapters)]
+    base = await _model(http, pool, id)
+    return [base, *(_adapter_model(pool, base, adapter) for adapter in adapters)]
 
 
-def _adapter_model(base: dict[str, Any], adapter: str) -> dict[str, Any]:
-    return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"]}
+def _adapter_model(pool: Pool, base: dict[str, Any], adapter: str) -> dict[str, Any]:
+    listed = pool.spec(base["id"]).adapters.get(adapter)
+    described = {"description": listed.description} if listed and listed.description else {}
+    return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"], **described}
 
 
-def _model(http: Request, id: str, batching: bool | None) -> dict[str, Any]:
+async def _model(http: Request, pool: Pool, id: str) -> dict[str, Any]:
     return {
         "id": id,
         "object": "model",
         "created": http.app.state.started,
         "owned_by": "mlx-server",
-        "batching": batching,
+        "batching": pool.batching(id),
+        **_capabilities(await pool.capabilities(id)),
+    }
+
+
+def _capabilities(found: Capabilities | None) -> dict[str, Any]:
+    """What the model can do; each is null while its files are not on this machine."""
+    known = asdict(found) if found else {}
+    return {
+        "family": known.get("family"),
+        "context_length": known.get("context_length"),
+        "max_model_len": known.get("context_length"),  # vLLM's name
+        "capabilities": {
+            name: known.get(name) for name in ("reasoning", "tools", "structured_output")
+        },
     }

@@ -10,6 +10,7 @@ import ipaddress
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server import limits
 from mlx_server.api.errors import error_response
+from mlx_server.api.messages.errors import is_anthropic
 from mlx_server.api.strict_json import quoted
 from mlx_server.api.transport.admission import source_of
 from mlx_server.errors import (
@@ -29,6 +31,7 @@ from mlx_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from mlx_server.requests import GenerateRequest
 from mlx_server.system.logs import RequestLogContext, request_context
 
 METHODS = "GET, POST, DELETE, OPTIONS"
@@ -82,6 +85,8 @@ class SecurityMiddleware:
             return
         headers = Headers(scope=scope)
         stamp = {"x-request-id": _request_id(headers)}
+        if is_anthropic(scope):
+            stamp["request-id"] = stamp["x-request-id"]
         state = scope.setdefault("state", {})
         state.update(request_id=stamp["x-request-id"], response_headers=stamp)
         request_context.set(RequestLogContext(stamp["x-request-id"]))
@@ -190,13 +195,15 @@ def _limited(receive: Receive, limit: int) -> Receive:
 def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
     """A dependency for routers that require one of these keys; without keys everyone is allowed.
 
-    It sets two strings in the connection's state. `owner` is a digest of the client's key, or
+    It sets three strings in the connection's state. `owner` is a digest of the client's key, or
     empty. `client` identifies the client for fair queueing: the owner or else the peer's address.
+    `cache_scope` is the owner if there are several keys: whether a prompt is in the prompt cache
+    shows in the time to the first token, and is no other user's business.
     """
     digests = [_digest(key.encode()) for key in keys]
 
     async def check_key(connection: HTTPConnection) -> None:
-        connection.state.owner = ""
+        connection.state.owner = connection.state.cache_scope = ""
         connection.state.client = _peer(connection.scope)
         if not digests:
             return
@@ -210,8 +217,15 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
         if not matches:
             raise Unauthorized("This key is not one of the server's `server.api_keys`.")
         connection.state.owner = connection.state.client = matches[0].hex()
+        connection.state.cache_scope = connection.state.owner if len(digests) > 1 else ""
 
     return check_key
+
+
+def with_client(request: GenerateRequest, connection: HTTPConnection) -> GenerateRequest:
+    """Adds what `authorise` found out about the client."""
+    state = connection.state
+    return replace(request, client=state.client, cache_scope=state.cache_scope)
 
 
 def _peer(scope: Scope) -> str:
@@ -352,4 +366,4 @@ async def _refuse(error: ServerError, scope: Scope, receive: Receive, send: Send
     if scope["type"] == "websocket" and not can_answer:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         return
-    await error_response(error)(scope, receive, send)
+    await error_response(error, scope)(scope, receive, send)

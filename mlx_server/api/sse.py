@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import anyio
@@ -33,6 +34,18 @@ def event(data: Mapping[str, Any]) -> bytes:
     return name + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What a stream sends besides its chunks. The defaults are OpenAI's."""
+
+    keep_alive: bytes = KEEP_ALIVE
+    end: bytes = DONE
+    error: Callable[[ServerError], Mapping[str, Any]] = ServerError.body
+
+
+OPENAI = Frames()
+
+
 class EventStream(Response):
     """Streams `chunks`, which read from `source`, and closes both when the client leaves.
 
@@ -42,7 +55,12 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: Chunks, headers: Mapping[str, str], *, source: AsyncClosable
+        self,
+        chunks: Chunks,
+        headers: Mapping[str, str],
+        *,
+        source: AsyncClosable,
+        frames: Frames = OPENAI,
     ) -> None:
         no_buffering = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         self.init_headers({**no_buffering, **headers})
@@ -50,6 +68,7 @@ class EventStream(Response):
         self.background = None
         self._chunks = chunks
         self._source = source
+        self._frames = frames
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,14 +89,14 @@ class EventStream(Response):
             async for chunk in self._chunks:
                 await self._write(send, event(chunk))
         except ServerError as error:
-            await self._write(send, event(error.body()))
+            await self._write(send, event(self._frames.error(error)))
         except Exception:
             log.exception("a stream ended with an error")
             failure = ServerError(
                 "The answer ended early: an internal error of the server.", code="internal_error"
             )
-            await self._write(send, event(failure.body()))
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await self._write(send, event(self._frames.error(failure)))
+        await send({"type": "http.response.body", "body": self._frames.end, "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:
         self._last_write = asyncio.get_running_loop().time()
@@ -89,7 +108,7 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(self._last_write + KEEP_ALIVE_SECONDS - clock())
             if clock() - self._last_write >= KEEP_ALIVE_SECONDS:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(send, self._frames.keep_alive)
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -3,6 +3,7 @@ budget. They are expressed in tokens, because the engine knows neither families 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mlx_server.engine.messages import Generate, Thinking
@@ -14,6 +15,7 @@ from mlx_server.messages import Conversation
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.prompts.control_token_guard import text_tokens
 from mlx_server.prompts.reasoning_effort import SWITCHES
 from mlx_server.requests import GenerateRequest, NamedTool, Prompt
 
@@ -25,13 +27,18 @@ def parse_context(
     prepared: PreparedModel, conversation: Conversation, prompt: list[int], index: int = 0
 ) -> ParseContext:
     tokenizer = prepared.checkpoint.tokenizer
+    begun = conversation.continued
     return ParseContext(
         index=index,
         tools=conversation.tools,
         prompt=tuple(prompt),
-        ends_with=tokenizer.raw(prompt[-PROMPT_END:]),
+        ends_with=prepared.family.open_end(prepared.checkpoint, begun)
+        if begun
+        else tokenizer.raw(prompt[-PROMPT_END:]),
+        continues=begun is not None,
         control=tokenizer.control_tokens,
         repair=prepared.spec.repair,
+        misplaced_calls=prepared.spec.misplaced_calls,
     )
 
 
@@ -57,12 +64,18 @@ def constrain(
         return ()
     spec = _output_spec(prepared, request, prompt, row)
     row.grammar, left_out = _grammar(prepared, request, spec)
+    if request.format and (begun := prompt.continued):
+        row.grammar_prefix = text_tokens(prepared.checkpoint, begun.content)
     if budget is not None or answer is not None:
         end = prepared.family.end_of_reasoning(spec)
         # a grammar decides on the white space after reasoning itself
         row.thinking = _thinking(prepared, spec, end.rstrip() if row.grammar else end, budget)
     if row.thinking:
         row.thinking.answer = answer
+        if row.grammar is not None or prepared.transcript is None:
+            row.thinking.rest = prepared.family.grammar_after_reasoning(
+                spec, constrains=row.grammar is not None
+            )
     elif answer is not None:  # without reasoning, the answer's limit is the row's
         row.end_within(answer)
     return left_out
@@ -73,6 +86,7 @@ def constrain_continuation(
 ) -> None:
     """Replace the row's grammar, if it has one, by that of the rest after the new prompt."""
     if row.grammar is not None:  # not Harmony's: no answer ends in its reasoning there
+        conversation = replace(conversation, continue_final_message=False)
         spec = _output_spec(prepared, request, conversation, row)
         row.grammar, _ = _grammar(prepared, request, spec)
 

@@ -9,7 +9,12 @@ from mlx_server.engine.messages import Admitted
 from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.events import Event, Started
 from mlx_server.generation.constraints import is_format_required
-from mlx_server.generation.plan import RequestPlan, plan, shortened
+from mlx_server.generation.plan import (
+    RequestPlan,
+    plan,
+    shortened,
+    with_continued_messages,
+)
 from mlx_server.generation.retries import RetryingAnswer
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.entry import LoadedModel
@@ -18,6 +23,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
+from mlx_server.system.logs import log_model
 
 
 async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
@@ -26,6 +32,8 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
     with pool.row_slot(len(request.prompts) * request.n, request.client):
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
+        log_model(prepared.id, prepared.family.name)
+        request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await in_thread(plan, prepared, request, adapter, model=prepared.id)
         most = pool.most_tokens(prepared, planned.demand.rows, adapter)
@@ -109,6 +117,7 @@ def _started(
         planned.unenforced,
         planned.rows[0].sampling,
         planned.messages,
+        planned.tool_output_tokens,
     )
 
 

@@ -14,6 +14,7 @@ from mlx_server.engine.messages import (
     Prefilled,
     PrefillProgress,
     PromptLogprobs,
+    RowLeftGrammar,
     Thinking,
     Token,
 )
@@ -28,8 +29,10 @@ from mlx_server.events import (
     TextDelta,
     TokenLogprob,
     ToolCallFinished,
+    Violation,
 )
 from mlx_server.generation.constraints import parse_context
+from mlx_server.generation.replay import departure_error
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section
@@ -65,10 +68,12 @@ class OutputProcessor:
         self._parser = _parser(prepared, index, row, request)
         self._stops = StopStrings(request.stop)
         self._ids: list[int] = []
-        self._tokens = self._reasoning = self._calls = 0
+        self._tokens = self._reasoning = self._text = self._calls = 0
+        self._raw_ids: list[int] = []
+        """All tokens of the model, stop tokens included."""
         self._cached: int | None = None
         self._progress = request.progress
-        self._has_output = self._is_forced = False
+        self._has_output = self._has_text = self._is_forced = False
         self._logprobs: list[TokenLogprob] = []
         _, self._closes = prepared.family.thinking_delimiters()
         self._invisible = _invisible(prepared)
@@ -83,13 +88,22 @@ class OutputProcessor:
         match item:
             case Token():
                 yield from self._token(item)
-            case Prefilled(_, cached):
-                self._cached = cached if self._cached is None else self._cached
+            case Prefilled(_, cached) if self._cached is None:
+                self._cached = cached
+                yield from self._all_cached(cached)
             case PrefillProgress(_, computed) if self._progress:
                 prompt = len(self._row.prompt)
                 yield PromptProgress(self._index, prompt, self._cached or 0, computed)
             case PromptLogprobs(_, logprobs):
                 yield from self._scored(logprobs)
+            case RowLeftGrammar():
+                raise departure_error(self._prepared, self._request, self._row, item)
+
+    def _all_cached(self, cached: int) -> Iterator[Event]:
+        """The only progress of a prompt without a piece to compute: its last token is decoded."""
+        prompt = len(self._row.prompt)
+        if self._progress and cached == prompt - 1:
+            yield PromptProgress(self._index, prompt, cached, cached)
 
     def _scored(self, logprobs: list[Logprobs]) -> Iterator[Event]:
         unknown = Logprobs(None, [])
@@ -104,6 +118,7 @@ class OutputProcessor:
 
     def _token(self, token: Token) -> Iterator[Event]:
         self._tokens += 1
+        self._raw_ids.append(token.id)
         if token.finish == "stop":  # the stop token itself is no part of the answer
             yield from self._force_answer() if self._is_only_reasoning() else self._finish("stop")
             return
@@ -114,6 +129,7 @@ class OutputProcessor:
         events = self._parser.feed(token.id, self._detokenizer.feed(token.id))
         yield from self._forward(events)
         self._reasoning += self._is_reasoning(section, events)
+        self._text += self._has_text and section == self._parser.section == "text"
         if section == "reasoning" != self._parser.section:
             self._reasoning -= self._delimiter_tokens()
         if self._parser.section != section and self._parser.section != "call":
@@ -180,6 +196,16 @@ class OutputProcessor:
         thinking = self._row.thinking
         budget = thinking.budget if thinking else None
         return budget is not None and self._reasoning >= budget
+
+    @property
+    def _wants_raw(self) -> bool:
+        wanted, owners = self._request.include_raw, self._prepared.spec.include_raw
+        return owners == "always" if wanted is None else wanted
+
+    @property
+    def is_unterminated(self) -> bool:
+        """Whether the answer ended within its reasoning."""
+        return self._parser.is_unterminated
 
     def next_row(self) -> Generate | None:
         """The row that continues this answer, if any, still with the whole answer's grammar."""
@@ -258,7 +284,7 @@ class OutputProcessor:
         for event in events:
             if self._calls and not self._parallel:
                 return
-            if isinstance(event, Repaired):  # it is not output and ends no text
+            if isinstance(event, Repaired | Violation):  # it is not output and ends no text
                 if not self._stops.matched:
                     yield event
                 continue
@@ -266,6 +292,7 @@ class OutputProcessor:
                 event, ReasoningDelta | BuiltInCall
             )
             if isinstance(event, TextDelta):
+                self._has_text = True
                 logprobs = self._logprobs_of(event.text)
                 yield from self._stops.feed(replace(event, logprobs=logprobs))
             elif not self._stops.matched:
@@ -283,8 +310,11 @@ class OutputProcessor:
             completion_tokens=self._tokens,
             cached_tokens=self._cached or 0,
             reasoning_tokens=self._reasoning,
+            text_tokens=self._text,
+            stop_string=self._stops.match,
             answer_forced=self._is_forced,
             messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
+            raw=(self._tokenizer.raw(self._raw_ids),) if self._wants_raw else (),
         )
 
 
@@ -303,6 +333,8 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
     if not isinstance(prompt, Conversation):  # a text completion is plain text
         return TextParser(ParseContext(index))
     context = parse_context(prepared, prompt, row.prompt, index)
+    if row.grammar is None:
+        context = replace(context, holds_calls=True)
     if request.tool_choice == "none":  # what looks like a call is text
         context = replace(context, tools=())
     if request.format and row.grammar:

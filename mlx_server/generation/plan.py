@@ -2,31 +2,37 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
-from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.errors import BadRequest, ContextTooLong, NoRecording
 from mlx_server.families.base import RenderedPrompt
+from mlx_server.generation import replay
 from mlx_server.generation.constraints import NO_TOOL, budget_of, constrain, template_kwargs
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.prompts.continuation import check_continued, with_open_reasoning
 from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import check_wanted
 from mlx_server.requests import (
     GenerateRequest,
     JsonFormat,
+    NamedTool,
     Prompt,
     SamplingChoices,
     SamplingParams,
 )
-from mlx_server.sources.transcript import TranscriptEntry
 
 CHARACTERS_PER_TOKEN = 16
 """More than any text has on average: a text with more per token can't fit the context."""
+
+UNLIMITED = 2**53
+"""A context for prompts that are only counted."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,14 @@ class RequestPlan:
     """Whether some of them concern the answer's text, which must then be checked afterwards."""
     messages: tuple[Mapping[str, Any], ...]
     """The prompts as messages of the family's own library, if requested."""
+    tool_output_tokens: int = 0
+    """Tokens of the tool results at the end of the prompts."""
 
     def without_constraints(self) -> "RequestPlan":
         for row in self.rows:
             row.grammar = None
+            if row.thinking:
+                row.thinking.rest = None
         return replace(self, unenforced=NO_TOOL)
 
 
@@ -53,6 +63,7 @@ def plan(
 ) -> RequestPlan:
     """Plan the request. Call it in a thread: rendering and tokenising long prompts takes time."""
     _check_text(prepared, request)
+    _check_raw(prepared, request)
     if request.format:
         check(request.format, request.format_param)
     check_wanted()
@@ -60,6 +71,8 @@ def plan(
     check_wanted()
     pairs = list(zip(request.prompts, prompts, strict=True))
     planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in pairs]
+    for (those, _), rendered in zip(planned, prompts, strict=True):
+        _set_branches(prepared, those, rendered)
     rows = [row for those, _ in planned for row in those]
     if adapter:
         for row in rows:
@@ -80,7 +93,37 @@ def plan(
         unenforced=(*of_text, *of_tools),
         unchecked=bool(of_text),
         messages=tuple(_messages(prepared, prompts)) if request.raw_messages else (),
+        tool_output_tokens=sum(_tool_output_tokens(prepared, each) for each in request.prompts),
     )
+
+
+def _set_branches(prepared: PreparedModel, rows: list[Generate], rendered: RenderedPrompt) -> None:
+    if prepared.kv.window or prepared.kv.fixed:  # other caches can be cut back to any length
+        found = rendered.branches()
+        for row in rows:
+            row.branches, row.continued_from = list(found.places), found.continued_from
+
+
+def with_continued_messages(prepared: PreparedModel, request: GenerateRequest) -> GenerateRequest:
+    """Check the messages that answers continue, and separate their reasoning from their text."""
+    prompts = (_continued(prepared, request, prompt) for prompt in request.prompts)
+    return replace(request, prompts=tuple(prompts))
+
+
+def _continued(prepared: PreparedModel, request: GenerateRequest, prompt: Prompt) -> Prompt:
+    if not isinstance(prompt, Conversation) or not prompt.continue_final_message:
+        return prompt
+    family, checkpoint = prepared.family, prepared.checkpoint
+    prompt = with_open_reasoning(prompt, family.reasoning_pairs(checkpoint))
+    check_continued(prompt, reasons=family.reasons(checkpoint))
+    must_call = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
+    if must_call and prompt.messages[-1].content:
+        raise BadRequest(
+            "`tool_choice` requires a tool call, but the last message, which the answer continues, "
+            "is text already. Leave one of them out.",
+            param="tool_choice",
+        )
+    return prompt
 
 
 def shortened(
@@ -91,7 +134,8 @@ def shortened(
     `most` is the number of tokens per row that memory has room for. If not even the prompts fit,
     the plan is returned unchanged and the pool refuses the request.
     """
-    if request.max_tokens is not None or planned.demand.most_tokens <= most:
+    is_final = request.max_tokens is not None and not request.may_end_early
+    if is_final or planned.demand.most_tokens <= most:
         return planned
     if most >= prepared.context_length:
         return planned  # memory has room for a whole context, which limits the row by itself
@@ -120,15 +164,28 @@ def _messages(
         yield from rendered.messages()
 
 
+def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
+    """The prompts' tokens, also if the context has no room for them. Raises ContextTooLong for
+    more text than is read at all. Call it in a thread, as `plan`."""
+    _check_text(prepared, request)
+    request = with_continued_messages(prepared, request)
+    roomy = replace(prepared, spec=replace(prepared.spec, context_length=UNLIMITED))
+    return sum(len(_rendered(roomy, prompt).tokens) for prompt in request.prompts)
+
+
 def retry_row(
     prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, first: Generate
 ) -> Generate | None:
-    """The row that generates a rejected answer again; None if there is no room for it."""
+    """The row that generates a rejected answer again; None if there is no room for it, or if no
+    second answer was recorded."""
     prompt = _tokens(prepared, conversation).tokens
     room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
     if room <= 0:
         return None
-    (row,), _ = _rows(prepared, replace(request, n=1), conversation, prompt)
+    try:
+        (row,), _ = _rows(prepared, replace(request, n=1), conversation, prompt)
+    except NoRecording:
+        return None
     row.max_tokens, row.overflow_tokens = first.max_tokens, first.overflow_tokens
     row.end_within(room)
     row.adapter, row.adapter_scale = first.adapter, first.adapter_scale
@@ -148,6 +205,8 @@ def _longest(prepared: PreparedModel, request: GenerateRequest, row: Generate) -
 def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
     """Whether an answer that breaks its format may be generated again."""
     repair = prepared.spec.repair
+    if any(isinstance(each, Conversation) and each.continued for each in request.prompts):
+        return False  # the begun message would have to be taken back
     is_buffered = request.buffered or repair.streaming == "accumulate"
     return bool(is_buffered and repair.retries and request.format and unenforced(request.format))
 
@@ -165,6 +224,23 @@ def _check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
                 f"{most} characters. Shorten the request.",
                 param=_param(prompt),
             )
+
+
+def _check_raw(prepared: PreparedModel, request: GenerateRequest) -> None:
+    if request.include_raw and prepared.spec.include_raw == "never":
+        raise BadRequest(
+            f"`include_raw` is turned off for {prepared.id} (`include_raw: never` in models.yaml). "
+            "Leave it out.",
+            param="include_raw",
+        )
+
+
+def _tool_output_tokens(prepared: PreparedModel, prompt: Prompt) -> int:
+    """Earlier results have been counted with the request that they were new to."""
+    if not isinstance(prompt, Conversation):
+        return 0
+    new = takewhile(lambda message: message.role == "tool", reversed(prompt.messages))
+    return sum(len(prepared.checkpoint.tokenizer.encode(message.content)) for message in new)
 
 
 def _param(prompt: Prompt) -> str:
@@ -217,6 +293,8 @@ def _tokens(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
 
 def _chat(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
     completed = replace(conversation, template_kwargs=template_kwargs(prepared, conversation))
+    if prepared.spec.schema_in_prompt == "never":
+        completed = replace(completed, response_format=None)
     return prepared.family.render(prepared.checkpoint, completed, prepared.context_length)
 
 
@@ -271,9 +349,11 @@ def _row(
         sampling=_sampling(prepared, request, choice),
         prompt_logprobs=request.echo and (request.logprobs is not None or request.max_tokens == 0),
         client=request.client,
+        cache_scope=request.cache_scope,
     )
     if prepared.transcript:
-        _play_transcript(prepared, row, prepared.transcript.pick(source))
+        recording = prepared.transcript.pick(source, (request.model, prepared.id))
+        replay.play(prepared, row, recording)
     return row
 
 
@@ -309,14 +389,3 @@ def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) ->
         seed=None if request.seed is None else request.seed + choice,
         logprobs=request.logprobs,
     )
-
-
-def _play_transcript(prepared: PreparedModel, row: Generate, entry: TranscriptEntry) -> None:
-    """Make the row replay a recorded answer."""
-    tokenizer = prepared.checkpoint.tokenizer
-    row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
-    row.delay = entry.delay_ms / 1000
-    output = entry.tokens(tokenizer)
-    row.forced_tokens = [*output, row.stop_tokens[0]]
-    if entry.finish == "length" and output:
-        row.end_within(len(output))

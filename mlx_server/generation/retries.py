@@ -31,7 +31,7 @@ from mlx_server.repair.answers import (
     retry_conversation,
 )
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import GenerateRequest
+from mlx_server.requests import GenerateRequest, Prompt
 
 _checks = asyncio.Semaphore(limits.CHECK_PROCESSES.value)
 """Limits concurrent checks, since each may keep a process busy for seconds."""
@@ -61,7 +61,10 @@ class RetryingAnswer:
         self._answer = OutputProcessor(prepared, index, row, request)
         self._unchecked = unchecked
         accumulates = prepared.spec.repair.streaming == "accumulate"
-        self._is_buffered = unchecked and (request.buffered or accumulates)
+        self._begun = _begun_text(request.prompts[index // request.n])
+        """The text of a message that this answer continues. It can't be taken back, so such an
+        answer is neither repaired nor generated again."""
+        self._is_buffered = unchecked and not self._begun and (request.buffered or accumulates)
         self._buffered: list[Event] = []
         self._texts: list[str] = []
         self._reasoning: list[str] = []
@@ -107,11 +110,11 @@ class RetryingAnswer:
 
     def _collect(self, event: Event) -> None:
         match event:
-            case TextDelta(_, text, _, phase):
-                self._texts.append(text)
+            case TextDelta(phase=phase):
+                self._texts.append(event.separated)
                 self._phase = phase
-            case ReasoningDelta(_, text):
-                self._reasoning.append(text)
+            case ReasoningDelta():
+                self._reasoning.append(event.separated)
             case ToolCallFinished():
                 self._calls += 1
         if self._is_buffered:
@@ -120,7 +123,10 @@ class RetryingAnswer:
     async def _end(self, finished: Finished) -> AsyncIterator[Event]:
         text = "".join(self._texts)
         found = CheckedAnswer(text)
-        if self._unchecked or not (text.strip() or self._calls):
+        if self._begun and self._unchecked:
+            whole = await self._check(self._begun + text, finished)
+            found = CheckedAnswer(text, errors=whole.errors)
+        elif self._unchecked or not (self._begun or text.strip() or self._calls):
             found = await self._check(text, finished)
         if found.errors and self._is_buffered and await self._retry(text, found):
             self._rejected = self._with_rejected_usage(finished)
@@ -135,7 +141,15 @@ class RetryingAnswer:
             return CheckedAnswer(text)
         reasoning, ran_out = "".join(self._reasoning), self._answer.reasoning_ran_out
         delimiters = self._prepared.family.call_delimiters(self._conversation.tools)
-        raw = RawAnswer(text, reasoning, self._calls, finished.reason, ran_out, delimiters)
+        raw = RawAnswer(
+            text,
+            reasoning,
+            self._calls,
+            finished.reason,
+            ran_out,
+            delimiters,
+            self._answer.is_unterminated,
+        )
         required = Requirements(self._request.format, self._request.tool_choice)
         async with _checks:
             return await asyncio.to_thread(check_answer, raw, required, self._prepared.spec.repair)
@@ -188,5 +202,12 @@ class RetryingAnswer:
             finished,
             completion_tokens=before.completion_tokens + finished.completion_tokens,
             reasoning_tokens=before.reasoning_tokens + finished.reasoning_tokens,
+            text_tokens=before.text_tokens + finished.text_tokens,
+            raw=before.raw + finished.raw,
             cached_tokens=before.cached_tokens,
         )
+
+
+def _begun_text(prompt: Prompt) -> str:
+    begun = prompt.continued if isinstance(prompt, Conversation) else None
+    return begun.content if begun else ""

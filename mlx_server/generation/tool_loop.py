@@ -7,6 +7,7 @@ round has the model answer with the results that it has.
 """
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import Approval, GenerateRequest, McpTools, NamedTool, ToolChoice
+
+log = logging.getLogger("mlx_server.mcp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class _Rounds:
             runs = turn.runs()
             if runs:
                 self._rounds += 1
-                self._conversation = _with(self._conversation, turn.message())
+                self._conversation = self._conversation.with_answer(turn.message())
                 async with aclosing(self._run(runs)) as finished:
                     async for event in finished:
                         yield event
@@ -309,7 +312,8 @@ class _Rounds:
         arguments = "".join(call.arguments)
         try:
             return await self._toolset.call(call.offered.server, call.offered.name, arguments), None
-        except McpError as error:
+        except McpError as error:  # its message may quote the server or the client
+            log.warning("a call of an MCP tool failed (%s)", type(error).__name__)
             return None, str(error)
 
     def _add_result(self, call: TurnCall, text: str) -> None:
@@ -341,9 +345,12 @@ class _Rounds:
             completion_tokens=sum(each.completion_tokens for each in rounds),
             cached_tokens=sum(each.cached_tokens for each in rounds),
             reasoning_tokens=sum(each.reasoning_tokens for each in rounds),
+            text_tokens=sum(each.text_tokens for each in rounds),
             further_prompt_tokens=sum(each.prompt_tokens for each in self._started[1:]),
+            further_tool_output_tokens=sum(each.tool_output_tokens for each in self._started[1:]),
             answer_forced=any(each.answer_forced for each in rounds),
             messages=(*self._between(), *rounds[-1].messages),
+            raw=tuple(text for each in rounds for text in each.raw),
         )
 
     def _between(self) -> tuple[Mapping[str, Any], ...]:

@@ -73,13 +73,13 @@ class ToolTurn:
 
     def visible_events(self, event: Event) -> Iterator[Event]:
         match event:
-            case TextDelta(text=text):
-                self.texts.append(text)
+            case TextDelta():
+                self.texts.append(event.separated)
                 yield event
-            case ReasoningDelta(text=text):
-                self.reasoning.append(text)
+            case ReasoningDelta():
+                self.reasoning.append(event.separated)
                 yield event
-            case BuiltInCall() | PromptProgress() | Violation():
+            case BuiltInCall() | PromptProgress():
                 yield event
             case ToolCallStarted(call=at):
                 call = self.calls[at] = self._begun(event)
@@ -91,11 +91,15 @@ class ToolTurn:
                 self.calls[at].is_made = True
                 yield from _made(event, self.calls[at])
             case Repaired(where=where):
-                shift = self.first_call
-                where = CALL_PLACE.sub(lambda found: str(int(found[0]) + shift), where)
-                yield replace(event, where=where)
+                yield replace(event, where=self._numbered(where))
+            case Violation(what=what):
+                yield replace(event, what=self._numbered(what))
             case Finished():
                 self.finished = event
+
+    def _numbered(self, path: str) -> str:
+        """With the number of the call among those of all rounds."""
+        return CALL_PLACE.sub(lambda found: str(int(found[0]) + self.first_call), path)
 
     def _begun(self, event: ToolCallStarted) -> TurnCall:
         offered = self.offered.get(event.name)

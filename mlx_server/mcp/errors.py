@@ -5,6 +5,10 @@ class McpError(Exception):
     """A failure of one server, which does not fail the request."""
 
 
+class ToolFailed(McpError):
+    """The server ran the tool, which reported an error."""
+
+
 class ConnectionLost(McpError):
     """The connection can't be used any more."""
 

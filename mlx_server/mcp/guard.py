@@ -7,6 +7,9 @@ The MCP server could kill or stop its guard. So there are two guards, and each e
 the other is gone or does not act; our own process does the same if it sees that a guard was
 killed. On Linux the kernel helps: the MCP server dies with the guard that started it, and orphaned
 processes become children of the guard.
+
+The MCP SDK's `terminate_posix_process_tree` reaches only the MCP server's process group, and only
+while our own process lives: two of three processes survived where this leaves none.
 """
 
 import ctypes

@@ -11,7 +11,7 @@ from mcp import MCPError, types
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from mlx_server import limits
-from mlx_server.mcp.errors import ConnectionLost, McpError, cause
+from mlx_server.mcp.errors import ConnectionLost, McpError, ToolFailed, cause
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.listing import Lister, Listing
 from mlx_server.mcp.results import text_of
@@ -83,7 +83,7 @@ class McpConnection:
         result = await self._within(self._limits.call_seconds, call)
         text = text_of(result, self._limits.result_bytes)
         if result.is_error:
-            raise McpError(text or "The tool failed without a message.")
+            raise ToolFailed(text or "The tool failed without a message.")
         return text
 
     async def _list(self, session: Session) -> Listing:

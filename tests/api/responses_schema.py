@@ -28,6 +28,7 @@ OURS = {
     # that vLLM's server sends
     "input_messages",
     "output_messages",
+    "tool_output_tokens",
     # our own remarks
     "mlx_server",
 }

@@ -48,6 +48,15 @@ def test_a_client_that_asks_for_more_is_refused(tiny_path: Path) -> None:
         wire.ok(found.post(CHAT, json={**ASKED, "max_tokens": ANSWERS}))
 
 
+def test_a_limit_that_every_client_has_to_set_is_shortened(tiny_path: Path) -> None:
+    """Claude Code asks for 32000 tokens whatever the model is."""
+    engine = ScriptedEngine()
+    with client(tiny_path, engine, **fitting(tiny_path)) as found:
+        wire.ok(found.post("/v1/messages", json={**ASKED, "max_tokens": 32_000}))
+    (row,) = engine.taken
+    assert ANSWERS <= row.max_tokens <= ANSWERS + LEADS_ON
+
+
 def test_a_prompt_that_does_not_fit_is_refused(tiny_path: Path) -> None:
     engine = ScriptedEngine()
     with client(tiny_path, engine, **fitting(tiny_path)) as found:

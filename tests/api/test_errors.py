@@ -278,7 +278,12 @@ def test_every_error_has_openais_body(what: str, status: int, error: tuple[Any, 
 def test_headers_of_errors_are_kept() -> None:
     assert ask("GET", "/v1/raise/overloaded").headers["retry-after"] == "1"
     assert ask("GET", "/v1/raise/gateway").headers["x-more"] == "1"
-    response = error_response(Overloaded("full"), status=529, headers={"Retry-After": "7"})
+    response = error_response(
+        Overloaded("full"),
+        {"type": "http", "headers": []},
+        status=529,
+        headers={"Retry-After": "7"},
+    )
     assert (response.status_code, response.headers["retry-after"]) == (529, "7")
 
 
@@ -288,7 +293,7 @@ def test_an_unknown_route() -> None:
     assert answer.json()["error"]["code"] == "not_found"
     assert "`POST /chat/completions`" in answer.json()["error"]["message"]
     assert "`/v1`" in answer.json()["error"]["message"]
-    assert len(ask("GET", "/" + "x" * 1000).json()["error"]["message"]) < 200
+    assert len(ask("GET", "/" + "x" * 1000).json()["error"]["message"]) < 300
 
 
 def test_a_wrong_method() -> None:

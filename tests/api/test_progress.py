@@ -1,5 +1,8 @@
 """How much of a prompt is computed, for clients that ask for it."""
 
+import itertools
+import json
+import re
 from typing import Any
 
 import pytest
@@ -12,9 +15,12 @@ from tests.api.wire import MODEL, ScriptedEngine
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
+    "/v1/completions": {"prompt": "hi there"},
 }
-ASKED = [{"stream_options": {"include_progress": True}}, {"return_progress": True}]
+ASKED: list[dict[str, Any]] = [
+    {"stream_options": {"include_progress": True}},
+    {"return_progress": True},
+]
 
 
 @pytest.fixture
@@ -43,6 +49,38 @@ def test_chunks_tell_who_asked_how_much_is_computed(
     assert told == [{"total": total, "cache": 1, "processed": done} for done in (2, 5)]
     texts = [chunk for chunk in chunks if "prompt_progress" not in chunk]
     assert len(texts) == len(wire.events(client.post(path, json=body)))
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/v1/responses"])
+def test_a_prompt_that_is_in_the_cache_has_its_progress_once(
+    client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    said = engine._said
+
+    def known(row: Any) -> Any:
+        yield from [Prefilled(row.row, len(row.prompt) - 1)] * 2
+        yield from said(row)
+
+    monkeypatch.setattr(engine, "_said", known)
+    body = {"model": MODEL, **BODIES.get(path, {"input": "hi"}), "stream": True}
+    told = re.findall('"prompt_progress": ?({.*?})', client.post(path, json=body | ASKED[0]).text)
+    total = len(engine.taken[-1].prompt)
+    (progress,) = map(json.loads, told)
+    assert progress.pop("time_ms") >= 0
+    assert progress == {"total": total, "cache": total - 1, "processed": total - 1}
+
+
+@pytest.mark.usefixtures("_pieces")
+@pytest.mark.parametrize("path", [*BODIES, "/v1/responses"])
+def test_a_clock_that_is_set_back_takes_no_time_away(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    hours = itertools.count(10**9, -3600)
+    monkeypatch.setattr("time.time", lambda: float(next(hours)))
+    body = {"model": MODEL, **BODIES.get(path, {"input": "hi"}), "stream": True, **ASKED[0]}
+    took = re.findall(r'"time_ms": ?(-?[0-9]+)', client.post(path, json=body).text)
+    assert len(took) == 2
+    assert all(0 <= int(milliseconds) < 60_000 for milliseconds in took)
 
 
 @pytest.mark.usefixtures("_pieces")

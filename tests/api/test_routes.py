@@ -13,6 +13,8 @@ from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import StepOutput, Token
 from tests.api import wire
+from tests.api.messages.talking import BODY
+from tests.api.messages.talking import error as messages_error
 from tests.api.wire import Json, ScriptedEngine, error
 
 OPEN = {("GET", "/health")}
@@ -24,6 +26,8 @@ KEYED = {
     ("GET", "/v1/pool"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/generate"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/compact"),
@@ -78,6 +82,8 @@ def locked(tiny_path: Path) -> Iterator[TestClient]:
 def body_of(path: str) -> Json:
     if path == "/v1/completions":
         return {"model": wire.MODEL, "prompt": "a"}
+    if path.startswith("/v1/messages"):
+        return BODY
     if path.startswith("/v1/responses"):
         return {"model": wire.MODEL, "input": "a"}
     if path.startswith("/v1/conversations"):
@@ -112,7 +118,10 @@ def test_a_key_is_needed(
     locked: TestClient, method: str, path: str, headers: dict[str, str]
 ) -> None:
     response = call(locked, method, path, headers)
-    assert error(response, status=401)["code"] == "invalid_api_key"
+    if path.startswith("/v1/messages"):
+        messages_error(response, 401, "authentication_error")
+    else:
+        assert error(response, status=401)["code"] == "invalid_api_key"
     assert response.headers["www-authenticate"] == "Bearer"
 
 
@@ -171,7 +180,10 @@ def test_no_such_model(client: TestClient, path: str) -> None:
 )
 def test_methods_that_a_route_does_not_take(client: TestClient, method: str, path: str) -> None:
     response = client.request(method, path)
-    assert error(response, status=405)["code"] == "method_not_allowed"
+    if path.startswith("/v1/messages"):
+        messages_error(response, 405, "invalid_request_error")
+    else:
+        assert error(response, status=405)["code"] == "method_not_allowed"
     assert response.headers["allow"] in {"GET", "POST"}
 
 

@@ -16,18 +16,18 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
-from mlx_server.engine.client import EngineClient, OnLoading, RowStream
+from mlx_server.engine.client import RowStream
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
     Logprobs,
-    ModelLoaded,
     PromptLogprobs,
-    Ready,
     Stop,
     Token,
 )
 from mlx_server.errors import EngineDied, ServerError
+from tests.engine.stub import StubEngine
 from tests.tiny import IM_END
 
 CANCELLED = asyncio.CancelledError, concurrent.futures.CancelledError
@@ -42,11 +42,11 @@ TEXT = "Salü, 世界! 🙂 And so on."
 Json = dict[str, Any]
 
 
-class ScriptedEngine(EngineClient):
+class ScriptedEngine(StubEngine):
     """Takes every row and has all of its tokens at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(VOCABULARY, KvCost(512))
         self.taken: list[Generate] = []
         self.running: set[int] = set()
         """Rows whose request has not left yet."""
@@ -58,32 +58,11 @@ class ScriptedEngine(EngineClient):
         """Comes after a few tokens."""
         self._tokens: list[int] = []
 
-    @property
-    def alive(self) -> bool:
-        return True
-
-    async def start(self) -> Ready:
-        return Ready(0, metal=False, recommended_bytes=None)
-
     async def stop(self, error: ServerError | None = None) -> None:
         assert not self.running
 
-    def limit_memory(self, max_bytes: int) -> None:
-        pass
-
-    def limit_cache(self, max_bytes: int) -> None:
-        pass
-
-    async def load(
-        self,
-        model: str,
-        path: str,
-        progress: OnLoading,
-        stop_tokens: Sequence[int] = (),
-        tokenizer: str = "",
-    ) -> ModelLoaded:
+    def read(self, path: str) -> None:
         self._tokens = Tokenizer(Path(path) / "tokenizer.json").encode(TEXT)
-        return ModelLoaded(model, VOCABULARY, 0)
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:

@@ -17,6 +17,7 @@ import httpx
 import jsonschema
 import typer
 
+from tests.contract import facts
 from tests.live.server import DEMO, DEMO_MODEL, LiveServer, serving
 
 Schema = Mapping[str, Any]
@@ -220,6 +221,17 @@ def line(outcome: Outcome) -> str:
     )
 
 
+def count_facts(folder: Path, texts: bool) -> None:
+    """Print how many of the facts are right with the schema in the prompt, and without."""
+    with serving(folder, {"models": facts.MODELS}) as server:
+        for model in facts.MODELS:
+            told = asyncio.run(facts.answers(server, model, TOGETHER))
+            right = sum(each.is_right for each in told)
+            print(f"schema {model:14} {right:3} of {len(told):3} right", flush=True)
+            for each in told if texts else ():
+                print(f"  {'right' if each.is_right else 'wrong'}: {each.text!r}")
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -228,8 +240,16 @@ def main(
     answers: Annotated[int, typer.Option(min=1, help="To each schema; five times for calls.")] = 40,
     only: Annotated[str, typer.Option(metavar="CASE", help="One of the cases.")] = "",
     texts: Annotated[bool, typer.Option("--texts", help="Print every answer.")] = False,
+    values: Annotated[
+        bool, typer.Option("--values", help="Whether values are right, and nothing else.")
+    ] = False,
 ) -> None:
-    """How many of the demo model's answers are what their schema says, at temperature 1."""
+    """How many of the demo model's answers are what their schema says, at temperature 1, and how
+    many of its values are right."""
+    if values:
+        with TemporaryDirectory() as name:
+            count_facts(Path(name), texts)
+        return
     cases = [only] if only else [*SCHEMAS, CALLS]
     faults = 0
     with (

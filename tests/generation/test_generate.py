@@ -11,17 +11,15 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from mlx_server import limits
-from mlx_server.checkpoints.memory_estimate import KvCost
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.engine.client import EngineClient, Item, OnLoading, RowStream
+from mlx_server.engine.client import Item, RowStream
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
     Logprobs,
-    ModelLoaded,
     Prefilled,
     PromptLogprobs,
-    Ready,
     Stop,
     Token,
 )
@@ -42,6 +40,7 @@ from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from tests.engine.stub import StubEngine
 from tests.families import byte_level, write_checkpoint
 
 CONTEXT = 60
@@ -57,38 +56,15 @@ Batch = list[Item] | ServerError
 T = TypeVar("T")
 
 
-class Engine(EngineClient):
+class Engine(StubEngine):
     """Says one batch after the other, and keeps what it is asked."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
-        super().__init__()
+        super().__init__(VOCABULARY, KvCost(KV_BYTES))
         self.rows: list[Generate] = []
         self.cancelled: list[int] = []
         self.done = False
         self._batches = list(batches)
-
-    @property
-    def alive(self) -> bool:
-        return True
-
-    async def start(self) -> Ready:
-        return Ready(0, metal=False, recommended_bytes=None)
-
-    async def stop(self, error: ServerError | None = None) -> None: ...
-
-    def limit_memory(self, max_bytes: int) -> None: ...
-
-    def limit_cache(self, max_bytes: int) -> None: ...
-
-    async def load(
-        self,
-        model: str,
-        path: str,
-        progress: OnLoading,
-        stop_tokens: Sequence[int] = (),
-        tokenizer: str = "",
-    ) -> ModelLoaded:
-        return ModelLoaded(model, VOCABULARY, 0)
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
@@ -143,7 +119,6 @@ ASKED = GenerateRequest("m", ("Hello",))
 def weightless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of these models hold no weights to be measured."""
     monkeypatch.setattr(preparing, "weights_bytes", lambda path, upcast: 0)
-    monkeypatch.setattr(preparing, "kv_bytes_per_token", lambda config, size: KvCost(KV_BYTES))
 
 
 def pooled(spec: ModelSpec, *batches: Batch) -> tuple[Pool, Engine]:
@@ -244,7 +219,7 @@ def test_an_answer_begins_with_started_and_ends_with_finished(
     )
     prompt = tokenizer.encode("Hello")
     assert events[0] == Started("m", len(prompt), sampling=PUBLISHERS)
-    assert events[-1] == Finished(0, "stop", len(hello) + 1, 0)
+    assert events[-1] == Finished(0, "stop", len(hello) + 1, 0, text_tokens=len(hello))
     assert all(isinstance(event, TextDelta) for event in events[1:-1])
     assert text_of(events) == "Good day."
     row = engine.rows[0]
@@ -279,7 +254,7 @@ def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
         Conversation((Message("user", "Ho"),), tools, {"y": 1}),
     ]
     events, engine = answered(
-        spec,
+        replace(spec, tools_in_prompt="never"),
         replace(ASKED, prompts=tuple(asked)),
         [*admitted(0, 1), *said(END, 0, "stop"), *said(END, 1, "stop")],
     )
@@ -308,7 +283,9 @@ def test_a_stop_string_across_tokens_ends_the_row_at_once(
 
     events = run(pool, test())
     assert text_of(events) == "yes"
-    assert finished(events) == [Finished(0, "stop", len(tokenizer.encode("yes</b>")), 0)]
+    tokens = len(tokenizer.encode("yes</b>"))
+    (end,) = finished(events)
+    assert end == Finished(0, "stop", tokens, 0, text_tokens=tokens, stop_string="</b>")
     assert engine.cancelled == [FIRST]
 
 
@@ -345,7 +322,7 @@ def test_what_a_stop_string_might_have_been_is_told_at_the_end(
         spec, replace(ASKED, stop=("</b>",)), admitted(), said(ids, finish="length")
     )
     assert text_of(events) == "yes</"
-    assert finished(events) == [Finished(0, "length", len(ids), 0)]
+    assert finished(events) == [Finished(0, "length", len(ids), 0, text_tokens=len(ids))]
 
 
 def test_answers_of_several_prompts_are_told_apart(spec: ModelSpec, tokenizer: Tokenizer) -> None:
@@ -465,7 +442,7 @@ def test_an_echo_with_logprobs_scores_the_prompt(spec: ModelSpec, tokenizer: Tok
     assert "".join(entry.token for entry in echo.logprobs) == "Hello"
     assert isinstance(answer, TextDelta)
     assert (answer.text, len(answer.logprobs)) == ("!", 1)
-    assert end == Finished(0, "length", 1, 0)
+    assert end == Finished(0, "length", 1, 0, text_tokens=1)
 
 
 def test_scoring_alone_makes_no_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> None:

@@ -127,13 +127,14 @@ def _made(server: LiveServer, path: str, body: Json) -> str:
 
 
 def judge(route: Route, answer: Answer) -> None:
-    """It is a whole answer, or a refusal as OpenAI writes it."""
+    """It is a whole answer, or a refusal as OpenAI or Anthropic writes it."""
     if answer.status != 200:
         assert 400 <= answer.status < 500 or answer.status == 503, answer
         assert answer.kind == "application/json"
         body = json.loads(answer.content)
         assert isinstance(body["error"], dict)
-        assert len(error_of(body)["message"]) <= limits.ERROR_CHARACTERS.value, answer
+        error = anthropic_error(body) if is_anthropic(route) else error_of(body)
+        assert len(error["message"]) <= limits.ERROR_CHARACTERS.value, answer
     elif answer.kind == "application/json":
         body = strictly(answer.content)
         assert not body.get("error"), answer
@@ -141,6 +142,19 @@ def judge(route: Route, answer: Answer) -> None:
     else:
         assert answer.kind.startswith("text/event-stream"), answer
         _judge_stream(route, answer.content.decode())
+
+
+def is_anthropic(route: Route) -> bool:
+    return route.path.startswith("/v1/messages")
+
+
+def anthropic_error(body: Json) -> Json:
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    error: Json = body["error"]
+    assert error.keys() - {"details"} == {"type", "message"}
+    assert error["message"]
+    return error
 
 
 def strictly(content: bytes | str) -> Any:
@@ -163,17 +177,26 @@ def _judge_response(body: Mapping[str, Any]) -> None:
         assert body["status"] in {"completed", "incomplete"}
 
 
+def _judge_message(body: Mapping[str, Any]) -> None:
+    assert sum(count for name, count in body["usage"].items() if "input" in name)
+    assert body["stop_reason"]
+
+
 JUDGES: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "/v1/chat/completions": _judge_choices,
     "/v1/completions": _judge_choices,
     "/generate": _judge_choices,
     "/v1/responses": _judge_response,
+    "/v1/messages": _judge_message,
 }
 
 
 def _judge_stream(route: Route, text: str) -> None:
-    *events, done, end = text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", ""), text[-200:]
+    *events, end = text.split("\n\n")
+    last = "event: message_stop" if is_anthropic(route) else "data: [DONE]"
+    assert (events[-1].partition("\n")[0], end) == (last, ""), text[-200:]
+    if not is_anthropic(route):
+        events.pop()
     for event in events:
         strictly(event[event.index("data: ") + len("data: ") :])
     if route.path == "/v1/responses":

@@ -8,14 +8,16 @@ from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.fields import SamplingBody, WireModel
+from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.replay import Reset
 from mlx_server.api.responses.protocol import ResponsesBody
 
 Json = dict[str, Any]
 
 TINY, SAID = "tiny", "said"
 """Random weights; and a replay model that thinks, calls and answers."""
-CONTEXT = 640
+CONTEXT = 1600
 HI: Json = {"role": "user", "content": "hi"}
 
 
@@ -48,6 +50,10 @@ SAMPLING: Json = {
     "adapter_scale": 1.0,
     "adapter": None,
     "adapters": None,
+    "adapter_path": None,
+    "lora_path": None,
+    "adapter_id": None,
+    "include_raw": True,
 }
 SCHEMA: Json = {
     "type": "object",
@@ -86,6 +92,13 @@ TALK: list[Json] = [
     {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "refusal": "no"},
     HI,
 ]
+OLDER_TALK: list[Json] = [
+    HI,
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+    {"role": "function", "name": "f", "content": "x"},
+    {"role": "ipython", "content": "y"},
+]
+BEGUN: list[Json] = [HI, {"role": "assistant", "content": "It is"}]
 CHOSEN: Json = {"type": "function", "function": {"name": "f"}}
 CHAT: tuple[Json, ...] = (
     {
@@ -132,6 +145,20 @@ CHAT: tuple[Json, ...] = (
             "allowed_tools": {"mode": "required", "tools": [CHOSEN]},
         },
     },
+    {
+        "model": SAID,
+        "messages": OLDER_TALK,
+        "max_tokens": 40,
+        "functions": [FUNCTION],
+        "function_call": {"name": "f"},
+    },
+    {
+        "model": TINY,
+        "messages": BEGUN,
+        "max_tokens": 2,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    },
     *({"model": TINY, "messages": [HI], "max_tokens": 2, **guided} for guided in GUIDED),
 )
 COMPLETIONS: tuple[Json, ...] = (
@@ -155,6 +182,12 @@ NATIVE: tuple[Json, ...] = (
         "stream": False,
     },
     {"messages": [HI], "two_pass": False, "max_response_tokens": 2, **SAMPLING},
+    {
+        "messages": BEGUN,
+        "max_response_tokens": 2,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    },
 )
 
 CALLED: list[Json] = [
@@ -227,6 +260,75 @@ RESPONSES: tuple[Json, ...] = (
 SHORTENED = tuple({**body, "model": SAID} for body in RESPONSES)
 MADE: tuple[Json, ...] = ({"items": CALLED, "metadata": {"a": "b"}}, {})
 
+USED: Json = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+DOCUMENT: Json = {
+    "type": "document",
+    "title": "t",
+    "context": "c",
+    "source": {"type": "text", "media_type": "text/plain", "data": "x"},
+}
+RESULT: Json = {
+    "type": "tool_result",
+    "tool_use_id": "c",
+    "is_error": True,
+    "content": [
+        {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}},
+        {"type": "tool_reference", "tool_name": "g"},
+        {"type": "search_result", "title": "t", "source": "s", "content": []},
+        DOCUMENT,
+    ],
+}
+TURNS: list[Json] = [
+    {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    {"role": "system", "content": "More.", "clear_at": "never"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "mlx1.AAAA"},
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+            {"type": "compaction", "content": "They met."},
+            {"type": "text", "text": "I look."},
+            USED,
+        ],
+    },
+    {"role": "user", "content": [RESULT, {"type": "text", "text": "and?"}]},
+]
+OFFERED: list[Json] = [
+    {"name": "f", "description": "does f", "input_schema": SCHEMA, "strict": False},
+    {"type": "custom", "name": "g", "input_schema": SCHEMA, "defer_loading": True},
+]
+HELD: Json = {"type": "json_schema", "schema": SCHEMA}
+COUNTED: tuple[Json, ...] = (
+    {
+        "model": TINY,
+        "messages": TURNS,
+        "system": [{"type": "text", "text": "x-anthropic-billing-header: a"}],
+        "stop_sequences": ["x", "yz"],
+        "tools": OFFERED,
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "mcp_servers": [],
+        "cache_control": {"type": "ephemeral"},
+        **SAMPLING,
+    },
+    {
+        "model": SAID,
+        "messages": TURNS[:1],
+        "system": "Be brief.",
+        "tools": OFFERED,
+        "tool_choice": {"type": "tool", "name": "g"},
+        "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+        "output_config": {"effort": "max"},
+    },
+    {"model": TINY, "messages": [HI], "output_format": HELD, "thinking": {"type": "adaptive"}},
+    {"model": TINY, "messages": [HI], "output_config": {"effort": "low", "format": HELD}},
+)
+MESSAGES = tuple(
+    {**body, "max_tokens": 40 if body["model"] == SAID else 2, "stream": streams}
+    for body in COUNTED
+    for streams in (True, False)
+)
+
 ROUTES = (
     Route("/v1/chat/completions", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
@@ -235,6 +337,8 @@ ROUTES = (
     Route("/v1/responses/compact", ResponsesBody, SHORTENED),
     Route("/v1/responses/input_tokens", ResponsesBody, RESPONSES),
     Route("/v1/responses/{id}/cancel", WireModel, ({},)),
+    Route("/v1/messages", MessagesBody, MESSAGES),
+    Route("/v1/messages/count_tokens", PromptBody, COUNTED),
     Route("/v1/conversations", ConversationBody, MADE),
     Route("/v1/conversations/{id}", UpdateBody, ({"metadata": {"a": "b"}},)),
     Route("/v1/conversations/{id}/items", ItemsBody, ({"items": CALLED[:1]},)),
@@ -244,5 +348,6 @@ ROUTES = (
         ({"lora_name": "a", "lora_path": "adapters/a", "model": TINY},),
         answers=400,  # there is none
     ),
+    Route("/v1/replay/reset", Reset, ({}, {"model": SAID})),
     Route("/v1/unload_lora_adapter", Unload, ({"lora_name": "a", "model": TINY},), answers=404),
 )

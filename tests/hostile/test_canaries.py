@@ -191,6 +191,7 @@ def damaged(tiny: Path, folder: Path) -> Json:
         file = folder / name / "model.safetensors"
         tensors = {**load_file(file), "lm_head.weight": layer.astype(np.float32)}
         save_file(tensors, file, metadata={"format": "mlx"})
+    (folder / "said.jsonl").write_text('{"output": "x"}')
     said = {"source": "replay:said.jsonl", "family": "plain"}
     return {"said": said} | {n: {"source": f"./{n}"} for n in BROKEN_MODELS if n != "said"}
 
@@ -211,6 +212,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
         with serving(folder, {"models": models, "server": settings}) as server:
+            (folder / "said.jsonl").unlink()  # without it the server would not start
             yield server
 
 

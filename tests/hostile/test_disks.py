@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,19 +15,23 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
+from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.checkpoints.folder_check import check_model, stamp_of_model
-from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable
+from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable, ServerError
 from mlx_server.lora import catalog as catalogs
 from mlx_server.lora import reader
 from mlx_server.lora.base_model import BaseModelShapes
 from mlx_server.lora.catalog import AdapterCatalog
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS
 from mlx_server.sources.checkpoint_files import missing_of
+from mlx_server.sources.tokenizer_files import tokenizer_json
 from mlx_server.system import descriptors
 from tests.hostile.lowered import lower
 from tests.live.server import STOP_SECONDS, LiveServer, end, eventually, launch, serving
 from tests.lora.test_catalog import mlx_adapter
 
+HANG = 20.0
 MANY = 40
 FEW = 4
 
@@ -164,6 +169,66 @@ def test_a_file_that_is_cut_while_it_is_read(
     monkeypatch.setattr(reader, "_chunks", cut)
     with pytest.raises(AdapterInvalid, match="is cut short"):
         AdapterCatalog(BaseModelShapes(), folder=tmp_path).find("a")
+
+
+# Files that are replaced after they were checked
+
+
+def read_model(folder: Path) -> None:
+    read_checkpoint(folder, None)
+    weights_bytes(folder, upcast=True)
+
+
+def read_kimi(folder: Path) -> None:
+    tokenizer_json(folder)
+
+
+def find_adapter(folder: Path) -> None:
+    AdapterCatalog(BaseModelShapes(), folder=folder.parent).find(folder.name)
+
+
+SWAPPED: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "a config": ("config.json", read_model),
+    "a tokenizer": ("tokenizer.json", read_model),
+    "weights": ("model.safetensors", read_model),
+    "an index": ("model.safetensors.index.json", read_model),
+    "tiktoken's tokens": ("tiktoken.model", read_kimi),
+    "SentencePiece's tokens": ("tokenizer.model", read_kimi),
+    "an adapter's config": (CONFIG, find_adapter),
+    "an adapter's weights": (MLX_WEIGHTS, find_adapter),
+}
+
+
+@pytest.mark.parametrize("what", SWAPPED)
+def test_a_pipe_that_takes_the_place_of_a_file_keeps_nobody_waiting(
+    tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    name, read = SWAPPED[what]
+    folder = tmp_path / "folder"
+    if read is find_adapter:
+        mlx_adapter(folder)
+    elif read is read_kimi:
+        folder.mkdir()
+    else:
+        shutil.copytree(tiny_path, folder)
+    (folder / name).unlink(missing_ok=True)
+    pipe(folder / name)
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: path.name == name or is_file(path))
+    failed: list[BaseException] = []
+
+    def reading() -> None:
+        try:
+            read(folder)
+        except Exception as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=reading, daemon=True)  # without the fix it never ends
+    reader.start()
+    reader.join(HANG)
+    (error,) = failed
+    assert isinstance(error, ServerError | OSError)
+    assert "not a file" in str(error) or "can't be read" in str(error)
 
 
 # Checkpoints

@@ -39,6 +39,7 @@ TRIES = 3
 
 MANY = limits.JSON_NODES.value // 2
 LONG = 15 << 20
+UNTOLD = "untold"
 HI = {"role": "user", "content": "hi"}
 MESSAGES = {"messages": [HI]}
 CALL = {"function": {"name": "a", "arguments": {"b": 1}}}
@@ -120,7 +121,8 @@ BODIES: dict[str, tuple[str, Body, tuple[int, str | None]]] = {
         {**MESSAGES, "guided_json": {"enum": ["ab"] * (limits.JSON_STRINGS.value - 99)}},
         NO_SCHEMA,
     ),
-    "tools": (CHAT, {**MESSAGES, "tools": tools(128)}, FINE),
+    "tools": (CHAT, {**MESSAGES, "tools": tools(128)}, TOO_LONG),
+    "tools that no prompt has": (CHAT, {**MESSAGES, "tools": tools(128), "model": UNTOLD}, FINE),
     "ids": (COMPLETIONS, {"prompt": [1] * 2_000_000}, TOO_LONG),
     "the native route": (GENERATE, {"messages": [HI] * MANY}, TOO_LONG),
     "items": (RESPONSES, {"input": [HI] * MANY}, TOO_LONG),
@@ -196,7 +198,10 @@ def watch() -> Iterator[Watch]:
 def url(watch: Watch, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[str]:
     settings = Settings(
         server=ServerSettings(port=0, drain_seconds=0),
-        models={TINY: ModelSettings(source=str(tiny_path))},
+        models={
+            TINY: ModelSettings(source=str(tiny_path)),
+            UNTOLD: ModelSettings(source=str(tiny_path), tools_in_prompt="never"),
+        },
         store=StoreSettings(data_dir=tmp_path_factory.mktemp("data")),
     )
     server = server_of(settings, create_app(settings))
@@ -208,9 +213,10 @@ def url(watch: Watch, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path)
 @pytest.fixture(autouse=True)
 def _goes_on(watch: Watch, url: str) -> Iterator[None]:
     """What is done once, at the first request, is no part of it."""
-    body = {"model": TINY, "max_tokens": 1, **MESSAGES}
+    body = {"max_tokens": 1, **MESSAGES}
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
-        assert http.post(CHAT, json=body).status_code == 200
+        for model in (TINY, UNTOLD):
+            assert http.post(CHAT, json={"model": model, **body}).status_code == 200
         watch.longest = 0.0
         watch.seen.clear()
         yield

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import GenerationBody, SamplingBody
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.native import protocol as native
@@ -27,12 +28,14 @@ from mlx_server.pool.prepare import prepare
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer
 from mlx_server.sources.replay_checkpoint import TEMPLATE
 from tests.hostile.fuzz import posted
-from tests.hostile.parameters import CHATTING, OWNING, RESPONDING
+from tests.hostile.parameters import CHATTING, MESSAGING, OWNING, RESPONDING
 from tests.hostile.parameters.case import (
     ADAPTER,
     CALLS,
     CHAT,
     COMPLETIONS,
+    DEAF,
+    MESSAGES,
     NATIVE,
     RESPONSES,
     SAID,
@@ -44,7 +47,16 @@ from tests.hostile.parameters.case import (
     Reply,
     whole,
 )
-from tests.hostile.parameters.owning import FORGETS, MISNAMES, QUOTES, SLIPS, Setting, Told
+from tests.hostile.parameters.owning import (
+    FORGETS,
+    MISNAMES,
+    MISPLACES,
+    QUOTES,
+    SCRIBBLES,
+    SLIPS,
+    Setting,
+    Told,
+)
 from tests.hostile.routes import ROUTES
 from tests.live.server import LiveServer, serving
 from tests.worker.lora_files import mlx_adapter
@@ -52,14 +64,15 @@ from tests.worker.lora_files import mlx_adapter
 Wire = type[BaseModel]
 
 REPOSITORY = Path(__file__).parents[2]
-SHOWN: Mapping[Wire, Mapping[str, Any]] = {**CHATTING, **RESPONDING, **OWNING}
+SHOWN: Mapping[Wire, Mapping[str, Any]] = {**CHATTING, **MESSAGING, **RESPONDING, **OWNING}
 ROOTS: tuple[Wire, ...] = (*(route.wire_type for route in ROUTES), ModelSettings)
 
 PATHS: Mapping[Wire, tuple[str, ...]] = {
-    SamplingBody: (CHAT, COMPLETIONS, NATIVE, RESPONSES),
+    SamplingBody: (CHAT, COMPLETIONS, NATIVE, RESPONSES, MESSAGES),
     GenerationBody: (CHAT, COMPLETIONS),
     ConstrainedBody: (CHAT, COMPLETIONS),
     ThinkingBody: (CHAT, RESPONSES),
+    ContinuationBody: (CHAT, NATIVE),
     CompletionBody: (COMPLETIONS,),
     native.NativeBody: (NATIVE,),
     native.NativeTool: (NATIVE,),
@@ -71,6 +84,10 @@ SEES_ALL = (
     + """\
 {%- for message in messages %}{{ message.role }} {{ message.name }}{% endfor %}
 {{- color }}{{ reasoning_effort }}"""
+)
+
+DEAF_TO_TOOLS = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 )
 
 
@@ -85,7 +102,9 @@ TRANSCRIPT = (
     {"match": FORGETS, "output": "<think>\nSo be it.<|im_end|>It is so."},
     {"match": MISNAMES, "output": call("F", '{"a": 1}')},
     {"match": SLIPS, "output": call("f", "{'a': 1,}")},
-    {"match": QUOTES, "output": call("f", '{"a": "1"}')},
+    {"match": QUOTES, "output": call("f", '{"a": "1"}'), "off_grammar": "noise"},
+    {"match": MISPLACES, "output": '{"name": "f", "arguments": {"a": 1}}'},
+    {"match": SCRIBBLES, "output": "<scratchpad>Hm.</scratchpad>It is so."},
     {"output": "Yes."},
 )
 
@@ -99,6 +118,7 @@ def models(tiny: Path, adapter: Path) -> dict[str, Json]:
             "adapters": {ADAPTER: str(adapter)},
         },
         SAID: {"source": "replay:said.jsonl", "family": "qwen3"},
+        DEAF: {"source": str(tiny), "chat_template": "deaf.jinja"},
     }
     found = {
         f"{wire.__name__}.{name}": {**bare[setting.of], **setting.given}
@@ -114,6 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     (folder / "checkpoint").symlink_to(tiny_path)
     (folder / "sees_all.jinja").write_text(SEES_ALL, "utf-8")
     (folder / "other.jinja").write_text("{{ messages }}", "utf-8")
+    (folder / "deaf.jinja").write_text(DEAF_TO_TOOLS, "utf-8")
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, TRANSCRIPT)), "utf-8")
     (folder / "other.jsonl").write_text('{"output": "No."}', "utf-8")
     adapter = mlx_adapter(folder / "odd", tiny_path)
@@ -131,7 +152,8 @@ def shown(kind: Any) -> Iterator[tuple[Wire, str, Any]]:
 
 
 def paths(wire: Wire) -> tuple[str, ...]:
-    return PATHS.get(wire, (CHAT,) if wire in CHATTING else (RESPONSES,))
+    own = (CHAT,) if wire in CHATTING else (MESSAGES,) if wire in MESSAGING else (RESPONSES,)
+    return PATHS.get(wire, own)
 
 
 @dataclass

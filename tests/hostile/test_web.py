@@ -84,6 +84,8 @@ INPUTS: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES, "max_tokens": 1},
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/generate": {"messages": MESSAGES, "max_tokens": 1},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/responses": {"input": "a", "max_output_tokens": 16},
 }
 

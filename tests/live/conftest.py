@@ -20,7 +20,8 @@ def server(
         assert " ERROR " not in server.log
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server: LiveServer) -> Iterator[OpenAI]:
+    """A client of the module's own server, if the module has one."""
     with server.openai() as client:
         yield client

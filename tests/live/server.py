@@ -17,6 +17,7 @@ import httpx
 import httpx2
 import psutil
 import yaml
+from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
 START_SECONDS = 60.0
@@ -58,11 +59,22 @@ class LiveServer:
         http = httpx2.AsyncClient(**PLAIN, timeout=30)
         return AsyncOpenAI(**self._options(options), http_client=http)
 
+    def anthropic(self, **options: Any) -> Anthropic:
+        http = httpx2.Client(**PLAIN, timeout=30)
+        return Anthropic(**self._anthropic_options(options), http_client=http)
+
+    def anthropic_async(self, **options: Any) -> AsyncAnthropic:
+        http = httpx2.AsyncClient(**PLAIN, timeout=30)
+        return AsyncAnthropic(**self._anthropic_options(options), http_client=http)
+
     def http(self) -> httpx.Client:
         return httpx.Client(**PLAIN, base_url=self.url, timeout=30)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **given}
+
+    def _anthropic_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"base_url": self.url, "api_key": "none", "max_retries": 0, **given}
 
     def gauge(self, name: str) -> float:
         with self.http() as http:

@@ -19,6 +19,7 @@ SAMPLES = Path(__file__).parents[2] / "adapters"
 PIRATE, JSON = "pirate", "json-answer"
 CAPITALS = ("France", "Japan")
 WHICH = (None, PIRATE, JSON)
+DESCRIBED = {"parrot": {"path": "./adapters/pirate", "description": "Repeats what pirates say."}}
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +38,11 @@ def server(folder: Path) -> Iterator[LiveServer]:
     (broken / "adapter_config.json").write_text("{")
     config = {
         "server": {"runtime_adapters": True, "adapter_dirs": ["./elsewhere"]},
-        "models": {DEMO: DEMO_MODEL},
+        "models": {DEMO: {**DEMO_MODEL, "adapters": DESCRIBED}},
     }
     with serving(folder, config) as server:
         yield server
         assert "Traceback" not in server.log
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
 
 
 def question(country: str) -> list[dict[str, str]]:
@@ -143,6 +138,27 @@ def test_by_its_folder(
     for path in (folder / "adapters" / PIRATE, folder / "elsewhere" / "corsair"):
         found = asked(client, "France", None, extra_body={"adapters": str(path)})
         assert text(found) == alone["France", PIRATE]
+
+
+@pytest.mark.parametrize("name", ["adapter", "adapter_path", "lora_path", "adapter_id"])
+def test_by_its_folder_under_any_name(
+    client: OpenAI, folder: Path, alone: dict[tuple[str, str | None], str], name: str
+) -> None:
+    path = folder / "adapters" / PIRATE
+    found = asked(client, "France", None, extra_body={name: str(path)})
+    assert text(found) == alone["France", PIRATE]
+    weights = path / "adapters.safetensors"
+    with pytest.raises(openai.BadRequestError, match="Give the folder that it is in") as caught:
+        asked(client, "France", None, extra_body={name: str(weights)})
+    assert caught.value.code == "adapter_invalid"
+
+
+def test_they_are_described(server: LiveServer) -> None:
+    with server.http() as http:
+        found = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
+    assert found[f"{DEMO}:parrot"]["description"] == "Repeats what pirates say."
+    assert "description" not in found[f"{DEMO}:{PIRATE}"]
+    assert found[f"{DEMO}:{PIRATE}"]["capabilities"] == found[DEMO]["capabilities"]
 
 
 def test_a_scale(client: OpenAI, alone: dict[tuple[str, str | None], str]) -> None:

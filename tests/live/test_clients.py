@@ -87,12 +87,6 @@ def models(folder: Path) -> Iterator[tuple[str, Json]]:
         yield family, {"source": f"replay:{family}.jsonl", "family": family}
 
 
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
-
-
 @pytest.fixture(params=SAID)
 def model(request: pytest.FixtureRequest, client: OpenAI) -> str:
     """It answers in turn, and every test here goes once through all of its answers."""

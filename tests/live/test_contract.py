@@ -32,14 +32,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterato
     shutil.copytree(ADAPTERS / "pirate", folder / "adapters" / "pirate")
     models: dict[str, Any] = {DEMO: DEMO_MODEL}
     for name in FAMILIES:
-        (folder / f"{name}.jsonl").write_text(json.dumps({"output": pairs.script(name)}))
+        (folder / f"{name}.jsonl").write_text(json.dumps(pairs.entry(name)))
         models[name] = {
             "source": f"replay:{name}.jsonl",
             "family": name,
             "constrain_calls": True,
             "repair": {"retries": 0},
         }
-    settings = {"concurrency": 32, "queue": 256}
+    settings = {"concurrency": 32, "queue": 1024}
     with serving(folder, {"server": settings, "models": models}) as server:
         yield server
         assert "Traceback" not in server.log

@@ -12,6 +12,7 @@ import httpx
 import jsonschema
 import pytest
 
+from mlx_server.errors import Overloaded
 from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
@@ -48,11 +49,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         for name in (*THINKING, *OTHERS):
             entries = [
                 {"match": "slowly", "output": SLOW, "delay_ms": DELAY},
-                {"output": pairs.script(name, THOUGHT)},
+                pairs.entry(name, THOUGHT),
             ]
             (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)))
             models[name] = {"source": f"replay:{name}.jsonl", "family": name}
-        (folder / "calls.jsonl").write_text(json.dumps({"output": CALLED}))
+        (folder / "calls.jsonl").write_text(json.dumps({"output": CALLED, "off_grammar": "noise"}))
         models[FREE] = {"source": "replay:calls.jsonl", "family": "qwen3"}
         models[HELD] = {**models[FREE], "constrain_calls": True}
         models[UNABLE] = {**models[FREE], "family": UNABLE}
@@ -344,7 +345,7 @@ def test_laborious_grammars_hold_nobody_up(server: LiveServer) -> None:
         if isinstance(found, Completion):
             assert found.answers[0].finish in ("stop", "length")
         else:
-            assert found.status == 400, (more, found)
+            assert found.status in (400, 503), (more, found)
     eventually(server.idle, "their rows are free")
 
 
@@ -357,10 +358,24 @@ def test_a_client_that_leaves_before_its_grammar_is_ready(server: LiveServer) ->
                 asking = asked(http, body("qwen3", response_format=_format(schema)))
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(asking, 0.02)
-            await asked(http, body("qwen3", response_format=JSON_SCHEMA))
+            await asked_again(http, body("qwen3", response_format=JSON_SCHEMA))
 
     run(server, ask)
     eventually(server.idle, "their rows are free")
+
+
+RETRY_AFTER = float(Overloaded.headers["Retry-After"])
+
+
+async def asked_again(http: httpx.AsyncClient, asking: dict[str, Any]) -> Completion:
+    """The answer, after as many attempts as a busy server wants."""
+    while True:
+        try:
+            return await asked(http, asking)
+        except NotAnswered as turned_away:
+            if turned_away.status != 503:
+                raise
+            await asyncio.sleep(RETRY_AFTER)
 
 
 UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}

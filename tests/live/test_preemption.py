@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.memory_estimate import kv_bytes_per_token, weights_bytes
+from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import StepOutput, Token
 from mlx_server.generation.generate import generate
 from mlx_server.pool import lease
@@ -100,8 +101,7 @@ def test_all_come_to_their_end_and_nobody_sees_that_he_waited(
     monkeypatch.setattr(lease, "MARGIN", 16)
     caplog.set_level(logging.INFO, "mlx_server.pool")
     source = tiny_llama(tmp_path / "m", layers=4)
-    kv = kv_bytes_per_token({"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16}, 4)
-    full = kv.for_tokens(PROMPT + ANSWER)
+    full = KvCost(4 * 2 * 2 * 16 * 4).for_tokens(PROMPT + ANSWER)
     budget = weights_bytes(source, upcast=True) + int(2.2 * full)
 
     alone = asyncio.run(served(source, requests(), budget, 1))

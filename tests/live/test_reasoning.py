@@ -37,7 +37,11 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "gives up", "output": "<think>\nSo be it.<|im_end|>"},
     {"match": "is cut", "output": "<think>\nSo be it.", "finish": "length"},
     {"match": "dawdles", "output": "<think>\nSo.<|im_end|>" + "On and on. " * 300, "delay_ms": 5},
-    {"match": "then counts", "output": f"<think>\nSo.<|im_end|>{MISCOUNTS}"},
+    {
+        "match": "then counts",
+        "output": f"<think>\nSo.<|im_end|>{MISCOUNTS}",
+        "off_grammar": "noise",
+    },
     {"match": "thinks twice", "output": "<think>\nSo.<|im_end|><think>\nBut no.</think>No."},
     {"match": "thinks aloud", "output": "<think>\nSo be it, and so on.\n</think>"},
     {"match": "answers", "output": "<think>\nSo be it.\n</think>\n\nIt is so."},
@@ -54,6 +58,19 @@ HARMONY_ENTRIES = [
     {
         "match": "thinks aloud",
         "output": "<|channel|>analysis<|message|>So be it, and so on, and on.<|return|>",
+        "off_grammar": "noise",
+    },
+    {
+        "match": "thinks and calls",
+        "output": "<|channel|>analysis<|message|>So be it, and so on, and on.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.count <|constrain|>json<|message|>"
+        '{"to": 7}<|call|>',
+    },
+    {
+        "match": "thinks and says",
+        "output": "<|channel|>analysis<|message|>So be it, and so on, and on.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I count.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Seven.<|return|>",
     },
 ]
 
@@ -89,12 +106,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         with serving(folder, {"models": models}) as server:
             yield server
             assert "Traceback" not in server.log
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
 
 
 def asked(client: OpenAI, model: str, text: str, **more: Any) -> Any:
@@ -189,10 +200,26 @@ def test_a_budget_holds_for_both_parts_together(server: LiveServer, client: Open
     before = led_on(server, LED)
     found = asked(client, LED, "thinks twice", extra_body={"thinking_budget": 8})
     reasoning, text, _ = said(found)
-    assert reasoning.startswith("So.B")
+    assert reasoning.startswith("So.\n\nB")
     assert text == "No."
     assert found.usage.completion_tokens_details.reasoning_tokens == 8
     assert led_on(server, LED) == before + 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("limit", [{"thinking_budget": 3}, {"reasoning_effort": "none"}])
+@pytest.mark.parametrize("model", [HARMONY, HELD_HARMONY])
+def test_harmony_may_call_after_its_reasoning_was_ended(
+    client: OpenAI, model: str, limit: dict[str, Any], stream: bool
+) -> None:
+    asking: Any = {"tools": [COUNT], "temperature": 0, "stream": stream, "extra_body": limit}
+    found = asked(client, model, "thinks and calls", **asking)
+    (told,) = arguments(found) if stream else called(found)
+    assert json.loads(told) == {"to": 7}
+    found = asked(client, model, "thinks and says", **asking)
+    reasoning, text, end = streamed(found) if stream else said(found)
+    assert (text, end) == ("I count.\nSeven.", "stop")
+    assert len(reasoning) < len("So be it, and so")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -299,7 +326,7 @@ def test_a_call_ends_the_text_in_which_a_stop_string_is_looked_for(
     asking: Any = {"tools": [TOOL], "stop": "wording", "parallel_tool_calls": parallel}
     found = asked(client, LED, "says a word and calls", stream=stream, **asking)
     _, text, end = streamed(found) if stream else said(found)
-    assert (text, end) == ("A wording." if parallel else "A wor", "tool_calls")
+    assert (text, end) == ("A wor\nding." if parallel else "A wor", "tool_calls")
 
 
 @pytest.mark.parametrize(

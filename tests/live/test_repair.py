@@ -50,7 +50,7 @@ SAID = [
     {"match": QUESTION, "output": "<think>\nEasy.\n</think>\n\n[1, 1]"},
     {"match": "Thought", "output": "<think>\nIt is 4.\n</think>\n\n"},
     {"match": "Call", "output": f"<think>\nI call.\n{CALL}\n</think>\n\n"},
-    {"match": TOWN, "output": LONG},
+    {"match": TOWN, "output": LONG, "off_grammar": "noise"},
     {"match": "regex:^Any town", "output": LONG},
     {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
     {"match": "Think of a town", "output": "<think>\n" + "Rome? " * 9 + "\n</think>\n\n" + LONG},
@@ -84,12 +84,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         with serving(folder, {"models": models}) as server:
             yield server
             assert "Traceback" not in server.log
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
 
 
 def asked(client: OpenAI, model: str, question: str, **more: Any) -> Any:

@@ -49,12 +49,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             assert " ERROR " not in server.log
 
 
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
-
-
 BOTH = pytest.mark.parametrize("model", FAMILIES)
 
 
@@ -246,14 +240,15 @@ def test_answers_together_are_those_alone(client: OpenAI, model: str) -> None:
     assert told == [(POEM, "stop"), (LONG, "stop"), ("It was cut he", "length"), ("", "stop")]
 
 
-def test_a_transcript_that_is_wrong_fails_alone(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("- output: fine\n- outptu: x\n")
-    (tmp_path / "good.yaml").write_text("- output: fine\n")
+def test_a_transcript_that_becomes_wrong_fails_alone(tmp_path: Path) -> None:
+    for name in ("bad", "good"):
+        (tmp_path / f"{name}.yaml").write_text("- output: fine\n")
     models = {
         name: {"source": f"replay:{name}.yaml", "family": "plain"} for name in ("bad", "good")
     }
     with serving(tmp_path, {"models": models}) as server, server.openai() as client:
-        with pytest.raises(openai.InternalServerError, match="entry 2") as caught:
+        (tmp_path / "bad.yaml").write_text("- output: fine\n- outptu: x\n")
+        with pytest.raises(openai.InternalServerError, match=r"bad\.yaml:2: entry 2") as caught:
             asked(client, "bad", "Hi")
         assert caught.value.code == "model_unusable"
         assert said(asked(client, "good", "Hi")) == [("fine", "stop")]

@@ -22,12 +22,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         assert " ERROR " not in server.log
 
 
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
-
-
 def awaited(client: OpenAI, id: str) -> Response:
     eventually(lambda: client.responses.retrieve(id).status not in RUNNING, f"the end of {id}")
     return client.responses.retrieve(id)

@@ -27,6 +27,7 @@ HARMONY = [
         "match": "add",
         "output": "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant" + CALL,
     },
+    {"last": "3", "output": "<|channel|>final<|message|>3.<|return|>"},
     {
         "match": "cut",
         "output": "<|channel|>analysis<|message|>Let me",
@@ -79,12 +80,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             yield server
             assert "Traceback" not in server.log
             assert " ERROR " not in server.log
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
 
 
 BOTH = pytest.mark.parametrize("model", [GPT_OSS, QWEN])

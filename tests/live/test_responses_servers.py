@@ -17,12 +17,14 @@ from tests.live.server import eventually
 
 def test_the_last_words_of_a_server(tmp_path: Path) -> None:
     """It drains, then ends what is left; nothing is left running."""
-    with replaying(tmp_path, server={"drain_seconds": 1.0}) as server:
+    with replaying(tmp_path, server={"drain_seconds": 3.0}) as server:
         with server.openai() as client:
             quick = ask(client, "steady", background=True).id
             endless = ask(client, "slow", background=True, stream=True)
             events = iter(endless)
             id = next(events).response.id
+            while next(events).type != "response.output_text.delta":
+                pass
             server.process.send_signal(signal.SIGTERM)
             *_, last = events
             assert last.type == "response.failed"

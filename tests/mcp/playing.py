@@ -11,48 +11,27 @@ from typing import Any
 import uvicorn
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.engine.client import EngineClient, Item, OnLoading, RowStream
-from mlx_server.engine.messages import Admitted, Generate, ModelLoaded, Prefilled, Ready, Token
-from mlx_server.errors import ServerError
+from mlx_server.engine.client import Item, RowStream
+from mlx_server.engine.messages import Admitted, Generate, Prefilled, Token
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
+from tests.engine.stub import StubEngine
 
 MODEL = "m"
 CACHED = 3
 """Tokens that the engine says it knew of each prompt."""
 
 
-class Playing(EngineClient):
+class Playing(StubEngine):
     """Says the scripts of replay models, all at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(2**20)
         self.prompts: list[str] = []
         self.rows: list[Generate] = []
 
-    @property
-    def alive(self) -> bool:
-        return True
-
-    async def start(self) -> Ready:
-        return Ready(0, metal=False, recommended_bytes=None)
-
-    async def stop(self, error: ServerError | None = None) -> None: ...
-
-    def limit_memory(self, max_bytes: int) -> None: ...
-
-    def limit_cache(self, max_bytes: int) -> None: ...
-
-    async def load(
-        self,
-        model: str,
-        path: str,
-        progress: OnLoading,
-        stop_tokens: Sequence[int] = (),
-        tokenizer: str = "",
-    ) -> ModelLoaded:
+    def read(self, path: str) -> None:
         self.tokenizer = Tokenizer(Path(path) / "tokenizer.json")
-        return ModelLoaded(model, 2**20, 0)
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:

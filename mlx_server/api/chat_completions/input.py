@@ -1,21 +1,17 @@
 """Converts a chat completions body to a `GenerateRequest`."""
 
-import json
-from collections.abc import Sequence
-
 from mlx_server.api import formats
+from mlx_server.api.chat_completions.messages import messages
 from mlx_server.api.chat_completions.protocol import (
     AllowedToolsChoice,
     ChatBody,
     FunctionChoice,
-    MessageParam,
-    ToolCallParam,
-    ToolParam,
+    FunctionName,
+    FunctionParam,
 )
-from mlx_server.api.content import text_of
 from mlx_server.api.tool_choice import check_choice, check_offered
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.messages import Conversation, Tool
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
 
@@ -28,10 +24,12 @@ def to_request(body: ChatBody) -> GenerateRequest:
         tools=tools,
         template_kwargs=body.template_kwargs(body.reasoning_effort, "reasoning_effort"),
         response_format=formats.prompt_description(constrained["format"]),
+        continue_final_message=body.continues(),
     )
     return GenerateRequest(
         model=body.model,
         **body.adapter_choice(),
+        include_raw=body.include_raw,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
@@ -47,12 +45,8 @@ def to_request(body: ChatBody) -> GenerateRequest:
         thinking_budget=body.budget(),
         implied=body.implied_sampling(body.reasoning_effort),
         max_response_tokens=body.max_response_tokens,
-        parallel_calls=body.parallel_tool_calls is not False,
+        parallel_calls=body.parallel_tool_calls is not False and not body.is_legacy,
     )
-
-
-def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(given))
 
 
 def _refuse(body: ChatBody) -> None:
@@ -65,7 +59,9 @@ def _refuse(body: ChatBody) -> None:
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
-    tools = tuple(_tool(tool) for tool in body.tools or ())
+    if body.is_legacy:
+        return _functions(body)
+    tools = tuple(_tool(tool.function) for tool in body.tools or ())
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
             names = {choice.function.name for choice in allowed.tools}
@@ -80,30 +76,28 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     return tools, choice
 
 
-def _message(message: MessageParam, where: str) -> Message:
-    if message.role == "tool" and not message.tool_call_id:
+def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The same in the form that came before `tools`."""
+    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, new) is not None:
+            raise BadRequest(
+                f"`{new}` replaces `{old}`: don't mix `functions` and `function_call` with "
+                "`tools` and `tool_choice`.",
+                param=new,
+            )
+    functions = tuple(map(_tool, body.functions or ()))
+    if not isinstance(body.function_call, FunctionName):
+        return functions, body.function_call or "auto"
+    name = body.function_call.name
+    if name not in {function.name for function in functions}:
         raise BadRequest(
-            "A `tool` message needs the `tool_call_id` that it answers.",
-            param=f"{where}.tool_call_id",
+            f"`function_call` names {name[:64]!r}, which is not among the `functions`.",
+            param="function_call",
         )
-    return Message(
-        role=message.role,
-        content=text_of(message.content, f"{where}.content") or message.refusal or "",
-        name=message.name,
-        reasoning=message.reasoning_content or message.reasoning,
-        tool_calls=tuple(_tool_call(call) for call in message.tool_calls or ()),
-        tool_call_id=message.tool_call_id,
-    )
+    return functions, NamedTool(name)
 
 
-def _tool_call(call: ToolCallParam) -> ToolCall:
-    arguments = call.function.arguments
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(call.id, call.function.name, text)
-
-
-def _tool(tool: ToolParam) -> Tool:
-    function = tool.function
+def _tool(function: FunctionParam) -> Tool:
     return Tool(
         function.name, function.description, function.parameters or {}, bool(function.strict)
     )

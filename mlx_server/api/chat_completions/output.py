@@ -28,8 +28,8 @@ class ChatOutput:
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._began = time.time()
-        self._created = int(self._began)
+        self._began = time.monotonic()
+        self._created = int(time.time())
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
@@ -47,21 +47,19 @@ class ChatOutput:
                     for index in range(len(self._accumulator.answers)):
                         yield self._chunk(index, {"role": "assistant", "content": ""})
                 case PromptProgress(index):
-                    progress = prompt_progress(event, time.time() - self._began)
+                    progress = prompt_progress(event, time.monotonic() - self._began)
                     yield {**self._chunk(index, {}), **progress}
-                case TextDelta(index, text, logprobs):
-                    yield self._chunk(index, {"content": text}, logprobs)
-                case ReasoningDelta(index, text):
-                    yield self._chunk(index, {"reasoning_content": text, "reasoning": text})
-                case ToolCallStarted(index, call, id, name):
-                    begun = {"index": call, **_call(ToolCall(id, name, ""))}
-                    yield self._chunk(index, {"tool_calls": [begun]})
-                case ToolCallDelta(index, call, arguments):
-                    piece = {"index": call, "function": {"arguments": arguments}}
-                    yield self._chunk(index, {"tool_calls": [piece]})
+                case TextDelta(index, _, logprobs):
+                    yield self._chunk(index, {"content": event.separated}, logprobs)
+                case ReasoningDelta(index):
+                    thought = event.separated
+                    yield self._chunk(index, {"reasoning_content": thought, "reasoning": thought})
+                case ToolCallStarted(index) | ToolCallDelta(index):
+                    yield self._chunk(index, self._call_delta(event))
                 case Finished(index, reason):
                     warnings = self._accumulator.warnings(self._accumulator.answers[index])
-                    yield {**self._chunk(index, {}, finish_reason=reason), **warnings}
+                    finished = self._chunk(index, {}, finish_reason=self._finish_reason(reason))
+                    yield {**finished, **warnings}
         if self._include_usage:
             usage = self._accumulator.usage()
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage}
@@ -95,7 +93,7 @@ class ChatOutput:
         reasoning = "".join(answer.reasoning)
         text = "".join(answer.texts)
         thought = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
-        calls = {"tool_calls": [_call(call) for call in answer.calls]} if answer.calls else {}
+        calls = self._calls(answer.calls) if answer.calls else {}
         message = {
             "role": "assistant",
             "content": text or None if calls else text,
@@ -107,13 +105,47 @@ class ChatOutput:
             "index": index,
             "message": message,
             "logprobs": _logprobs(answer.logprobs) if self._logprobs else None,
-            "finish_reason": answer.finish_reason,
+            "finish_reason": self._finish_reason(answer.finish_reason),
         }
+
+    def _calls(self, calls: Sequence[ToolCall]) -> Wire:
+        return {"tool_calls": [_call(call) for call in calls]}
+
+    def _call_delta(self, event: ToolCallStarted | ToolCallDelta) -> Wire:
+        match event:
+            case ToolCallStarted(_, call, id, name):
+                piece = _call(ToolCall(id, name, ""))
+            case ToolCallDelta(_, call, arguments):
+                piece = {"function": {"arguments": arguments}}
+        return {"tool_calls": [{"index": call, **piece}]}
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        return reason
+
+
+class FunctionCallOutput(ChatOutput):
+    """The same for clients that know `functions` and not `tools`: an answer has one call."""
+
+    def _calls(self, calls: Sequence[ToolCall]) -> Wire:
+        return {"function_call": _function(calls[0])}
+
+    def _call_delta(self, event: ToolCallStarted | ToolCallDelta) -> Wire:
+        match event:
+            case ToolCallStarted(_, _, id, name):
+                return {"function_call": _function(ToolCall(id, name, ""))}
+            case ToolCallDelta(_, _, arguments):
+                return {"function_call": {"arguments": arguments}}
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        return "function_call" if reason == "tool_calls" else reason
 
 
 def _call(call: ToolCall) -> Wire:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    return {"id": call.id, "type": "function", "function": _function(call)}
+
+
+def _function(call: ToolCall) -> Wire:
+    return {"name": call.name, "arguments": call.arguments}
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Wire:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.content import Content
+from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import Effort, GenerationBody, Items, ResponseTokens, WireModel
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.thinking import ThinkingBody
@@ -24,7 +25,8 @@ class ToolCallParam(WireModel):
 
 
 class MessageParam(WireModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
+    """`function` is the older name of `tool`, and `ipython` the name that Llama's templates use."""
     content: Content | None = None
     name: str | None = None
     reasoning: str | None = None
@@ -32,6 +34,8 @@ class MessageParam(WireModel):
     refusal: str | None = None
     tool_calls: Items[ToolCallParam] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    """A single call, as it was before `tool_calls`."""
 
 
 class FunctionParam(WireModel):
@@ -71,11 +75,9 @@ ToolChoiceParam = (
 )
 
 
-class ChatBody(ConstrainedBody, ThinkingBody):
+class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
-        "functions": "send `tools` instead",
-        "function_call": "send `tool_choice` instead",
         "audio": "these models answer in text",
         "prediction": "predicted outputs are not supported",
         "web_search_options": "this server has no web search",
@@ -90,6 +92,14 @@ class ChatBody(ConstrainedBody, ThinkingBody):
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
     tool_choice: ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[Items[FunctionParam], Field(max_length=limits.TOOLS.value)] | None = None
+    """`tools` as they were before; calls are then answered as `function_call`, one at a time."""
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Items[str] | None = None
     reasoning_effort: Effort | None = None
     max_response_tokens: ResponseTokens | None = None
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the client knows `functions` and not `tools`."""
+        return self.functions is not None or self.function_call is not None

@@ -19,6 +19,7 @@ def to_request(body: CompletionBody) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         **body.adapter_choice(),
+        include_raw=body.include_raw,
         **body.constrained(),
         buffered=not body.stream,
         progress=body.include_progress,

@@ -21,8 +21,8 @@ class CompletionOutput:
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._began = time.time()
-        self._created = int(self._began)
+        self._began = time.monotonic()
+        self._created = int(time.time())
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
@@ -40,7 +40,7 @@ class CompletionOutput:
             self._accumulator.add(event)
             match event:
                 case PromptProgress(index):
-                    progress = prompt_progress(event, time.time() - self._began)
+                    progress = prompt_progress(event, time.monotonic() - self._began)
                     yield {**self._chunk(self._choice(index, "", (), None)), **progress}
                 case TextDelta(index, text, logprobs):
                     yield self._chunk(self._choice(index, text, logprobs, None))

@@ -2,7 +2,7 @@
 
 from typing import TypedDict
 
-from mlx_server.api.chat_completions.input import messages
+from mlx_server.api.chat_completions.messages import messages
 from mlx_server.api.chat_completions.protocol import FunctionName
 from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.tool_choice import check_choice
@@ -10,11 +10,13 @@ from mlx_server.errors import BadRequest
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
 from mlx_server.messages import Conversation, Tool
+from mlx_server.parsers.reasoning_tags import NAMES
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
-USUAL_TAG, USUAL_PARSER = "think", "hermes"
-"""Defaults that clients of this API send. They are accepted for every family, whose own parser
-reads the answers."""
+USUAL_TAGS = [name for tag in NAMES for name in (tag, f"<{tag}>")]
+USUAL_PARSERS = ["hermes", "openai"]
+"""What clients of this API send. It is accepted for every family: the model's own parser reads the
+answers, and it knows these tags, and calls as JSON, wherever a model can write them."""
 
 
 class TokenLimits(TypedDict):
@@ -29,17 +31,20 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
             "/generate does not stream: send `stream: true` to /v1/chat/completions.",
             param="stream",
         )
-    _check_known("think_tag", body.think_tag, [USUAL_TAG, *_think_tags(family)])
-    _check_known("tool_parser", body.tool_parser, [USUAL_PARSER, family.name])
+    _check_known("think_tag", body.think_tag, [*USUAL_TAGS, *_think_tags(family)])
+    _check_known("tool_parser", body.tool_parser, [*USUAL_PARSERS, family.name])
     tools = tuple(Tool(t.name, t.description, t.parameters or {}) for t in body.tools or ())
     choice = _choice(body)
     check_choice(choice, tools)
     return GenerateRequest(
         model=model,
         **body.adapter_choice(),
+        include_raw=body.include_raw,
         **_limits(body),
         buffered=True,
-        prompts=(Conversation(messages(body.messages), tools),),
+        prompts=(
+            Conversation(messages(body.messages), tools, continue_final_message=body.continues()),
+        ),
         stop=body.stops(),
         choices=body.choices(),
         logit_bias=body.biases(),

@@ -30,13 +30,16 @@ class NativeOutput:
             if isinstance(event, ToolCallStarted):
                 self._pieces_before.setdefault(event.id, len(answer.texts))
         calls, errors = _checked(answer.calls)
-        before = self._pieces_before[answer.calls[0].id] if answer.calls else None
+        pieces = self._pieces_before[answer.calls[0].id] if answer.calls else None
+        before = "".join(answer.texts[:pieces])
+        after = "" if pieces is None else "".join(answer.texts[pieces:]).lstrip()
         return {
             "model": self._accumulator.model,
             "thinking": "".join(answer.reasoning),
-            "response": "".join(answer.texts),
+            "response": before,
             "tool_calls": calls,
-            "pre_tool_text": None if before is None else "".join(answer.texts[:before]),
+            "pre_tool_text": before if answer.calls else None,
+            **({"post_tool_text": after} if after else {}),
             "finish_reason": "error" if errors and not calls else answer.finish_reason,
             **({"errors": errors} if errors else {}),
             "usage": self._accumulator.usage(),

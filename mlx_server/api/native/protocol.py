@@ -7,6 +7,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.chat_completions.protocol import FunctionName, MessageParam
+from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import Items, ResponseTokens, SamplingBody, ThinkingTokens, WireModel
 
 ELSEWHERE = "use /v1/chat/completions"
@@ -18,7 +19,7 @@ class NativeTool(WireModel):
     parameters: dict[str, Any] | None = None
 
 
-class NativeBody(SamplingBody):
+class NativeBody(SamplingBody, ContinuationBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **SamplingBody.UNSUPPORTED,
         "n": ELSEWHERE,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -27,6 +27,7 @@ from mlx_server.api.responses.state import (
     referenced_items,
 )
 from mlx_server.api.responses.truncation import truncate_to_fit
+from mlx_server.api.security import with_client
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tool_loop import respond
 from mlx_server.mcp import Connectors
@@ -138,6 +139,6 @@ def events_of(connection: HTTPConnection, parsed: ParsedRequest) -> Events:
     metrics: Metrics = connection.app.state.metrics
     connectors: Connectors = connection.app.state.connectors
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
-    request = replace(parsed.request, client=connection.state.client)
+    request = with_client(parsed.request, connection)
     events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
     return metrics.observed(events)

@@ -70,6 +70,7 @@ def to_request(
     request = GenerateRequest(
         model=body.model,
         **body.adapter_choice(),
+        include_raw=body.include_raw,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,

@@ -6,7 +6,7 @@ A response that is not streamed is made from the same stream events.
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
-from mlx_server.api.accumulator import prompt_progress, warnings_body
+from mlx_server.api.accumulator import prompt_progress, tool_output_tokens, warnings_body
 from mlx_server.api.responses import built_in, stream
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, OutputItem
@@ -59,7 +59,7 @@ class ResponseOutput:
         self._calls: dict[int, stream.StreamedCall] = {}
         """The open calls, by the index of their events."""
         self._number = 0
-        self._created = time.time()
+        self._began = time.monotonic()
         self._begun = False
         self._prompt_tokens = 0
         self._input_messages: tuple[Wire, ...] = ()
@@ -67,6 +67,9 @@ class ResponseOutput:
         self._ignored: list[str] | None = None
         self._repairs: list[Repaired] = []
         self._violations: list[Violation] = []
+        self._written: tuple[str, ...] = ()
+        """The model's raw output, if requested."""
+        self._tool_output_tokens = 0
 
     @property
     def response(self) -> Wire:
@@ -114,7 +117,11 @@ class ResponseOutput:
 
     def _ended(self, status: str, event: str, **more: object) -> Wire:
         warnings = warnings_body(
-            self._repairs, self._unenforced, self._violations, self._ignored or ()
+            self._repairs,
+            self._unenforced,
+            self._violations,
+            self._ignored or (),
+            [(0, text) for text in self._written],
         )
         self._response.update(status=status, **more, **warnings)
         return self._status_event(event)
@@ -124,12 +131,12 @@ class ResponseOutput:
             case Started():
                 yield from self._start(event)
             case PromptProgress():
-                progress = prompt_progress(event, time.time() - self._created)
+                progress = prompt_progress(event, time.monotonic() - self._began)
                 yield {**self._status_event("in_progress"), **progress}
             case TextDelta():
                 yield from self._add_text(event)
-            case ReasoningDelta(_, text):
-                yield from self._add_reasoning(text)
+            case ReasoningDelta():
+                yield from self._add_reasoning(event)
             case ToolCallStarted(_, call):
                 yield from self._open(
                     call, stream.StreamedFunctionCall(self._next_output_index, event)
@@ -167,6 +174,7 @@ class ResponseOutput:
 
     def _start(self, event: Started) -> Iterator[Wire]:
         self._prompt_tokens = event.prompt_tokens
+        self._tool_output_tokens = event.tool_output_tokens
         self._unenforced = event.unenforced
         if self._ignored is not None:
             self._ignored += event.ignored
@@ -182,26 +190,29 @@ class ResponseOutput:
 
     def _add_text(self, event: TextDelta) -> Iterator[Wire]:
         if event.text or event.logprobs:
-            if not self._continues_text(event):
+            continues = self._continues_text(event)
+            if not continues:
                 yield from self._continue_item(
                     stream.StreamedMessage(self._next_output_index, event.phase)
                 )
             assert self._text
-            yield from self._text.add(event.text, event.logprobs)
+            text = event.separated if continues else event.text
+            yield from self._text.add(text, event.logprobs)
 
     def _continues_text(self, event: TextDelta) -> bool:
         item = self._text
         return isinstance(item, stream.StreamedMessage) and event.phase in (None, item.phase)
 
-    def _add_reasoning(self, text: str) -> Iterator[Wire]:
-        if text:
-            if not isinstance(self._text, stream.StreamedReasoning):
+    def _add_reasoning(self, event: ReasoningDelta) -> Iterator[Wire]:
+        if event.text:
+            continues = isinstance(self._text, stream.StreamedReasoning)
+            if not continues:
                 reasoning = stream.StreamedReasoning(
                     self._next_output_index, encrypts=self._encrypts
                 )
                 yield from self._continue_item(reasoning)
             assert self._text
-            yield from self._text.add(text)
+            yield from self._text.add(event.separated if continues else event.text)
 
     def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
         item = built_in.item_of(event, self._next_output_index, interprets=self._interprets)
@@ -247,7 +258,7 @@ class ResponseOutput:
         if event.reason == "stop" and not self._has_answer():
             yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
         yield from self._close("incomplete" if cut else "completed")
-        usage = self._usage(event)
+        usage, self._written = self._usage(event), event.raw
         self._response.update(self._raw(event))
         if cut:
             why = {"reason": "max_output_tokens"}
@@ -271,6 +282,10 @@ class ResponseOutput:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": event.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": event.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": event.reasoning_tokens},
+            "output_tokens_details": {
+                "reasoning_tokens": event.reasoning_tokens,
+                # vLLM's place for it
+                **tool_output_tokens(self._tool_output_tokens + event.further_tool_output_tokens),
+            },
             "total_tokens": prompt + event.completion_tokens,
         }

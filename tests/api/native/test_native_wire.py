@@ -135,6 +135,9 @@ def test_tools(choice: Any, expected: ToolChoice) -> None:
         ("gpt_oss", {"think_tag": "analysis", "tool_parser": "gpt_oss"}),
         ("gpt_oss", {"think_tag": "think", "tool_parser": "hermes"}),
         ("gemma3", {"think_tag": "think"}),
+        ("qwen3", {"think_tag": "thinking", "tool_parser": "openai"}),
+        ("gpt_oss", {"think_tag": "<reasoning>", "tool_parser": "openai"}),
+        ("gemma3", {"think_tag": "thought", "tool_parser": "openai"}),
     ],
 )
 def test_names_of_what_the_family_does_anyhow(family: str, asked: Json) -> None:
@@ -246,8 +249,8 @@ def test_thinking_text_and_calls_apart() -> None:
         TextDelta(0, "Done."),
         reason="tool_calls",
     )
-    assert (body["thinking"], body["response"]) == ("Well. So.", "I look. Done.")
-    assert body["pre_tool_text"] == "I look. "
+    assert (body["thinking"], body["response"]) == ("Well. So.", "I look. ")
+    assert (body["pre_tool_text"], body["post_tool_text"]) == ("I look. ", "Done.")
     assert body["tool_calls"] == [
         {"id": "c0", "name": "f", "arguments": {"at": "a", "n": 1}},
         {"id": "c1", "name": "f", "arguments": {}},

@@ -36,7 +36,10 @@ SEARCH = built_in("browser.search", '{"query": "cats", "topn": 3}')
 PYTHON = built_in("python", "print(1)\n")
 
 CUT = frozenset(
-    {"reasoning, cut", "preamble, cut", "final, cut", "call, cut", "search, cut", "code, cut"}
+    {
+        *("reasoning, cut", "preamble, cut", "final, cut", "search, cut", "code, cut"),
+        *("call, cut", "whole call, cut"),
+    }
 )
 OUTPUTS = {
     "final": FINAL,
@@ -50,7 +53,8 @@ OUTPUTS = {
     "reasoning, cut": "<|channel|>analysis<|message|>Hm",
     "preamble, cut": THOUGHT + PREAMBLE,
     "final, cut": THOUGHT + PREAMBLE + NEXT + FINAL,
-    "call, cut": THOUGHT + CALL,
+    "call, cut": THOUGHT + CALL.removesuffix("}"),
+    "whole call, cut": THOUGHT + CALL,
     "search": THOUGHT + SEARCH + NEXT + FINAL,
     "search, cut": built_in("browser.search", '{"query": "ca'),
     "only a search": THOUGHT + SEARCH,
@@ -68,6 +72,9 @@ OUTPUTS = {
     "code, cut": PYTHON,
     "container": built_in("container.exec", '{"cmd": ["ls"]}', "commentary") + NEXT + FINAL,
 }
+
+SECOND_STEP = "call"
+"""What is played once more, for the results of its call."""
 
 REASONING = {"type": "reasoning", "text": "Hm."}
 COMMENTARY = {"type": "message", "phase": "commentary", "text": "I look it up."}
@@ -90,7 +97,7 @@ def incomplete(item: Json) -> Json:
 CATS = searched(type="search", query="cats")
 BECOME: dict[str, list[Json]] = {
     "final": [ANSWER],
-    "final again": [{**ANSWER, "text": "It is so.It is so."}],
+    "final again": [{**ANSWER, "text": "It is so.\nIt is so."}],
     "all of it": [REASONING, COMMENTARY, ANSWER],
     "two preambles": [COMMENTARY, REASONING, COMMENTARY, ANSWER],
     "call": [REASONING, COMMENTARY, FUNCTION_CALL],
@@ -100,8 +107,8 @@ BECOME: dict[str, list[Json]] = {
     "reasoning, cut": [incomplete(reasoned("Hm"))],
     "preamble, cut": [REASONING, incomplete(COMMENTARY)],
     "final, cut": [REASONING, COMMENTARY, incomplete(ANSWER)],
-    # the last bracket comes with the end of the message
-    "call, cut": [REASONING, incomplete({**FUNCTION_CALL, "arguments": '{"a": 1'})],
+    "call, cut": [incomplete(REASONING)],  # a call is reported once it is complete
+    "whole call, cut": [REASONING, FUNCTION_CALL],
     "search": [REASONING, CATS, ANSWER],
     "search, cut": [searched("incomplete", type="search")],
     "only a search": [REASONING, CATS, {"type": "message", "text": "Hm."}],
@@ -139,7 +146,7 @@ def engine() -> Playing:
 def client(tmp_path_factory: pytest.TempPathFactory, engine: Playing) -> Iterator[TestClient]:
     folder = tmp_path_factory.mktemp("harmony")
     transcript = folder / "said.jsonl"
-    transcript.write_text("\n".join(map(entry, OUTPUTS)), "utf-8")
+    transcript.write_text("\n".join(map(entry, [*OUTPUTS, SECOND_STEP])), "utf-8")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
         source = f"replay:{transcript}"
@@ -224,8 +231,9 @@ def test_chat_tells_of_text_and_reasoning_as_ever(client: TestClient, name: str)
     said = completion["choices"][0]["message"]
     of_messages = [item.get("text", "") for item in BECOME[name] if item["type"] == "message"]
     if "call" not in name:  # nobody offered it there
-        assert said["content"] == "".join(of_messages)
-    thought = "Hm." if REASONING in BECOME[name] else "Hm" if name == "reasoning, cut" else ""
+        assert said["content"] == "\n".join(of_messages)
+    whole = any(item in BECOME[name] for item in (REASONING, incomplete(REASONING)))
+    thought = "Hm." if whole else "Hm" if name == "reasoning, cut" else ""
     assert said.get("reasoning", "") == thought
 
 
@@ -253,9 +261,11 @@ def test_browsing_is_not_code(client: TestClient) -> None:
 
 def test_what_was_offered_is_a_function_call(client: TestClient) -> None:
     tools = [{"type": "function", "name": name} for name in ("browser", "python")]
-    for name, called in [("only a search", "browser.search"), ("code, cut", "python")]:
-        made = summary(answered(client, name, tools=tools))[-1]
-        assert (made["type"], made["name"]) == ("function_call", called)
+    for name, called in [("only a search", "browser.search"), ("code", "python")]:
+        items = summary(answered(client, name, tools=tools))
+        (made,) = [item for item in items if item["type"] == "function_call"]
+        assert made["name"] == called
+    assert summary(answered(client, "code, cut", tools=tools)) == []
 
 
 # --- and back again

@@ -1,7 +1,8 @@
 """Every parameter that there is, by the class and the field that take it."""
 
 from tests.hostile.parameters.chatting import CHATTING
+from tests.hostile.parameters.messaging import MESSAGING
 from tests.hostile.parameters.owning import OWNING
 from tests.hostile.parameters.responding import RESPONDING
 
-__all__ = ["CHATTING", "OWNING", "RESPONDING"]
+__all__ = ["CHATTING", "MESSAGING", "OWNING", "RESPONDING"]

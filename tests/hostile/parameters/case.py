@@ -8,10 +8,12 @@ Json = dict[str, Any]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NATIVE, RESPONSES = "/generate", "/v1/responses"
-CONVERSATIONS = "/v1/conversations"
+CONVERSATIONS, MESSAGES = "/v1/conversations", "/v1/messages"
 
 TOLD, SAID = "told", "said"
 """Random weights, and all that it is told in its prompt; a replay model that thinks and calls."""
+DEAF = "deaf"
+"""Random weights, and a template without a place for tools."""
 ADAPTER = "odd"
 THINKS, CALLS = "Think.", "Call."
 A = 67
@@ -30,6 +32,7 @@ SHORTEST: Mapping[str, Json] = {
         "store": False,
     },
     CONVERSATIONS: {},
+    MESSAGES: {"model": TOLD, "messages": [HI], "max_tokens": 8, "temperature": 0},
 }
 
 
@@ -44,7 +47,8 @@ class Reply:
 
 NEVER_THE_SAME = {
     *("id", "created", "created_at", "completed_at", "call_id", "cached_tokens"),
-    *("encrypted_content", "item_id", "response_id"),
+    *("encrypted_content", "item_id", "response_id", "request_id"),
+    *("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
 }
 ECHO = {"output", "usage", "status", "incomplete_details", "error"}
 """What of a response is not what was asked, told again."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import content, fields, formats, thinking
+from mlx_server.api import content, continuation, fields, formats, thinking
 from mlx_server.api.chat_completions import protocol as chat
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.native import protocol as native
@@ -34,6 +34,10 @@ UNIQUE: Json = {"type": "array", "items": {"type": "integer"}, "uniqueItems": Tr
 SAMPLING: Mapping[str, Shown] = {
     "adapter": Case({"adapter": ADAPTER}),
     "adapters": Case({"adapters": ADAPTER}),
+    "adapter_path": Case({"adapter_path": ADAPTER}),
+    "lora_path": Case({"lora_path": ADAPTER}),
+    "adapter_id": Case({"adapter_id": ADAPTER}),
+    "include_raw": "tests/live/test_asked_for.py::test_the_owner_decides_about_raw_output",
     "adapter_scale": Case({"adapter_scale": 0}, {"adapter": ADAPTER}),
     "stop": Case({"stop": ["aaa"]}, ONLY_A),
     "seed": Case({"seed": 2}, DEEP),
@@ -65,6 +69,8 @@ def offered(*functions: Json, **more: Any) -> Json:
 OFFERED = offered(FUNCTION)
 ONE = offered(FUNCTION, max_tokens=CALL_TOKENS)
 TWO = offered(FUNCTION, {**FUNCTION, "name": "g"}, max_tokens=CALL_TOKENS)
+
+OLDER: Json = {"functions": [FUNCTION], "max_tokens": CALL_TOKENS}
 
 
 def named(name: str) -> Json:
@@ -101,6 +107,9 @@ def calling(id: str) -> Json:
 
 def user(**more: Any) -> Json:
     return {"messages": [{**HI, **more}]}
+
+
+BEGUN: Json = {"messages": [HI, {"role": "assistant", "content": "It is"}]}
 
 
 def schema(schema: Any, **more: Any) -> Json:
@@ -153,6 +162,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "top_logprobs": Case({"top_logprobs": 2}, {"logprobs": True}),
         "tool_choice": Case({"tool_choice": "required"}, ONE),
         "parallel_tool_calls": Case({"parallel_tool_calls": False}, asked(CALLS, **OFFERED)),
+        "function_call": Case({"function_call": {"name": "f"}}, OLDER),
         "modalities": refused({"modalities": ["audio"]}),
         "reasoning_effort": Case({"reasoning_effort": "low"}),
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
@@ -188,6 +198,10 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     chat.AllowedTools: {
         "mode": Case(allowed("required", "f"), {**TWO, **allowed("auto", "f")}),
         "tools": Case(allowed("required", "g"), {**TWO, **allowed("required", "f")}),
+    },
+    continuation.ContinuationBody: {
+        "add_generation_prompt": Case({"add_generation_prompt": False}, BEGUN),
+        "continue_final_message": Case({"continue_final_message": True}, BEGUN),
     },
     thinking.ThinkingBody: {
         "enable_thinking": Case({"enable_thinking": False}),

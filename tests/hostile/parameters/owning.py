@@ -7,13 +7,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from mlx_server.config import settings
-from tests.hostile.parameters.case import SAID, THINKS, TOLD, Case, Json
-from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered
+from tests.hostile.parameters.case import DEAF, SAID, THINKS, TOLD, Case, Json
+from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered, schema
 
 TYPED = offered(
     {**FUNCTION, "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 )
 FORGETS, MISNAMES, SLIPS, QUOTES = "Forget.", "Misname.", "Slip.", "Quote."
+GLM = "tests/tool_parsers/test_glm.py"
+MISPLACES, SCRIBBLES = "Misplace.", "Scribble."
 POOL, REPAIR = "tests/pool/test_pool.py", "tests/live/test_repair.py"
 
 
@@ -58,6 +60,13 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
         "template_kwargs": Setting({"template_kwargs": {"color": "red"}}),
         "lead_on": Setting({"lead_on": False}, asked(FORGETS), SAID),
         "constrain_calls": Setting({"constrain_calls": True}, asked(QUOTES, **TYPED), SAID),
+        "include_raw": "tests/live/test_asked_for.py::test_the_owner_decides_about_raw_output",
+        "tools_in_prompt": Setting(
+            {"tools_in_prompt": "never"}, {**offered(FUNCTION), "tool_choice": "none"}, DEAF
+        ),
+        "schema_in_prompt": Setting({"schema_in_prompt": "never"}, schema({"const": "x"})),
+        "misplaced_calls": Setting({"misplaced_calls": "text"}, asked(MISPLACES, **TYPED), SAID),
+        "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),
         "preload": f"{POOL}::test_preloading_begins_at_the_start_and_only_where_asked_for",
         "pinned": Told({"pinned": True}, "pinned", True),
         "ttl": Told({"ttl": 3600.0}, "ttl", 3600.0),
@@ -68,6 +77,7 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
         "coerce": repaired("coerce", QUOTES),
         "promote_reasoning": f"{REPAIR}::test_unless_its_owner_does_not_want_that",
         "retries": f"{REPAIR}::test_where_nobody_allows_it_the_answer_is_told_as_it_is",
+        "repeats": f"{GLM}::test_the_same_call_again_is_made_as_often_as_is_allowed",
         "continuations": f"{REPAIR}::test_what_is_cut_short_for_good",
         "streaming": f"{REPAIR}::test_a_stream_that_is_held_back_is_mended",
     },
@@ -84,6 +94,7 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
     settings.AdapterSettings: {
         "path": "tests/hostile/test_parameters.py::test_it_changes_the_answer",
         "pinned": "tests/pool/test_adapters.py::test_bytes_that_are_idle_and_bytes_that_are_pinned",
+        "description": "tests/live/test_adapters.py::test_they_are_described",
         "allow_other_base": "tests/lora/test_catalog.py::test_another_base_needs_the_owners_word",
     },
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import adapters
+from mlx_server.api import adapters, replay
 from mlx_server.api.conversations import protocol as conversations
 from mlx_server.api.responses import items, tools
 from mlx_server.api.responses import protocol as responses
@@ -232,5 +232,6 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "lora_name": f"{ADAPTERS}::test_load_and_unload_while_it_runs",
         "model": f"{ADAPTERS}::test_load_and_unload_while_it_runs",
     },
+    replay.Reset: {"model": "tests/live/test_recordings.py::test_entries_in_turn_are_reset"},
     adapters.Load: {"lora_path": f"{ADAPTERS}::test_load_and_unload_while_it_runs"},
 }

@@ -1,0 +1,50 @@
+"""Errors as Anthropic writes them, for its own routes and for its own clients on the others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from mlx_server.errors import ContextTooLong, ServerError
+
+PATH = "/v1/messages"
+VERSION = "anthropic-version"
+"""The header by which Anthropic's clients are known on routes that are also OpenAI's."""
+
+NO_THREADS = "thread_unsupported_request"
+"""The code by which Anthropic's tool runner knows that it has to send whole conversations."""
+
+TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Of other statuses, those below 500 are `invalid_request_error` and the rest `api_error`."""
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether the request is in Anthropic's form."""
+    path = scope.get("path", "")
+    return path == PATH or path.startswith(f"{PATH}/") or VERSION in Headers(scope=scope)
+
+
+def error_body(error: ServerError, scope: Scope, status: int | None = None) -> dict[str, Any]:
+    """The body for one error; `status` overrides the error's own."""
+    found = status or error.status
+    kind = TYPES.get(found, "invalid_request_error" if found < 500 else "api_error")
+    message = error.body()["error"]["message"]
+    details = {"details": {"error_code": NO_THREADS}} if error.code == NO_THREADS else {}
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message, **details},
+        "request_id": scope.get("state", {}).get("request_id"),
+    }
+
+
+def prompt_too_long(tokens: int, most: int) -> ContextTooLong:
+    """The overflow in Anthropic's words, by which agents know that they have to shorten."""
+    return ContextTooLong(f"prompt is too long: {tokens} tokens > {most} maximum", param="messages")

@@ -1,0 +1,117 @@
+"""Converts a messages body to a `GenerateRequest`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_server.api import formats
+from mlx_server.api.formats import FormatChoice, the_only_format
+from mlx_server.api.messages.protocol import MessagesBody, OutputFormat, PromptBody
+from mlx_server.api.messages.signatures import Signer
+from mlx_server.api.messages.tools import select_tools
+from mlx_server.api.messages.turns import instructions, turns_of
+from mlx_server.api.thinking import SOME_EFFORT
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation, Message
+from mlx_server.requests import GenerateRequest, JsonFormat
+
+EFFORTS: Mapping[str, str] = {"max": "xhigh"}
+"""Anthropic's words for an effort that the families know by another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    request: GenerateRequest
+    ignored: tuple[str, ...]
+    stores_prompt: bool
+    """Whether the client asks with `cache_control` to keep the prompt for later requests."""
+
+
+def to_request(body: PromptBody, signer: Signer) -> ParsedRequest:
+    turns = turns_of(body.messages, signer)
+    tools, tool_choice = select_tools(body, turns.referenced)
+    constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
+    system = instructions(body.system)
+    conversation = Conversation(
+        messages=(*([Message("system", system)] if system else ()), *turns.messages),
+        tools=tools,
+        template_kwargs=_template_kwargs(body),
+        response_format=formats.prompt_description(constrained["format"]),
+        continue_final_message=_is_begun(turns.messages[-1]),
+    )
+    choice = body.tool_choice
+    is_streamed = isinstance(body, MessagesBody) and bool(body.stream)
+    request = GenerateRequest(
+        model=body.model,
+        **body.adapter_choice(),
+        **constrained,
+        buffered=not is_streamed,
+        progress=is_streamed,
+        prompts=(conversation,),
+        max_tokens=max(1, body.max_tokens) if isinstance(body, MessagesBody) else None,
+        may_end_early=True,
+        stop=body.stops(),
+        choices=body.choices(),
+        logit_bias=body.biases(),
+        seed=body.seed,
+        tool_choice=tool_choice,
+        thinking_budget=body.thinking.budget_tokens if body.thinking else None,
+        implied=frozenset() if _effort(body) else frozenset({"reasoning_effort"}),
+        parallel_calls=not (choice and choice.disable_parallel_tool_use),
+    )
+    ignored = (*body.ignored(), *turns.ignored, *_unused(body))
+    return ParsedRequest(request, ignored, stores_prompt=has_cache_control(body))
+
+
+def _is_begun(last: Message) -> bool:
+    """Whether the client has begun the answer, which then goes on with its last message."""
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+
+def has_cache_control(body: PromptBody) -> bool:
+    """Whether there is a `cache_control` anywhere. Where it is makes no difference here: the prompt
+    cache keeps every prompt, and finds the longest beginning that two have in common."""
+    system = body.system if isinstance(body.system, list) else []
+    contents = [message.content for message in body.messages]
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    marked = (each.model_extra or {} for each in (*system, *blocks, *(body.tools or ())))
+    return body.cache_control is not None or any(each.get("cache_control") for each in marked)
+
+
+def _effort(body: PromptBody) -> str | None:
+    effort = body.output_config and body.output_config.effort
+    return EFFORTS.get(effort, effort) if effort else None
+
+
+def _template_kwargs(body: PromptBody) -> dict[str, Any]:
+    effort, thinking = _effort(body), body.thinking
+    if thinking is None:
+        return {"reasoning_effort": effort} if effort else {}
+    budget = thinking.budget_tokens
+    if (thinking.type == "enabled") != (budget is not None):
+        raise BadRequest(
+            "`thinking.budget_tokens` and `thinking.type: enabled` need each other.",
+            param="thinking.budget_tokens",
+        )
+    if thinking.type == "disabled":
+        return {"reasoning_effort": "none"}
+    chosen = {"reasoning_effort": effort or SOME_EFFORT}
+    return chosen if budget is None else {**chosen, "thinking_budget": budget}
+
+
+def _unused(body: PromptBody) -> Iterator[str]:
+    if body.thinking and body.thinking.type == "disabled" and _effort(body):
+        yield "output_config.effort"
+
+
+def _formats(body: PromptBody) -> Iterator[FormatChoice]:
+    """The schema is held, as Anthropic promises: one that can't be held whole is refused."""
+    config = body.output_config
+    named: dict[str, OutputFormat | None] = {
+        "output_config.format": config.format if config else None,
+        "output_format": body.output_format,
+    }
+    for name, found in named.items():
+        if found:
+            json = JsonFormat(found.schema_, strict=True)
+            yield {"format": json, "format_param": f"{name}.schema"}

@@ -1,0 +1,105 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens` on the wire, as Anthropic documents them."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from mlx_server import limits
+from mlx_server.api.fields import Items, SamplingBody, StopStrings, ThinkingTokens, WireModel
+from mlx_server.api.messages.blocks import MessageParam, Name, Texts
+from mlx_server.api.messages.errors import NO_THREADS
+from mlx_server.errors import BadRequest
+
+
+class CustomTool(WireModel):
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class AnthropicTool(WireModel):
+    """A tool that runs at Anthropic, or whose schema only its models know. It is refused."""
+
+    type: Annotated[str, Field(min_length=1)]
+
+
+def _kind(value: Any) -> str:
+    """A union tag that is no field name, so that errors show only field names."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<custom>" if kind in (None, "custom") else "<anthropic>"
+
+
+ToolParam = Annotated[
+    Annotated[CustomTool, Tag("<custom>")] | Annotated[AnthropicTool, Tag("<anthropic>")],
+    Discriminator(_kind),
+]
+
+
+class ToolChoiceParam(WireModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingParam(WireModel):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: ThinkingTokens | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """"omitted": a thought comes back in its signature, for the next request, and not as text."""
+
+
+class OutputFormat(WireModel):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(WireModel):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class PromptBody(SamplingBody):
+    """A request whose tokens are counted. It may have all the fields of one that is answered."""
+
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("metadata", "service_tier", "inference_geo", "user_profile_id", "workspace_id"),
+            *("anthropic_version", "anthropic_beta"),
+        }
+    )
+    model: Name
+    messages: Annotated[Items[MessageParam], Field(min_length=1)]
+    system: Texts | None = None
+    stop_sequences: StopStrings | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The name of `output_config.format` in Anthropic's first beta of it."""
+    mcp_servers: Items[dict[str, Any]] | None = None
+    cache_control: dict[str, Any] | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        return (*(self.stop_sequences or ()), *super().stops())
+
+    def ignored(self) -> list[str]:
+        if (self.model_extra or {}).get("thread") is not None:
+            raise BadRequest(
+                "`thread` is not supported: this server keeps no messages. Send the whole "
+                "conversation without it.",
+                param="thread",
+                code=NO_THREADS,
+            )
+        inside = (self.output_config and self.output_config.model_extra) or {}
+        given = (f"output_config.{name}" for name, value in inside.items() if value is not None)
+        return [*super().ignored(), *given]
+
+
+class MessagesBody(PromptBody):
+    max_tokens: Annotated[int, Field(ge=0)]
+    """With 0, the prompt is computed and kept in the prompt cache, and nothing is answered."""
+    stream: bool | None = None

@@ -1,0 +1,52 @@
+from fastapi import APIRouter, Request, Response
+
+from mlx_server.api.body import documented, read
+from mlx_server.api.fields import ignored_header
+from mlx_server.api.handlers import json_response, respond
+from mlx_server.api.messages.counting import count, overflow
+from mlx_server.api.messages.errors import PATH
+from mlx_server.api.messages.input import to_request
+from mlx_server.api.messages.output import MessagesOutput, OutputOptions
+from mlx_server.api.messages.protocol import MessagesBody, PromptBody
+from mlx_server.api.messages.stream import frames
+from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.errors import ContextTooLong
+from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
+
+COUNT_PATH = f"{PATH}/count_tokens"
+
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, MessagesBody))
+async def messages(http: Request) -> Response:
+    body = await read(http, MessagesBody)
+    pool: Pool = http.app.state.pool
+    parsed = await in_thread(to_request, body, http.app.state.signer)
+    options = OutputOptions(
+        is_empty=body.max_tokens == 0,
+        omits_thoughts=bool(body.thinking and body.thinking.display == "omitted"),
+        stores_prompt=parsed.stores_prompt and pool.keeps_prompts,
+        shortest_stored=SHORTEST_STORED,
+    )
+    output = MessagesOutput(model=body.model, signer=http.app.state.signer, options=options)
+    try:
+        return await respond(
+            http,
+            parsed.request,
+            output,
+            stream=bool(body.stream),
+            ignored=list(parsed.ignored),
+            frames=frames(http.scope),
+        )
+    except ContextTooLong:
+        raise await overflow(pool, parsed.request) from None
+
+
+@router.post(COUNT_PATH, openapi_extra=documented(COUNT_PATH, PromptBody))
+async def count_tokens(http: Request) -> Response:
+    body = await read(http, PromptBody)
+    parsed = await in_thread(to_request, body, http.app.state.signer)
+    tokens = await count(http.app.state.pool, parsed.request)
+    return json_response({"input_tokens": tokens}, ignored_header(parsed.ignored))

@@ -1,0 +1,247 @@
+"""Messages and fields of earlier APIs: `functions`, `function_call`, and results of other roles."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+from pydantic import ValidationError
+from starlette.testclient import TestClient
+
+from mlx_server.api.chat_completions.input import to_request
+from mlx_server.api.chat_completions.output import ChatOutput, FunctionCallOutput
+from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.errors import BadRequest
+from mlx_server.events import (
+    Event,
+    Finished,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from mlx_server.messages import Conversation, Message, ToolCall
+from mlx_server.requests import GenerateRequest, NamedTool, SamplingParams
+from tests.api import wire
+from tests.api.wire import Json, error, ok
+
+USER: Json = {"role": "user", "content": "Where?"}
+FUNCTION: Json = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+TOOL: Json = {"type": "function", "function": FUNCTION}
+pytestmark = pytest.mark.usefixtures("_as_before")
+
+
+def asked(**given: Any) -> tuple[GenerateRequest, Conversation]:
+    body = ChatBody.model_validate({"model": wire.MODEL, "messages": [USER], **given})
+    request = to_request(body)
+    (conversation,) = request.prompts
+    assert isinstance(conversation, Conversation)
+    return request, conversation
+
+
+def messages(*given: Json) -> tuple[Message, ...]:
+    return asked(messages=[USER, *given])[1].messages[1:]
+
+
+def calling(*names: str) -> Json:
+    calls = [
+        {"id": f"id_{i}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for i, name in enumerate(names)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+@pytest.mark.parametrize("role", ["function", "ipython"])
+def test_a_result_answers_the_call_of_its_name(role: str) -> None:
+    results = [{"role": role, "name": name, "content": name.upper()} for name in "bca"]
+    _, *found = messages(calling("a", "b", "a"), *results)
+    assert [(m.role, m.tool_call_id, m.content) for m in found] == [
+        ("tool", "id_1", "B"),
+        ("tool", None, "C"),
+        ("tool", "id_0", "A"),
+    ]
+
+
+def test_results_without_a_name_answer_the_calls_in_turn() -> None:
+    results: list[Json] = [{"role": "ipython", "content": str(i)} for i in range(3)]
+    _, *found = messages(calling("a", "b"), *results)
+    assert [m.tool_call_id for m in found] == ["id_0", "id_1", None]
+
+
+def test_results_of_both_kinds_in_one_turn() -> None:
+    tool = {"role": "tool", "tool_call_id": "id_0", "content": "x"}
+    _, _, last = messages(calling("a", "a"), tool, {"role": "function", "name": "a", "content": ""})
+    assert last.tool_call_id == "id_1"
+
+
+def test_a_function_call_is_a_call_and_its_id_stays_the_same() -> None:
+    called = {
+        "role": "assistant",
+        "content": "So.",
+        "function_call": {"name": "f", "arguments": ""},
+    }
+    result = {"role": "function", "name": "f", "content": "x"}
+    first, answer, *later = messages(called, result, called, result)
+    (call,) = first.tool_calls
+    assert (call.name, call.arguments, first.content) == ("f", "", "So.")
+    assert answer.tool_call_id == call.id != later[1].tool_call_id == later[0].tool_calls[0].id
+    assert messages(called, result) == (first, answer)
+
+
+def test_a_message_has_calls_in_one_form() -> None:
+    both = {**calling("a"), "function_call": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(BadRequest) as caught:
+        messages(both)
+    assert caught.value.param == "messages[1].function_call"
+    assert messages({**calling("a"), "function_call": None})[0].tool_calls
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [(None, "auto"), ("auto", "auto"), ("none", "none"), ({"name": "f"}, NamedTool("f"))],
+)
+def test_functions_are_tools_of_which_one_is_called(choice: Any, expected: Any) -> None:
+    request, conversation = asked(functions=[FUNCTION], function_call=choice)
+    assert (request.tool_choice, request.parallel_calls) == (expected, False)
+    assert conversation.tools == asked(tools=[TOOL])[1].tools
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"functions": [FUNCTION], "tools": [TOOL]}, "tools"),
+        ({"functions": [FUNCTION], "tool_choice": "auto"}, "tool_choice"),
+        ({"function_call": "auto", "tools": [TOOL]}, "tools"),
+        ({"functions": [FUNCTION], "function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": {"name": "g" * 10_000}}, "function_call"),
+    ],
+)
+def test_what_contradicts_is_refused(client: TestClient, given: Json, param: str) -> None:
+    body = {"model": wire.MODEL, "messages": [USER], **given}
+    found = error(client.post("/v1/chat/completions", json=body))
+    assert found["param"] == param
+    assert len(found["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"functions": [FUNCTION] * 129},
+        {"functions": FUNCTION},
+        {"functions": [TOOL]},
+        {"function_call": "required"},
+        {"function_call": {"name": ""}},
+        {"functions": [{"name": 1}]},
+        {"continue_final_message": "yes"},
+        {"add_generation_prompt": 0},
+    ],
+)
+def test_wrong_types_are_refused(given: Json) -> None:
+    with pytest.raises(ValidationError):
+        ChatBody.model_validate({"model": wire.MODEL, "messages": [USER], **given})
+
+
+CALL = ToolCall("c1", "f", '{"a": 1}')
+EVENTS: tuple[Event, ...] = (
+    Started(wire.MODEL, 3, (), None, (), SamplingParams(), ()),
+    TextDelta(0, "So."),
+    ToolCallStarted(0, 0, CALL.id, CALL.name),
+    ToolCallDelta(0, 0, '{"a":'),
+    ToolCallDelta(0, 0, " 1}"),
+    ToolCallFinished(0, 0),
+    Finished(0, "tool_calls", completion_tokens=5, cached_tokens=0),
+)
+
+
+async def coming(events: Sequence[Event]) -> AsyncIterator[Event]:
+    for event in events:
+        yield event
+
+
+def output() -> ChatOutput:
+    return FunctionCallOutput(model=wire.MODEL, n=1, logprobs=False, include_usage=False)
+
+
+def test_the_answer_has_the_older_form_too() -> None:
+    body = asyncio.run(output().aggregate(coming(EVENTS)))
+    completion = ChatCompletion.model_validate(json.loads(json.dumps(body)))
+    (choice,) = completion.choices
+    assert choice.finish_reason == "function_call"
+    assert choice.message.function_call
+    assert choice.message.function_call.model_dump() == {"name": "f", "arguments": '{"a": 1}'}
+    assert choice.message.tool_calls is None
+
+
+def test_streamed_and_not_it_is_the_same() -> None:
+    async def streamed() -> list[wire.Json]:
+        return [chunk async for chunk in output().chunks(coming(EVENTS))]
+
+    chunks = asyncio.run(streamed())
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    pieces = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert pieces[0] == {"name": "f", "arguments": ""}
+    assert "".join(piece["arguments"] for piece in pieces) == CALL.arguments
+    assert all("tool_calls" not in delta for delta in deltas)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+
+
+# The last message to be continued
+
+BEGUN: Json = {"role": "assistant", "content": "It is in"}
+
+
+@pytest.mark.parametrize(
+    ("given", "continues"),
+    [
+        ({}, False),
+        ({"continue_final_message": True}, True),
+        ({"continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"add_generation_prompt": False}, True),
+        ({"add_generation_prompt": True}, False),
+        ({"add_generation_prompt": True, "continue_final_message": False}, False),
+        ({"continue_final_message": None, "add_generation_prompt": None}, False),
+    ],
+)
+def test_the_wish_to_continue_a_message(given: Json, continues: bool) -> None:
+    assert asked(messages=[USER, BEGUN], **given)[1].continue_final_message is continues
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        (
+            {"continue_final_message": False, "add_generation_prompt": False},
+            "continue_final_message",
+        ),
+        ({"continue_final_message": True, "messages": [USER]}, "messages[0].role"),
+        (
+            {"continue_final_message": True, "messages": [USER, calling("f")]},
+            "messages[1].tool_calls",
+        ),
+        (
+            {"continue_final_message": True, "tools": [TOOL], "tool_choice": "required"},
+            "tool_choice",
+        ),
+    ],
+)
+def test_what_can_not_be_continued_is_refused(client: TestClient, given: Json, param: str) -> None:
+    body = {"model": wire.MODEL, "messages": [USER, BEGUN], **given}
+    found = error(client.post("/v1/chat/completions", json=body))
+    assert found["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
+def test_the_engine_gets_an_open_message(
+    client: TestClient, engine: wire.ScriptedEngine, tiny_path: Path, path: str
+) -> None:
+    body = {"model": wire.MODEL, "messages": [USER, BEGUN], "continue_final_message": True}
+    ok(client.post(path, json=body))
+    continued = engine.taken[-1].prompt
+    ok(client.post(path, json={**body, "continue_final_message": False}))
+    assert engine.taken[-1].prompt[: len(continued)] == continued
+    assert engine.taken[-1].prompt != continued

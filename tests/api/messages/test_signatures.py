@@ -1,0 +1,42 @@
+import pytest
+
+from mlx_server.api.messages.signatures import Signer
+
+OURS, OTHER = Signer(b"a key"), Signer(b"another key")
+THOUGHTS = ["", "Hm.", "世界 🙂", "x" * 10_000, "half \ud83d of one"]
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+def test_a_signature_is_of_one_thought_and_one_key(thought: str) -> None:
+    signature = OURS.sign(thought)
+    assert signature == OURS.sign(thought)
+    assert OURS.is_own(thought, signature)
+    assert not OURS.is_own(thought + ".", signature)
+    assert not OTHER.is_own(thought, signature)
+    assert OURS.opened(signature) is None
+
+
+@pytest.mark.parametrize("thought", THOUGHTS[:-1])
+def test_a_sealed_thought_comes_back(thought: str) -> None:
+    sealed = OURS.seal(thought)
+    assert OURS.opened(sealed) == thought
+    assert OURS.is_own(thought, sealed)
+    assert OTHER.opened(sealed) is None
+
+
+@pytest.mark.parametrize("kind", ["sign", "seal"])
+def test_no_letter_of_it_can_be_changed(kind: str) -> None:
+    signature: str = getattr(OURS, kind)("Hm.")
+    for at in range(len(signature) - 2):  # the last two have bits that mean nothing
+        other = "A" if signature[at] != "A" else "B"
+        changed = signature[:at] + other + signature[at + 1 :]
+        assert not OURS.is_own("Hm.", changed)
+        assert OURS.opened(changed) is None
+
+
+@pytest.mark.parametrize(
+    "signature", ["", "x", "mlx1.", "mlx2.", "mlx1.é", "mlx2.A", "mlx2.AAAA", "mlx2.\ud800"]
+)
+def test_what_is_no_signature_of_ours(signature: str) -> None:
+    assert not OURS.is_own("Hm.", signature)
+    assert OURS.opened(signature) is None

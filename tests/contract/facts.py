@@ -1,0 +1,143 @@
+"""Factual questions whose answers have a schema: are the values right, and not only the form?"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.live.server import DEMO_MODEL, LiveServer
+
+MODELS: dict[str, dict[str, Any]] = {
+    "described": {**DEMO_MODEL, "schema_in_prompt": "auto"},
+    "not described": {**DEMO_MODEL, "schema_in_prompt": "never", "preload": False},
+}
+"""The demo model, with and without the schema in its prompt."""
+
+Values = Mapping[str, str | int]
+
+
+@dataclass(frozen=True)
+class Fact:
+    question: str
+    values: Values
+
+    def body(self, model: str) -> dict[str, Any]:
+        schema = {
+            "type": "object",
+            "properties": {name: _type(value) for name, value in self.values.items()},
+            "required": [*self.values],
+            "additionalProperties": False,
+        }
+        wanted = {"name": "answer", "schema": schema, "strict": True}
+        return {
+            "model": model,
+            "messages": [{"role": "user", "content": self.question}],
+            "temperature": 0,
+            "max_tokens": 100,
+            "response_format": {"type": "json_schema", "json_schema": wanted},
+        }
+
+    def right(self, text: str) -> bool:
+        try:
+            found = json.loads(text)
+        except ValueError:  # it was cut
+            return False
+        return all(_alike(found[name], value) for name, value in self.values.items())
+
+
+def _type(value: str | int) -> dict[str, str]:
+    return {"type": "string" if isinstance(value, str) else "integer"}
+
+
+def _alike(found: str | int, wanted: str | int) -> bool:
+    if isinstance(wanted, int):
+        return found == wanted
+    return str(found).strip().strip(".").casefold() == wanted.casefold()
+
+
+CAPITALS = {
+    "France": "Paris",
+    "Japan": "Tokyo",
+    "Italy": "Rome",
+    "Germany": "Berlin",
+    "Spain": "Madrid",
+    "Egypt": "Cairo",
+    "Russia": "Moscow",
+    "China": "Beijing",
+    "Greece": "Athens",
+    "Austria": "Vienna",
+    "Portugal": "Lisbon",
+    "Ireland": "Dublin",
+    "Sweden": "Stockholm",
+    "Norway": "Oslo",
+    "Poland": "Warsaw",
+}
+CONTINENTS = {
+    "Kenya": "Africa",
+    "Brazil": "South America",
+    "India": "Asia",
+    "Canada": "North America",
+    "Nigeria": "Africa",
+    "Argentina": "South America",
+    "Vietnam": "Asia",
+    "Finland": "Europe",
+    "Morocco": "Africa",
+    "Peru": "South America",
+}
+COUNTS = {
+    "How many days has a week?": ("days", 7),
+    "How many months has a year?": ("months", 12),
+    "How many legs has a spider?": ("legs", 8),
+    "How many hours has a day?": ("hours", 24),
+    "How many minutes has an hour?": ("minutes", 60),
+    "How many sides has a triangle?": ("sides", 3),
+    "How many letters has the English alphabet?": ("letters", 26),
+    "How many states has the United States of America?": ("states", 50),
+}
+WORDS = {
+    "Who wrote Romeo and Juliet?": {"author": "William Shakespeare"},
+    "Which planet is the largest of our solar system?": {"planet": "Jupiter"},
+    "What is the chemical symbol of gold?": {"symbol": "Au"},
+    "In which language did Cicero write?": {"language": "Latin"},
+    "Which gas do plants take from the air?": {"gas": "Carbon dioxide"},
+    "What is the opposite of hot?": {"opposite": "cold"},
+    "Which is the longest river in Africa?": {"river": "Nile"},
+}
+FACTS: tuple[Fact, ...] = (
+    *(
+        Fact(f"What is the capital of {country}?", {"country": country, "capital": capital})
+        for country, capital in CAPITALS.items()
+    ),
+    *(
+        Fact(f"On which continent is {country}?", {"country": country, "continent": continent})
+        for country, continent in CONTINENTS.items()
+    ),
+    *(Fact(question, {name: count}) for question, (name, count) in COUNTS.items()),
+    *(Fact(question, values) for question, values in WORDS.items()),
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    fact: Fact
+    text: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.fact.right(self.text)
+
+
+async def answers(server: LiveServer, model: str, together: int) -> list[Told]:
+    places = asyncio.Semaphore(together)
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=None) as http:
+
+        async def one(fact: Fact) -> Told:
+            async with places:
+                response = await http.post("/v1/chat/completions", json=fact.body(model))
+            response.raise_for_status()
+            return Told(fact, response.json()["choices"][0]["message"]["content"])
+
+        return await asyncio.gather(*map(one, FACTS))

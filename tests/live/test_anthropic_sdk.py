@@ -1,0 +1,267 @@
+"""The server as Anthropic's own client sees it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import Anthropic, beta_tool
+from anthropic.types import Message, MessageParam
+from pydantic import BaseModel
+
+from tests.live.server import TINY, LiveServer, eventually, serving
+
+FAKE, SMALL = "fake", "small"
+KEY = "mine"
+CONTEXT = 400
+THINKING = "<think>\nI should look it up.\n</think>\n\n"
+LONG_THOUGHT = f"<think>\n{'Let me see. ' * 40}\n</think>\n\nYes."
+LONG = "No end. " * 400
+
+
+def call(city: str) -> str:
+    asked = json.dumps({"name": "get_weather", "arguments": {"city": city}}, ensure_ascii=False)
+    return f"<tool_call>\n{asked}\n</tool_call>"
+
+
+ENTRIES: list[dict[str, Any]] = [
+    {"match": "poem", "output": "Roses are red."},
+    {"match": "think", "output": LONG_THOUGHT},
+    {"match": "slow", "output": LONG, "delay_ms": 20},
+    {"output": f"{THINKING}I look.\n{call('Zürich')}\n{call('Bern')}"},
+    {"output": f"{THINKING}{call('Chur')}"},
+    {"output": "Chur is the warmest."},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("anthropic")
+    (folder / "said.jsonl").write_text("\n".join(map(json.dumps, ENTRIES)), "utf-8")
+    said = {"source": "replay:said.jsonl", "family": "qwen3"}
+    models = {
+        FAKE: said,
+        SMALL: {**said, "context_length": CONTEXT},
+        TINY: {"source": str(tiny_path)},
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        config = {"models": models, "server": {"api_keys": [KEY]}}
+        with serving(folder, config) as server:
+            yield server
+            assert "Traceback" not in server.log
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[Anthropic]:
+    with server.anthropic(api_key=KEY) as client:
+        yield client
+
+
+def user(text: str) -> MessageParam:
+    return {"role": "user", "content": text}
+
+
+def ask(client: Anthropic, text: str = "poem", **more: Any) -> Message:
+    asked = {"model": FAKE, "max_tokens": 200, "messages": [user(text)], **more}
+    found: Message = client.messages.create(**asked)
+    return found
+
+
+def text_of(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def prompt_tokens(message: Message) -> int:
+    usage = message.usage
+    cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return usage.input_tokens + cached
+
+
+def test_an_answer_and_its_stream(client: Anthropic) -> None:
+    whole = ask(client)
+    assert (text_of(whole), whole.stop_reason) == ("Roses are red.", "end_turn")
+    with client.messages.stream(model=FAKE, max_tokens=200, messages=[user("poem")]) as stream:
+        pieces = list(stream.text_stream)
+        found = stream.get_final_message()
+    assert len(pieces) > 1
+    assert "".join(pieces) == text_of(found) == text_of(whole)
+    assert found.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_the_answer_has_its_request_id(client: Anthropic) -> None:
+    answer = client.messages.with_raw_response.create(
+        model=FAKE, max_tokens=9, messages=[user("poem")]
+    )
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+def test_the_tool_runner_has_its_conversation(client: Anthropic) -> None:
+    """Thoughts with their signatures, calls in parallel, and a result that is an error."""
+    asked: list[str] = []
+
+    @beta_tool
+    def get_weather(city: str) -> str:
+        """How the weather is in a city.
+
+        Args:
+            city: Its name.
+        """
+        asked.append(city)
+        if city == "Bern":
+            raise ValueError("there is no station")
+        return "18 degrees"
+
+    runner = client.beta.messages.tool_runner(
+        model=FAKE,
+        max_tokens=400,
+        tools=[get_weather],
+        messages=[{"role": "user", "content": "Where is it the warmest?"}],
+        thinking={"type": "adaptive"},
+    )
+    first, second, last = list(runner)
+    assert asked == ["Zürich", "Bern", "Chur"]
+    kinds = [block.type for block in first.content]
+    assert kinds == ["thinking", "text", "tool_use", "tool_use"]
+    assert (first.stop_reason, second.stop_reason) == ("tool_use", "tool_use")
+    assert [block.type for block in last.content] == ["text"]
+    assert last.stop_reason == "end_turn"
+
+
+class City(BaseModel):
+    name: str
+    sights: list[str]
+
+
+def test_structured_outputs(client: Anthropic) -> None:
+    """By random weights: it is the grammar that keeps the schema."""
+    asked: Any = {"model": TINY, "max_tokens": 300, "messages": [user("Tell me about Paris.")]}
+    found = client.messages.parse(**asked, output_format=City)
+    assert isinstance(found.parsed_output, City)
+    with client.messages.stream(**asked, output_format=City) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, City)
+
+
+@pytest.mark.parametrize("model", [FAKE, TINY])
+def test_tokens_are_counted_exactly(client: Anthropic, model: str) -> None:
+    schema: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
+    asked: Any = {
+        "model": model,
+        "system": "Be brief.",
+        "tools": [{"name": "get_weather", "input_schema": schema}],
+        "messages": [user("poem"), {"role": "assistant", "content": "Roses."}, user("poem")],
+    }
+    count = client.messages.count_tokens(**asked).input_tokens
+    assert count == prompt_tokens(client.messages.create(**asked, max_tokens=1))
+
+
+def test_what_the_next_turn_finds_in_the_prompt_cache(client: Anthropic) -> None:
+    cached: Any = {"cache_control": {"type": "ephemeral"}}
+    text = "Here is a text that is long enough to be kept. " * 5
+    first = ask(client, text, model=TINY, max_tokens=5, **cached)
+    assert first.usage.cache_read_input_tokens == 0
+    before = prompt_tokens(first)
+    assert first.usage.cache_creation_input_tokens == before - 1
+    content: Any = [block.to_dict() for block in first.content]
+    turns = [user(text), {"role": "assistant", "content": content}, user("And?")]
+    second = ask(client, messages=turns, model=TINY, max_tokens=5, **cached)
+    read = second.usage.cache_read_input_tokens or 0
+    assert before <= read < prompt_tokens(second)
+    assert second.usage.cache_creation_input_tokens == prompt_tokens(second) - 1 - read
+    plain = ask(client, text, model=TINY, max_tokens=5)
+    assert plain.usage.cache_creation_input_tokens == 0
+
+
+def test_sessions_share_their_prefix(client: Anthropic) -> None:
+    """Although Claude Code begins each with another line."""
+    rules = "Answer as briefly as you can, and in the language of the question. " * 3
+
+    def answered(version: int) -> Message:
+        billing = f"x-anthropic-billing-header: cc_version={version};"
+        system = [{"type": "text", "text": billing}, {"type": "text", "text": rules}]
+        return ask(client, f"Question {version}", model=TINY, max_tokens=2, system=system)
+
+    answered(1)
+    assert (answered(2).usage.cache_read_input_tokens or 0) > len(rules)
+
+
+@pytest.mark.parametrize("budget", [0, 5, 17])
+def test_a_budget_is_kept_to_the_token(client: Anthropic, budget: int) -> None:
+    thinking = {"type": "enabled", "budget_tokens": budget}
+    found = ask(client, "think", thinking=thinking, max_tokens=600)
+    details = found.usage.output_tokens_details
+    assert details
+    assert details.thinking_tokens == budget
+    thoughts = [block for block in found.content if block.type == "thinking"]
+    assert len(thoughts) == bool(budget)
+
+
+def test_disabled_thinking(client: Anthropic) -> None:
+    found = ask(client, "think", thinking={"type": "disabled"}, max_tokens=600)
+    assert "thinking" not in [block.type for block in found.content]
+
+
+def test_an_omitted_thought_goes_on_in_the_next_request(client: Anthropic) -> None:
+    thinking = {"type": "adaptive", "display": "omitted"}
+    first = ask(client, "think", thinking=thinking, max_tokens=600)
+    thought = first.content[0]
+    assert thought.type == "thinking"
+    assert (thought.thinking, bool(thought.signature)) == ("", True)
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    asked = [user("a"), {"role": "assistant", "content": [thought.to_dict(), used]}]
+
+    def count(content: list[Any]) -> int:
+        messages: Any = [asked[0], {"role": "assistant", "content": content}]
+        return client.messages.count_tokens(model=FAKE, messages=messages).input_tokens
+
+    assert count([thought.to_dict(), used]) > count([used]) + 300
+
+
+# Errors
+
+
+def test_errors(client: Anthropic, server: LiveServer) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        ask(client, model="claude-none")
+    assert missing.value.type == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError) as wrong:
+        ask(client, extra_body={"temperature": 3})
+    assert wrong.value.type == "invalid_request_error"
+    assert "temperature" in wrong.value.message
+    with pytest.raises(anthropic.AuthenticationError) as denied, server.anthropic() as other:
+        ask(other)
+    assert denied.value.type == "authentication_error"
+
+
+def test_a_prompt_that_is_too_long(client: Anthropic) -> None:
+    messages = [user("word " * CONTEXT)]
+    count = client.messages.count_tokens(model=SMALL, messages=messages).input_tokens
+    with pytest.raises(anthropic.BadRequestError) as long:
+        ask(client, messages=messages, model=SMALL)
+    found = f"prompt is too long: {count} tokens > {CONTEXT - 1} maximum"
+    assert found in long.value.message
+
+
+def test_a_client_that_leaves_frees_its_row(client: Anthropic, server: LiveServer) -> None:
+    asked: Any = {"model": FAKE, "max_tokens": 4000, "messages": [user("slow")], "stream": True}
+    with closing(client.messages.create(**asked)) as stream:
+        for event in stream:
+            if event.type == "content_block_delta":
+                break
+
+    def idle() -> bool:
+        with server.http() as http:
+            text = http.get("/metrics", headers={"x-api-key": KEY}).text
+        return "mlx_server_batch_size 0.0" in text
+
+    eventually(idle, "the row is gone")
+
+
+def test_models(client: Anthropic) -> None:
+    found = [model.id for model in client.models.list(limit=2)]
+    assert found == [FAKE, SMALL, TINY]
+    model = client.models.retrieve(SMALL)
+    assert (model.max_input_tokens, model.type) == (CONTEXT - 1, "model")

@@ -1,0 +1,362 @@
+"""Replay models as a test of an app meets them: matching, loops, grammars, mistakes in the file."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+from openai import OpenAI
+
+from tests.live.server import LiveServer, eventually, serving
+
+QWEN, HELD, OSS, ALIAS = "qwen", "held", "oss", "gpt-4o"
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "people": {"type": "integer"}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "required": ["a"],
+        },
+    },
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %s}}\n</tool_call>'
+FINAL = "<|channel|>final<|message|>"
+OSS_CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+
+SAID = """\
+- match: leaves
+  output: '{"city": "Paris", "population": 2018}'
+- match: ends early
+  output: '{"city": "Paris"'
+- match: is prose
+  output: Paris, I think.
+- match: follows
+  output: '{"city": "Paris", "people": 2018}'
+- match: is cut
+  output: '{"city": "Par'
+  finish: length
+- match: thinks
+  output: |-
+    <think>
+    Let me see. Paris it is.
+    </think>
+
+    {"city": "Paris", "people": 1}
+- match: goes astray
+  output: '{"city": "Paris", "population": 2018}'
+  off_grammar: noise
+- match: calls wrongly
+  output: |-
+    <tool_call>
+    {"name": "add", "arguments": {"a": "five"}}
+    </tool_call>
+- match: |
+    How much is it? 🙂
+  output: |-
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1}}
+    </tool_call>
+- match: |
+    How much is it? 🙂
+  tools: [add]
+  output: It is 2.
+- last: 'regex:"weather": "☀"'
+  output: It is sunny.
+- model: gpt-4o
+  match: Who?
+  output: Somebody else.
+- system: You are a judge.
+  match: Who?
+  output: A judge.
+- output: one
+- output: two
+"""
+OSS_SAID = [
+    {
+        "match": "leaves",
+        "output": f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{FINAL}Paris.",
+    },
+    {"match": "follows", "output": f'{FINAL}{{"city": "Paris"}}'},
+    {
+        "match": "thinks",
+        "output": "<|channel|>analysis<|message|>Let me see. Paris it is.<|end|>"
+        f'<|start|>assistant{FINAL}{{"city": "Paris", "people": 1}}',
+    },
+    {"match": "calls", "output": OSS_CALL},
+    {"match": "calls", "output": f"{FINAL}It is 2."},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("recordings")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        (folder / "said.yaml").write_text(SAID, "utf-8")
+        (folder / "oss.json").write_text(json.dumps(OSS_SAID), "utf-8")
+        qwen = {"source": "replay:said.yaml", "family": "qwen3"}
+        models = {
+            QWEN: {**qwen, "aliases": [ALIAS]},
+            HELD: {**qwen, "constrain_calls": True},
+            OSS: {"source": "replay:oss.json", "family": "gpt_oss", "constrain_calls": True},
+        }
+        with serving(folder, {"models": models}) as server:
+            yield server
+            assert "Traceback" not in server.log
+            assert " ERROR " not in server.log
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[OpenAI]:
+    with server.openai(timeout=120) as client:  # Harmony's vocabulary takes a while
+        yield client
+
+
+def asked(client: OpenAI, text: str, *later: Any, model: str = QWEN, **more: Any) -> Any:
+    messages: Any = [{"role": "user", "content": text}, *later]
+    return client.chat.completions.create(model=model, messages=messages, **more)
+
+
+def text(completion: Any) -> str:
+    found: str = completion.choices[0].message.content
+    return found
+
+
+def refused(client: OpenAI, text: str, **more: Any) -> dict[str, Any]:
+    """The error's body."""
+    with pytest.raises(openai.APIError) as caught:
+        list(asked(client, text, **more))  # a stream fails only when it is read
+    assert isinstance(caught.value.body, dict)
+    return caught.value.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "entry", "told"),
+    [
+        ("leaves", 1, r'after "\{\\"city\\": \\"Paris\\", \\"p": it has "o", .* takes "e"\.'),
+        ("ends early", 2, r"it has the end of the answer \(<\|endoftext\|>\), .* takes \",\","),
+        ("is prose", 3, r"at token 1, at its beginning: it has .P., .* takes .*\{"),
+    ],
+)
+def test_a_recording_that_leaves_the_grammar_is_an_error(
+    client: OpenAI, said: str, entry: int, told: str, stream: bool
+) -> None:
+    first = refused(client, said, response_format=FORMAT, stream=stream)
+    assert first["code"] == "recording_left_grammar"
+    assert first["message"].startswith(f"The output of entry {entry} of said.yaml (line ")
+    assert re.search(told, first["message"]), first["message"]
+    assert first["param"] == "response_format.json_schema.schema"
+    assert refused(client, said, response_format=FORMAT, stream=stream) == first
+
+
+def test_the_error_is_no_reason_to_send_the_request_again(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        asked(client, "leaves", response_format=FORMAT)
+
+
+def test_a_recording_that_follows_the_grammar_is_played(client: OpenAI) -> None:
+    said = '{"city": "Paris", "people": 2018}'
+    assert text(asked(client, "follows", response_format=FORMAT)) == said
+    assert text(asked(client, "leaves")) == '{"city": "Paris", "population": 2018}'
+
+
+def test_an_answer_at_its_limit_is_closed_in_one_way_only(client: OpenAI) -> None:
+    asking: Any = {"response_format": FORMAT, "max_tokens": 28, "temperature": 1}
+    found = {text(asked(client, "follows", **asking)) for _ in range(3)}
+    assert len(found) == 1
+    closed = found.pop()
+    assert closed.startswith('{"city": "P')
+    assert json.loads(closed).keys() == {"city", "people"}
+
+
+@pytest.mark.parametrize("budget", [None, 0, 4, 1000])
+@pytest.mark.parametrize("model", [QWEN, OSS])
+def test_a_recording_follows_a_budget_and_a_format_together(
+    client: OpenAI, model: str, budget: int | None
+) -> None:
+    more = {} if budget is None else {"thinking_budget": budget}
+    found = asked(client, "thinks", model=model, response_format=FORMAT, extra_body=more)
+    assert text(found) == '{"city": "Paris", "people": 1}'
+    reasoning = getattr(found.choices[0].message, "reasoning_content", "")
+    assert "Let me see. Paris it is.".startswith(reasoning.strip())
+    assert bool(reasoning) == (budget != 0)
+
+
+def test_what_was_recorded_as_cut_off_is_cut_off(client: OpenAI) -> None:
+    (choice,) = asked(client, "is cut", response_format=FORMAT).choices
+    assert (choice.message.content, choice.finish_reason) == ('{"city": "Par', "length")
+
+
+def test_a_recording_may_go_astray_where_it_says_so(client: OpenAI) -> None:
+    asking: Any = {"response_format": FORMAT, "max_tokens": 100, "temperature": 0}
+    assert set(json.loads(text(asked(client, "goes astray", **asking)))) == {"city", "people"}
+
+
+def test_calls_are_held_where_the_owner_wants_it(client: OpenAI) -> None:
+    (call,) = asked(client, "calls wrongly", tools=[TOOL]).choices[0].message.tool_calls
+    assert call.function.name == "add"
+    error = refused(client, "calls wrongly", model=HELD, tools=[TOOL])
+    assert error["code"] == "recording_left_grammar"
+    assert error["param"] == "tools"
+    assert "`constrain_calls: false`" in error["message"]
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": False}}
+    required = refused(client, "is prose", tools=[strict], tool_choice="required")
+    assert required["code"] == "recording_left_grammar"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_so_it_is_with_gpt_oss(client: OpenAI, stream: bool) -> None:
+    asking: Any = {"model": OSS, "response_format": {"type": "json_object"}, "stream": stream}
+    error = refused(client, "leaves", **asking)
+    assert error["code"] == "recording_left_grammar"
+    assert "entry 1 of oss.json (line 1)" in error["message"]
+    assert 'it has "Paris"' in error["message"]
+    whole = {**asking, "stream": False}
+    assert text(asked(client, "follows", **whole)) == '{"city": "Paris"}'
+
+
+@pytest.mark.parametrize(("model", "question"), [(HELD, "How much is it? 🙂"), (OSS, "calls")])
+def test_a_loop_of_an_agent_comes_to_its_end(client: OpenAI, model: str, question: str) -> None:
+    messages: Any = [{"role": "user", "content": question}]
+    for _ in range(5):
+        found = client.chat.completions.create(model=model, messages=messages, tools=[TOOL])
+        message = found.choices[0].message
+        messages.append(message.to_dict())
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[-1]["content"] == "It is 2."
+
+
+def test_a_loop_over_responses_comes_to_its_end(client: OpenAI) -> None:
+    tool: Any = {"type": "function", **TOOL["function"], "strict": False}
+    first = client.responses.create(model=HELD, input="How much is it? 🙂 ", tools=[tool])
+    call = first.output[-1]
+    assert call.type == "function_call"
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
+    second = client.responses.create(
+        model=HELD, previous_response_id=first.id, input=[output], tools=[tool]
+    )
+    assert second.output_text == "It is 2."
+
+
+def test_a_result_of_a_tool_is_matched_as_it_was_escaped(client: OpenAI) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    later = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": json.dumps({"weather": "☀"}) + "\n"},
+    ]
+    assert text(asked(client, "Well?", *later)) == "It is sunny."
+
+
+def test_system_and_model_are_matched(client: OpenAI) -> None:
+    assert text(asked(client, "Who?", model=ALIAS)) == "Somebody else."
+    system = {"role": "system", "content": "You are a judge."}
+    found: Any = client.chat.completions.create(
+        model=QWEN,
+        messages=[system, {"role": "user", "content": "Who?"}],  # type: ignore[list-item]
+    )
+    assert text(found) == "A judge."
+
+
+def test_entries_in_turn_are_reset(server: LiveServer, client: OpenAI) -> None:
+    with server.http() as http:
+        for body, models in (({}, sorted([QWEN, HELD, OSS])), ({"model": ALIAS}, [QWEN])):
+            asked(client, "?")
+            found = http.post("/v1/replay/reset", json=body).json()
+            assert found == {"object": "replay.reset", "models": models}
+            assert [text(asked(client, "?")) for _ in range(3)] == ["one", "two", "one"]
+        assert http.post("/v1/replay/reset", json={"model": "none"}).status_code == 404
+
+
+def test_only_replay_models_are_reset(tmp_path: Path, tiny_path: Path) -> None:
+    (tmp_path / "said.yaml").write_text("- output: one\n")
+    tiny = {"source": str(tiny_path)}
+    models = {"fake": {"source": "replay:said.yaml", "family": "plain"}, "tiny": tiny}
+    with serving(tmp_path / "both", None, "--config", str(_config(tmp_path, models))) as server:
+        found = server.http().post("/v1/replay/reset", json={"model": "tiny"})
+        assert found.status_code == 400
+        assert "Replay models here: fake." in found.json()["error"]["message"]
+    with serving(tmp_path / "one", {"models": {"tiny": tiny}}) as server, server.http() as http:
+        assert http.post("/v1/replay/reset", json={}).status_code == 404
+
+
+def _config(folder: Path, models: Any) -> Path:
+    path = folder / "models.yaml"
+    path.write_text(yaml.safe_dump({"models": models}), "utf-8")
+    return path
+
+
+def test_what_matched_is_logged_and_no_text_of_the_request(
+    server: LiveServer, client: OpenAI
+) -> None:
+    before = len(server.log)
+    asked(client, "follows", max_tokens=1)
+    asked(client, "a very secret question")
+    eventually(lambda: server.log[before:].count(" answers turn 1") == 2, "both are logged")
+    log = server.log[before:]
+    assert (
+        "entry 4 of said.yaml (line 7) answers turn 1; these do not match: entry 1 (`match`)" in log
+    )
+    assert "secret" not in log
+
+
+@pytest.mark.parametrize(
+    ("transcript", "told"),
+    [
+        ("- output: a\n- outptu: b\n", "said.yaml:2: entry 2: unknown key `outptu`: did you mean"),
+        ("- output: a: b\n", "said.yaml:1: this is not YAML"),
+        ("- output_token_ids: [100000]\n", "said.yaml:1: entry 1: `output_token_ids` has 100000"),
+        (None, "said.yaml:1: there is no such file: correct `source:`"),
+    ],
+)
+def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transcript: str | None, told: str
+) -> None:
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
+    if transcript is not None:
+        (tmp_path / "said.yaml").write_text(transcript)
+    replay = {"source": "replay:said.yaml", "family": "plain"}
+    config = _config(tmp_path, {"fake": replay, "same": dict(replay)})
+    serve = _run("serve", "--config", str(config), "--port", "0")
+    assert serve.returncode == 2
+    assert serve.stderr.count(told) == 1
+    assert f"fake: {told}" in serve.stderr.replace("The transcript can't be played: ", "")
+
+
+def test_doctor_checks_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "said.yaml").write_text("- output: a\n- outptu: b\n")
+    (tmp_path / "good.yaml").write_text("- output: a\n")
+    models = {
+        name: {"source": f"replay:{name}.yaml", "family": "plain"} for name in ("said", "good")
+    }
+    found = _run("doctor", "--config", str(_config(tmp_path, models)))
+    assert found.returncode == 1
+    lines = [line for line in found.stdout.splitlines() if " replay " in line]
+    assert [line.split()[0] for line in lines] == ["fail", "ok"]
+    assert "said: said.yaml:2: entry 2: unknown key `outptu`: did you mean `output`?" in lines[0]
+    assert "good: good.yaml, 1 entries" in lines[1]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mlx_server", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
