@@ -20,6 +20,7 @@ from bench_parts.contenders import CONTENDERS, Contender
 from bench_parts.machine import Others
 from bench_parts.models import model_folder
 from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, Model, Outcome, Turn
+from bench_parts.sessions import count
 from bench_parts.simulated import servers
 from bench_parts.simulated.roofline import PAIRS, pair
 
@@ -51,6 +52,9 @@ def main(
     structured: Annotated[
         bool, typer.Option("--structured", help="Grammars instead, and what they cost a step.")
     ] = False,
+    sessions: Annotated[
+        bool, typer.Option("--sessions", help="Tokens of agents' sessions computed again instead.")
+    ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(metavar="MACHINE:MODEL|all", help="Schedules instead, on simulated Macs."),
@@ -67,6 +71,7 @@ def main(
     scripts/bench --only mlx-server,mlx_lm.server --json before.json
     scripts/bench --lora
     scripts/bench --structured
+    scripts/bench --sessions
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
 
@@ -75,6 +80,9 @@ def main(
     """
     if lora or structured:
         (_lora if lora else _structured)(json, markdown)
+        return
+    if sessions:
+        _sessions(only.split(","), json, markdown)
         return
     if simulate:
         _simulated(simulate, machines, only.split(","), json, markdown)
@@ -111,6 +119,14 @@ def _structured(json: Path | None, markdown: bool) -> None:
     costs = grammars.costs(model_folder("demo"))
     _show(costs, [grammars.decoding(costs), grammars.goals(costs)], json, markdown)
     _warn(others.cores())
+
+
+def _sessions(only: Sequence[str], json: Path | None, markdown: bool) -> None:
+    found = []
+    for each in count.counts(only):
+        found.append(each)
+        progress.out(" ".join(next(count.rows([each]))))
+    _show({"sessions": found}, [(count.COLUMNS, count.rows(found))], json, markdown)
 
 
 def _simulated(

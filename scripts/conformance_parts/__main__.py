@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance_parts import expected, installed
+from conformance_parts.claude_code import SUITE as CLAUDE
+from conformance_parts.claude_code import claude_code
 from conformance_parts.comply import comply
 from conformance_parts.expected import Known
 from conformance_parts.outcomes import Outcome
@@ -20,7 +22,7 @@ from conformance_parts.served import THINKER, server
 from conformance_parts.talks import CLIENTS, talk
 from tests.live.server import DEMO
 
-PARTS = ("llm-comply", PROBE, *CLIENTS)
+PARTS = ("llm-comply", PROBE, *CLIENTS, CLAUDE)
 PIPE_WIDTH = 120
 DETAIL = 400
 
@@ -71,6 +73,8 @@ def _run(parts: Collection[str]) -> Iterator[Outcome]:
                     yield from comply(python, model, served.url)
             elif part == PROBE:
                 yield from _probed(served.url)
+            elif part == CLAUDE:
+                yield from claude_code()
             else:
                 yield from talk(python, part, served.url)
         yield _log(served.log)

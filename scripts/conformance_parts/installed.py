@@ -12,12 +12,15 @@ from mlx_server.sources.cache import cache_dir
 CLIENTS = (
     "llm-comply>=0.5,<0.6",
     "openai>=3.54,<4",
+    "anthropic>=2.12,<3",
     "openai-agents>=0.24,<0.25",
-    "pydantic-ai-slim[openai]>=2.68,<3",
+    "pydantic-ai-slim[anthropic,openai]>=2.68,<3",
+    "langchain-anthropic>=1,<2",
     "langchain-openai>=1.7,<2",
     "websockets>=16",
 )
 PROBE = "llmprobe@0.6.12"
+CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.197"
 OLDEST_NODE = 20
 
 FOLDER = "conformance"
@@ -42,19 +45,39 @@ def clients() -> Path:
 
 def probe() -> list[str]:
     """The command that runs llmprobe."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
-        raise Missing(f"llmprobe needs Node.js {OLDEST_NODE} or newer, with npm")
-    version = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
-    if int(version.strip().lstrip("v").partition(".")[0]) < OLDEST_NODE:
-        raise Missing(f"llmprobe needs Node.js {OLDEST_NODE} or newer, and this is {version}")
-    folder = cache_dir() / FOLDER / "node"
-    if not _is_there(folder, PROBE):
+    node, _ = _node("llmprobe")
+    folder = _package("node", PROBE, "llmprobe")
+    return [node, str(folder / "llmprobe" / "bin" / "dist" / "llmprobe.mjs")]
+
+
+def claude_code() -> list[str]:
+    """The command that runs Claude Code, whose own script finds the program for this machine."""
+    node, _ = _node("Claude Code")
+    folder = _package("claude-code", CLAUDE_CODE, "Claude Code")
+    return [node, str(folder / "@anthropic-ai" / "claude-code" / "cli-wrapper.cjs")]
+
+
+def _package(name: str, wanted: str, what: str) -> Path:
+    """The `node_modules` with this package of npm."""
+    _, npm = _node(what)
+    folder = cache_dir() / FOLDER / name
+    if not _is_there(folder, wanted):
         folder.mkdir(parents=True, exist_ok=True)
         command = [npm, "install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts"]
-        _install([*command, "--prefix", str(folder), PROBE], "llmprobe")
-        _note(folder, PROBE)
-    return [node, str(folder / "node_modules" / "llmprobe" / "bin" / "dist" / "llmprobe.mjs")]
+        _install([*command, "--prefix", str(folder), wanted], what)
+        _note(folder, wanted)
+    return folder / "node_modules"
+
+
+def _node(what: str) -> tuple[str, str]:
+    """Node.js and npm, which `what` needs."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not node or not npm:
+        raise Missing(f"{what} needs Node.js {OLDEST_NODE} or newer, with npm")
+    version = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
+    if int(version.strip().lstrip("v").partition(".")[0]) < OLDEST_NODE:
+        raise Missing(f"{what} needs Node.js {OLDEST_NODE} or newer, and this is {version}")
+    return node, npm
 
 
 def _install(command: Sequence[str], what: str) -> None:

@@ -10,10 +10,11 @@ from tempfile import TemporaryFile
 from conformance_parts.outcomes import Outcome, Verdict
 
 SUITE = "conversations"
-CLIENTS = ("openai", "agents", "pydantic_ai", "langchain")
+CLIENTS = ("openai", "agents", "pydantic_ai", "langchain", "anthropic")
 
 QUIET = {
     "OPENAI_API_KEY": "none",
+    "ANTHROPIC_API_KEY": "none",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "false",
     "NO_PROXY": "127.0.0.1",
@@ -25,6 +26,7 @@ QUIET = {
 def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:
     command = [str(python), "-m", "conversations", client]
     environment = {**os.environ, **QUIET, "OPENAI_BASE_URL": f"{url}/v1"}
+    environment["ANTHROPIC_BASE_URL"] = url
     environment["PYTHONPATH"] = str(Path(__file__).parent)
     with TemporaryFile("w+") as errors:
         with subprocess.Popen(

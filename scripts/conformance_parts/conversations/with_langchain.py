@@ -1,4 +1,4 @@
-"""langchain-openai."""
+"""langchain-openai and langchain-anthropic."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -7,12 +7,13 @@ from operator import add
 from typing import Any
 
 from conversations.weather import CITIES, CONNECTOR, DESCRIPTION, NAME, QUESTIONS, Weather, check
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool as as_tool
 from langchain_openai import ChatOpenAI
 
 
-def talking(*, stream: bool, **options: Any) -> Callable[[str], None]:
+def talking(*, stream: bool, kind: Any = ChatOpenAI, **options: Any) -> Callable[[str], None]:
     def talk(model: str) -> None:
         weather = Weather()
 
@@ -20,7 +21,7 @@ def talking(*, stream: bool, **options: Any) -> Callable[[str], None]:
         def tool(city: str) -> str:
             return weather(city)
 
-        chat = ChatOpenAI(model=model, **options).bind_tools([tool])
+        chat = kind(model=model, **options).bind_tools([tool])
         answers: list[str] = []
         said: list[BaseMessage] = []
         for question in QUESTIONS:
@@ -89,3 +90,5 @@ def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
     yield "langchain-openai MCP, streamed", with_mcp(stream=True)
     yield "langchain-openai chat", talking(stream=False, use_responses_api=False)
     yield "langchain-openai chat, streamed", talking(stream=True, use_responses_api=False)
+    yield "langchain-anthropic", talking(stream=False, kind=ChatAnthropic, max_tokens=1000)
+    yield "langchain-anthropic, streamed", talking(stream=True, kind=ChatAnthropic, max_tokens=1000)

@@ -10,6 +10,7 @@ from openai import OpenAI
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import NativeTool
 from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.native_tools import MCPServerTool
 
@@ -106,3 +107,5 @@ def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
     yield "pydantic-ai MCP, streamed", with_mcp(stream=True)
     yield "pydantic-ai chat", talking(OpenAIChatModel, stream=False)
     yield "pydantic-ai chat, streamed", talking(OpenAIChatModel, stream=True)
+    yield "pydantic-ai Anthropic", talking(AnthropicModel, stream=False)
+    yield "pydantic-ai Anthropic, streamed", talking(AnthropicModel, stream=True)

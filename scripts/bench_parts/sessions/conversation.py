@@ -1,0 +1,88 @@
+"""An agent's session, as its client sends it: the whole conversation with every request.
+
+The words are made up, the shape is that of coding agents: a long system prompt, tools, rounds of
+calls whose results are read, thoughts that the client sends back and the template drops from
+earlier turns. What the model says is not used: each server gets the same requests.
+"""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+Json = dict[str, Any]
+
+WORDS = ["file", "line", "test", "error", "value", "read", "write", "call", "name", "path", "code"]
+
+TOOLS = ("read_file", "write_file", "run_tests", "search", "list_files", "git_log")
+
+SYSTEM_WORDS, RESULT_WORDS = 900, (40, 200)
+TURNS, ROUNDS = 8, 3
+
+
+class Session:
+    def __init__(self, seed: int, rounds: int = ROUNDS) -> None:
+        self._random = Random(seed)  # noqa: S311
+        # sessions of one agent have the same system prompt
+        shared = Random(0)  # noqa: S311
+        system = {"role": "system", "content": _words(shared, SYSTEM_WORDS)}
+        self.messages: list[Json] = [system]
+        self._rounds = rounds
+        self.tools = [_tool(shared, name) for name in TOOLS]
+
+    def requests(self, turns: int = TURNS) -> Iterator[Json]:
+        """The body of each request. Another session's requests may come between."""
+        for turn in range(turns):
+            self._add(role="user", content=self._words(10, 60))
+            for round in range(self._rounds):
+                yield self._body()
+                self._call(f"call_{turn}_{round}")
+            yield self._body()
+            self._add(role="assistant", content=self._words(20, 60), **self._thought())
+
+    def _body(self) -> Json:
+        return {"messages": list(self.messages), "tools": self.tools}
+
+    def _call(self, id: str) -> None:
+        function = {"name": self._random.choice(TOOLS), "arguments": '{"path": "src/main.py"}'}
+        call = {"id": id, "type": "function", "function": function}
+        self._add(role="assistant", content="", tool_calls=[call], **self._thought())
+        self._add(role="tool", tool_call_id=id, content=self._words(*RESULT_WORDS))
+
+    def _thought(self) -> Json:
+        return {"reasoning_content": self._words(20, 80)}
+
+    def _add(self, **message: Any) -> None:
+        self.messages.append(message)
+
+    def _words(self, least: int, most: int) -> str:
+        return _words(self._random, self._random.randint(least, most))
+
+
+def _words(random: Random, count: int) -> str:
+    return " ".join(random.choice(WORDS) for _ in range(count))
+
+
+def _tool(random: Random, name: str) -> Json:
+    path = {"type": "string", "description": _words(random, 12)}
+    parameters = {"type": "object", "properties": {"path": path}, "required": ["path"]}
+    function = {"name": name, "description": _words(random, 40), "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def alone(turns: int = TURNS) -> Iterator[Json]:
+    yield from Session(1).requests(turns)
+
+
+def two_agents(turns: int = TURNS, rounds: int = ROUNDS) -> Iterator[Json]:
+    """Two sessions with one system prompt, in turns."""
+    first, second = (Session(seed, rounds).requests(turns) for seed in (1, 2))
+    for pair in zip(first, second, strict=True):
+        yield from pair
+
+
+def two_chats(turns: int = TURNS) -> Iterator[Json]:
+    """Without calls, so that each prompt drops the thoughts of the answer before."""
+    yield from two_agents(turns, rounds=0)
+
+
+SCENARIOS = {"one agent": alone, "two agents": two_agents, "two chats": two_chats}

@@ -1,0 +1,148 @@
+"""Counts the prompt tokens that a server computes although it computed them before."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import jinja2
+import tokenizers
+
+from bench_parts.contenders import answering, fast
+from bench_parts.sessions.conversation import SCENARIOS, TURNS
+from bench_parts.sessions.models import MODELS, TEMPLATE, save
+from bench_parts.tables import Row
+from mlx_server.clients.bench.exchange import Target
+
+Json = dict[str, Any]
+
+COLUMNS = ("model", "sessions", "server", "prompt tokens", "computed again", "share")
+
+ANSWER_TOKENS = 4
+
+OTHER_TOKENS = 8
+"""Tokens by which a server's prompt may be longer or shorter, since servers trim white space."""
+
+SECONDS = 300.0
+
+
+_environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701  no HTML
+_environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+RENDERER = _environment.from_string(TEMPLATE)
+
+
+@dataclass(frozen=True)
+class Count:
+    model: str
+    scenario: str
+    server: str
+    prompt_tokens: int
+    again: int
+    """Tokens that were computed although an earlier prompt began with them, up to and with each."""
+
+
+@dataclass
+class Seen:
+    """Prompts in tokens, rendered as the servers do it."""
+
+    tokenizer: tokenizers.Tokenizer
+    prompts: list[list[int]] = field(default_factory=list)
+
+    def tokens(self, body: Json) -> list[int]:
+        messages = [_with_objects(message) for message in body["messages"]]
+        text = RENDERER.render(**{**body, "messages": messages}, add_generation_prompt=True)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def add(self, prompt: list[int]) -> int:
+        """Returns how many first tokens an ideal cache would know; the last one has to be
+        computed in any case."""
+        known = max((common(prompt, earlier) for earlier in self.prompts), default=0)
+        self.prompts.append(prompt)
+        return min(known, len(prompt) - 1)
+
+
+def _with_objects(message: Json) -> Json:
+    """The message with the arguments of its calls as objects, as templates get them."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
+        for call in message.get("tool_calls", [])
+        for arguments in [call["function"]["arguments"]]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def counted(model: str, scenario: str, server: str, turns: int = TURNS) -> Count:
+    with TemporaryDirectory() as folder:
+        path = save(model, Path(folder))
+        seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
+        total = again = 0
+        with (
+            SERVERS[server](path) as target,
+            httpx.Client(trust_env=False, timeout=SECONDS) as http,
+        ):
+            for body in SCENARIOS[scenario](turns):
+                usage = _ask(http, target, body)
+                prompt = seen.tokens(body)
+                if abs(len(prompt) - usage["prompt_tokens"]) > OTHER_TOKENS:
+                    raise RuntimeError(f"{server} renders another prompt: {usage}, {len(prompt)}")
+                ideal = seen.add(prompt)
+                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                total += usage["prompt_tokens"]
+                again += max(0, ideal - cached)
+    return Count(model, scenario, server, total, again)
+
+
+def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
+    asked = {"model": target.model, "max_tokens": ANSWER_TOKENS, "temperature": 0, **body}
+    answer = http.post(f"{target.url}/v1/chat/completions", json=asked)
+    answer.raise_for_status()
+    usage: Json = answer.json()["usage"]
+    return usage
+
+
+@contextmanager
+def _ours(folder: Path) -> Iterator[Target]:
+    config = folder.parent / "models.yaml"
+    # JSON is YAML. The checkpoints' own families have tokenizers that these do not have.
+    model = {"source": str(folder), "family": "qwen3"}
+    config.write_text(json.dumps({"models": {"m": model}}))
+    command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
+    with answering(command, "m", folder, {}) as (_, target):
+        yield target
+
+
+@contextmanager
+def _mlx_lm(folder: Path) -> Iterator[Target]:
+    command = ["mlx_lm.server", "--model", str(folder), "--log-level", "ERROR"]
+    with answering(command, "default_model", folder, fast()) as (_, target):
+        yield target
+
+
+SERVERS: Mapping[str, Callable[[Path], AbstractContextManager[Target]]] = {
+    "mlx-server": _ours,
+    "mlx_lm.server": _mlx_lm,
+}
+
+
+def counts(only: Sequence[str]) -> Iterator[Count]:
+    for model in MODELS:
+        for scenario in SCENARIOS:
+            for server in [server for server in SERVERS if server in only]:
+                yield counted(model, scenario, server)
+
+
+def rows(counts: Sequence[Count]) -> Iterator[Row]:
+    for c in counts:
+        share = f"{100 * c.again / c.prompt_tokens:.1f} %"
+        yield c.model, c.scenario, c.server, str(c.prompt_tokens), str(c.again), share
