@@ -56,6 +56,16 @@ class PromptProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensSoFar:
+    """Sent with each token, before the deltas that it makes, if requested."""
+
+    index: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     index: int
     text: str
@@ -263,6 +273,7 @@ class Finished:
 Event = (
     Started
     | PromptProgress
+    | TokensSoFar
     | TextDelta
     | ReasoningDelta
     | ToolCallStarted

@@ -117,6 +117,8 @@ class GenerateRequest:
     """Token limit of the answer, not counting its reasoning."""
     implied: frozenset[str] = frozenset()
     """Template kwargs that the client did not set itself: they are not reported if ignored."""
+    param_names: Mapping[str, str] = field(default_factory=dict)
+    """What the client called parameters that are known by another name here."""
     buffered: bool = False
     """The client sees an answer only once it is complete, so that it can still be repaired."""
     parallel_calls: bool = True
@@ -129,6 +131,8 @@ class GenerateRequest:
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
     progress: bool = False
     """Whether `PromptProgress` events are sent."""
+    continuous_usage: bool = False
+    """Whether `TokensSoFar` events are sent."""
     client: str = ""
     """Digest of an API key, or an address. Waiting requests take turns by client."""
     cache_scope: str = ""

@@ -13,6 +13,7 @@ from mlx_server.events import (
     Started,
     TextDelta,
     TokenLogprob,
+    TokensSoFar,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -94,6 +95,11 @@ class Accumulator:
                 self.answers[index].repairs.append(event)
             case Violation(index):
                 self.answers[index].violations.append(event)
+            case TokensSoFar(index):
+                answer = self.answers[index]
+                answer.tokens = event.completion_tokens
+                answer.cached = event.cached_tokens
+                answer.reasoning_tokens = event.reasoning_tokens
             case Finished(index):
                 answer = self.answers[index]
                 answer.finish_reason = event.reason

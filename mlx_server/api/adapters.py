@@ -7,7 +7,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.body import documented, read
-from mlx_server.api.fields import WireModel
+from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.handlers import json_response
 from mlx_server.errors import BadRequest
 from mlx_server.pool.pool import Pool
@@ -38,7 +38,8 @@ async def load(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     id = _model(pool, body)
     spec = await pool.add_adapter(id, body.lora_name, body.lora_path)
-    return json_response({"id": f"{id}:{spec.name}", "parent": id, "digest": spec.digest})
+    loaded = {"id": f"{id}:{spec.name}", "parent": id, "digest": spec.digest}
+    return json_response(loaded, ignored_header(body.ignored()))
 
 
 @router.post(UNLOAD, openapi_extra=documented(UNLOAD, Unload))
@@ -47,7 +48,8 @@ async def unload(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     id = _model(pool, body)
     await pool.remove_adapter(id, body.lora_name)
-    return json_response({"id": f"{id}:{body.lora_name}", "parent": id, "unloaded": True})
+    unloaded = {"id": f"{id}:{body.lora_name}", "parent": id, "unloaded": True}
+    return json_response(unloaded, ignored_header(body.ignored()))
 
 
 def _model(pool: Pool, body: Unload) -> str:

@@ -4,9 +4,8 @@ OpenAI's clients send null for fields that are not set, so null always means uns
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from itertools import islice
-from typing import Annotated, ClassVar, TypedDict, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
@@ -60,21 +59,78 @@ class AdapterChoice(TypedDict):
 
 
 class WireModel(BaseModel):
+    """An object of a body. It takes fields that it does not know, which `ignored` lists."""
+
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset()
+    """Further fields, which need no effect: labels of the client, and what an earlier answer had.
+    They are not reported as ignored."""
+
+    def unused(self) -> Iterable[str]:
+        """Names of the known fields that were set and have no effect."""
+        return ()
+
+    def ignored_as(self) -> str | None:
+        """The name under which the whole object is reported, if none of it has an effect."""
+        return None
+
+    def ignored(self) -> list[str]:
+        """Paths of the fields without effect, at every depth, without the numbers of list items."""
+        paths: dict[str, None] = {}
+        for path in _ignored_paths(self, ""):
+            if len(paths) < limits.IGNORED_NAMES.value:
+                paths[path] = None
+        return list(paths)
+
+
+def _ignored_paths(node: WireModel | list[Any], path: str) -> Iterator[str]:
+    if isinstance(node, list):
+        # the items of a list are either all objects or all values
+        for item in node if node and _is_nested(node[0]) else ():
+            yield from _ignored_paths(item, path)
+        return
+    if kind := node.ignored_as():
+        yield f"{path}{kind}"
+        return
+    for name, value in (node.model_extra or {}).items():
+        if value is not None and name not in node.ACCEPTED:
+            yield f"{path}{name}"
+    for name in node.unused():
+        yield f"{path}{name}"
+    for name, value in node.__dict__.items():
+        if _is_nested(value):
+            yield from _ignored_paths(value, f"{path}{name}.")
+
+
+def _is_nested(value: object) -> TypeGuard[WireModel | list[Any]]:
+    return isinstance(value, WireModel | list)
+
+
+Verbosity = Literal["low", "medium", "high"]
+USUAL_VERBOSITY = "medium"
+"""OpenAI's default, which needs no effect."""
 
 
 class StreamOptions(WireModel):
     include_usage: bool | None = None
     include_progress: bool | None = None
+    include_obfuscation: bool | None = None
+    """Nothing is added to hide the lengths of deltas."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's: every chunk has the usage so far."""
+
+    def unused(self) -> Iterable[str]:
+        if self.include_obfuscation:
+            yield "include_obfuscation"
 
 
 class SamplingBody(WireModel):
     """The fields of every endpoint that generates text."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "safety_identifier", "service_tier", "store"}
+        {"user", "metadata", "safety_identifier", "service_tier", "store", "prompt_cache_key"}
     )
-    """Known fields without effect on a local server, which are not reported as ignored."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "chat_template": "the model's owner sets it in models.yaml",
@@ -137,14 +193,18 @@ class SamplingBody(WireModel):
         }
 
     def ignored(self) -> list[str]:
-        """Names of unknown fields. Raises BadRequest for a field in `UNSUPPORTED`."""
+        """Paths of the fields without effect. Raises BadRequest for a field in `UNSUPPORTED`."""
         given = self.model_extra or {}
         for name, reason in self.UNSUPPORTED.items():
             if given.get(name) is not None:
                 raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
-        known = self.ACCEPTED | self.UNSUPPORTED.keys()
-        unknown = (name for name, v in given.items() if name not in known and v is not None)
-        return list(islice(unknown, limits.IGNORED_NAMES.value))
+        return super().ignored()
+
+
+def check_stream_options(stream: bool | None, options: WireModel | None) -> None:
+    """Raises BadRequest for options of a stream that is not one, as OpenAI does."""
+    if options is not None and not stream:
+        raise BadRequest("`stream_options` needs `stream: true`.", param="stream_options")
 
 
 class GenerationBody(SamplingBody):
@@ -160,6 +220,11 @@ class GenerationBody(SamplingBody):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        option = self.stream_options and self.stream_options.continuous_usage_stats
+        return self.include_usage and bool(option)
 
     @property
     def include_progress(self) -> bool:

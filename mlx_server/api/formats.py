@@ -19,6 +19,8 @@ class TextFormat(WireModel):
 
 class JsonObjectFormat(WireModel):
     type: Literal["json_object"]
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """llama.cpp's way to ask for a schema."""
 
 
 class JsonSchemaParam(WireModel):
@@ -74,13 +76,10 @@ class ConstrainedBody(GenerationBody):
         found = [*self._of_response_format(), *structured, *self._guided()]
         return the_only_format(found, otherwise="response_format")
 
-    def ignored(self) -> list[str]:
-        return [*super().ignored(), *unknown_in(self.structured_outputs)]
-
     def _of_response_format(self) -> Iterator[FormatChoice]:
         match self.response_format:
-            case JsonObjectFormat():
-                yield {"format": JsonFormat(), "format_param": "response_format"}
+            case JsonObjectFormat() as given:
+                yield of_json_object(given, "response_format")
             case JsonSchemaFormat(json_schema=given):
                 json = JsonFormat(given.schema_, bool(given.strict), given.name, given.description)
                 yield {"format": json, "format_param": "response_format.json_schema.schema"}
@@ -89,6 +88,12 @@ class ConstrainedBody(GenerationBody):
         yield from _formats(
             "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
         )
+
+
+def of_json_object(given: JsonObjectFormat, param: str) -> FormatChoice:
+    if given.schema_ is None:
+        return {"format": JsonFormat(), "format_param": param}
+    return {"format": JsonFormat(given.schema_, strict=False), "format_param": f"{param}.schema"}
 
 
 def the_only_format(found: Sequence[FormatChoice], otherwise: str) -> FormatChoice:
@@ -117,11 +122,6 @@ def of_structured_outputs(given: StructuredOutputs | None) -> Iterator[FormatCho
             param="structured_outputs",
         )
     yield from found
-
-
-def unknown_in(given: StructuredOutputs | None) -> list[str]:
-    inside = (given and given.model_extra) or {}
-    return [f"structured_outputs.{name}" for name, value in inside.items() if value is not None]
 
 
 def prompt_description(format: Format | None) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from mlx_server.api.body import documented, read
-from mlx_server.api.fields import WireModel
+from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.handlers import json_response
 from mlx_server.errors import BadRequest
 from mlx_server.pool.pool import Pool
@@ -36,4 +36,6 @@ async def reset(http: Request) -> Response:
                 param="model",
             )
         pool.reset_replay(id)
-    return json_response({"object": "replay.reset", "models": models})
+    return json_response(
+        {"object": "replay.reset", "models": models}, ignored_header(body.ignored())
+    )

@@ -25,19 +25,22 @@ class ThinkingBody(WireModel):
 
     def budget(self) -> int | None:
         """The thinking budget in tokens. Raises BadRequest if it is set under two names."""
+        found = self._budgets()
+        if len(found) > 1:
+            one, other, *_ = found
+            raise BadRequest(
+                f"`{one}` and `{other}` both set the thinking budget: send only one of them.",
+                param=other,
+            )
+        return next(iter(found.values()), None)
+
+    def _budgets(self) -> dict[str, int]:
         given = {
             "thinking_budget": self.thinking_budget,
             "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
             "chat_template_kwargs.thinking_budget": self._templates_budget(),
         }
-        found = [(name, budget) for name, budget in given.items() if budget is not None]
-        if len(found) > 1:
-            (one, _), (other, _) = found[:2]
-            raise BadRequest(
-                f"`{one}` and `{other}` both set the thinking budget: send only one of them.",
-                param=other,
-            )
-        return found[0][1] if found else None
+        return {name: budget for name, budget in given.items() if budget is not None}
 
     def template_kwargs(self, effort: str | None, param: str) -> dict[str, Any]:
         """Variables for the chat template: the effort, the budget and those of the client.
@@ -47,6 +50,20 @@ class ThinkingBody(WireModel):
         ours = {"reasoning_effort": self._effort(effort, param), "thinking_budget": self.budget()}
         given = {name: value for name, value in ours.items() if value is not None}
         return {**given, **(self.chat_template_kwargs or {})}
+
+    def param_names(self, effort: str | None, param: str) -> dict[str, str]:
+        """What the client called the variables that `template_kwargs` sets. The arguments are as
+        there."""
+        own = self.chat_template_kwargs or {}
+        sent = {
+            "reasoning_effort": param if effort else next(iter(self._switches()), None),
+            "thinking_budget": next(iter(self._budgets()), None),
+        }
+        return {
+            f"chat_template_kwargs.{variable}": name
+            for variable, name in sent.items()
+            if name and variable not in own
+        }
 
     def implied_sampling(self, effort: str | None) -> frozenset[str]:
         """Names of template variables that the client did not ask for: the effort of a request that

@@ -28,6 +28,7 @@ from mlx_server.events import (
     Repaired,
     TextDelta,
     TokenLogprob,
+    TokensSoFar,
     ToolCallFinished,
     Violation,
 )
@@ -119,6 +120,8 @@ class OutputProcessor:
     def _token(self, token: Token) -> Iterator[Event]:
         self._tokens += 1
         self._raw_ids.append(token.id)
+        if self._request.continuous_usage:
+            yield TokensSoFar(self._index, self._tokens, self._cached or 0, self._reasoning)
         if token.finish == "stop":  # the stop token itself is no part of the answer
             yield from self._force_answer() if self._is_only_reasoning() else self._finish("stop")
             return

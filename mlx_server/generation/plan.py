@@ -312,7 +312,8 @@ def _ignored(
         enforced.add("reasoning_effort")
     configured = prepared.spec.template_kwargs.keys() - own.keys()
     silent = {f"chat_template_kwargs.{name}" for name in enforced | configured | request.implied}
-    yield from (name for name in rendered.ignored if name not in silent)
+    names = request.param_names
+    yield from (names.get(name, name) for name in rendered.ignored if name not in silent)
 
 
 def _rows(

@@ -8,6 +8,7 @@ from mlx_server import limits
 from mlx_server.engine.client import Item
 from mlx_server.engine.messages import Generate
 from mlx_server.events import (
+    BuiltInCall,
     Event,
     Finished,
     PromptProgress,
@@ -15,7 +16,9 @@ from mlx_server.events import (
     Repaired,
     RepairKind,
     TextDelta,
+    TokensSoFar,
     ToolCallFinished,
+    ToolCallStarted,
     Violation,
 )
 from mlx_server.generation.constraints import constrain_continuation
@@ -69,6 +72,7 @@ class RetryingAnswer:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._calls = 0
+        self._attempted_call = False
         self._phase: Phase | None = None
         """Phase of the most recent text delta."""
         self._rejected: Finished | None = None
@@ -94,6 +98,8 @@ class RetryingAnswer:
                     yield last
             elif isinstance(event, PromptProgress):
                 yield event
+            elif isinstance(event, TokensSoFar):
+                yield self._with_rejected_tokens(event)
             else:
                 self._collect(event)
                 if not self._is_buffered:
@@ -115,6 +121,8 @@ class RetryingAnswer:
                 self._phase = phase
             case ReasoningDelta():
                 self._reasoning.append(event.separated)
+            case ToolCallStarted() | BuiltInCall():
+                self._attempted_call = True
             case ToolCallFinished():
                 self._calls += 1
         if self._is_buffered:
@@ -149,6 +157,7 @@ class RetryingAnswer:
             ran_out,
             delimiters,
             self._answer.is_unterminated,
+            self._attempted_call,
         )
         required = Requirements(self._request.format, self._request.tool_choice)
         async with _checks:
@@ -177,6 +186,7 @@ class RetryingAnswer:
         self._rejection = "tools" if found.errors[0].startswith("tool_calls:") else "schema"
         self._answer = OutputProcessor(self._prepared, self._index, self._next, self._request)
         self._buffered, self._texts, self._reasoning, self._calls = [], [], [], 0
+        self._attempted_call = False
         return True
 
     def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
@@ -194,6 +204,16 @@ class RetryingAnswer:
             yield Repaired(self._index, self._rejection, where)
         for error in found.errors:
             yield Violation(self._index, error)
+
+    def _with_rejected_tokens(self, counted: TokensSoFar) -> TokensSoFar:
+        if (before := self._rejected) is None:
+            return counted
+        return replace(
+            counted,
+            completion_tokens=before.completion_tokens + counted.completion_tokens,
+            reasoning_tokens=before.reasoning_tokens + counted.reasoning_tokens,
+            cached_tokens=before.cached_tokens,
+        )
 
     def _with_rejected_usage(self, finished: Finished) -> Finished:
         if (before := self._rejected) is None:

@@ -56,6 +56,9 @@ EFFORTS = {
 }
 KWARGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
+NAMED = ("user", "tool")
+"""The roles whose names are rendered; that of a result is its tool's."""
+
 INSTRUCTION_ROLES = ("system", "developer")
 
 LONGEST_WORD = 256
@@ -92,10 +95,12 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
         raise BadRequest(
             f"The messages can't be rendered as Harmony: {error}", param="messages"
         ) from None
-    ignored = tuple(f"chat_template_kwargs.{name}" for name in kwargs if name not in KWARGS)
+    ignored = [f"chat_template_kwargs.{name}" for name in kwargs if name not in KWARGS]
+    if any(each.name and each.role not in NAMED for each in conversation.messages):
+        ignored.append("messages.name")
     return RenderedPrompt(
         tokens,
-        ignored,
+        tuple(ignored),
         lambda: [message_json(message) for message in (*messages, *open_messages)],
         lambda: _branches(messages, tokens[:begins]),
     )

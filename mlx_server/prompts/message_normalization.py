@@ -68,6 +68,8 @@ class TemplateCapabilities:
     """Where tools are rendered from: a variable of their own, or a key of the system message."""
     schema: Literal["response_format", "json_schema", "never"] = "never"
     """The variable from which the schema of the answer is rendered."""
+    names: frozenset[str] = frozenset()
+    """The roles of turns whose `name` is rendered; that of a result is its tool's."""
 
 
 RESULT_BEGIN, RESULT_END = OwnText("<tool_response>\n"), OwnText("\n</tool_response>")

@@ -31,6 +31,7 @@ FUNCTION = {"name": TOOL_NAME, "description": "Toolq.", "parameters": TOOL_PARAM
 TOOL = {"type": "function", "function": FUNCTION}
 
 SYSTEM, LATER, USER, ANSWER, RESULT, THOUGHT = "sysq", "latq", "userq", "answq", "resq", "thoq"
+NAME = "namq"
 VALUES = ("valq1", "valq2")
 
 
@@ -73,6 +74,7 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
         reasoning=_reasoning(tried, calling),
         tools=_tools(attempt, template),
         schema=_schema(attempt, template),
+        names=frozenset(_named_roles(tried)),
     )
 
 
@@ -180,6 +182,16 @@ def _reasoning(
     if THOUGHT in tried(_message("user", USER), keyed, _result()):
         return "key"
     return "part" if THOUGHT in prompt and not is_repr else "never"
+
+
+def _named_roles(tried: RenderAttempt) -> Iterator[str]:
+    user = _message("user", USER)
+    conversations = {
+        "system": [_message("system", SYSTEM, name=NAME), user],
+        "user": [_message("user", USER, name=NAME)],
+        "assistant": [user, _message("assistant", ANSWER, name=NAME), user],
+    }
+    yield from (role for role, messages in conversations.items() if NAME in tried(*messages))
 
 
 def _tools(

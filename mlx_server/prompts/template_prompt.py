@@ -182,6 +182,12 @@ class _Rendering:
     def _default_system(self) -> str:
         return default_system(self._template, self._variables(generation_prompt=True))
 
+    def _drops_name(self, message: Message) -> bool:
+        if not message.name or message.role == "tool":
+            return False
+        role = self._options.roles.get(message.role, message.role)
+        return role not in self._capabilities.names
+
     def ignored(self) -> Iterator[str]:
         """Names of the parameters that the template does not read."""
         used = {*self._taken, *({"reasoning_effort"} if self._switched or self._word else ())}
@@ -192,6 +198,8 @@ class _Rendering:
             yield "tools"
         if self._has_long_schema:
             yield "schema_in_prompt"
+        if any(self._drops_name(message) for message in self._conversation.messages):
+            yield "messages.name"
         yield from dropped_text(self._conversation, self._capabilities)
 
 

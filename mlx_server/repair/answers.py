@@ -32,6 +32,9 @@ class RawAnswer:
     """The delimiters that open tool calls in the model's call format."""
     is_unterminated: bool = False
     """Whether the reasoning was not closed, so that the model had not begun to answer."""
+    attempted_call: bool = False
+    """Whether the model began a call that was not made: of a tool that it does not have, or one
+    that stayed incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def _promoted(
     follows it is used, because other formats can't be checked.
     """
     reasoning = raw.reasoning.strip()
-    meant_to_call = any(delimiter in reasoning for delimiter in raw.call_delimiters)
+    meant_to_call = raw.attempted_call or any(each in reasoning for each in raw.call_delimiters)
     if not (allowed.promote_reasoning and reasoning) or raw.reasoning_ran_out or meant_to_call:
         return None
     if required.format is None:

@@ -330,3 +330,12 @@ def test_without_a_format_nothing_changes(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", json={**CHAT, "response_format": None})
     assert ok(response)["choices"][0]["message"]["content"] == wire.TEXT
     assert "x-mlx-server-ignored" not in response.headers
+
+
+SCHEMA_FORMAT: Json = {"type": "json_object", "schema": {"type": "array", "items": {}}}
+
+
+def test_a_json_object_with_a_schema_follows_it() -> None:
+    request = chat(response_format=SCHEMA_FORMAT)
+    assert request.format_param == "response_format.schema"
+    assert request.format == JsonFormat({"type": "array", "items": {}}, strict=False)

@@ -119,10 +119,9 @@ def test_a_response_says_how_much_is_computed(client: TestClient, engine: Script
     "asked",
     [
         {"stream": True},
-        {"stream_options": {"include_progress": True}},
         {"stream": True, "stream_options": {"include_progress": True}, "background": True},
     ],
-    ids=["unasked", "whole", "background"],
+    ids=["unasked", "background"],
 )
 def test_other_responses_say_nothing_of_it(client: TestClient, asked: dict[str, Any]) -> None:
     response = client.post("/v1/responses", json={**RESPONSE, **asked})

@@ -123,6 +123,9 @@ CHAT: tuple[Json, ...] = (
         "max_response_tokens": 20,
         "thinking": {"type": "enabled", "budget_tokens": 5},
         "reasoning_effort": "low",
+        "verbosity": "low",
+        "store": True,
+        "metadata": {"a": "b"},
     },
     {
         "model": TINY,

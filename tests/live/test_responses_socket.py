@@ -156,6 +156,39 @@ def test_only_the_latest_are_remembered(line: ClientConnection) -> None:
     assert refusal(line)["code"] == "previous_response_not_found"
 
 
+UNANSWERED: list[Json] = [{"type": "function_call_output", "call_id": "none", "output": "x"}]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"input": UNANSWERED}, {"temperature": "hot"}, {"model": "unheard-of"}]
+)
+@pytest.mark.parametrize("store", [True, False])
+def test_after_an_error_the_earlier_response_is_forgotten(
+    line: ClientConnection, wrong: Json, store: bool
+) -> None:
+    first, other = (answer(line, "one", store=store)["id"] for _ in range(2))
+    line.send(
+        json.dumps(
+            {
+                "type": "response.create",
+                "model": MODEL,
+                "input": "two",
+                "previous_response_id": first,
+                "store": store,
+                **wrong,
+            }
+        )
+    )
+    assert refusal(line)["status"] in (400, 404)
+    create(line, "two", previous_response_id=first, store=store)
+    last = events(line)[-1]
+    if store:
+        assert last["type"] == "response.completed"
+    else:
+        assert last["error"]["code"] == "previous_response_not_found"
+    assert answer(line, "two", previous_response_id=other, store=store)["output"]
+
+
 def test_what_is_ignored_is_told_in_the_response(line: ClientConnection) -> None:
     response = answer(line, unheard_of=1, reasoning={"summary": "auto"})
     assert set(response["mlx_server"]["ignored"]) == {"reasoning.summary", "unheard_of"}

@@ -30,6 +30,8 @@ SAYS = RawAnswer("", "It is 4.")
         (RawAnswer("", "It is 4.", reasoning_ran_out=True), Requirements(), ALL_REPAIRS),
         (RawAnswer("", "It is 4.", is_unterminated=True), Requirements(), ALL_REPAIRS),
         (RawAnswer("", "I <call>f.", call_delimiters=("<call>",)), Requirements(), ALL_REPAIRS),
+        (RawAnswer("", "It is 4.", attempted_call=True), Requirements(), ALL_REPAIRS),
+        (RawAnswer("", '{"a": 4}', attempted_call=True), Requirements(ANY), ALL_REPAIRS),
         (RawAnswer("Yes.", "It is 4."), Requirements(), ALL_REPAIRS),
         (RawAnswer("", " \n"), Requirements(), ALL_REPAIRS),
         (SAYS, Requirements(), RepairPolicy(promote_reasoning=False)),

@@ -9,6 +9,7 @@ from mlx_server.api.chat_completions.protocol import (
     FunctionName,
     FunctionParam,
 )
+from mlx_server.api.fields import check_stream_options
 from mlx_server.api.tool_choice import check_choice, check_offered
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Tool
@@ -33,6 +34,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
+        continuous_usage=bool(body.stream) and body.continuous_usage,
         prompts=(conversation,),
         n=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -44,13 +46,20 @@ def to_request(body: ChatBody) -> GenerateRequest:
         tool_choice=tool_choice,
         thinking_budget=body.budget(),
         implied=body.implied_sampling(body.reasoning_effort),
+        param_names=_param_names(body),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False and not body.is_legacy,
     )
 
 
+def _param_names(body: ChatBody) -> dict[str, str]:
+    thinking = body.param_names(body.reasoning_effort, "reasoning_effort")
+    return {**thinking, "tools": "functions"} if body.is_legacy else thinking
+
+
 def _refuse(body: ChatBody) -> None:
     """Raises BadRequest for valid fields whose values are not supported."""
+    check_stream_options(body.stream, body.stream_options)
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
     if body.modalities and body.modalities != ["text"]:

@@ -15,6 +15,7 @@ def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
 
 def _converted(given: Sequence[MessageParam]) -> Iterator[Message]:
     unanswered: list[ToolCall] = []
+    known: set[str] = set()
     for i, message in enumerate(given):
         where = f"messages[{i}]"
         calls = _calls(message, i)
@@ -22,9 +23,15 @@ def _converted(given: Sequence[MessageParam]) -> Iterator[Message]:
         match message.role:
             case "assistant":
                 unanswered = list(calls)
+                known.update(call.id for call in calls)
             case "tool" if not id:
                 raise BadRequest(
                     "A `tool` message needs the `tool_call_id` that it answers.",
+                    param=f"{where}.tool_call_id",
+                )
+            case "tool" if id and id not in known:
+                raise BadRequest(
+                    f"`{where}.tool_call_id` is {id[:64]!r}, but no earlier call has this id.",
                     param=f"{where}.tool_call_id",
                 )
             case "function" | "ipython" if not id:

@@ -23,17 +23,30 @@ Wire = dict[str, Any]
 
 
 class ChatOutput:
-    def __init__(self, *, model: str, n: int, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        n: int,
+        logprobs: bool,
+        include_usage: bool,
+        continuous_usage: bool = False,
+    ) -> None:
         self._accumulator = Accumulator(model=model, prompts=1, n=n)
         self._logprobs = logprobs
         self._include_usage = include_usage
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._continuous_usage = continuous_usage
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self._began = time.monotonic()
         self._created = int(time.time())
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         async for event in events:
             self._accumulator.add(event)
+        return self.body()
+
+    def body(self) -> Wire:
+        """The completion of the events so far."""
         choices = [self._choice(i, answer) for i, answer in enumerate(self._accumulator.answers)]
         usage = self._accumulator.usage()
         warnings = self._accumulator.warnings(*self._accumulator.answers)
@@ -66,7 +79,7 @@ class ChatOutput:
 
     def _head(self, kind: str) -> Wire:
         return {
-            "id": self._id,
+            "id": self.id,
             "object": kind,
             "created": self._created,
             "model": self._accumulator.model,
@@ -86,8 +99,13 @@ class ChatOutput:
             "logprobs": _logprobs(logprobs) if logprobs else None,
             "finish_reason": finish_reason,
         }
-        usage = {"usage": None} if self._include_usage else {}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
+        return {**self._head("chat.completion.chunk"), "choices": [choice], **self._usage()}
+
+    def _usage(self) -> Wire:
+        """Of a chunk: null, unless the client wants the usage so far with each."""
+        if not self._include_usage:
+            return {}
+        return {"usage": self._accumulator.usage() if self._continuous_usage else None}
 
     def _choice(self, index: int, answer: AccumulatedAnswer) -> Wire:
         reasoning = "".join(answer.reasoning)

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions` on the wire, as OpenAI documents it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -8,7 +8,15 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api.content import Content
 from mlx_server.api.continuation import ContinuationBody
-from mlx_server.api.fields import Effort, GenerationBody, Items, ResponseTokens, WireModel
+from mlx_server.api.fields import (
+    USUAL_VERBOSITY,
+    Effort,
+    GenerationBody,
+    Items,
+    ResponseTokens,
+    Verbosity,
+    WireModel,
+)
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.thinking import ThinkingBody
 
@@ -24,6 +32,11 @@ class ToolCallParam(WireModel):
     function: FunctionCall
 
 
+ASSISTANT = ("reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
+ANSWERING = ("tool_call_id",)
+TOOLS = ("tool", "function", "ipython")
+
+
 class MessageParam(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
     """`function` is the older name of `tool`, and `ipython` the name that Llama's templates use."""
@@ -36,6 +49,16 @@ class MessageParam(WireModel):
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
     """A single call, as it was before `tool_calls`."""
+
+    def unused(self) -> Iterable[str]:
+        roles = ASSISTANT if self.role == "assistant" else ANSWERING if self.role in TOOLS else ()
+        for name in (*ASSISTANT, *ANSWERING):
+            if name not in roles and getattr(self, name):
+                yield name
+        if self.refusal and self.content:
+            yield "refusal"
+        if self.reasoning and self.reasoning_content not in (None, self.reasoning):
+            yield "reasoning"
 
 
 class FunctionParam(WireModel):
@@ -82,7 +105,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         "prediction": "predicted outputs are not supported",
         "web_search_options": "this server has no web search",
     }
-    ACCEPTED: ClassVar[frozenset[str]] = GenerationBody.ACCEPTED | {"prompt_cache_key"}
 
     messages: Annotated[Items[MessageParam], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -97,7 +119,17 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Items[str] | None = None
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
+
+    def unused(self) -> Iterable[str]:
+        if self.verbosity not in (None, USUAL_VERBOSITY):
+            yield "verbosity"
+        if self.max_completion_tokens and self.max_tokens not in (None, self.max_completion_tokens):
+            yield "max_tokens"
+        effort = (self.chat_template_kwargs or {}).get("reasoning_effort")
+        if self.reasoning_effort and effort not in (None, self.reasoning_effort):
+            yield "reasoning_effort"
 
     @property
     def is_legacy(self) -> bool:

@@ -1,6 +1,7 @@
 """Converts a completions body to a `GenerateRequest`."""
 
 from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.fields import check_stream_options
 from mlx_server.errors import BadRequest
 from mlx_server.requests import GenerateRequest
 
@@ -9,6 +10,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def to_request(body: CompletionBody) -> GenerateRequest:
+    check_stream_options(body.stream, body.stream_options)
     n = body.n or 1
     if body.best_of not in (None, n):
         raise BadRequest(
@@ -23,6 +25,7 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         **body.constrained(),
         buffered=not body.stream,
         progress=body.include_progress,
+        continuous_usage=bool(body.stream) and body.continuous_usage,
         prompts=_prompts(body.prompt),
         n=n,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,

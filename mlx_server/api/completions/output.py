@@ -13,13 +13,21 @@ Wire = dict[str, Any]
 
 class CompletionOutput:
     def __init__(
-        self, *, model: str, prompts: int, n: int, logprobs: bool, include_usage: bool
+        self,
+        *,
+        model: str,
+        prompts: int,
+        n: int,
+        logprobs: bool,
+        include_usage: bool,
+        continuous_usage: bool = False,
     ) -> None:
         self._accumulator = Accumulator(model=model, prompts=prompts, n=n)
         self._offsets = [0] * (prompts * n)
         """For each answer, the offset in characters of its next token."""
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._began = time.monotonic()
         self._created = int(time.time())
@@ -60,8 +68,13 @@ class CompletionOutput:
         }
 
     def _chunk(self, choice: Wire) -> Wire:
-        usage = {"usage": None} if self._include_usage else {}
-        return {**self._head(), "choices": [choice], **usage}
+        return {**self._head(), "choices": [choice], **self._usage()}
+
+    def _usage(self) -> Wire:
+        """Of a chunk: null, unless the client wants the usage so far with each."""
+        if not self._include_usage:
+            return {}
+        return {"usage": self._accumulator.usage() if self._continuous_usage else None}
 
     def _choice(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], reason: str | None

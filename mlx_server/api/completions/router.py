@@ -5,6 +5,7 @@ from mlx_server.api.completions.input import to_request
 from mlx_server.api.completions.output import CompletionOutput
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.handlers import respond
+from mlx_server.request_threads import in_thread
 
 PATH = "/v1/completions"
 
@@ -21,6 +22,7 @@ async def completions(http: Request) -> Response:
         n=request.n,
         logprobs=request.logprobs is not None,
         include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
     )
-    ignored = body.ignored()
+    ignored = await in_thread(body.ignored)
     return await respond(http, request, output, stream=bool(body.stream), ignored=ignored)

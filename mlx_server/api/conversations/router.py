@@ -7,10 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import documented, read
 from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response
 from mlx_server.api.responses.create import room_of
+from mlx_server.api.responses.include import included
 from mlx_server.api.responses.pagination import After, Limit, Sorted
 from mlx_server.api.responses.state import page_body, stored_items
+from mlx_server.request_threads import in_thread
 from mlx_server.store import ConversationRecord, Store
 
 PATH = "/v1/conversations"
@@ -29,7 +32,7 @@ async def create(http: Request) -> Response:
     stored = msgspec.json.encode({"metadata": body.metadata or {}})
     created = ConversationRecord(f"conv_{uuid.uuid4().hex}", int(time.time()), stored)
     await store.create_conversation(created, owner, items)
-    return json_response(_wire(created))
+    return json_response(_wire(created), ignored_header(body.ignored()))
 
 
 @router.get(ONE)
@@ -43,7 +46,8 @@ async def update(http: Request, id: str) -> Response:
     store, owner = _store(http), http.state.owner
     stored = msgspec.json.encode({"metadata": body.metadata or {}})
     await store.update_conversation(id, owner, stored, time.time())
-    return json_response(_wire(await store.conversation(id, owner)))
+    updated = await store.conversation(id, owner)
+    return json_response(_wire(updated), ignored_header(body.ignored()))
 
 
 @router.delete(ONE)
@@ -58,21 +62,26 @@ async def add_items(http: Request, id: str) -> Response:
     store, owner = _store(http), http.state.owner
     items = await stored_items(body.items, store, owner, room_of(http))
     await store.add_items(id, owner, items, time.time())
-    return json_response(page_body(items, has_more=False))
+    return json_response(page_body(items, has_more=False), ignored_header(body.ignored()))
 
 
 @router.get(ITEMS)
 async def list_items(
     http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "desc"
 ) -> Response:
+    more = included(http)
     page = await _store(http).conversation_items(id, http.state.owner, after, limit, order)
-    return json_response(page_body(page.items, has_more=page.has_more))
+    found = page_body(page.items, has_more=page.has_more)
+    data = await in_thread(more.records, page.items)
+    return json_response({**found, "data": data}, ignored_header(more.ignored()))
 
 
 @router.get(ITEM)
 async def retrieve_item(http: Request, id: str, item: str) -> Response:
+    more = included(http)
     found = await _store(http).conversation_item(id, http.state.owner, item)
-    return json_response(msgspec.Raw(found.body))
+    (shown,) = await in_thread(more.records, [found])
+    return json_response(shown, ignored_header(more.ignored()))
 
 
 @router.delete(ITEM)

@@ -8,8 +8,13 @@ from mlx_server.api.fields import Items, WireModel
 
 Name = Annotated[str, Field(min_length=1)]
 
+CACHE_CONTROL = frozenset({"cache_control"})
+"""One anywhere in a request counts (see `has_cache_control`)."""
+
 
 class TextBlock(WireModel):
+    ACCEPTED = CACHE_CONTROL
+
     type: Literal["text"]
     text: str
 
@@ -21,6 +26,8 @@ class ImageBlock(WireModel):
 
 
 class SearchResultBlock(WireModel):
+    ACCEPTED = CACHE_CONTROL
+
     type: Literal["search_result"]
     title: str
     source: str
@@ -44,6 +51,8 @@ class FileSource(WireModel):
 
 
 class DocumentBlock(WireModel):
+    ACCEPTED = CACHE_CONTROL
+
     type: Literal["document"]
     source: Annotated[TextSource | ContentSource | FileSource, Field(discriminator="type")]
     title: str | None = None
@@ -52,6 +61,8 @@ class DocumentBlock(WireModel):
 
 class ToolReferenceBlock(WireModel):
     """Names a tool with `defer_loading`, which is offered from then on."""
+
+    ACCEPTED = CACHE_CONTROL
 
     type: Literal["tool_reference"]
     tool_name: Name
@@ -64,6 +75,8 @@ ResultBlock = Annotated[
 
 
 class ToolResultBlock(WireModel):
+    ACCEPTED = CACHE_CONTROL
+
     type: Literal["tool_result"]
     tool_use_id: Name
     content: str | Items[ResultBlock] | None = None
@@ -71,6 +84,8 @@ class ToolResultBlock(WireModel):
 
 
 class ToolUseBlock(WireModel):
+    ACCEPTED = CACHE_CONTROL
+
     type: Literal["tool_use"]
     id: Name
     name: Name
@@ -78,6 +93,8 @@ class ToolUseBlock(WireModel):
 
 
 class ThinkingBlock(WireModel):
+    ACCEPTED = CACHE_CONTROL
+
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
@@ -89,9 +106,14 @@ class RedactedThinkingBlock(WireModel):
     type: Literal["redacted_thinking"]
     data: str
 
+    def ignored_as(self) -> str:
+        return self.type
+
 
 class CompactionBlock(WireModel):
     """Stands for what was said before it."""
+
+    ACCEPTED = CACHE_CONTROL
 
     type: Literal["compaction"]
     content: str | None = None
@@ -127,6 +149,9 @@ class HostedBlock(WireModel):
         "web_fetch_tool_result",
         "web_search_tool_result",
     ]
+
+    def ignored_as(self) -> str:
+        return self.type
 
 
 Block = Annotated[

@@ -56,6 +56,7 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedRequest:
         seed=body.seed,
         tool_choice=tool_choice,
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
+        param_names=_param_names(body),
         implied=frozenset() if _effort(body) else frozenset({"reasoning_effort"}),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
     )
@@ -97,6 +98,12 @@ def _template_kwargs(body: PromptBody) -> dict[str, Any]:
         return {"reasoning_effort": "none"}
     chosen = {"reasoning_effort": effort or SOME_EFFORT}
     return chosen if budget is None else {**chosen, "thinking_budget": budget}
+
+
+def _param_names(body: PromptBody) -> dict[str, str]:
+    effort = "output_config.effort" if _effort(body) else "thinking.type"
+    names = {"reasoning_effort": effort, "thinking_budget": "thinking.budget_tokens"}
+    return {f"chat_template_kwargs.{variable}": name for variable, name in names.items()}
 
 
 def _unused(body: PromptBody) -> Iterator[str]:

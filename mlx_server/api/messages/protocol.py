@@ -1,17 +1,20 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens` on the wire, as Anthropic documents them."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.fields import Items, SamplingBody, StopStrings, ThinkingTokens, WireModel
-from mlx_server.api.messages.blocks import MessageParam, Name, Texts
+from mlx_server.api.messages.blocks import CACHE_CONTROL, MessageParam, Name, Texts
 from mlx_server.api.messages.errors import NO_THREADS
 from mlx_server.errors import BadRequest
 
 
 class CustomTool(WireModel):
+    ACCEPTED = CACHE_CONTROL
+
     type: Literal["custom"] | None = None
     name: Name
     description: str | None = None
@@ -42,6 +45,10 @@ class ToolChoiceParam(WireModel):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
+
+    def unused(self) -> Iterable[str]:
+        if self.name and self.type != "tool":
+            yield "name"
 
 
 class ThinkingParam(WireModel):
@@ -94,9 +101,7 @@ class PromptBody(SamplingBody):
                 param="thread",
                 code=NO_THREADS,
             )
-        inside = (self.output_config and self.output_config.model_extra) or {}
-        given = (f"output_config.{name}" for name, value in inside.items() if value is not None)
-        return [*super().ignored(), *given]
+        return super().ignored()
 
 
 class MessagesBody(PromptBody):

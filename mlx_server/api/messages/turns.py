@@ -135,7 +135,7 @@ class Turns:
                 names = (found.tool_name for found in block.content.tool_references or ())
                 self.referenced |= dict.fromkeys(names)
             case HostedBlock() | RedactedThinkingBlock():
-                self.ignored[f"messages.{block.type}"] = None
+                pass
             case CompactionBlock():
                 self._say(SUMMARY + block.content if block.content else "")
             case _:
@@ -155,7 +155,7 @@ class Turns:
         signature = block.signature or ""
         thought = self._signer.opened(signature) or block.thinking
         if not self._signer.is_own(thought, signature):
-            self.ignored["messages.signature"] = None
+            self.ignored["messages.content.signature"] = None
         if not thought:
             return
         if not self._drafts or self._drafts[-1].texts:

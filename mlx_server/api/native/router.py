@@ -19,7 +19,7 @@ router = APIRouter()
 @router.post(PATH, openapi_extra=documented(PATH, NativeBody))
 async def generate(http: Request) -> Response:
     body = await read(http, NativeBody)
-    ignored = body.ignored()
+    ignored = await in_thread(body.ignored)
     pool: Pool = http.app.state.pool
     model = body.model or _first(pool)
     family = await while_connected(http, _family(pool, model))

@@ -5,6 +5,7 @@ The client did not offer these tools and nothing runs them; the items only repor
 
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, Events, OutputItem
+from mlx_server.api.responses.tools import HostedTools
 from mlx_server.events import BuiltInCall
 from mlx_server.repair.json_text import parsed
 
@@ -49,14 +50,12 @@ class StreamedCodeInterpreterCall(OutputItem):
         yield from super().end(status)
 
 
-def item_of(call: BuiltInCall, output_index: int, *, interprets: bool) -> OutputItem | None:
-    """The item for a call; None if the call belongs into the reasoning.
-
-    `interprets`: whether the client listed a code interpreter.
-    """
-    if action := action_of(call):
+def item_of(call: BuiltInCall, output_index: int, offered: HostedTools) -> OutputItem | None:
+    """The item for a call; None if the call belongs into the reasoning, as that of a tool does
+    that the client did not list."""
+    if offered.searches and (action := action_of(call)):
         return StreamedWebSearchCall(output_index, action)
-    if interprets and not call.tool.startswith("browser"):
+    if offered.interprets and not call.tool.startswith("browser"):
         return StreamedCodeInterpreterCall(output_index, call.text)
     return None
 

@@ -82,7 +82,7 @@ async def create(
         conversation=body.conversation_id,
     )
     response = new_response(body, record.id, stored=stored)
-    output = ResponseOutput(response, encrypts=body.encrypts, interprets=body.interprets)
+    output = ResponseOutput(response, encrypts=body.encrypts, offered=body.hosted_tools)
     events = partial(events_of, connection, found.parsed)
     run = Run(record, output, events(), runs if stored else NullRunStore())
     log = EventLog(runs.logs) if body.stream else None

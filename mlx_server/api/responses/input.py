@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api import formats
+from mlx_server.api.fields import check_stream_options
 from mlx_server.api.responses.item_messages import messages_of
 from mlx_server.api.responses.items import (
-    HostedItem,
     InputItem,
     ItemReference,
     McpListToolsItem,
@@ -53,6 +53,7 @@ def to_request(
     body: ResponsesBody, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
 ) -> ParsedRequest:
     """`earlier`: the conversation's items before those of this request."""
+    check_stream_options(body.stream, body.stream_options)
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
     messages, approvals = messages_of(zip(everything, places, strict=True))
@@ -84,14 +85,14 @@ def to_request(
         tool_choice=chosen.choice,
         thinking_budget=body.budget(),
         implied=body.implied_sampling(body.effort),
+        param_names=body.param_names(body.effort, "reasoning.effort"),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
         raw_messages=bool(body.enable_response_messages),
     )
     mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
-    hosted = dict.fromkeys(f"input.{item.type}" for item in items if isinstance(item, HostedItem))
     truncates = body.truncation == "auto"
-    return ParsedRequest(request, mcp, (*body.ignored(), *hosted), truncates)
+    return ParsedRequest(request, mcp, tuple(body.ignored()), truncates)
 
 
 def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:

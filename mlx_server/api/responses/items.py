@@ -4,7 +4,7 @@ import base64
 import json
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
@@ -43,6 +43,8 @@ Texts = Items[TextPart]
 
 
 class Item(WireModel):
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset({"status", "created_by"})
+
     id: Annotated[str, Field(min_length=1)] | None = None
 
 
@@ -83,6 +85,8 @@ class CallOutputItem(Item):
 
 
 class McpListToolsItem(Item):
+    ACCEPTED = Item.ACCEPTED | {"tools"}
+
     type: Literal["mcp_list_tools"]
     server_label: str
     error: Any = None
@@ -99,6 +103,8 @@ class McpCallItem(Item):
 
 
 class McpApprovalRequestItem(WireModel):
+    ACCEPTED = Item.ACCEPTED
+
     type: Literal["mcp_approval_request"]
     id: Annotated[str, Field(min_length=1)]
     server_label: str
@@ -148,6 +154,9 @@ class HostedItem(Item):
     """An item of OpenAI's hosted tools, which is ignored."""
 
     type: Hosted
+
+    def ignored_as(self) -> str:
+        return self.type
 
 
 def _typed(value: Any) -> Any:

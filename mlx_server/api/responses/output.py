@@ -10,6 +10,7 @@ from mlx_server.api.accumulator import prompt_progress, tool_output_tokens, warn
 from mlx_server.api.responses import built_in, stream
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, OutputItem
+from mlx_server.api.responses.tools import NOT_OFFERED, HostedTools
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.events import (
     ApprovalRequested,
@@ -47,12 +48,14 @@ BROKEN = "The answer ended early: an internal error of the server."
 
 
 class ResponseOutput:
-    def __init__(self, response: Wire, *, encrypts: bool, interprets: bool = False) -> None:
+    def __init__(
+        self, response: Wire, *, encrypts: bool, offered: HostedTools = NOT_OFFERED
+    ) -> None:
         """`response` is a new one without output. `encrypts`: reasoning also comes encoded, for the
-        client to send back. `interprets`: the client listed a code interpreter."""
+        client to send back."""
         self._response = response
         self._encrypts = encrypts
-        self._interprets = interprets
+        self._offered = offered
         self._items: list[OutputItem] = []
         self._text: stream.TextItem | None = None
         """The open item that gets text or reasoning."""
@@ -215,7 +218,7 @@ class ResponseOutput:
             yield from self._text.add(event.separated if continues else event.text)
 
     def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
-        item = built_in.item_of(event, self._next_output_index, interprets=self._interprets)
+        item = built_in.item_of(event, self._next_output_index, self._offered)
         if item:
             yield from self._whole(item, "failed" if event.is_whole else "incomplete")
         elif event.text:

@@ -1,23 +1,28 @@
 """`POST /v1/responses` on the wire, as OpenAI and Open Responses document it."""
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api import formats
-from mlx_server.api.fields import Effort, Items, ResponseTokens, SamplingBody, WireModel
+from mlx_server.api.fields import (
+    USUAL_VERBOSITY,
+    Effort,
+    Items,
+    ResponseTokens,
+    SamplingBody,
+    Verbosity,
+    WireModel,
+)
 from mlx_server.api.formats import FormatChoice, JsonObjectFormat, StructuredOutputs, TextFormat
 from mlx_server.api.responses.items import InputItem
-from mlx_server.api.responses.tools import Choice, OtherTool, ToolParam
+from mlx_server.api.responses.tools import Choice, HostedTools, ToolParam
 from mlx_server.api.thinking import ThinkingBody
 from mlx_server.requests import JsonFormat
 
-Include = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    # these don't exist here, so including them changes nothing
+NotHere = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -25,6 +30,10 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
+
+Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"] | NotHere
+NOT_HERE = get_args(NotHere)
+"""What no item has here, so that including it changes nothing."""
 
 Label = Annotated[str, Field(max_length=limits.LABEL_CHARACTERS.value)]
 MetadataKey = Annotated[str, Field(max_length=limits.METADATA_KEY_CHARACTERS.value)]
@@ -48,7 +57,11 @@ class Text(WireModel):
         Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
         | None
     ) = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
+
+    def unused(self) -> Iterable[str]:
+        if self.verbosity not in (None, USUAL_VERBOSITY):
+            yield "verbosity"
 
 
 class Reasoning(WireModel):
@@ -56,11 +69,19 @@ class Reasoning(WireModel):
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
+    def unused(self) -> Iterable[str]:
+        if self.summary or self.generate_summary:
+            yield "summary"
+
 
 class StreamOptions(WireModel):
     include_obfuscation: bool | None = None
-    """Accepted without effect."""
+    """Nothing is added to hide the lengths of deltas."""
     include_progress: bool | None = None
+
+    def unused(self) -> Iterable[str]:
+        if self.include_obfuscation:
+            yield "include_obfuscation"
 
 
 class ConversationParam(WireModel):
@@ -78,9 +99,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         "reasoning_effort": "send `reasoning.effort` instead",
         "n": "a response has one answer",
     }
-    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
-        {"prompt_cache_retention", "prompt_cache_options", "client_metadata"}
-    )
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset({"client_metadata"})
 
     model: Annotated[str, Field(min_length=1)]
     input: str | Items[InputItem] | None = None
@@ -131,9 +150,10 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         return self.reasoning.effort if self.reasoning else None
 
     @property
-    def interprets(self) -> bool:
-        """Whether the client listed a code interpreter among its tools."""
-        return any(tool.type == "code_interpreter" for tool in self.tools or ())
+    def hosted_tools(self) -> HostedTools:
+        types = {tool.type for tool in self.tools or ()}
+        searches = any(each.startswith("web_search") for each in types)
+        return HostedTools(searches, "code_interpreter" in types)
 
     @property
     def logprobs(self) -> int | None:
@@ -150,25 +170,13 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         found = [*self._of_text(), *formats.of_structured_outputs(self.structured_outputs)]
         return formats.the_only_format(found, otherwise="text.format")
 
-    def ignored(self) -> list[str]:
-        unknown = formats.unknown_in(self.structured_outputs)
-        return [*super().ignored(), *unknown, *dict.fromkeys(self._without_use())]
+    def unused(self) -> Iterable[str]:
+        return (f"include.{value}" for value in self.include or () if value in NOT_HERE)
 
     def _of_text(self) -> Iterator[FormatChoice]:
         match self.text and self.text.format:
-            case JsonObjectFormat():
-                yield {"format": JsonFormat(), "format_param": "text.format"}
+            case JsonObjectFormat() as given:
+                yield formats.of_json_object(given, "text.format")
             case JsonSchemaFormat() as given:
                 json = JsonFormat(given.schema_, bool(given.strict), given.name, given.description)
                 yield {"format": json, "format_param": "text.format.schema"}
-
-    def _without_use(self) -> Iterator[str]:
-        if self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary):
-            yield "reasoning.summary"
-        if self.text and self.text.verbosity in ("low", "high"):
-            yield "text.verbosity"
-        yield from (f"tools.{tool.type}" for tool in self.tools or () if _is_other(tool))
-
-
-def _is_other(tool: ToolParam) -> bool:
-    return isinstance(tool, OtherTool)

@@ -13,6 +13,7 @@ from mlx_server.api.responses import compaction, counting
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.create import CreatedResponse, create
 from mlx_server.api.responses.event_log import EventLog, decoded
+from mlx_server.api.responses.include import Included, included
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.pagination import After, Limit, Sorted
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -22,12 +23,15 @@ from mlx_server.api.responses.state import page_body
 from mlx_server.api.responses.web_socket import Socket
 from mlx_server.api.sse import EventStream
 from mlx_server.errors import BadRequest, NotFound
+from mlx_server.request_threads import in_thread
 from mlx_server.store import Store
 
 PATH = "/v1/responses"
 ONE = PATH + "/{id}"
 COMPACT = PATH + "/compact"
 COUNT = PATH + "/input_tokens"
+
+NOTHING_MORE = Included(())
 
 router = APIRouter()
 
@@ -83,14 +87,16 @@ async def connect(websocket: WebSocket) -> None:
 @router.post(COMPACT, openapi_extra=documented(COMPACT, ResponsesBody))
 async def compact(http: Request) -> Response:
     body = await read(http, ResponsesBody)
-    return json_response(await while_connected(http, compaction.compact(http, body)))
+    compacted = await while_connected(http, compaction.compact(http, body))
+    return json_response(compacted, ignored_header(await in_thread(body.ignored)))
 
 
 @router.post(COUNT, openapi_extra=documented(COUNT, ResponsesBody))
 async def input_tokens(http: Request) -> Response:
     body = await read(http, ResponsesBody)
     tokens = await while_connected(http, counting.input_tokens(http, body))
-    return json_response({"object": "response.input_tokens", "input_tokens": tokens})
+    counted = {"object": "response.input_tokens", "input_tokens": tokens}
+    return json_response(counted, ignored_header(await in_thread(body.ignored)))
 
 
 @router.get(ONE)
@@ -101,30 +107,35 @@ async def retrieve(
     starting_after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
 ) -> Response:
     runs, owner = _runs(http), http.state.owner
+    more = included(http)
     if stream:
         start = 0 if starting_after is None else starting_after + 1
-        return await _streamed_again(runs, id, owner, start)
+        headers = ignored_header(more.wanted())
+        return await _streamed_again(runs, id, owner, start, headers)
     if starting_after is not None:
         raise BadRequest("`starting_after` needs `stream=true`.", param="starting_after")
-    return json_response(await _response(runs, id, owner))
+    response = await _response(runs, id, owner, more)
+    return json_response(response, ignored_header(more.ignored()))
 
 
-async def _response(runs: Runs, id: str, owner: str) -> Wire:
+async def _response(runs: Runs, id: str, owner: str, more: Included = NOTHING_MORE) -> Wire:
     if run := runs.find(id, owner):
-        return run.response
+        return {**run.response, "output": more.items(run.response["output"])}
     stored = await runs.store.get(id, owner)
-    output = [msgspec.Raw(item.body) for item in stored.output]
+    output = await in_thread(more.records, stored.output)
     return {**msgspec.json.decode(stored.body, type=dict[str, Any]), "output": output}
 
 
-async def _streamed_again(runs: Runs, id: str, owner: str, start: int) -> Response:
+async def _streamed_again(
+    runs: Runs, id: str, owner: str, start: int, headers: Mapping[str, str]
+) -> Response:
     if run := runs.find(id, owner):
         if run.log is None:
             raise _no_stream(id)
-        return _stream(_followed(runs, run, run.log, start))
+        return _stream(_followed(runs, run, run.log, start), headers)
     if not await runs.store.has_events(id, owner):
         raise _no_stream(id)
-    return _stream(_stored_events(runs.store, id, owner, start))
+    return _stream(_stored_events(runs.store, id, owner, start), headers)
 
 
 def _no_stream(id: str) -> BadRequest:
@@ -179,8 +190,11 @@ async def cancel(http: Request, id: str) -> Response:
 async def input_items(
     http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "desc"
 ) -> Response:
+    more = included(http)
     page = await _runs(http).store.input_items(id, http.state.owner, after, limit, order)
-    return json_response(page_body(page.items, has_more=page.has_more))
+    found = page_body(page.items, has_more=page.has_more)
+    data = await in_thread(more.records, page.items)
+    return json_response({**found, "data": data}, ignored_header(more.ignored()))
 
 
 def _runs(connection: Request | WebSocket) -> Runs:

@@ -1,5 +1,7 @@
 """`tools` and `tool_choice` of a responses body on the wire."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -42,11 +44,29 @@ class McpTool(WireModel):
     allowed_tools: Names | ToolFilterParam | None = None
     require_approval: Literal["always", "never"] | ApprovalFilter | None = None
 
+    def unused(self) -> Iterable[str]:
+        if self.server_description:
+            yield "server_description"
+
 
 class OtherTool(WireModel):
     """A tool hosted by OpenAI, which clients offer to every server."""
 
     type: Annotated[str, Field(min_length=1)]
+
+    def ignored_as(self) -> str:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class HostedTools:
+    """The tools hosted by OpenAI that the client listed."""
+
+    searches: bool = False
+    interprets: bool = False
+
+
+NOT_OFFERED = HostedTools()
 
 
 class McpChoiceParam(WireModel):

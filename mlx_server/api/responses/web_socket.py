@@ -38,7 +38,7 @@ PIECE_BYTES = 64 << 10
 
 GOING_AWAY, NOT_UTF8, POLICY_VIOLATION, BROKE = 1001, 1007, 1008, 1011
 
-OURS = ("type", "stream", "stream_options", "generate", "stream_id")
+OURS = ("type", "stream", "generate", "stream_id")
 """Fields of a frame that are not fields of a responses body."""
 
 
@@ -104,6 +104,8 @@ class Socket:
         self._unstored = UnstoredContext(runs.socket_memory)
         self._lane: str | None = None
         """The `stream_id` of the current request."""
+        self._previous: str | None = None
+        """Its `previous_response_id`."""
 
     async def serve(self) -> None:
         """Serves until the client disconnects or the server stops. Raises Overloaded if there are
@@ -188,26 +190,36 @@ class Socket:
 
     async def _status(self, frame: ReceivedMessage) -> int:
         """Answers a frame. Returns the status that the answer would have over HTTP."""
-        self._lane = None
+        self._lane = self._previous = None
         self._websocket.state.body_bytes = len(frame.data)
         size_of_request.set(len(frame.data))
         try:
             await self._respond(await self._created(frame), frame)
         except ServerError as error:
+            self._forget_previous()
             await self._refuse(error)
             return error.status
         except (ClientGone, InvalidText, asyncio.CancelledError):
             raise
         except Exception as error:
+            self._forget_previous()
             log.error("a request over a WebSocket ended with an error", exc_info=error)
             await self._refuse(ServerError(BROKEN, code="internal_error"))
             return ServerError.status
         return 200
 
+    def _forget_previous(self) -> None:
+        """After an error the client has to send the conversation again, as Open Responses asks: it
+        can't tell which of its items the server took."""
+        if self._previous is not None:
+            self._unstored.forget(self._previous)
+
     async def _created(self, frame: ReceivedMessage) -> ActiveResponse:
         """Makes the run in a function of its own, so that the large parsed request is freed before
         the answer is generated."""
         request = await _parsed(frame)
+        previous = request.get("previous_response_id")
+        self._previous = previous if isinstance(previous, str) else None
         self._lane = _lane(request)
         body = await in_thread(_body, request)
         created = await create(self._websocket, body, self._unstored.contexts)
@@ -226,6 +238,8 @@ class Socket:
             async for chunk in chunks:
                 await self._send(chunk)
             ended = True
+            if run.response["status"] == "failed":
+                self._forget_previous()
         finally:
             await run.aclose()
             context = self._unstored.contexts.get(id)

@@ -23,7 +23,7 @@ PATH = "/v1/chat/completions"
 HI: Json = {"role": "user", "content": "hi"}
 BODY: Json = {"model": wire.MODEL, "messages": [HI]}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 IGNORED = "x-mlx-server-ignored"
 
 OPTIONAL = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
@@ -262,7 +262,7 @@ def test_what_the_template_has_no_place_for_is_listed(client: TestClient) -> Non
     )
     ok(response)
     assert response.headers[IGNORED].split(", ") == [
-        "chat_template_kwargs.reasoning_effort",
+        "reasoning_effort",
         "chat_template_kwargs.messages",
         "chat_template_kwargs.a",
     ]
@@ -356,16 +356,6 @@ def written(arguments: str) -> str:
             written('{"a": [1, null]}'),
         ),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, written("{}")),
-        ({"role": "tool", "tool_call_id": "c1", "content": "x"}, "x"),
-        (
-            {
-                "role": "tool",
-                "tool_call_id": "c1",
-                "content": [{"type": "text", "text": "x"}],
-                "name": "f",
-            },
-            "x",
-        ),
     ],
 )
 def test_messages_of_all_shapes(
@@ -377,6 +367,94 @@ def test_messages_of_all_shapes(
     role = {"developer": "system"}.get(message["role"], message["role"])
     hi = "<|im_start|>user\nhi<|im_end|>\n"
     assert prompt == (f"{hi}<|im_start|>{role}\n{text}<|im_end|>\n{hi}<|im_start|>assistant\n")
+
+
+CALLED: Json = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT: Json = {"role": "tool", "tool_call_id": "c1", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    "result", [RESULT, {**RESULT, "content": [{"type": "text", "text": "x"}], "name": "f"}]
+)
+def test_results_of_all_shapes(
+    client: TestClient, engine: ScriptedEngine, tiny_path: Path, result: Json
+) -> None:
+    ok(post(client, messages=[HI, CALLED, result]))
+    tokenizer = Tokenizer(tiny_path / "tokenizer.json")
+    prompt = "".join(tokenizer.spelling(token) for token in engine.taken[-1].prompt)
+    assert prompt.endswith("<|im_start|>tool\nx<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    "messages", [[HI, RESULT], [HI, RESULT, CALLED], [HI, CALLED, {**RESULT, "tool_call_id": "d"}]]
+)
+def test_a_result_needs_an_earlier_call(client: TestClient, messages: list[Json]) -> None:
+    found = refused(client, messages=messages)
+    assert found["param"].endswith(".tool_call_id")
+    assert "no earlier call" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ignored"),
+    [
+        ({"messages": [{**HI, "name": "me"}]}, "messages.name"),
+        ({"messages": [{**HI, "tool_calls": [CALL]}]}, "messages.tool_calls"),
+        ({"messages": [{**HI, "tool_call_id": "c1"}]}, "messages.tool_call_id"),
+        ({"messages": [{**HI, "reasoning": "Hm"}]}, "messages.reasoning"),
+        ({"messages": [{**HI, "cache_control": {}}]}, "messages.cache_control"),
+        (
+            {"messages": [{**HI, "content": [{"type": "text", "text": "hi", "cache": 1}]}]},
+            "messages.content.cache",
+        ),
+        (
+            {"messages": [HI, {"role": "assistant", "content": "x", "refusal": "no"}, HI]},
+            "messages.refusal",
+        ),
+        (
+            {"tools": [{**TOOL, "function": {**TOOL["function"], "cache": 1}}]},
+            "tools.function.cache",
+        ),
+        ({"response_format": {"type": "json_object", "name": "x"}}, "response_format.name"),
+        ({"stream": True, "stream_options": {"include_obfuscation": False}}, None),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"verbosity": "medium", "prompt_cache_key": "x"}, None),
+        (
+            {"prompt_cache_retention": "24h", "context_management": [], "moderation": {}},
+            "prompt_cache_retention, context_management, moderation",
+        ),
+        ({"enable_thinking": True}, "enable_thinking"),
+    ],
+)
+def test_the_header_names_what_was_sent(
+    client: TestClient, asked: Json, ignored: str | None
+) -> None:
+    response = post(client, **asked)
+    assert response.status_code == 200, response.text
+    assert response.headers.get(IGNORED) == ignored
+
+
+def test_options_of_a_stream_need_one(client: TestClient) -> None:
+    found = refused(client, stream_options={"include_usage": True})
+    assert found["param"] == "stream_options"
+    assert "`stream: true`" in found["message"]
+    ok(post(client, stream_options=None))
+
+
+def test_usage_of_every_chunk(client: TestClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = events(post(client, stream=True, stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > len(TEXT) / 2
+    assert counts[-1] == last["usage"]["completion_tokens"]
+    assert all(chunk["usage"]["prompt_tokens"] for chunk in chunks)
+    without = events(post(client, stream=True, stream_options={"continuous_usage_stats": True}))
+    assert not any("usage" in chunk for chunk in without)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +472,7 @@ def test_messages_of_all_shapes(
         ({"role": "user", "content": [{"type": "sound"}]}, "content[0]"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "content[0].type"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "content[0].type"),
-        ({"role": "user", "content": [{"type": "file"}]}, "content[0].type"),
+        ({"role": "user", "content": [{"type": "file"}]}, "content[0].file"),
         ({"role": "tool", "content": "x"}, "tool_call_id"),
         ({"role": "tool", "content": "x", "tool_call_id": ""}, "tool_call_id"),
         ({"role": "assistant", "tool_calls": {}}, "tool_calls"),

@@ -280,9 +280,9 @@ def test_what_anthropics_own_tools_did_is_left_out_and_listed() -> None:
     )
     found = parsed(messages=[HI, given, HI])
     assert found.ignored == (
-        "messages.server_tool_use",
-        "messages.web_search_tool_result",
-        "messages.redacted_thinking",
+        "messages.content.server_tool_use",
+        "messages.content.web_search_tool_result",
+        "messages.content.redacted_thinking",
     )
     (prompt,) = found.request.prompts
     assert isinstance(prompt, Conversation)
@@ -305,12 +305,12 @@ def test_a_foreign_thought_is_a_thought(signature: str) -> None:
     (prompt,) = found.request.prompts
     assert isinstance(prompt, Conversation)
     assert prompt.messages[1] == Message("assistant", "a", reasoning="Hm.")
-    assert found.ignored == ("messages.signature",)
+    assert found.ignored == ("messages.content.signature",)
 
 
 def test_a_thought_that_was_changed_is_told() -> None:
     changed = thinking("Hm?", SIGNER.sign("Hm."))
-    assert parsed(messages=[HI, assistant(changed)]).ignored == ("messages.signature",)
+    assert parsed(messages=[HI, assistant(changed)]).ignored == ("messages.content.signature",)
 
 
 def test_an_omitted_thought_is_in_its_signature() -> None:
@@ -328,7 +328,7 @@ def test_an_omitted_thought_of_another_server_is_dropped() -> None:
     (prompt,) = found.request.prompts
     assert isinstance(prompt, Conversation)
     assert prompt.messages[1] == Message("assistant", "a")
-    assert found.ignored == ("messages.signature",)
+    assert found.ignored == ("messages.content.signature",)
 
 
 # Tools

@@ -111,8 +111,8 @@ BECOME: dict[str, list[Json]] = {
     "whole call, cut": [REASONING, FUNCTION_CALL],
     "search": [REASONING, CATS, ANSWER],
     "search, cut": [searched("incomplete", type="search")],
-    "only a search": [REASONING, CATS, {"type": "message", "text": "Hm."}],
-    "search, then thought": [CATS, REASONING, {"type": "message", "text": "Hm."}],
+    "only a search": [REASONING, CATS, {"type": "message", "text": ""}],
+    "search, then thought": [CATS, REASONING, {"type": "message", "text": ""}],
     "open": [searched(type="open_page", url="https://example.com"), ANSWER],
     "open a link": [searched(type="open_page"), ANSWER],
     "open again": [searched(type="open_page"), ANSWER],
@@ -132,6 +132,7 @@ FUNCTION: Json = {
     "name": "f",
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
+SEARCHES: Json = {"type": "web_search"}
 INTERPRETER: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
 
 every_output = pytest.mark.parametrize("name", OUTPUTS)
@@ -166,7 +167,8 @@ def entry(name: str) -> str:
 
 
 def body(name: str, **asked: Any) -> Json:
-    return {"model": MODEL, "input": name, "tools": [FUNCTION], "store": False, **asked}
+    tools = [FUNCTION, SEARCHES]
+    return {"model": MODEL, "input": name, "tools": tools, "store": False, **asked}
 
 
 def answered(client: TestClient, name: str, **asked: Any) -> Json:
@@ -210,7 +212,7 @@ def test_each_message_becomes_an_item(client: TestClient, name: str) -> None:
 
 
 @every_output
-@pytest.mark.parametrize("tools", [[FUNCTION], [FUNCTION, INTERPRETER]])
+@pytest.mark.parametrize("tools", [[FUNCTION], [FUNCTION, SEARCHES, INTERPRETER]])
 def test_streaming_equals_not_streaming(client: TestClient, name: str, tools: list[Json]) -> None:
     response = assert_stream(streamed(client, name, tools=tools), is_open=False)
     whole = answered(client, name, tools=tools)
@@ -253,6 +255,13 @@ def test_code_is_a_call_where_there_is_an_interpreter(
     assert_response(response, is_open=False)
     (made,) = [item for item in summary(response) if item["type"] == "code_interpreter_call"]
     assert (made["code"], made["status"], made["outputs"]) == (code, status, None)
+
+
+@pytest.mark.parametrize("name", [name for name in OUTPUTS if "search" in name or "open" in name])
+def test_a_search_that_was_not_offered_is_no_item(client: TestClient, name: str) -> None:
+    found = summary(answered(client, name, tools=[FUNCTION]))
+    assert {item["type"] for item in found} <= {"reasoning", "message"}
+    assert [item["text"] for item in found if item["type"] == "message"] != ["Hm."]
 
 
 def test_browsing_is_not_code(client: TestClient) -> None:

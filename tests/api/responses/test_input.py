@@ -122,7 +122,7 @@ def test_parts_of_a_message_are_told_one_by_one_from_each_other() -> None:
     assert messages({"role": "user", "content": None}) == [Message("user", "")]
 
 
-@pytest.mark.parametrize("kind", ["input_image", "input_file", "input_audio", "input_video"])
+@pytest.mark.parametrize("kind", ["input_image", "input_audio", "input_video"])
 @pytest.mark.parametrize(
     ("item", "where"),
     [

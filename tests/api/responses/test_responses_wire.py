@@ -196,12 +196,51 @@ def test_what_has_no_use_here_is_told_in_the_header(client: TestClient) -> None:
     assert text_of(ok(response)) == TEXT
     assert response.headers[IGNORED].split(", ") == [
         "frobnicate",
-        "reasoning.summary",
-        "text.verbosity",
+        "input.web_search_call",
         "tools.web_search",
         "tools.custom",
-        "input.web_search_call",
+        "reasoning.summary",
+        "text.verbosity",
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ignored"),
+    [
+        ({"reasoning": {"mode": "pro", "context": "all"}}, "reasoning.mode, reasoning.context"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        (
+            {"tools": [{"type": "function", "name": "f", "defer_loading": True}]},
+            "tools.defer_loading",
+        ),
+        ({"tool_choice": {"type": "function", "name": "f", "x": 1}}, "tool_choice.x"),
+        ({"text": {"format": {"type": "text", "x": 1}}}, "text.format.x"),
+        ({"include": ["web_search_call.results"]}, "include.web_search_call.results"),
+        ({"include": ["reasoning.encrypted_content"]}, None),
+        (
+            {"prompt_cache_retention": "24h", "context_management": [], "moderation": {}},
+            "prompt_cache_retention, context_management, moderation",
+        ),
+        ({"text": {"verbosity": "medium"}, "prompt_cache_key": "x"}, None),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"input": [{"role": "user", "content": "hi", "status": "completed"}]}, None),
+        ({"input": [{"role": "user", "content": "hi", "x": 1}]}, "input.x"),
+    ],
+)
+def test_the_header_names_what_was_sent(
+    client: TestClient, asked: Json, ignored: str | None
+) -> None:
+    offered = {"tools": [{"type": "function", "name": "f"}]} if "tool_choice" in asked else {}
+    response = post(client, **offered, **asked)
+    assert response.status_code == 200, response.text
+    assert response.headers.get(IGNORED) == ignored
+
+
+def test_options_of_a_stream_need_one(client: TestClient) -> None:
+    assert refused(client, stream_options={})["param"] == "stream_options"
 
 
 USER: Json = {"role": "user", "content": "hi"}

@@ -22,7 +22,7 @@ def groups(target: Target) -> list[Group]:
                 "a number for words": case("400 param=messages[0].content", set={"messages": user(5)}),
                 "an unknown role": case("400 param=messages[0].role", set={"messages": [{"role": "wizard"}]}),
                 "nothing but a system": case("200|400", set={"messages": [{"role": "system", "content": "x"}]}),
-                "a tool's answer to nobody": case("200|400", set={"messages": [{"role": "tool", "content": "x", "tool_call_id": "none"}]}),
+                "a tool's answer to nobody": case("400", set={"messages": [{"role": "tool", "content": "x", "tool_call_id": "none"}]}),
                 "10,000 messages": case("400 param=messages code=context_length_exceeded", set={"messages": user("hi") * 10000}, everywhere=False),
                 "100,000 messages": case(400, set={"messages": user("hi") * 100_000}, everywhere=False),
                 "wrong items without end": case("400 param=messages[0]", set={"messages": [0] * 500_000}),

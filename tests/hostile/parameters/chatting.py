@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import content, continuation, fields, formats, thinking
+from mlx_server.api import content, continuation, fields, files, formats, thinking
 from mlx_server.api.chat_completions import protocol as chat
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.native import protocol as native
@@ -22,6 +22,8 @@ from tests.hostile.parameters.case import (
     refused,
 )
 
+STORED = "tests/api/chat_completions/test_stored.py"
+FILES = "tests/api/test_files.py"
 FORMATS = "tests/api/test_formats_wire.py"
 CONTRACT = "tests/live/test_contract_replayed.py"
 
@@ -131,6 +133,13 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     fields.StreamOptions: {
         "include_usage": Case({"stream_options": {"include_usage": True}}, {"stream": True}),
+        "include_obfuscation": Case(
+            {"stream_options": {"include_obfuscation": True}}, {"stream": True}
+        ),
+        "continuous_usage_stats": Case(
+            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            {"stream": True, "stream_options": {"include_usage": True}},
+        ),
         "include_progress": Case({"stream_options": {"include_progress": True}}, {"stream": True}),
     },
     formats.ConstrainedBody: {
@@ -139,7 +148,13 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "guided_choice": Case({"guided_choice": ["xyz"]}),
         "guided_grammar": Case({"guided_grammar": 'root ::= "xyz"'}),
     },
-    formats.JsonObjectFormat: {"type": Case({"response_format": {"type": "json_object"}})},
+    formats.JsonObjectFormat: {
+        "type": Case({"response_format": {"type": "json_object"}}),
+        "schema_": Case(
+            {"response_format": {"type": "json_object", "schema": {"const": "x"}}},
+            {"response_format": {"type": "json_object"}},
+        ),
+    },
     formats.JsonSchemaParam: {
         "schema_": Case(schema({"const": "x"}), schema({"const": "y"})),
         "name": f"{FORMATS}::test_the_model_is_told_of_a_schema_and_of_nothing_else",
@@ -165,6 +180,9 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "function_call": Case({"function_call": {"name": "f"}}, OLDER),
         "modalities": refused({"modalities": ["audio"]}),
         "reasoning_effort": Case({"reasoning_effort": "low"}),
+        "verbosity": Case({"verbosity": "low"}),
+        "store": f"{STORED}::test_a_completion_is_stored",
+        "metadata": f"{STORED}::test_lists_are_filtered",
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
     },
     chat.MessageParam: {
@@ -226,6 +244,13 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
             user(content=[{"type": "refusal", "refusal": "Ho"}]),
             user(content=[{"type": "refusal", "refusal": "Hi"}]),
         ),
+    },
+    content.FilePart: {"file": f"{FILES}::test_text_is_read"},
+    files.FileData: {
+        "filename": f"{FILES}::test_text_is_read",
+        "file_data": f"{FILES}::test_text_is_read",
+        "file_id": f"{FILES}::test_anything_else_is_refused",
+        "file_url": f"{FILES}::test_anything_else_is_refused",
     },
     content.MediaPart: {"type": refused(user(content=[{"type": "image_url"}]))},
     CompletionBody: {

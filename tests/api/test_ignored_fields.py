@@ -1,0 +1,226 @@
+"""No field vanishes without a word: at every depth it is known, refused by name, or listed."""
+
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import pytest
+from anthropic.types import message_create_params
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from pydantic import BaseModel, ValidationError
+from typing_extensions import is_typeddict
+
+from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.fields import WireModel
+from mlx_server.api.messages.protocol import MessagesBody
+from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.errors import BadRequest
+from tests.hostile.routes import ROUTES
+
+Json = dict[str, Any]
+Path = tuple[str, ...]
+
+PROBE = "frobnicate"
+BODIES = sorted({route.wire_type for route in ROUTES}, key=lambda wire: wire.__name__)
+
+
+# Every object of our own wire types
+
+
+def schema_of(wire: type[BaseModel]) -> Json:
+    return wire.model_json_schema()
+
+
+class Objects:
+    """The objects of a JSON schema, each within the shortest body that has it."""
+
+    def __init__(self, schema: Json) -> None:
+        self._definitions: Json = schema.get("$defs", {})
+
+    def resolved(self, schema: Json) -> Json:
+        name = schema.get("$ref", "").rpartition("/")[2]
+        return self._definitions[name] if name else schema
+
+    def shortest(self, schema: Json) -> Any:
+        schema = self.resolved(schema)
+        for name in ("const", "default"):
+            if name in schema:
+                return schema[name]
+        if "enum" in schema:
+            return schema["enum"][0]
+        if either := schema.get("anyOf") or schema.get("oneOf"):
+            return self.shortest(either[0])
+        match schema.get("type"):
+            case "object":
+                members = schema.get("properties", {})
+                return {name: self.shortest(members[name]) for name in schema.get("required", ())}
+            case "array":
+                return [self.shortest(schema["items"])] if schema.get("minItems") else []
+            case "string":
+                return "x" * schema.get("minLength", 1)
+            case "integer" | "number":
+                return max(1, schema.get("minimum", 1))
+        return True
+
+    def walk(self, schema: Json, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+        """Values of this schema with one field too many somewhere, and its path."""
+        schema = self.resolved(schema)
+        for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+            yield from self.walk(one, path)
+        if "items" in schema:
+            for inner, value in self.walk(schema["items"], path):
+                yield inner, [value]
+        if "properties" not in schema:
+            return
+        shortest = self.shortest(schema)
+        yield (*path, PROBE), {**shortest, PROBE: 1}
+        for name, member in schema["properties"].items():
+            for inner, value in self.walk(member, (*path, name)):
+                yield inner, {**shortest, name: value}
+
+
+def reported(wire: type[WireModel], body: Json) -> list[str]:
+    """What is listed as ignored."""
+    try:
+        return wire.model_validate(body).ignored()
+    except ValidationError as error:
+        raise AssertionError(body) from error
+
+
+def probes() -> Iterator[Any]:
+    for wire in BODIES:
+        schema = schema_of(wire)
+        for path, body in Objects(schema).walk(schema):
+            yield pytest.param(wire, path, body, id=f"{wire.__name__}-{'.'.join(path)}")
+
+
+@pytest.mark.parametrize(("wire", "path", "body"), list(probes()))
+def test_an_unknown_field_is_listed_by_its_path(
+    wire: type[WireModel], path: Path, body: Json
+) -> None:
+    found = reported(wire, body)
+    *above, _ = path
+    whole = "".join(f"{name}." for name in above)
+    assert ".".join(path) in found or (whole and any(name.startswith(whole) for name in found))
+
+
+def test_the_walk_reaches_every_wire_type() -> None:
+    def all_types(wire: type[BaseModel]) -> Iterator[type[BaseModel]]:
+        yield from (each for child in wire.__subclasses__() for each in (child, *all_types(child)))
+
+    reached = {wire.__name__ for wire in BODIES}
+    reached |= {name for wire in BODIES for name in schema_of(wire).get("$defs", ())}
+    names = {each.__name__ for each in all_types(WireModel) if not each.__subclasses__()}
+    assert names <= reached
+
+
+# Every field that the SDKs can send, as their typed dictionaries have it
+
+
+class SdkFields:
+    """The shortest bodies of a typed dictionary that have each of its fields, at every depth."""
+
+    def shortest(self, hint: Any) -> Any:
+        hint = _bare(hint)
+        if is_typeddict(hint):
+            hints = get_type_hints(hint, include_extras=True)
+            return {n: self.shortest(h) for n, h in hints.items() if _is_required(hint, h)}
+        if get_origin(hint) is Literal:
+            return get_args(hint)[0]
+        if get_origin(hint) in (Union, types.UnionType):
+            return self.shortest(next(each for each in get_args(hint) if each is not type(None)))
+        if _is_list(hint):
+            return [self.shortest(get_args(hint)[0])]
+        return {str: "x", int: 1, float: 1.0, bool: True}.get(hint, {})
+
+    def walk(self, hint: Any, path: Path = (), above: Path = ()) -> Iterator[tuple[Path, Any]]:
+        hint = _bare(hint)
+        if get_origin(hint) in (Union, types.UnionType):
+            for each in get_args(hint):
+                yield from self.walk(each, path, above)
+        elif _is_list(hint):
+            for inner, value in self.walk(get_args(hint)[0], path, above):
+                yield inner, [value]
+        elif is_typeddict(hint) and hint.__name__ not in above:
+            shortest = self.shortest(hint)
+            for name, member in get_type_hints(hint, include_extras=True).items():
+                here = (*path, name)
+                yield here, {**shortest, name: self.shortest(member)}
+                for inner, value in self.walk(member, here, (*above, hint.__name__)):
+                    yield inner, {**shortest, name: value}
+
+
+def _bare(hint: Any) -> Any:
+    while get_origin(hint) in (Annotated, Required, NotRequired):
+        hint = get_args(hint)[0]
+    return hint
+
+
+def _is_required(of: Any, hint: Any) -> bool:
+    return get_origin(hint) is Required or (of.__total__ and get_origin(hint) is not NotRequired)
+
+
+def _is_list(hint: Any) -> bool:
+    origin = get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Iterable) and len(get_args(hint)) == 1
+
+
+LABELS = {
+    *("metadata", "logit_bias", "cache_control", "input_schema"),  # whatever they have
+    *("input", "annotations", "logprobs"),  # of earlier output, which is not read again
+}
+
+
+def is_known(node: Any, path: Path) -> bool:
+    """Whether the wire types have a field of this path, or report all of an object within it."""
+    if isinstance(node, list):
+        return any(is_known(each, path) for each in node)
+    head, *rest = path
+    if not isinstance(node, WireModel):
+        return False
+    if node.ignored_as():
+        return True
+    names = {field.alias or name: name for name, field in type(node).model_fields.items()}
+    if head in LABELS or head in node.ACCEPTED:
+        return True
+    if head not in names:
+        return False
+    return not rest or is_known(getattr(node, names[head]), tuple(rest))
+
+
+SDKS: Mapping[type[WireModel], Any] = {
+    ChatBody: chat_create_params.CompletionCreateParamsNonStreaming,
+    CompletionBody: completion_create_params.CompletionCreateParamsNonStreaming,
+    ResponsesBody: response_create_params.ResponseCreateParamsNonStreaming,
+    MessagesBody: message_create_params.MessageCreateParamsNonStreaming,
+}
+
+
+@pytest.mark.parametrize("wire", list(SDKS))
+def test_no_field_of_the_sdks_is_silent(wire: type[WireModel]) -> None:
+    silent, taken = [], 0
+    for path, body in SdkFields().walk(SDKS[wire]):
+        try:
+            parsed = wire.model_validate({"model": "tiny", **body})
+            ignored = parsed.ignored()
+        except (ValidationError, BadRequest):
+            continue
+        prefixes = {".".join(path[:end]) for end in range(1, len(path) + 1)}
+        if prefixes.isdisjoint(ignored) and not is_known(parsed, path):
+            silent.append(".".join(path))
+        taken += 1
+    assert taken > 15
+    assert silent == []
