@@ -23,9 +23,6 @@ ENCODINGS = {
 }
 """Not all that Python has: some take time quadratic in the length of the text."""
 
-MOST_SHOWN = 64
-"""Characters of a client's media type that an error message repeats."""
-
 
 class FileData(WireModel):
     filename: str | None = None
@@ -62,7 +59,7 @@ def _text_of_url(url: str, param: str) -> str:
     kind = header.get_content_type()
     if not TEXTUAL.fullmatch(kind):
         raise BadRequest(
-            f"`{param}` has the media type {kind[:MOST_SHOWN]!r}, which is not supported: these "
+            f"`{param}` has the media type {kind[:64]!r}, which is not supported: these "
             "models read only text. Send the file's text.",
             param=param,
         )

@@ -49,7 +49,7 @@ READ_BACK_ITEMS = Limit(
 )
 ITEM_REFERENCES = Limit("items referred to by id", 1000, "items", "request", beyond="400")
 STORED_RESPONSES = Limit(
-    "stored responses, and as many conversations",
+    "stored responses, and as many conversations and chat completions",
     10_000,
     "items",
     "server",

@@ -16,7 +16,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge, public_message
 from mlx_server.store.file import SharedFile
-from mlx_server.store.records import ConversationRecord, ItemRecord, ResponseRecord, Retention
+from mlx_server.store.records import (
+    CompletionRecord,
+    ConversationRecord,
+    ItemRecord,
+    ResponseRecord,
+    Retention,
+)
 
 log = logging.getLogger("mlx_server.store")
 
@@ -210,7 +216,7 @@ def _size(given: Iterable[object]) -> int:
                 size += len(body)
             case ResponseRecord(body=body, output=output):
                 size += len(body) + _size(output)
-            case ConversationRecord(body=body):
+            case ConversationRecord(body=body) | CompletionRecord(body=body):
                 size += len(body)
             case list() | tuple():
                 size += _size(value)

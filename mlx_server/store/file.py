@@ -16,7 +16,7 @@ from mlx_server.store import usage
 
 log = logging.getLogger("mlx_server.store")
 
-VERSION = 2
+VERSION = 3
 
 BUSY_SECONDS = 2.0
 """How long a call waits for another process, such as `mlx-server store`, to finish writing."""
@@ -28,7 +28,6 @@ PRAGMAS = (
     # on macOS, fsync alone leaves the data in the drive's own cache
     "PRAGMA fullfsync = ON",
     "PRAGMA checkpoint_fullfsync = ON",
-    "PRAGMA foreign_keys = ON",
     "PRAGMA journal_size_limit = 67108864",
 )
 
@@ -66,6 +65,33 @@ SCHEMA = (
     ) WITHOUT ROWID""",
 )
 
+WITH_COMPLETIONS = (
+    # SQLite can't change the check of a table, so the table is made anew, with the same `seq`s
+    "CREATE TABLE earlier AS SELECT * FROM records",
+    "DROP TABLE records",
+    """CREATE TABLE records (
+        seq INTEGER PRIMARY KEY,
+        kind TEXT NOT NULL CHECK (kind IN ('response', 'conversation', 'completion')),
+        owner TEXT NOT NULL,
+        id TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        used_at REAL NOT NULL,
+        status TEXT NOT NULL,
+        previous TEXT,
+        conversation TEXT,
+        labels TEXT,
+        body BLOB NOT NULL,
+        UNIQUE (id, owner, kind)
+    )""",
+    "INSERT INTO records (seq, kind, owner, id, created_at, used_at, status, previous,"
+    " conversation, body) SELECT seq, kind, owner, id, created_at, used_at, status, previous,"
+    " conversation, body FROM earlier",
+    "DROP TABLE earlier",
+    "CREATE INDEX by_age ON records (kind, used_at)",
+    "CREATE INDEX running ON records (status) WHERE status IN ('queued', 'in_progress')",
+    *usage.RECORD_TRIGGERS,
+)
+
 SCHEMAS = (
     SCHEMA,
     (
@@ -73,6 +99,7 @@ SCHEMAS = (
         # the latest clock time that pruning trusted
         "CREATE TABLE seen (at REAL NOT NULL)",
     ),
+    WITH_COMPLETIONS,
 )
 """Statements that bring a file from each version to the next; version 0 is an empty file."""
 
@@ -165,6 +192,7 @@ def _prepare(db: Connection) -> None:
         )
     if version < VERSION:
         _update(db)
+    db.execute("PRAGMA foreign_keys = ON")  # not before: an update may make a table anew
 
 
 def _update(db: Connection) -> None:

@@ -11,7 +11,7 @@ from mlx_server.errors import BadRequest, NotFound, TooLarge
 from mlx_server.store.database import sized
 from mlx_server.store.records import ItemRecord, Page
 
-Kind = Literal["response", "conversation"]
+Kind = Literal["response", "conversation", "completion"]
 Order = Literal["asc", "desc"]
 
 PAGES = {

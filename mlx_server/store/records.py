@@ -38,6 +38,17 @@ class ConversationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionRecord:
+    """A chat completion; `labels` is the JSON object of what a list of them is filtered by: the
+    `model` and the `metadata`."""
+
+    id: str
+    created_at: float
+    labels: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     items: Sequence[ItemRecord]
     has_more: bool
@@ -45,10 +56,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much is kept and for how long, counted for responses and conversations separately.
+    """How much is kept and for how long, counted separately for responses, conversations and chat
+    completions.
 
-    A response ages from its creation, a conversation from its last use. Nothing is removed to stay
-    below the two limits on bytes: a write that would exceed them is refused.
+    A response or a completion ages from its creation, a conversation from its last use. Nothing is
+    removed to stay below the two limits on bytes: a write that would exceed them is refused.
     """
 
     days: float = 30
@@ -67,6 +79,7 @@ class Stats:
 
     responses: int
     conversations: int
+    completions: int
     items: int
     bytes: int
     stored: int

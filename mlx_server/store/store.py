@@ -10,6 +10,7 @@ from typing import Self
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import usage
 from mlx_server.store.ageing import AgeClock
+from mlx_server.store.completions import Completions
 from mlx_server.store.conversations import Conversations
 from mlx_server.store.database import reads, writes
 from mlx_server.store.file import OwnedFile, SharedFile
@@ -26,9 +27,10 @@ BATCH_PAGES = 4096
 between steps."""
 
 
-class Store(Responses, Conversations):
-    """Responses and conversations in one file; a client sees only the records of its `owner`.
+class Store(Responses, Conversations, Completions):
+    """Responses, conversations and chat completions in one file.
 
+    A client sees only the records of its `owner`.
     `owner` identifies a client, or is "" if clients are not distinguished. Every call but `close`
     raises StoreUnavailable while the file can't be used.
     """
@@ -60,7 +62,7 @@ class Store(Responses, Conversations):
     async def prune(self) -> int:
         """Removes records past their age or count, least recently used first; returns how many."""
         pruned = 0
-        kinds: tuple[Kind, ...] = ("response", "conversation")
+        kinds: tuple[Kind, ...] = ("response", "conversation", "completion")
         for kind in kinds:
             while removed := await self._prune_some(kind):
                 pruned += removed
@@ -91,12 +93,14 @@ class Store(Responses, Conversations):
         responses, oldest, newest = db.execute(
             "SELECT count(*), min(created_at), max(created_at) FROM records WHERE kind = 'response'"
         ).fetchone()
-        conversations = db.execute(
-            "SELECT count(*) FROM records WHERE kind = 'conversation'"
-        ).fetchone()[0]
+        conversations, completions = db.execute(
+            "SELECT count(*) FILTER (WHERE kind = 'conversation'),"
+            " count(*) FILTER (WHERE kind = 'completion') FROM records"
+        ).fetchone()
         items = db.execute("SELECT count(*) FROM items").fetchone()[0]
         stored = usage.total(db)
-        return Stats(responses, conversations, items, self._bytes(), stored, oldest, newest)
+        counts = (responses, conversations, completions, items)
+        return Stats(*counts, self._bytes(), stored, oldest, newest)
 
     def _bytes(self) -> int:
         path = self._file.path

@@ -13,7 +13,8 @@ ROW_BYTES = 128
 """The bytes of a row in the table and its indexes, without its body and its id (stored twice)."""
 
 REMEDY = (
-    "Delete responses or conversations (DELETE /v1/responses/ID, DELETE /v1/conversations/ID), "
+    "Delete responses, conversations or chat completions (DELETE /v1/responses/ID, "
+    "DELETE /v1/conversations/ID, DELETE /v1/chat/completions/ID), "
     "send `store: false`, or raise `store.{setting}` in models.yaml."
 )
 
@@ -35,13 +36,7 @@ def _counts(table: str, change: str, row: str, cost: str) -> str:
     )
 
 
-SCHEMA = (
-    "CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
-    f"""INSERT INTO usage SELECT owner, sum(
-        {_cost("records")}
-        + (SELECT total({_cost("items")}) FROM items WHERE record = records.seq)
-        + (SELECT total({_event_cost("events")}) FROM events WHERE record = records.seq)
-    ) FROM records GROUP BY owner""",  # noqa: S608
+RECORD_TRIGGERS = (
     f"""CREATE TRIGGER records_insert AFTER INSERT ON records BEGIN
         INSERT INTO usage VALUES (NEW.owner, {_cost("NEW")})
             ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
@@ -59,6 +54,16 @@ SCHEMA = (
         UPDATE usage SET bytes = bytes - ({_cost("OLD")}) WHERE owner = OLD.owner;
         DELETE FROM usage WHERE owner = OLD.owner AND bytes <= 0;
     END""",  # noqa: S608
+)
+
+SCHEMA = (
+    "CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    f"""INSERT INTO usage SELECT owner, sum(
+        {_cost("records")}
+        + (SELECT total({_cost("items")}) FROM items WHERE record = records.seq)
+        + (SELECT total({_event_cost("events")}) FROM events WHERE record = records.seq)
+    ) FROM records GROUP BY owner""",  # noqa: S608
+    *RECORD_TRIGGERS,
     _counts("items", "INSERT", "NEW", _cost("NEW")),
     _counts("items", "DELETE", "OLD", f"-({_cost('OLD')})"),
     _counts("events", "INSERT", "NEW", _event_cost("NEW")),

@@ -24,6 +24,7 @@ KEYED = {
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
     ("GET", "/v1/pool"),
+    ("GET", "/v1/chat/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/messages"),
@@ -36,6 +37,10 @@ KEYED = {
 }
 NONE = "none-such"
 STORED = {
+    ("GET", f"/v1/chat/completions/{NONE}"),
+    ("POST", f"/v1/chat/completions/{NONE}"),
+    ("DELETE", f"/v1/chat/completions/{NONE}"),
+    ("GET", f"/v1/chat/completions/{NONE}/messages"),
     ("GET", f"/v1/responses/{NONE}"),
     ("DELETE", f"/v1/responses/{NONE}"),
     ("POST", f"/v1/responses/{NONE}/cancel"),

@@ -468,3 +468,21 @@ def test_many_at_once(client: OpenAI) -> None:
 
     with ThreadPoolExecutor(24) as threads:
         assert set(threads.map(one, range(24))) == {alone}
+
+
+def test_stored_completions(client: OpenAI) -> None:
+    made = ask(client, store=True, metadata={"topic": "France"}, max_tokens=8)
+    other = ask(client, store=True, max_tokens=8)
+    assert client.chat.completions.retrieve(made.id).choices == made.choices
+    everything = [each.id for each in client.chat.completions.list(limit=1)]
+    assert everything[-2:] == [made.id, other.id]
+    found = client.chat.completions.list(metadata={"topic": "France"}, model=made.model)
+    assert [each.id for each in found] == [made.id]
+    messages = client.chat.completions.messages.list(made.id)
+    assert [message.content for message in messages] == [CAPITAL[0]["content"]]
+    client.chat.completions.update(made.id, metadata={"topic": "Paris"})
+    assert not list(client.chat.completions.list(metadata={"topic": "France"}))
+    for each in (made, other):
+        assert client.chat.completions.delete(each.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.retrieve(made.id)

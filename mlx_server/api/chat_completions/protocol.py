@@ -121,6 +121,9 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    """Those of a stored completion are checked; others are the client's own."""
 
     def unused(self) -> Iterable[str]:
         if self.verbosity not in (None, USUAL_VERBOSITY):

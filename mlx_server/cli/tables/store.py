@@ -56,6 +56,7 @@ def _lines(found: StoreSummary) -> list[str]:
         *pruned,
         f"responses      {stats.responses}{_span(stats)}",
         f"conversations  {stats.conversations}",
+        f"completions    {stats.completions}",
         f"items          {stats.items}",
         f"size           {stats.bytes / 1e6:.1f} MB",
         f"stored         {stats.stored / 1e6:.1f} MB, at most {found.retention.bytes / 1e6:.0f} MB",
