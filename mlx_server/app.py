@@ -45,13 +45,14 @@ from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import (
     ConnectorSettings,
     ModelSettings,
+    OAuthSettings,
     ServerSettings,
     Settings,
     StoreSettings,
 )
 from mlx_server.engine.messages import Schedule
 from mlx_server.errors import ShuttingDown, StoreUnavailable
-from mlx_server.mcp import Connector, Connectors
+from mlx_server.mcp import ClientCredentials, Connector, Connectors
 from mlx_server.pool.entry import OnProgress
 from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
@@ -382,7 +383,13 @@ def _connector(found: ConnectorSettings) -> Connector:
         env={name: value.get_secret_value() for name, value in found.env.items()},
         headers={name: value.get_secret_value() for name, value in found.headers.items()},
         allow_private=found.allow_private,
+        oauth=_credentials(found.oauth) if found.oauth else None,
     )
+
+
+def _credentials(found: OAuthSettings) -> ClientCredentials:
+    secret = found.client_secret.get_secret_value()
+    return ClientCredentials(found.issuer, found.client_id, secret, found.scope)
 
 
 def _file_text(path: Path | None) -> str | None:

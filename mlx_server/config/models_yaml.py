@@ -15,6 +15,7 @@ from mlx_server.config.settings import (
     AdapterSettings,
     ConnectorSettings,
     ModelSettings,
+    OAuthSettings,
     RepairSettings,
     SamplingDefaults,
     ServerSettings,
@@ -98,6 +99,8 @@ def _unknown_key(loc: Loc) -> str:
     schema: type[BaseModel] = _SCHEMAS[len(loc) - 1]
     if loc[0] == "store":
         schema = StoreSettings
+    elif loc[0] == "connectors" and loc[2:3] == ("oauth",) and len(loc) > 3:
+        schema = OAuthSettings
     elif loc[0] == "connectors":
         schema = ConnectorSettings
     elif loc[2:3] == ("repair",):

@@ -289,6 +289,16 @@ class StoreSettings(_Frozen):
         return self.data_dir / STORE_FILE
 
 
+class OAuthSettings(_Frozen):
+    """OAuth's client credentials, with which a connector gets its tokens."""
+
+    issuer: Annotated[str, AfterValidator(_http_url)]
+    """The authorization server that knows the client. No other one gets the secret."""
+    client_id: Annotated[str, Field(min_length=1)]
+    client_secret: SecretStr
+    scope: str | None = None
+
+
 class ConnectorSettings(_Frozen):
     """An MCP server that requests can use: a URL, or a program that is started."""
 
@@ -300,19 +310,26 @@ class ConnectorSettings(_Frozen):
     headers: dict[str, SecretStr] = {}
     allow_private: bool = False
     """Whether the URL may be on this machine or its network."""
+    oauth: OAuthSettings | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.url is None) == (self.command is None):
             raise ValueError("should have either a `url` or a `command`")
-        foreign = ("args", "env") if self.command is None else ("headers", "allow_private")
+        foreign = ("args", "env") if self.command is None else ("headers", "allow_private", "oauth")
         for name in foreign:
             if getattr(self, name):
                 raise ValueError(f"`{name}` needs a `{_NEEDED[name]}`")
         return self
 
 
-_NEEDED = {"args": "command", "env": "command", "headers": "url", "allow_private": "url"}
+_NEEDED = {
+    "args": "command",
+    "env": "command",
+    "headers": "url",
+    "allow_private": "url",
+    "oauth": "url",
+}
 
 
 class Settings(_Frozen):

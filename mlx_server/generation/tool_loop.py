@@ -313,7 +313,7 @@ class _Rounds:
         try:
             return await self._toolset.call(call.offered.server, call.offered.name, arguments), None
         except McpError as error:  # its message may quote the server or the client
-            log.warning("a call of an MCP tool failed (%s)", type(error).__name__)
+            log.warning("a call of an MCP tool failed (%s)", error.kind)
             return None, str(error)
 
     def _add_result(self, call: TurnCall, text: str) -> None:

@@ -32,6 +32,16 @@ OURS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class ClientCredentials:
+    """What the authorization server at `issuer` knows the connector's owner by."""
+
+    issuer: str
+    client_id: str
+    client_secret: str = field(repr=False)
+    scope: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Connector:
     """A server from models.yaml: a URL, or a command to start."""
 
@@ -40,6 +50,7 @@ class Connector:
     env: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     allow_private: bool = False
+    oauth: ClientCredentials | None = None
 
 
 class Connectors:
@@ -173,8 +184,15 @@ class Connectors:
             return partial(stdio_transport, connector.command, connector.env, self.limits)
         owners = {name.lower(): value for name, value in connector.headers.items()}
         private = connector.allow_private or self._allow_private_urls
+        if connector.oauth:
+            headers.pop("authorization", None)
         return partial(
-            http_transport, connector.url, {**headers, **owners}, self.limits, allow_private=private
+            http_transport,
+            connector.url,
+            {**headers, **owners},
+            self.limits,
+            allow_private=private,
+            oauth=connector.oauth,
         )
 
 

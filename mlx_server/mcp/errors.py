@@ -4,9 +4,26 @@
 class McpError(Exception):
     """A failure of one server, which does not fail the request."""
 
+    @property
+    def kind(self) -> str:
+        """What the log says of it: unlike the message, it quotes nobody."""
+        return type(self).__name__
+
 
 class ToolFailed(McpError):
     """The server ran the tool, which reported an error."""
+
+
+class Refused(McpError):
+    """The server answered with an HTTP status that means an error."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def kind(self) -> str:
+        return f"HTTP {self.status}"
 
 
 class ConnectionLost(McpError):

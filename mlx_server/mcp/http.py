@@ -7,21 +7,31 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from mlx_server.mcp.addresses import resolved
+from mlx_server.mcp.connectors import ClientCredentials
 from mlx_server.mcp.errors import ConnectionLost
 from mlx_server.mcp.limits import McpLimits
+from mlx_server.mcp.oauth import authorization
+from mlx_server.mcp.refusals import explained
 from mlx_server.mcp.streams import Meter, Streams
 
+EVENT_STREAM = "text/event-stream"
 PORTS = {"http": 80, "https": 443}
 
 
 @asynccontextmanager
 async def http_transport(
-    url: str, headers: Mapping[str, str], limits: McpLimits, *, allow_private: bool
+    url: str,
+    headers: Mapping[str, str],
+    limits: McpLimits,
+    *,
+    allow_private: bool,
+    oauth: ClientCredentials | None = None,
 ) -> AsyncIterator[Streams]:
     client = httpx2.AsyncClient(
         transport=CheckedTransport(limits, allow_private=allow_private),
         headers={"accept-encoding": "identity", **headers},
         timeout=httpx2.Timeout(limits.open_seconds, read=None),  # each call has its own timeout
+        auth=authorization(url, oauth) if oauth else None,
         trust_env=False,  # a proxy would connect to addresses that we can't check
     )
     async with (
@@ -50,16 +60,19 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
             await response.aclose()  # a few compressed bytes may expand to any size
             raise ConnectionLost("The server sent compressed data, which was not requested.")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        return httpx2.Response(
+        counted = httpx2.Response(
             response.status_code,
             headers=response.headers,
             stream=_CountedStream(response.stream, self._all, *self._alone(response)),
             extensions=response.extensions,
         )
+        if not (counted.is_error and _is_message(request)):
+            return counted
+        return await explained(counted, request, self._limits.error_characters)
 
     def _alone(self, response: httpx2.Response) -> list[Meter]:
         """The limit on a body, which is one message; for streams the SDK limits each message."""
-        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        is_stream = response.headers.get("content-type", "").startswith(EVENT_STREAM)
         return [] if is_stream else [Meter(self._limits.message_bytes)]
 
     async def _first_that_answers(
@@ -74,6 +87,11 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _is_message(request: httpx2.Request) -> bool:
+    """Whether it is one of MCP, and not one for a token."""
+    return request.method == "POST" and EVENT_STREAM in request.headers.get("accept", "")
 
 
 def _to(request: httpx2.Request, address: str) -> httpx2.Request:

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 import httpx2
 from mcp import MCPError, types
+from mcp.client.auth import OAuthFlowError
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from mlx_server import limits
-from mlx_server.mcp.errors import ConnectionLost, McpError, ToolFailed, cause
+from mlx_server.mcp.errors import ConnectionLost, McpError, Refused, ToolFailed, cause
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.listing import Lister, Listing
+from mlx_server.mcp.refusals import status_of
 from mlx_server.mcp.results import text_of
 from mlx_server.mcp.session import Session
 from mlx_server.mcp.streams import Connect
@@ -53,7 +55,7 @@ class McpConnection:
             self.listing = await self._within(self._limits.open_seconds, self._list)
         except McpError as error:
             self.listing = Listing(failure=str(error))
-            log.warning("an MCP server has no tools (%s)", type(cause(error)).__name__)
+            log.warning("an MCP server has no tools (%s)", error.kind)
             self.stop()
 
     def stop(self) -> None:
@@ -132,7 +134,12 @@ class McpConnection:
             case MCPError() if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
                 return ConnectionLost("The server closed the connection.")
             case MCPError():
-                return McpError(cut(error.message, self._limits.error_characters))
+                message = cut(error.message, self._limits.error_characters)
+                status = status_of(error.data)
+                return Refused(message, status) if status else McpError(message)
+            case OAuthFlowError():
+                said = f"The server gave no authorization: {error}"
+                return McpError(cut(said, self._limits.error_characters))
             case httpx2.HTTPError() | OSError():
                 return ConnectionLost(
                     cut(f"The server can't be reached: {error}", self._limits.error_characters)

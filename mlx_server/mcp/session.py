@@ -9,9 +9,13 @@ import logging
 
 import anyio
 from mcp import Client
+from mcp.types import Implementation
 
+from mlx_server import __version__
 from mlx_server.mcp.errors import ConnectionLost, cause
 from mlx_server.mcp.streams import Connect
+
+US = Implementation(name="mlx-server", version=__version__)
 
 CLOSE_SECONDS = 2.0
 END_SECONDS = 1.0
@@ -57,7 +61,7 @@ class Session:
             self._before = None
         try:
             with self._scope:
-                async with Client(self._connect(), cache=None) as client:
+                async with Client(self._connect(), cache=None, client_info=US) as client:
                     self._opened.set_result(client)
                     await self._closing.wait()
                     self._scope.deadline = anyio.current_time() + CLOSE_SECONDS

@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from mlx_server import __version__
 from mlx_server.errors import BadRequest
 from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset
 from mlx_server.mcp.streams import Meter
@@ -167,7 +168,7 @@ async def is_a_page(send: Send, id: Any) -> None:
         (endless_events, SMALL, "error: The server closed the connection."),
         (compressed, LIMITS, "error: The server sent compressed data, which was not requested."),
         (lies_about_ids, HASTY, "error: The server did not answer within 0.5 s."),
-        (breaks, LIMITS, "error: Server returned an error response"),
+        (breaks, LIMITS, "error: The server answered 500 Internal Server Error."),
         (is_a_page, LIMITS, "error: Unexpected content type: text/html"),
     ],
 )
@@ -175,6 +176,86 @@ async def test_a_call_fails_alone(habit: Any, limits: McpLimits, message: str) -
     async with served(Wild(habit)) as url, opened(McpServer("wild", url=url), limits) as toolset:
         assert listed(toolset) == (1, "")
         assert (await outcome(toolset)).startswith(message)
+
+
+JSON, TEXT = (b"content-type", b"application/json"), (b"content-type", b"text/plain")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "head", "message"),
+    [
+        (401, b'{"error": "invalid_token"}', JSON, "401 Unauthorized: invalid_token"),
+        (403, b'{"detail": "Not yours."}', JSON, "403 Forbidden: Not yours."),
+        (404, b"", TEXT, "404 Not Found."),
+        (429, b'{"error": {"message": "Slow\n down."}}', JSON, "429 Too Many Requests: Slow down."),
+        (503, b"Down for repair.", TEXT, "503 Service Unavailable: Down for repair."),
+        (500, b"x" * 50_000, TEXT, "500 Internal Server Error: xxx"),
+        (500, b"x" * (1 << 17), TEXT, "500 Internal Server Error."),
+        (500, b"[" * 50_000, JSON, "500 Internal Server Error."),
+        (599, b"\xff\xfe", TEXT, "599: \ufffd\ufffd"),
+        (
+            400,
+            b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32602, "message": "No such day."}}',
+            JSON,
+            "No such day.",
+        ),
+    ],
+)
+async def test_a_refusal_keeps_its_cause(
+    status: int,
+    body: bytes,
+    head: tuple[bytes, bytes],
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuses(send: Send, id: Any) -> None:
+        await answered(send, status, body, head)
+
+    async with (
+        served(Wild(refuses)) as url,
+        opened(McpServer("wild", url=url), SMALL) as toolset,
+    ):
+        with pytest.raises(McpError) as caught:
+            await toolset.call("wild", "look", "{}")
+    said = str(caught.value)
+    assert said.removeprefix("The server answered ").startswith(message)
+    assert len(said) < 2 * SMALL.error_characters
+    is_http = not message.startswith("No such")
+    assert caught.value.kind == (f"HTTP {status}" if is_http else "McpError")
+
+
+async def test_a_server_that_refuses_at_once_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuses(scope: Any, receive: Any, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await Wild(quiet)(scope, receive, send)
+            return
+        await answered(send, 401, b'{"error_description": "The token is too old."}', JSON)
+
+    async with served(refuses) as url, opened(McpServer("wild", url=url)) as toolset:
+        tools, error = listed(toolset)
+    assert tools == 0
+    assert error == "The server answered 401 Unauthorized: The token is too old."
+    assert "an MCP server has no tools (HTTP 401)" in caplog.text
+    assert "too old" not in caplog.text
+
+
+async def test_it_is_told_who_we_are() -> None:
+    seen: list[Any] = []
+
+    class Noting(Wild):
+        async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+            async def noted() -> Any:
+                message = await receive()
+                if message["type"] == "http.request" and message["body"]:
+                    seen.append(json.loads(message["body"]))
+                return message
+
+            await super().__call__(scope, noted, send)
+
+    async with served(Noting(quiet)) as url, opened(McpServer("wild", url=url)):
+        pass
+    told = [m["params"]["clientInfo"] for m in seen if m["method"] == "initialize"]
+    assert told == [{"name": "mlx-server", "version": __version__}]
 
 
 async def test_redirects_stay_where_they_were_sent_from() -> None:

@@ -1,0 +1,98 @@
+"""What a server says as it refuses a request: the SDK keeps neither the status nor the text."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import httpx2
+from mcp.types import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
+
+from mlx_server.mcp.errors import McpError
+from mlx_server.mcp.texts import cut
+
+READ_SECONDS = 2.0
+"""How long the text of an error may take."""
+
+STATUS = "httpStatus"
+"""Where the error of a refusal has its status, within JSON-RPC's `data`."""
+
+TEXTS = ("message", "error_description", "detail", "title", "error")
+"""Where servers put the text of an error, OAuth's and problem details among them."""
+
+
+async def explained(
+    response: httpx2.Response, request: httpx2.Request, longest: int
+) -> httpx2.Response:
+    """The refusal as an error of JSON-RPC, which the SDK passes on; one that is JSON-RPC already
+    stays as it is. Raises McpError for a text that is too long."""
+    body = await _body(response)
+    found = _parsed(body)
+    if not (isinstance(found, dict) and "jsonrpc" in found and "error" in found):
+        message = _sentence(response, found if found is not None else _plain(response, body))
+        error = {
+            "code": _code(response.status_code, request.headers),
+            "message": cut(message, longest),
+            "data": {STATUS: response.status_code},
+        }
+        body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
+    kept = [(n, v) for n, v in response.headers.multi_items() if not n.startswith("content-")]
+    headers = [*kept, ("content-type", "application/json")]
+    return httpx2.Response(
+        response.status_code, headers=headers, content=body, extensions=response.extensions
+    )
+
+
+def status_of(data: object) -> int | None:
+    """The status in the `data` of an error of JSON-RPC, if it has one."""
+    status = data.get(STATUS) if isinstance(data, dict) else None
+    return status if type(status) is int and 400 <= status < 600 else None
+
+
+async def _body(response: httpx2.Response) -> bytes:
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await response.aread()
+    except (TimeoutError, httpx2.HTTPError, McpError):
+        return b""
+    finally:
+        await response.aclose()
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _plain(response: httpx2.Response, body: bytes) -> str:
+    is_plain = response.headers.get("content-type", "").lower().startswith("text/plain")
+    return body.decode(errors="replace") if is_plain else ""
+
+
+def _sentence(response: httpx2.Response, said: object) -> str:
+    text = " ".join(_text(said).split())
+    status = response.status_code
+    name = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
+    answered = f"The server answered {status} {name}".rstrip()
+    return f"{answered}: {text}" if text else f"{answered}."
+
+
+def _text(said: object) -> str:
+    match said:
+        case str():
+            return said
+        case {"error": {"message": str(message)}}:
+            return message
+        case dict():
+            return next((said[name] for name in TEXTS if isinstance(said.get(name), str)), "")
+    return ""
+
+
+def _code(status: int, headers: Mapping[str, str]) -> int:
+    """The code that the SDK uses for this status; some of them make it try an older protocol."""
+    if status != HTTPStatus.NOT_FOUND:
+        return INTERNAL_ERROR
+    return INVALID_REQUEST if "mcp-session-id" in headers else METHOD_NOT_FOUND
