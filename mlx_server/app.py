@@ -389,7 +389,7 @@ def _connector(found: ConnectorSettings) -> Connector:
 
 def _credentials(found: OAuthSettings) -> ClientCredentials:
     secret = found.client_secret.get_secret_value()
-    return ClientCredentials(found.issuer, found.client_id, secret, found.scope)
+    return ClientCredentials(found.issuer, found.client_id, secret)
 
 
 def _file_text(path: Path | None) -> str | None:

@@ -296,7 +296,6 @@ class OAuthSettings(_Frozen):
     """The authorization server that knows the client. No other one gets the secret."""
     client_id: Annotated[str, Field(min_length=1)]
     client_secret: SecretStr
-    scope: str | None = None
 
 
 class ConnectorSettings(_Frozen):

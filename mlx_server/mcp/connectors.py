@@ -38,7 +38,6 @@ class ClientCredentials:
     issuer: str
     client_id: str
     client_secret: str = field(repr=False)
-    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,5 @@ def authorization(url: str, credentials: ClientCredentials) -> ClientCredentials
         _tokens.setdefault(credentials, RememberedToken()),
         credentials.client_id,
         credentials.client_secret,
-        scope=credentials.scope,
         issuer=credentials.issuer,
     )

@@ -187,7 +187,12 @@ JSON, TEXT = (b"content-type", b"application/json"), (b"content-type", b"text/pl
         (401, b'{"error": "invalid_token"}', JSON, "401 Unauthorized: invalid_token"),
         (403, b'{"detail": "Not yours."}', JSON, "403 Forbidden: Not yours."),
         (404, b"", TEXT, "404 Not Found."),
-        (429, b'{"error": {"message": "Slow\n down."}}', JSON, "429 Too Many Requests: Slow down."),
+        (
+            429,
+            b'{"error": {"message": "Slow\\n down."}}',
+            JSON,
+            "429 Too Many Requests: Slow down.",
+        ),
         (503, b"Down for repair.", TEXT, "503 Service Unavailable: Down for repair."),
         (500, b"x" * 50_000, TEXT, "500 Internal Server Error: xxx"),
         (500, b"x" * (1 << 17), TEXT, "500 Internal Server Error."),

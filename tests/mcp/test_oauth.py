@@ -66,7 +66,7 @@ class Guarded(Wild):
 
 def connector(server: Guarded, url: str, secret: str, issuer: str | None = None) -> Connector:
     server.url, server.issuer = url, f"{url}/"
-    credentials = ClientCredentials(issuer or server.issuer, "me", secret, "read")
+    credentials = ClientCredentials(issuer or server.issuer, "me", secret)
     return Connector(url=f"{url}/mcp", allow_private=True, oauth=credentials)
 
 
@@ -85,7 +85,7 @@ async def test_a_token_is_asked_for_once_and_again_when_it_is_refused() -> None:
             assert await outcome(toolset) == "seen"
     assert [credentials for credentials, _ in server.asked] == ["me:once"] * 2
     _, fields = server.asked[0]
-    assert (fields["grant_type"], fields["scope"]) == (["client_credentials"], ["read"])
+    assert fields["grant_type"] == ["client_credentials"]
 
 
 async def test_a_refusal_of_a_token_is_told() -> None:
