@@ -9,7 +9,12 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from mlx_server.config.models_yaml import check_file, load_settings
-from mlx_server.config.settings import ServerSettings, Settings
+from mlx_server.config.settings import (
+    ConnectorSettings,
+    OAuthSettings,
+    ServerSettings,
+    Settings,
+)
 from mlx_server.config.yaml_lines import YamlProblem
 from mlx_server.errors import SettingsError
 
@@ -466,8 +471,11 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     assert fake.tokenizer == folder / "models" / "qwen3"
     assert qwen.defaults.model_fields_set == set(type(qwen.defaults).model_fields)
     assert settings.store.model_fields_set == set(type(settings.store).model_fields)
-    files, wiki = settings.connectors["files"], settings.connectors["wiki"]
-    assert files.model_fields_set | wiki.model_fields_set == set(type(files).model_fields)
+    shown_keys = {key for each in settings.connectors.values() for key in each.model_fields_set}
+    assert shown_keys == set(ConnectorSettings.model_fields)
+    oauth = settings.connectors["tickets"].oauth
+    assert oauth
+    assert oauth.model_fields_set == set(OAuthSettings.model_fields)
     legal, support = qwen.adapters["legal"], qwen.adapters["support"]
     assert legal.model_fields_set == set(type(legal).model_fields)
     assert (support.path, support.pinned) == (str(folder / "lora" / "support"), False)
@@ -491,6 +499,9 @@ def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
         "{command: x, allow_private: true}": "`allow_private` needs a `url`",
         "{url: 'file:///etc/passwd'}": "should be an http or https URL",
         "{comand: x}": "unknown key: did you mean `command`?",
+        "{command: x, oauth: {issuer: 'https://i', client_id: a, client_secret: b}}": (
+            "`oauth` needs a `url`"
+        ),
     }.items():
         assert message in str(problem(f"connectors:\n  a: {wrong}\n"))
 
