@@ -191,10 +191,15 @@ def count(server: LiveServer, name: str, labels: str) -> float:
 
 
 def test_final_tokens_are_counted(server: LiveServer, http: httpx.Client) -> None:
-    labels = f'model="{QUIET}"'
+    def counts() -> tuple[float, float]:
+        names = ("mlx_server_final_tokens", "mlx_server_reasoning_tokens")
+        final, reasoning = (count(server, name, f'model="{QUIET}"') for name in names)
+        return final, reasoning
+
+    final, reasoning = counts()
     http.post("/v1/chat/completions", json=body(QUIET))
-    assert count(server, "mlx_server_final_tokens", labels) == len(ANSWER)
-    assert count(server, "mlx_server_reasoning_tokens", labels) > 0
+    eventually(lambda: counts()[0] == final + len(ANSWER), "the answer's tokens are counted")
+    assert counts()[1] > reasoning
 
 
 def test_tool_outputs_of_clients_are_counted_once(server: LiveServer, http: httpx.Client) -> None:
