@@ -188,7 +188,7 @@ async def test_until_it_is_replaced_requests_are_turned_away(
 async def test_an_engine_stuck_in_a_step_is_replaced_although_its_heart_beats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load of 400 layers outlasts several heartbeats; to this supervisor it is an endless step."""
+    """A load of 400 layers outlasts several heartbeats: for these limits it does not end."""
     monkeypatch.setattr(liveness, "FIRST_STEP_SECONDS", 0.05)
     monkeypatch.setattr(liveness, "STALLED_SECONDS", 0.05)
     Kind("llama", {**LLAMA, "num_hidden_layers": 400}).save(folder := tmp_path / "deep")
