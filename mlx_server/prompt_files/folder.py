@@ -77,7 +77,8 @@ class PromptFolder:
         self._locked: int | None = None
         self._scanned = 0.0
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
         return len(self._files)
 
     def __contains__(self, file: PromptFile) -> bool:
@@ -216,11 +217,11 @@ class PromptFolder:
         """Removes the least recently used files until `nbytes` more are within the limits."""
         most_files = limits.PROMPT_FILES.value - bool(nbytes)
         with self._lock:
-            if self.nbytes + nbytes <= self.most_bytes and len(self) <= most_files:
+            if self.nbytes + nbytes <= self.most_bytes and self.count <= most_files:
                 return
             most = int(self.most_bytes * KEPT_SHARE) - nbytes
             for file in sorted(self._files, key=lambda each: self._files[each].used):
-                if self.nbytes <= most and len(self) <= most_files * KEPT_SHARE:
+                if self.nbytes <= most and self.count <= most_files * KEPT_SHARE:
                     break
                 self.remove(file)
 
