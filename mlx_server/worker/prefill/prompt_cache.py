@@ -162,7 +162,7 @@ class PromptCache:
             self._warned_too_large = True
             log.warning(
                 "a conversation of %d tokens takes %.1f MB, and the prompt cache has room for "
-                "%.1f MB: its next turn will compute the whole prompt again. `prompt_cache_bytes` "
+                "%.1f MB: its next turn will compute the whole prompt again. `prompt_cache` "
                 "and `memory_budget` in models.yaml limit the room. This is logged only once.",
                 tokens,
                 nbytes / 1e6,
