@@ -70,6 +70,8 @@ class Contents:
     """What `encoded` was given: the model's id and the state's numbers."""
     tensors: Mapping[str, tuple[str, Bits]]
     """Type and items by name."""
+    ids: Ids
+    """The tokens that only this file stands for."""
 
 
 def encoded(
@@ -104,8 +106,8 @@ def written(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
     yield memoryview(whole.digest())
 
 
-def read(path: Path, file: PromptFile, ids: Ids, most_bytes: int) -> Contents:
-    """Reads and checks a file that stands for these tokens. Raises DamagedFile, or OSError."""
+def read(path: Path, file: PromptFile, most_bytes: int) -> Contents:
+    """Reads and checks a file. Raises DamagedFile, or OSError."""
     data = _checked_bytes(path, most_bytes)
     try:
         header = read_header(BytesIO(data), len(data), HEADER_BYTES)
@@ -115,9 +117,9 @@ def read(path: Path, file: PromptFile, ids: Ids, most_bytes: int) -> Contents:
         raise DamagedFile("is not the file that its name says")
     tensors = {name: _items(data, header, name) for name in header.tensors if name != CHECKSUM}
     dtype, own = tensors.pop(TOKENS, ("", np.empty(0)))
-    if dtype != "U32" or not np.array_equal(own, ids):
-        raise DamagedFile("has other tokens than its name says")
-    return Contents(_about(header), tensors)
+    if dtype != "U32" or own.ndim != 1:
+        raise DamagedFile("does not say which tokens it is for")
+    return Contents(_about(header), tensors, own)
 
 
 def model_in(path: Path) -> str | None:

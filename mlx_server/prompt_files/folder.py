@@ -57,7 +57,9 @@ class FoundFiles:
 
     length: int
     blocks: tuple[PromptFile, ...]
-    state: PromptFile | None
+    state: PromptFile | None = None
+    most: int = 0
+    """If the state's tokens may go on differently: the length if they do not."""
 
     @property
     def files(self) -> tuple[PromptFile, ...]:
@@ -165,10 +167,23 @@ class PromptFolder:
             there = next(missing, len(whole)) if blocks else len(whole)
             for at in range(there, -1, -1):
                 state = max(self._matching(group, ids, links, at), key=_length, default=None)
-                if state or (not states and at):
-                    length = state.length if state else at * self.block
-                    return FoundFiles(length, tuple(whole[:at]) if blocks else (), state)
+                if state:
+                    before, length = tuple(whole[:at]) if blocks else (), state.length
+                    return FoundFiles(length, before, state, most=length)
+                if not states:
+                    return self._with_next(group, links[at], tuple(whole[:at]), len(ids))
         return None
+
+    def _with_next(
+        self, group: str, link: str, blocks: tuple[PromptFile, ...], length: int
+    ) -> FoundFiles | None:
+        """The blocks and, of the states after them, the one that was used last: it can be cut back
+        to where its tokens differ from the prompt's."""
+        begin = blocks[-1].length if blocks else 0
+        after = self._states.get((group, link), ())
+        if last := max(after, key=lambda file: self._files[file].used, default=None):
+            return FoundFiles(begin, blocks, last, most=min(length, last.length))
+        return FoundFiles(begin, blocks, most=begin) if blocks else None
 
     def states_of(self, group: str, ids: Ids, links: Sequence[str]) -> list[PromptFile]:
         """The states of all prefixes of `ids`."""

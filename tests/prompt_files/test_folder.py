@@ -83,6 +83,9 @@ def test_the_longest_prefix(tmp_path: Path) -> None:
     put(folder, state_file(GROUP, links, tokens, 10, BLOCK))
     assert longest(tokens, states=True) == longest(tokens) == 10
     assert longest(ids(*range(10), 99)) == 10
+    partly = folder.longest(GROUP, ids(*range(9), 99), links[:3], blocks=True, states=False)
+    assert partly
+    assert (partly.length, partly.most) == (8, 10), "its last token is known when it is read"
     assert longest(ids(*range(9), 99), states=True) == 6
     assert longest(ids(99, *range(1, 11))) == 0
     folder.remove(block_file(GROUP, links, 0, BLOCK))

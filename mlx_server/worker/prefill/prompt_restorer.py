@@ -106,7 +106,7 @@ class PromptRestorer:
             return 0
         nbytes = sum(map(self._folder.size_of, found.files))
         known = self._cache.known(read.key, read.tokens)
-        return found.length - known if nbytes <= self._cache.max_bytes else 0
+        return found.most - known if nbytes <= self._cache.max_bytes else 0
 
     def _load(self, read: PromptRead) -> None:
         model = self._models.of(read.key)

@@ -17,7 +17,7 @@ from mlx_server.prompt_files.contents import (
     read,
 )
 from mlx_server.prompt_files.folder import FoundFiles, PromptFolder
-from mlx_server.prompt_files.names import Ids, PromptFile, links_of
+from mlx_server.prompt_files.names import Ids, PromptFile, digest, links_of
 from mlx_server.worker.prefill.cache_layout import (
     AXIS,
     CacheLayout,
@@ -25,6 +25,7 @@ from mlx_server.worker.prefill.cache_layout import (
     rest_sizes,
     shapes_fit,
 )
+from mlx_server.worker.prefill.cached_prompt import common_length
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -59,11 +60,11 @@ def load(
 
     A damaged file is removed, and what is there without it is read instead.
     """
-    while (found := found_files(folder, layout, group, ids)) and found.length >= least:
+    while (found := found_files(folder, layout, group, ids)) and found.most >= least:
         stored = _Assembly(folder, layout, ids, found)
         if stored.complete():
             folder.touch(found.files)
-            return stored.result()
+            return stored.result() if stored.length >= least else None
     return None
 
 
@@ -75,9 +76,10 @@ class _Assembly:
     ) -> None:
         self._folder, self._layout, self._ids, self._found = folder, layout, ids, found
         self._cut: Tensors = {
-            name: (shape.dtype, np.empty(_whole(shape.shape, found.length), _width(shape.dtype)))
+            name: (shape.dtype, np.empty(_whole(shape.shape, found.most), _width(shape.dtype)))
             for name, shape in layout.cut.items()
         }
+        self.length = 0
         self._rest: Tensors = {}
         self._numbers: Mapping[str, Any] = {}
         self._nbytes = 0
@@ -101,29 +103,37 @@ class _Assembly:
         return True
 
     def result(self) -> StoredPrompt:
-        return StoredPrompt(self._found.length, self._cut, self._rest, self._numbers, self._nbytes)
+        end = self.length
+        cut = {name: (dtype, items[:, :, :end]) for name, (dtype, items) in self._cut.items()}
+        return StoredPrompt(end, cut, self._rest, self._numbers, self._nbytes)
 
     def _take(self, file: PromptFile) -> None:
-        begin = (file.length - 1) // self._folder.block * self._folder.block
-        if file.tail:
-            begin = file.length - file.length % self._folder.block
-        most = self._layout.most_bytes(self._folder.block, file.length)
-        own = self._ids[begin : file.length]
-        most += HEADER_BYTES + own.nbytes
-        contents = read(self._folder.place(file), file, own, most)
-        layout = self._layout
-        wanted = {**layout.cut, **layout.rest} if file.tail else layout.cut
+        block, layout = self._folder.block, self._layout
+        begin = file.length - file.length % block if file.tail else file.length - block
+        most = layout.most_bytes(block, file.length) + HEADER_BYTES + 4 * block
+        contents = read(self._folder.place(file), file, most)
+        end = begin + self._common(file, begin, contents.ids)
         shapes = {n: (dtype, items.shape) for n, (dtype, items) in contents.tensors.items()}
-        if not shapes_fit(wanted, shapes):
+        if not shapes_fit({**layout.cut, **layout.rest} if file.tail else layout.cut, shapes):
             raise DamagedFile("has other arrays than the model's caches")
         for name in layout.cut:
             items = contents.tensors[name][1]
             if items.shape[AXIS] != file.length - begin:
                 raise DamagedFile("has arrays of another length")
-            self._cut[name][1][:, :, begin : file.length] = items
+            self._cut[name][1][:, :, begin:end] = items[:, :, : end - begin]
         if file.tail:
             self._take_rest(contents, file.length)
+        self.length = end
         self._nbytes += self._folder.size_of(file)
+
+    def _common(self, file: PromptFile, begin: int, ids: Ids) -> int:
+        """How many of the file's tokens are the prompt's: of the last file maybe not all."""
+        wanted = self._ids[begin : file.length]
+        is_own = file.tail == digest(file.link.encode(), ids.tobytes())
+        may_differ = is_own and len(ids) == file.length - begin > self._found.length - begin
+        if not np.array_equal(ids, wanted) and not may_differ:
+            raise DamagedFile("has other tokens than its name says")
+        return common_length(ids, wanted)
 
     def _take_rest(self, contents: Contents, length: int) -> None:
         numbers = contents.about.get("rest")
