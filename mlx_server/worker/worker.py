@@ -236,7 +236,10 @@ class Engine:
             reports += self._step(model)
         if not (self._prompt_logprobs or any(self._batches.values())):
             self._constraints.read_ahead()
-        self._disk.step(busy=self._is_busy)
+        try:
+            self._disk.step(busy=self._is_busy)
+        except Exception as error:
+            reports += self._device_failed(error)
         return [*reports, *self._disk.report()]
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mlx.nn as nn
 
+from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import FLUSH_SECONDS, DiskCacheUse
 from mlx_server.errors import public_message
 from mlx_server.prompt_files.folder import FolderInUse, PromptFolder
@@ -81,7 +82,21 @@ class DiskTier:
         return max(0.0, self._ran + IDLE_SECONDS - time.monotonic())
 
     def step(self, *, busy: bool) -> None:
-        """Does a piece of work. busy: whether rows are running."""
+        """Does a piece of work. busy: whether rows are running. Raises errors of the GPU only."""
+        self._guarded(lambda: self._step(busy=busy))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Runs work; what fails is given up, and answers are computed without it."""
+        try:
+            work()
+        except Exception as error:
+            self._saver.give_up()
+            self._restorer.give_up()
+            if device_error(error):
+                raise
+            log.exception("a prompt could not be written to disk, or read")
+
+    def _step(self, *, busy: bool) -> None:
         now = time.monotonic()
         if busy:
             self._ran = now
@@ -96,7 +111,8 @@ class DiskTier:
 
     def flush(self, model: str | None = None) -> None:
         """Writes prompts that are about to be dropped. Call it while no row is running."""
-        self._saver.flush(time.monotonic() + FLUSH_SECONDS, model)
+        deadline = time.monotonic() + FLUSH_SECONDS
+        self._guarded(lambda: self._saver.flush(deadline, model))
 
     def report(self) -> list[DiskCacheUse]:
         """What has happened since the last report, if anything has."""
@@ -110,7 +126,7 @@ class DiskTier:
     def stop(self) -> None:
         """Writes what is not written, and closes the folder."""
         deadline = time.monotonic() + FLUSH_SECONDS
-        self._saver.flush(deadline)
+        self._guarded(lambda: self._saver.flush(deadline))
         self._saver.join(deadline)
         self._restorer.stop()
         self._saver.stop()

@@ -86,6 +86,11 @@ class PromptRestorer:
             return bool(self._waiting)
         return self._work is not None or (self._loading is not None and self._loading.done())
 
+    def give_up(self) -> None:
+        """Drops the prompt that is being taken over."""
+        if self._work is not None:
+            self._read = self._work = None
+
     def step(self) -> None:
         """Takes over a piece of what was read, or has the next prompt read."""
         if self._work is not None:
@@ -126,6 +131,7 @@ class PromptRestorer:
             self.reads.misses += 1
             self._read = None
             return
+        self._cache.shrink(max(0, self._cache.max_bytes - stored.nbytes))
         self._work = self._taking(stored)
 
     def _taking(self, stored: StoredPrompt) -> Iterator[None]:

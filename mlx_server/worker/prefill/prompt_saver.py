@@ -58,6 +58,8 @@ class PromptSaver:
         self._lock = threading.Lock()
         self._written_bytes = 0
         self._paused_until = 0.0
+        self._is_refused = False
+        """Whether the last file could not be written, which has been logged."""
 
     @property
     def written_bytes(self) -> int:
@@ -99,6 +101,12 @@ class PromptSaver:
         except StopIteration:
             prompt.is_saved, self._prompt = True, None
 
+    def give_up(self) -> None:
+        """Drops the prompt that is being written."""
+        if self._prompt:
+            self._prompt.is_saved = True
+        self._prompt, self._work = None, iter(())
+
     def flush(self, deadline: float, key: str | None = None) -> None:
         """Writes what is not written, until this time of `time.monotonic`."""
         while time.monotonic() < deadline and (prompt := self.next(key)):
@@ -127,13 +135,16 @@ class PromptSaver:
             return
         try:
             work()
+            self._is_refused = False
         except OSError as error:
             self._paused_until = time.monotonic() + PAUSE_SECONDS
-            log.warning(
-                "prompt caches can't be written to disk, and are tried again in %.0f s: %s",
-                PAUSE_SECONDS,
-                error.strerror or error,
-            )
+            if not self._is_refused:
+                log.warning(
+                    "prompt caches can't be written to disk: %s. They are kept in memory only, and "
+                    "the disk is tried again now and then.",
+                    error.strerror or error,
+                )
+            self._is_refused = True
 
     def _saving(self, model: DiskModel, prompt: CachedPrompt) -> Iterator[None]:
         ids, group = prompt.tokens[: prompt.disk_length], model.group(prompt.key)
