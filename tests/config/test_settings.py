@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from mlx_server import limits
 from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import ServerSettings, Settings
 from mlx_server.config.yaml_lines import YamlProblem
@@ -392,7 +393,9 @@ def test_the_prompt_cache_in_memory_and_on_disk(
 
 def test_prompts_are_kept_in_the_data_directory(folder: Path) -> None:
     written(MINIMAL)
-    assert load(MLX_SERVER_DATA="data").prompt_folder == folder / "data" / "prompts"
+    found = load(MLX_SERVER_DATA="data")
+    assert found.prompt_folder == folder / "data" / "prompts"
+    assert found.server.prompt_cache.disk == limits.PROMPT_FILE_BYTES.value
 
 
 def test_without_bytes_on_disk_there_is_no_folder() -> None:

@@ -1,15 +1,19 @@
 """Prompts that come back from disk: the same answers as a cold engine's, and no others' prompts."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.engine.messages import (
+    CancelRows,
     DiskCacheUse,
     Generate,
     LimitCache,
@@ -22,6 +26,7 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files.names import PromptFile
 from mlx_server.worker.prefill import disk_tier, prompt_saver
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import KINDS, SIZES, Kind
@@ -202,6 +207,52 @@ def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start:
     assert again <= 2 * BLOCK + 0.02 * prompt_tokens, "of each restart less than a block is lost"
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_random_sessions(path: Path, tmp_path: Path, start: Start, seed: int) -> None:
+    """They branch anywhere, have keys, restart, and push each other off a small disk."""
+    random, cold = Random(seed), start(path, None)
+    process, prompts, hits = start(path, tmp_path, 700_000), [words(seed, 100)], 0
+    for turn in range(14):
+        before = random.choice(prompts)
+        cut = random.choice([len(before), random.randrange(len(before))])
+        prompt = [*before[:cut], *words(100 * seed + turn, random.randint(1, 90))]
+        scope = random.choice(["", "", "key"])
+        places = sorted(random.sample(range(len(prompt)), min(2, len(prompt))))
+        said = process.answer(prompt, branches=places, cache_scope=scope)
+        assert said == cold.answer(prompt)
+        prompts.append([*prompt, *said[: random.randint(0, 8)]])
+        if random.random() < 0.4:
+            hits += process.total("hits")
+            process.stop()
+            process = start(path, tmp_path, 700_000)
+    assert hits + process.total("hits") > 0
+
+
+def test_bytes_that_wait_for_the_disk_are_limited(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk takes nothing, one file waits and no other is prepared."""
+    most = limits.PROMPT_WRITE_BYTES
+    monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", replace(most, value=1))
+    goes_on, write, begun = Event(), PromptFolder.write, []
+
+    def slow(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+        begun.append(file)
+        goes_on.wait(30)
+        return write(self, file, pieces)
+
+    monkeypatch.setattr(PromptFolder, "write", slow)
+    process = start(llama, tmp_path)
+    process.answer(words(1, 400))
+    assert process.engine.pause is None, "it waits for the disk"
+    assert len(process.engine._disk._saver._writes) == 1
+    assert process.folder
+    assert process.folder.count == 0
+    goes_on.set()
+    process.stop()
+    assert process.folder.count == len(begun) == 400 // BLOCK + 1
+
+
 def test_a_long_session_takes_the_disk_of_one_cache(
     path: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -380,8 +431,6 @@ def test_nothing_is_written_between_steps_but_single_pieces(
 def test_a_row_that_is_cancelled_while_its_prompt_is_read(
     llama: Path, tmp_path: Path, start: Start
 ) -> None:
-    from mlx_server.engine.messages import CancelRows
-
     process = start(llama, tmp_path)
     prompt = words(1, 300)
     process.answer(prompt)

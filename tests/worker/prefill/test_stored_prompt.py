@@ -192,11 +192,11 @@ def test_forged_arrays(saved: Saved, tmp_path: Path, change: Any) -> None:
         {"0": ["ArraysCache"]},
         lambda own: [*own, 1],
         lambda own: [n + 1 for n in own] or [0],
-        lambda own: [10**9 for n in own] or [None],
+        lambda own: [10**9] * len(own) or [0],
         lambda own: [str(n) for n in own] or {},
-        lambda own: [True for n in own] or "x",
+        lambda own: [True] * len(own) or "x",
     ],
-    ids=str,
+    ids=["null", "list", "one", "class", "more", "others", "huge", "texts", "booleans"],
 )
 @pytest.mark.parametrize("kind", ["gpt-oss", "lfm2"])
 def test_forged_numbers(tmp_path: Path, numbers: Any, kind: str) -> None:
