@@ -55,7 +55,6 @@ def serve(
         try:
             commands = _take(inbox, engine.pause)
         except EOFError:
-            engine.stop()
             return
         monitor.step_begins(warm=not commands and engine.warm, doing=engine.doing)
         # An unload may free most of the machine's memory, which takes seconds.
@@ -137,7 +136,10 @@ def main() -> None:
         # The heartbeat ends the longer patience for an import at once.
         sender.send(_ready(), monitor.heartbeat())
         serve(engine, monitor, inbox, sender.send)
-        leave(int(engine.broken))
+    if engine.broken:
+        leave(1)
+    engine.stop()
+    leave(0)
 
 
 if __name__ == "__main__":
