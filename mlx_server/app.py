@@ -49,6 +49,7 @@ from mlx_server.config.settings import (
     Settings,
     StoreSettings,
 )
+from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.messages import Schedule
 from mlx_server.errors import ShuttingDown, StoreUnavailable
 from mlx_server.mcp import Connector, Connectors
@@ -89,7 +90,8 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
         wait_seconds=server.wait_seconds,
         budget=server.memory_budget,
         wired=server.wired,
-        prompt_cache=server.prompt_cache_bytes,
+        prompt_cache=server.prompt_cache_memory,
+        prompt_disk=_prompt_disk(settings),
     )
     specs = [_spec(id, model, server.adapters_dir) for id, model in settings.models.items()]
     pool = Pool(specs, pool_limits, on_progress, adapter_dirs=_adapter_dirs(server))
@@ -136,6 +138,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.metrics = metrics.Metrics(pool)
     app.state.started = int(time.time())
     pool.on_step = app.state.metrics.on_step
+    pool.on_disk_cache = app.state.metrics.on_disk_cache
     errors.install(app)
 
     keyed = APIRouter(
@@ -334,6 +337,11 @@ def spec_named(config: Path | None, name: str) -> ModelSpec:
             return spec
     ((id, model),) = load_settings(None, models=[name], environ={}).models.items()
     return _spec(id, model)
+
+
+def _prompt_disk(settings: Settings) -> PromptDisk:
+    folder = settings.prompt_folder
+    return PromptDisk(folder, settings.server.prompt_cache.disk) if folder else NO_DISK
 
 
 def _adapter_dirs(server: ServerSettings) -> tuple[Path, ...]:

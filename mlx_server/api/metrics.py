@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as exposition
 
-from mlx_server.engine.messages import StepOutput
+from mlx_server.engine.messages import DiskCacheUse, StepOutput
 from mlx_server.events import (
     Event,
     Finished,
@@ -101,6 +101,36 @@ class Metrics:
             buckets=STEP_SECONDS,
             registry=registry,
         )
+        self.disk_hits = Counter(
+            "mlx_server_disk_cache_hits",
+            "Prompts of which a part was read from the prompt cache's files.",
+            registry=registry,
+        )
+        self.disk_misses = Counter(
+            "mlx_server_disk_cache_misses",
+            "Prompts of which the prompt cache's files had no more than the memory.",
+            registry=registry,
+        )
+        self.disk_tokens = Counter(
+            "mlx_server_disk_cache_tokens",
+            "Prompt tokens read from the prompt cache's files.",
+            registry=registry,
+        )
+        self.disk_read = Counter(
+            "mlx_server_disk_cache_read_bytes",
+            "Bytes read from the prompt cache's files.",
+            registry=registry,
+        )
+        self.disk_written = Counter(
+            "mlx_server_disk_cache_written_bytes",
+            "Bytes of the prompt cache's files that were written.",
+            registry=registry,
+        )
+        self.disk_bytes = Gauge(
+            "mlx_server_disk_cache_bytes",
+            "Size of the prompt cache's files on disk.",
+            registry=registry,
+        )
         self.batch = Gauge("mlx_server_batch_size", "Rows in the last step.", registry=registry)
         self.queue = Gauge(
             "mlx_server_queue", "Rows waiting for their first token.", registry=registry
@@ -126,6 +156,14 @@ class Metrics:
         self.active.set(step.active_bytes)
         self.buffers.set(step.buffer_bytes)
         self.peak.set(step.peak_bytes)
+
+    def on_disk_cache(self, use: DiskCacheUse) -> None:
+        self.disk_hits.inc(use.hits)
+        self.disk_misses.inc(use.misses)
+        self.disk_tokens.inc(use.tokens)
+        self.disk_read.inc(use.read_bytes)
+        self.disk_written.inc(use.written_bytes)
+        self.disk_bytes.set(use.nbytes)
 
     async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
         began = time.perf_counter()

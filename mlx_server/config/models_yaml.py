@@ -15,6 +15,7 @@ from mlx_server.config.settings import (
     AdapterSettings,
     ConnectorSettings,
     ModelSettings,
+    PromptCacheSettings,
     RepairSettings,
     SamplingDefaults,
     ServerSettings,
@@ -100,6 +101,8 @@ def _unknown_key(loc: Loc) -> str:
         schema = StoreSettings
     elif loc[0] == "connectors":
         schema = ConnectorSettings
+    elif loc[:2] == ("server", "prompt_cache"):
+        schema = PromptCacheSettings
     elif loc[2:3] == ("repair",):
         schema = RepairSettings
     known = [field.alias or name for name, field in schema.model_fields.items()]

@@ -15,11 +15,12 @@ from itertools import count
 from pathlib import Path
 
 from mlx_server import limits
-from mlx_server.engine.client import EngineClient
+from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
 from mlx_server.engine.device_errors import Streak
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     DeviceFailed,
+    DiskCacheUse,
     ModelLoaded,
     Schedule,
     StepOutput,
@@ -80,6 +81,7 @@ class PoolLimits:
     """How many bytes of weights are wired on a Mac: see engine/wired_memory.py."""
     prompt_cache: int | None = None
     """Bytes of the prompt cache; None: all that models and answers leave."""
+    prompt_disk: PromptDisk = NO_DISK
 
 
 class Pool:
@@ -115,6 +117,7 @@ class Pool:
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
+        self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that has been loaded."""
         self._out_of_memory = Streak()
@@ -368,7 +371,9 @@ class Pool:
             cache_bytes=self.budget.nbytes if most is None else most,
             wired=self._limits.wired,
             schedule=self._limits.schedule,
+            disk=self._limits.prompt_disk,
         )
+        client.on_disk_cache = lambda use: self.on_disk_cache(use)
         client.on_step = self._stepped
         client.on_prefill = self._leases.prefilled
         client.on_device_failed = self._device_failed

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
-from mlx_server.engine.messages import StepOutput, Token
+from mlx_server.engine.messages import DiskCacheUse, StepOutput, Token
 from tests.api import wire
 from tests.api.messages.talking import BODY
 from tests.api.messages.talking import error as messages_error
@@ -258,6 +258,18 @@ def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
     assert [sample(idle, name) for name in names] == [0, 0, 7]
     assert sample(idle, "mlx_server_buffer_bytes") == 5
     assert sample(idle, "mlx_server_peak_bytes") == 9
+
+
+def test_metrics_count_the_prompt_caches_files(tiny_path: Path) -> None:
+    app = wire.app(tiny_path, ScriptedEngine())
+    for nbytes in (10, 20):
+        app.state.pool.on_disk_cache(DiskCacheUse(1, 2, 300, 4000, 500, nbytes))
+    with TestClient(app, base_url="http://localhost") as client:
+        found = client.get("/metrics").text
+    names = ("hits", "misses", "tokens", "read_bytes", "written_bytes")
+    counts = [sample(found, f"mlx_server_disk_cache_{name}_total") for name in names]
+    assert counts == [2, 4, 600, 8000, 1000]
+    assert sample(found, "mlx_server_disk_cache_bytes") == 20
 
 
 def sample(exposition: str, name: str) -> float:

@@ -30,6 +30,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         model=body.model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,

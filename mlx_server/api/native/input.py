@@ -40,6 +40,7 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
         model=model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
         **_limits(body),
         buffered=True,
         prompts=(
