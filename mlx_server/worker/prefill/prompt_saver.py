@@ -22,6 +22,7 @@ from mlx_server.prompt_files.names import PromptFile, block_file, links_of, stat
 from mlx_server.worker.prefill.cache_layout import (
     NAMES,
     Arrays,
+    CacheLayout,
     check_numbers,
     named_arrays,
     numbers_of,
@@ -57,6 +58,8 @@ class PromptSaver:
         self._work: Iterator[None] = iter(())
         self._lock = threading.Lock()
         self._written_bytes = 0
+        self._misfits: set[str] = set()
+        """The models with caches of an unexpected shape."""
         self._paused_until = 0.0
         self._is_refused = False
         """Whether the last file could not be written, which has been logged."""
@@ -145,6 +148,8 @@ class PromptSaver:
                     error.strerror or error,
                 )
             self._is_refused = True
+        except Exception:
+            log.exception("a prompt could not be written to disk")
 
     def _saving(self, model: DiskModel, prompt: CachedPrompt) -> Iterator[None]:
         ids, group = prompt.tokens[: prompt.disk_length], model.group(prompt.key)
@@ -195,7 +200,8 @@ class PromptSaver:
         arrays |= (own := named_arrays(rest))
         numbers = {str(layer): numbers_of(entry) for layer, entry in rest.items()}
         about = {"model": model.id, "rest": numbers}
-        if not _can_be_restored(model, cut, own, numbers, file):
+        if not _can_be_restored(model.layout, cut, own, numbers, file):
+            self._log_misfit(model.id)
             return
         raw: dict[str, mx.array] = {}
         size = 0
@@ -211,7 +217,15 @@ class PromptSaver:
         pieces = encoded(file, prompt.tokens[begin : file.length], about, tensors)
         nbytes = sum(piece.nbytes for piece in pieces)
         self._submit(partial(self._write, file, pieces), nbytes)
-        yield
+
+    def _log_misfit(self, model: str) -> None:
+        if model not in self._misfits:
+            self._misfits.add(model)
+            log.warning(
+                "a prompt cache of %s has an unexpected shape, so it is not written to disk. This "
+                "is logged only once.",
+                model,
+            )
 
     def _write(self, file: PromptFile, pieces: Sequence[memoryview]) -> None:
         nbytes = self._folder.write(file, pieces)
@@ -225,13 +239,11 @@ def _raw_tensor(array: mx.array, raw: mx.array) -> RawTensor:
 
 
 def _can_be_restored(
-    model: DiskModel, cut: Arrays, rest: Arrays, numbers: Mapping[str, Any], file: PromptFile
+    layout: CacheLayout, cut: Arrays, rest: Arrays, numbers: Mapping[str, Any], file: PromptFile
 ) -> bool:
     """Whether the arrays are what the reader of the file will expect."""
-    layout = model.layout
     found = {n: (NAMES.get(a.dtype, ""), a.shape) for n, a in (cut | rest).items()}
     if not shapes_fit(layout.cut if not rest else {**layout.cut, **layout.rest}, found):
-        log.warning("a prompt cache of %s has an unexpected shape and is not written", model.id)
         return False
     shapes = {name: array.shape for name, array in rest.items()}
     try:
