@@ -9,6 +9,13 @@ DOTS = ModelFamily(
     layout=MarkupLayout(call_formats=(CALLS,), calls_end_reasoning=True),
     answer_prefix="\n</think>\n\n",
     template_markers=CALLS.opens,
-    stop_tokens=("<|endofresponse|>",),
-    special_tokens=("<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"),
+    stop_tokens=("<|endofassistant|>", "<|endofresponse|>"),
+    special_tokens=(
+        "<|system|>",
+        "<|endofsystem|>",
+        "<|user|>",
+        "<|endofuser|>",
+        "<|assistant|>",
+        "<|endofassistant|>",
+    ),
 )

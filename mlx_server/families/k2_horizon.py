@@ -13,6 +13,15 @@ K2_HORIZON = ModelFamily(
     layout=MarkupLayout(reasoning=THOUGHTS, call_formats=(CALLS,)),
     answer_prefix=THOUGHTS[0][1],
     template_markers=CALLS.opens,
-    stop_tokens=("<|endofturn|>",),
-    special_tokens=("<|endofturn|>",),
+    stop_tokens=("<|ifm|im_end|>", "<|ifm|endoftext|>"),
+    special_tokens=(
+        "<|ifm|begin_of_text|>",
+        "<|ifm|endoftext|>",
+        "<|ifm|im_start|>",
+        "<|ifm|im_end|>",
+        *(mark for pair in THOUGHTS for mark in pair),
+        *CALLS.opens,
+        *CALLS.inner,
+        *CALLS.closes,
+    ),
 )

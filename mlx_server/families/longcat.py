@@ -16,5 +16,14 @@ LONGCAT = ModelFamily(
     answer_prefix=THOUGHTS[1],
     model_types=("longcat_flash", "longcat_flash_ngram"),
     stop_tokens=("</longcat_s>",),
-    special_tokens=("<longcat_s>", "</longcat_s>", *THOUGHTS, *CALLS.opens, *CALLS.closes),
+    special_tokens=(
+        "<longcat_s>",
+        "</longcat_s>",
+        "<longcat_system>",
+        "<longcat_user>",
+        "<longcat_assistant>",
+        *THOUGHTS,
+        *CALLS.opens,
+        *CALLS.closes,
+    ),
 )

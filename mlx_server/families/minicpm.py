@@ -30,5 +30,8 @@ MINICPM5 = ModelFamily(
     answer_prefix="\n</think>\n\n",
     template_markers=("<function name=", "<param name="),
     stop_tokens=("<|im_end|>", "</s>"),
-    special_tokens=("<s>", "</s>", "<|im_start|>", "<|im_end|>"),
+    special_tokens=(
+        *("<s>", "</s>", "<|im_start|>", "<|im_end|>"),
+        *("<function", "</function>", "<param", "</param>"),
+    ),
 )

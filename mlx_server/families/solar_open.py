@@ -18,7 +18,17 @@ SOLAR_OPEN = ModelFamily(
     answer_prefix="<|end|><|begin|>assistant<|content|>",
     model_types=("solar_open",),
     stop_tokens=("<|flush|>", "<|calls|>"),
-    special_tokens=("<|begin|>", *THOUGHTS, *PARTS, *CALLS.opens, *CALLS.closes, *CALLS.inner),
+    special_tokens=(
+        "<|begin|>",
+        *THOUGHTS,
+        *PARTS,
+        *CALLS.opens,
+        *CALLS.closes,
+        *CALLS.inner,
+        "<|tool_response|>",
+        *(f"<|tool_response:{part}|>" for part in ("begin", "name", "result", "end")),
+        *(f"<|{part}|>" for part in ("tools:begin", "tools:end", "tool:begin", "tool:end")),
+    ),
 )
 
 THOUGHTS_2 = ("<|think:start|>", "<|think:end|>")
@@ -28,6 +38,16 @@ SOLAR_OPEN2 = ModelFamily(
     layout=MarkupLayout(reasoning=(THOUGHTS_2,), call_formats=(KEYED,)),
     answer_prefix=THOUGHTS_2[1],
     model_types=("solar_open2",),
-    stop_tokens=("<|im:end|>", "<|im_end|>"),
-    special_tokens=("<|im:start|>", "<|im:end|>", "<|im_end|>", *THOUGHTS_2, *KEYED.inner),
+    stop_tokens=("<|im:end|>",),
+    special_tokens=(
+        "<|im:start|>",
+        "<|im:content|>",
+        "<|im:end|>",
+        *THOUGHTS_2,
+        *KEYED.inner,
+        "<|tool:start|>",
+        "<|tool:end|>",
+        "<|tool_response:start|>",
+        "<|tool_response:end|>",
+    ),
 )

@@ -11,6 +11,7 @@ STEP3 = ModelFamily(
     model_types=("step3", "step3_text", "step3_vl"),
     stop_tokens=("<|EOT|>",),
     special_tokens=(
+        "<｜begin▁of▁sentence｜>",
         "<|BOT|>",
         "<|EOT|>",
         "<｜tool_calls_begin｜>",

@@ -223,6 +223,8 @@ class MarkupParser:
             self._output.add_repair("unmarked")
             if not self._output.in_text:
                 self._output.whitespace.after_delimiter()
+        elif self._verbatim:
+            self._output.add_text(space)
 
     def _is_stray(self, delimiter: str) -> bool:
         """Whether nothing was opened before. After calls, their closing delimiters may remain."""

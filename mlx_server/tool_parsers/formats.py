@@ -61,7 +61,7 @@ INTERNLM = replace(
     opens=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
 )
 GIGACHAT = marked_json.marked_object(
-    "function call<|role_sep|>", "<|function_call|>", follows=("<|message_sep|>",)
+    "function call<|role_sep|>\n", "<|function_call|>", follows=("<|message_sep|>",)
 )
 
 _PLAIN_FORM = JsonCallForm(arguments="(arguments|parameters)")
@@ -160,15 +160,17 @@ APERTUS = NamedCallFormat(
 ).call_format()
 
 _PLAMO = "<|plamo:{}:plamo|>"
+_PLAMO_JSON = "<|plamo:constrain|>json<|plamo:msg|>"
 PLAMO = NamedCallFormat(
     opens=_PLAMO.format("begin_tool_requests"),
     before_name=_PLAMO.format("begin_tool_request") + _PLAMO.format("begin_tool_name"),
     name=re.compile(r"[^<\n]+"),
     after_name=_PLAMO.format("end_tool_name") + _PLAMO.format("begin_tool_arguments"),
-    before_arguments="<|plamo:constrain|>json<|plamo:msg|>",
+    before_arguments=_PLAMO_JSON,
     closes_call=_PLAMO.format("end_tool_arguments") + _PLAMO.format("end_tool_request"),
     between="",
     closes=_PLAMO.format("end_tool_requests"),
+    inner=(_PLAMO_JSON,),
     repair_unit="block",
     space="",
 ).call_format()
@@ -362,16 +364,21 @@ STEP3 = replace(
     inner=_STEP3_CALL,
 )
 
-MINICPM5 = without_block(
-    TagSyntax(
-        function="<function name=",
-        function_end="</function>",
-        parameter="<param name=",
-        parameter_end="</param>",
-        quote='"',
-        cdata=True,
+_MINICPM5_TAGS = TagSyntax(
+    function="<function name=",
+    function_end="</function>",
+    parameter="<param name=",
+    parameter_end="</param>",
+    quote='"',
+    cdata=True,
+)
+MINICPM5 = replace(
+    without_block(_MINICPM5_TAGS, taught=True),
+    inner=(
+        _MINICPM5_TAGS.parameter,
+        _MINICPM5_TAGS.parameter_end,
+        _MINICPM5_TAGS.function_end,
     ),
-    taught=True,
 )
 
 DSML, GCML = "｜DSML｜", "｜GCML｜"
