@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from mlx_server.engine.client import EngineClient, Item, RowStream
 from mlx_server.engine.messages import Admitted
-from mlx_server.errors import BadRequest, InvalidGrammar
+from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
 from mlx_server.events import Event, Started
 from mlx_server.generation.constraints import is_format_required
+from mlx_server.generation.overflow import PromptOverflow
 from mlx_server.generation.plan import (
     RequestPlan,
     plan,
@@ -35,7 +36,7 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         log_model(prepared.id, prepared.family.name)
         request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
-        planned = await in_thread(plan, prepared, request, adapter, model=prepared.id)
+        planned = await _planned(prepared, request, adapter)
         most = pool.most_tokens(prepared, planned.demand.rows, adapter)
         planned = shortened(planned, prepared, request, most)
         demand = replace(planned.demand, client=request.client)
@@ -66,6 +67,15 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
                 if all(answer.finished for answer in answers.values()):
                     return
                 items = await feed.take()
+
+
+async def _planned(
+    prepared: PreparedModel, request: GenerateRequest, adapter: LeasedAdapter | None
+) -> RequestPlan:
+    try:
+        return await in_thread(plan, prepared, request, adapter, model=prepared.id)
+    except ContextTooLong as error:
+        raise PromptOverflow(error, prepared, request) from None
 
 
 async def _admit(
