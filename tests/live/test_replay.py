@@ -1,6 +1,7 @@
 """Replay models of two families, behind a real server, as OpenAI's own client sees them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -230,6 +231,34 @@ def models_of(server: LiveServer) -> list[Mapping[str, Any]]:
     with server.http() as http:
         found: list[Mapping[str, Any]] = http.get("/v1/pool").json()["models"]
         return found
+
+
+def completion_tokens(server: LiveServer, model: str) -> int:
+    with server.http() as http:
+        exposition = http.get("/metrics").text
+    name = f'mlx_server_completion_tokens_total{{model="{model}"}}'
+    found = re.search(rf"^{re.escape(name)} (\S+)$", exposition, re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str) -> None:
+    begin, before = len(server.log), completion_tokens(server, PLAIN)
+    body = {
+        "model": PLAIN, "stream": True, "max_tokens": 1000,
+        "input" if path == "responses" else "messages": [{"role": "user", "content": "slow"}],
+    }
+    deltas = 0
+    with server.http() as http, http.stream("POST", f"/v1/{path}", json=body) as answer:
+        for line in answer.iter_lines():
+            deltas += '"delta"' in line
+            if deltas > 10:
+                break
+    eventually(lambda: completion_tokens(server, PLAIN) > before, "the tokens are counted")
+    used = completion_tokens(server, PLAIN) - before
+    assert 5 <= used < len(LONG)
+    left = rf"POST /v1/{path} gone \S+ \d+\+{used} tokens, {PLAIN}"
+    eventually(lambda: bool(re.search(left, server.log[begin:])), "the log has them too")
 
 
 @BOTH
