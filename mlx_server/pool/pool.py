@@ -26,6 +26,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
+    NEAREST,
     AdapterNotFound,
     EngineDied,
     ModelNotFound,
@@ -33,6 +34,7 @@ from mlx_server.errors import (
     ServerError,
     ShuttingDown,
     Unavailable,
+    served_names,
 )
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
 from mlx_server.pool import actions
@@ -346,9 +348,9 @@ class Pool:
 
     def _entry(self, name: str) -> PoolEntry:
         if name not in self._names:
-            listed = ", ".join(self._entries) or "none"
+            known = self._entries if len(self._entries) <= NEAREST else self._names
             raise ModelNotFound(
-                f"The model {name[:100]!r} is not served here. Served: {listed}. "
+                f"The model {name[:100]!r} is not served here. {served_names(name, known)} "
                 "Add it to models.yaml, or pass it to `mlx-server serve`.",
                 param="model",
             )

@@ -245,7 +245,9 @@ def completion_tokens(server: LiveServer, model: str) -> int:
 def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str) -> None:
     begin, before = len(server.log), completion_tokens(server, PLAIN)
     body = {
-        "model": PLAIN, "stream": True, "max_tokens": 1000,
+        "model": PLAIN,
+        "stream": True,
+        "max_tokens": 1000,
         "input" if path == "responses" else "messages": [{"role": "user", "content": "slow"}],
     }
     deltas = 0
@@ -277,9 +279,9 @@ def test_a_transcript_that_becomes_wrong_fails_alone(tmp_path: Path) -> None:
     }
     with serving(tmp_path, {"models": models}) as server, server.openai() as client:
         (tmp_path / "bad.yaml").write_text("- output: fine\n- outptu: x\n")
-        with pytest.raises(openai.InternalServerError, match=r"bad\.yaml:2: entry 2") as caught:
+        with pytest.raises(openai.BadRequestError, match=r"bad\.yaml:2: entry 2") as caught:
             asked(client, "bad", "Hi")
-        assert caught.value.code == "model_unusable"
+        assert caught.value.code == "transcript_broken"
         assert said(asked(client, "good", "Hi")) == [("fine", "stop")]
         (tmp_path / "bad.yaml").write_text("- output: repaired\n")
         assert said(asked(client, "bad", "Hi")) == [("repaired", "stop")]
