@@ -175,6 +175,9 @@ class Pool:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
         return self._entry(name).spec
 
+    def knows(self, name: str) -> bool:
+        return name in self._names
+
     def views(self) -> list[ModelView]:
         now = time.time() - _now()
         views = self._policy.views()
@@ -331,6 +334,18 @@ class Pool:
             self._do(self._policy.cancel(ticket, _now()))
             self._do(self._policy.release(ticket, _now()))
             self._leases.remove(ticket)
+
+    async def load(self, name: str, client: str = "") -> None:
+        """Loads the model, as a request does that has no prompt."""
+        with self.row_slot(1, client):
+            prepared = await self.prepared(name)
+            demand = MemoryDemand(prepared.kv, 1, 1, client=client)
+            async with self.lease(prepared, demand):
+                pass
+
+    def keep(self, id: str, seconds: float) -> None:
+        """Sets how long a model that is in memory stays there without a request."""
+        self._do(self._policy.keep(id, seconds, _now()))
 
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
@@ -609,6 +624,7 @@ class Pool:
             leases=view.leases,
             nbytes=view.nbytes,
             last_used=None if view.last_used is None else view.last_used + offset,
+            stale_at=None if view.stale_at is None else view.stale_at + offset,
             progress=entry.progress,
             error=entry.failure.message if entry.failure else None,
             adapters=self.adapters.of(entry.spec.id),

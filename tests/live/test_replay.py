@@ -244,12 +244,11 @@ def completion_tokens(server: LiveServer, model: str) -> int:
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str) -> None:
     begin, before = len(server.log), completion_tokens(server, PLAIN)
-    body = {
-        "model": PLAIN,
-        "stream": True,
-        "max_tokens": 1000,
-        "input" if path == "responses" else "messages": [{"role": "user", "content": "slow"}],
-    }
+    is_response = path == "responses"
+    limit = "max_output_tokens" if is_response else "max_tokens"
+    slow = [{"role": "user", "content": "slow"}]
+    body: dict[str, Any] = {"model": PLAIN, "stream": True, limit: 1000}
+    body["input" if is_response else "messages"] = slow
     deltas = 0
     with server.http() as http, http.stream("POST", f"/v1/{path}", json=body) as answer:
         for line in answer.iter_lines():
