@@ -206,10 +206,14 @@ def served_names(name: str, served: Collection[str]) -> str:
     """A sentence with the names that are served; if there are many, those nearest to `name`."""
     if len(served) <= NEAREST:
         return f"Served: {', '.join(served) or 'none'}."
-    by_lower = {each.lower(): each for each in served}
+    nearest = ", ".join(nearest_names(name, served))
+    return f"The nearest of the {len(served)} that are served: {nearest}."
+
+
+def nearest_names(name: str, known: Collection[str]) -> list[str]:
+    by_lower = {each.lower(): each for each in known}
     nearest = difflib.get_close_matches(name[:100].lower(), by_lower, NEAREST, cutoff=0)
-    names = ", ".join(by_lower[each] for each in nearest)
-    return f"The nearest of the {len(served)} that are served: {names}."
+    return [by_lower[each] for each in nearest]
 
 
 def public_message(error: BaseException) -> str:
