@@ -32,6 +32,7 @@ from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.messages import router as messages
 from mlx_server.api.messages.signatures import Signer
 from mlx_server.api.native import router as native
+from mlx_server.api.ollama import router as ollama
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
@@ -146,7 +147,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api):
+    for router in (models, metrics, pool_api, ollama):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)

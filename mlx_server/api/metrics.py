@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
@@ -18,6 +18,7 @@ from mlx_server.events import (
     Repaired,
     Started,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallStarted,
 )
@@ -169,12 +170,13 @@ class Metrics:
         began = time.perf_counter()
         last: dict[int, float] = {}
         model, outcome, turn = "", "cancelled", request_context.get() or RequestLogContext("")
+        unfinished: Callable[[], TokenCounts] = TokenCounts
         try:
             async with aclosing(events):
                 async for event in events:
                     match event:
                         case Started():
-                            model = event.model
+                            model, unfinished = event.model, event.unfinished
                             turn.prompt_tokens += event.prompt_tokens
                             self.prompt_tokens.labels(model).inc(event.prompt_tokens)
                             self.tool_output_tokens.labels(model).inc(event.tool_output_tokens)
@@ -194,15 +196,7 @@ class Metrics:
                             ended = "completed" if event.error is None else "failed"
                             self.mcp_calls.labels(model, ended).inc()
                         case Finished():
-                            turn.prompt_tokens += event.further_prompt_tokens
-                            turn.completion_tokens += event.completion_tokens
-                            self.prompt_tokens.labels(model).inc(event.further_prompt_tokens)
-                            self.completion_tokens.labels(model).inc(event.completion_tokens)
-                            self.cached_tokens.labels(model).inc(event.cached_tokens)
-                            self.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
-                            self.final_tokens.labels(model).inc(event.text_tokens)
-                            further = event.further_tool_output_tokens
-                            self.tool_output_tokens.labels(model).inc(further)
+                            self._count(model, turn, event.counts)
                             self.forced_answers.labels(model).inc(event.answer_forced)
                     yield event
             outcome = "completed"
@@ -211,6 +205,18 @@ class Metrics:
             raise
         finally:
             self.requests.labels(model, outcome).inc()
+            if outcome != "completed":
+                self._count(model, turn, unfinished())
+
+    def _count(self, model: str, turn: RequestLogContext, counts: TokenCounts) -> None:
+        turn.prompt_tokens += counts.further_prompt_tokens
+        turn.completion_tokens += counts.completion_tokens
+        self.prompt_tokens.labels(model).inc(counts.further_prompt_tokens)
+        self.completion_tokens.labels(model).inc(counts.completion_tokens)
+        self.cached_tokens.labels(model).inc(counts.cached_tokens)
+        self.reasoning_tokens.labels(model).inc(counts.reasoning_tokens)
+        self.final_tokens.labels(model).inc(counts.text_tokens)
+        self.tool_output_tokens.labels(model).inc(counts.further_tool_output_tokens)
 
     def _observe_latency(self, model: str, now: float, before: float | None, began: float) -> None:
         if before is None:

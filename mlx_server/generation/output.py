@@ -27,6 +27,7 @@ from mlx_server.events import (
     ReasoningDelta,
     Repaired,
     TextDelta,
+    TokenCounts,
     TokenLogprob,
     ToolCallFinished,
     Violation,
@@ -301,6 +302,15 @@ class OutputProcessor:
                     self._calls += 1
                     self._logprobs = []
                 yield event
+
+    @property
+    def counts(self) -> TokenCounts:
+        return TokenCounts(
+            completion_tokens=self._tokens,
+            cached_tokens=self._cached or 0,
+            reasoning_tokens=self._reasoning,
+            text_tokens=self._text,
+        )
 
     def _finished(self, reason: FinishReason) -> Finished:
         self.finished = True

@@ -27,6 +27,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
+    NEAREST,
     AdapterNotFound,
     EngineDied,
     ModelNotFound,
@@ -34,6 +35,7 @@ from mlx_server.errors import (
     ServerError,
     ShuttingDown,
     Unavailable,
+    served_names,
 )
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
 from mlx_server.pool import actions
@@ -175,6 +177,9 @@ class Pool:
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
         return self._entry(name).spec
+
+    def knows(self, name: str) -> bool:
+        return name in self._names
 
     def views(self) -> list[ModelView]:
         now = time.time() - _now()
@@ -333,6 +338,18 @@ class Pool:
             self._do(self._policy.release(ticket, _now()))
             self._leases.remove(ticket)
 
+    async def load(self, name: str, client: str = "") -> None:
+        """Loads the model, as a request does that has no prompt."""
+        with self.row_slot(1, client):
+            prepared = await self.prepared(name)
+            demand = MemoryDemand(prepared.kv, 1, 1, client=client)
+            async with self.lease(prepared, demand):
+                pass
+
+    def keep(self, id: str, seconds: float) -> None:
+        """Sets how long a model that is in memory stays there without a request."""
+        self._do(self._policy.keep(id, seconds, _now()))
+
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
     ) -> int:
@@ -349,9 +366,9 @@ class Pool:
 
     def _entry(self, name: str) -> PoolEntry:
         if name not in self._names:
-            listed = ", ".join(self._entries) or "none"
+            known = self._entries if len(self._entries) <= NEAREST else self._names
             raise ModelNotFound(
-                f"The model {name[:100]!r} is not served here. Served: {listed}. "
+                f"The model {name[:100]!r} is not served here. {served_names(name, known)} "
                 "Add it to models.yaml, or pass it to `mlx-server serve`.",
                 param="model",
             )
@@ -612,6 +629,7 @@ class Pool:
             leases=view.leases,
             nbytes=view.nbytes,
             last_used=None if view.last_used is None else view.last_used + offset,
+            stale_at=None if view.stale_at is None else view.stale_at + offset,
             progress=entry.progress,
             error=entry.failure.message if entry.failure else None,
             adapters=self.adapters.of(entry.spec.id),

@@ -17,6 +17,8 @@ CLIENTS = (
     "pydantic-ai-slim[anthropic,openai]>=2.68,<3",
     "langchain-anthropic>=1,<2",
     "langchain-openai>=1.7,<2",
+    "langchain-ollama>=1.1,<2",
+    "ollama>=0.6.3,<1",
     "websockets>=16",
 )
 PROBE = "llmprobe@0.6.12"

@@ -15,6 +15,8 @@ from mlx_server.engine.messages import DiskCacheUse, StepOutput, Token
 from tests.api import wire
 from tests.api.messages.talking import BODY
 from tests.api.messages.talking import error as messages_error
+from tests.api.ollama.talking import BODIES as OLLAMA
+from tests.api.ollama.talking import refused as ollama_error
 from tests.api.wire import Json, ScriptedEngine, error
 
 OPEN = {("GET", "/health")}
@@ -33,7 +35,26 @@ KEYED = {
     ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/conversations"),
+    ("GET", "/"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/version"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/show"),
 }
+HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
+REFUSED = {
+    ("POST", "/api/embed"),
+    ("POST", "/api/embeddings"),
+    ("POST", "/api/pull"),
+    ("POST", "/api/push"),
+    ("POST", "/api/create"),
+    ("POST", "/api/copy"),
+    ("DELETE", "/api/delete"),
+}
+"""Of Ollama's API: what this server does not do."""
+
 NONE = "none-such"
 STORED = {
     ("GET", f"/v1/responses/{NONE}"),
@@ -84,6 +105,8 @@ def body_of(path: str) -> Json:
         return {"model": wire.MODEL, "prompt": "a"}
     if path.startswith("/v1/messages"):
         return BODY
+    if path.startswith("/api/"):
+        return OLLAMA.get(path, {"model": wire.MODEL})
     if path.startswith("/v1/responses"):
         return {"model": wire.MODEL, "input": "a"}
     if path.startswith("/v1/conversations"):
@@ -97,10 +120,10 @@ def call(client: TestClient, method: str, path: str, headers: dict[str, str] | N
 
 
 def test_these_are_all() -> None:
-    assert routes() == OPEN | KEYED | STORED
+    assert routes() == OPEN | KEYED | STORED | HEADS | REFUSED
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED))
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED | REFUSED))
 @pytest.mark.parametrize(
     "headers",
     [
@@ -120,6 +143,8 @@ def test_a_key_is_needed(
     response = call(locked, method, path, headers)
     if path.startswith("/v1/messages"):
         messages_error(response, 401, "authentication_error")
+    elif path.startswith("/api/"):
+        ollama_error(response, 401)
     else:
         assert error(response, status=401)["code"] == "invalid_api_key"
     assert response.headers["www-authenticate"] == "Bearer"
@@ -162,7 +187,7 @@ def test_without_keys_all_is_open(client: TestClient, method: str, path: str) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/nothing", "/docs", "/redoc", "/openapi.yaml", "/v1//models", "/%ff"]
+    "path", ["/v1", "/v1/nothing", "/docs", "/redoc", "/openapi.yaml", "/v1//models", "/%ff"]
 )
 def test_no_such_route(client: TestClient, path: str) -> None:
     assert error(client.get(path), status=404)["code"] == "not_found"
@@ -182,6 +207,8 @@ def test_methods_that_a_route_does_not_take(client: TestClient, method: str, pat
     response = client.request(method, path)
     if path.startswith("/v1/messages"):
         messages_error(response, 405, "invalid_request_error")
+    elif path.startswith("/api/"):
+        ollama_error(response, 405)
     else:
         assert error(response, status=405)["code"] == "method_not_allowed"
     assert response.headers["allow"] in {"GET", "POST"}

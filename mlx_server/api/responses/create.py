@@ -9,6 +9,7 @@ from types import MappingProxyType
 from starlette.requests import HTTPConnection
 
 from mlx_server.api.metrics import Metrics
+from mlx_server.api.overflow import in_words, input_too_long
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.input import ParsedRequest, input_items, to_request
@@ -141,4 +142,4 @@ def events_of(connection: HTTPConnection, parsed: ParsedRequest) -> Events:
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
     request = with_client(parsed.request, connection)
     events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
-    return metrics.observed(events)
+    return metrics.observed(in_words(events, input_too_long))

@@ -1,0 +1,18 @@
+"""Errors as Ollama writes them, on all of its routes."""
+
+from typing import Any
+
+from starlette.types import Scope
+
+from mlx_server.errors import ServerError
+
+PREFIX = "/api/"
+
+
+def is_ollama(scope: Scope) -> bool:
+    path: str = scope.get("path", "")
+    return path.startswith(PREFIX)
+
+
+def error_body(error: ServerError) -> dict[str, Any]:
+    return {"error": error.body()["error"]["message"]}
