@@ -29,7 +29,12 @@ from mlx_server.prompts.message_normalization import (
     think_delimiters,
     to_turns,
 )
-from mlx_server.prompts.reasoning_effort import effort_word, switches, with_effort_word
+from mlx_server.prompts.reasoning_effort import (
+    effort_word,
+    efforts_to_try,
+    switches,
+    with_effort_word,
+)
 from mlx_server.prompts.system_text import (
     function_json,
     joined,
@@ -126,6 +131,7 @@ class _Rendering:
         self._switched = switches(kwargs, self._takes)
         self._word = "" if self._switched else effort_word(kwargs, template.source)
         self._taken = [name for name in kwargs if self._takes(name)]
+        self._efforts = efforts_to_try(kwargs.get("reasoning_effort"), template.source)
         detected = template_capabilities(template, checkpoint.tokens)
         self._tells_tools = bool(conversation.tools) and options.tools_in_prompt
         self._capabilities = calls_as_text(detected) if self._tells_tools else detected
@@ -150,18 +156,21 @@ class _Rendering:
         turns = self._with_added_text(turns)
         keys = [key for key in REASONING_KEYS if key in source]
 
-        def variables(m: TemplateCapabilities) -> Json:
+        def variables(m: TemplateCapabilities, effort: object) -> Json:
             rendered = [
                 message_json(turn, m, self._options, self._escaped, keys)
                 for turn in fit_to_template(turns, m)
             ]
-            return {**self._tools.variables(rendered), **self._variables(generation_prompt)}
+            return {**self._tools.variables(rendered), **self._variables(generation_prompt, effort)}
 
-        variants = (partial(variables, m) for m in fallbacks(capabilities))
+        efforts = self._efforts if "reasoning_effort" in self._taken else [None]
+        variants = (
+            partial(variables, m, effort) for effort in efforts for m in fallbacks(capabilities)
+        )
         return first_accepted(self._template, variants)
 
-    def _variables(self, generation_prompt: bool) -> Json:
-        kwargs = self._conversation.template_kwargs
+    def _variables(self, generation_prompt: bool, effort: object) -> Json:
+        kwargs = {**self._conversation.template_kwargs, "reasoning_effort": effort}
         return {
             **self._tokens,
             **self._switched,
@@ -180,7 +189,7 @@ class _Rendering:
         return with_system_text(turns, added, self._default_system)
 
     def _default_system(self) -> str:
-        return default_system(self._template, self._variables(generation_prompt=True))
+        return default_system(self._template, self._variables(True, self._efforts[0]))
 
     def ignored(self) -> Iterator[str]:
         """Names of the parameters that the template does not read."""

@@ -458,7 +458,7 @@ def test_a_failed_search_references_nothing() -> None:
             7,
         ),
         ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}, None),
-        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "xhigh"}, None),
+        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}, None),
         (
             {"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}},
             {"reasoning_effort": "xhigh"},
