@@ -9,6 +9,7 @@ CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 LAYOUT = MarkupLayout(
     reasoning=((f"{CHANNEL}thought\n", CHANNEL_END), (CHANNEL, CHANNEL_END)),
     call_formats=(NOTATION,),
+    transparent=("<|tool_response>",),
     trims_text=False,
 )
 

@@ -15,6 +15,8 @@ class MarkupLayout:
     call_formats: tuple[CallFormat, ...] = ()
     dropped: tuple[str, ...] = ()
     """Delimiters without a meaning of their own, such as those of a section of calls."""
+    transparent: tuple[str, ...] = ()
+    """Delimiters that are removed from a text, while the white space around them stays."""
     trims: bool = True
     """Whether white space next to delimiters is removed."""
     trims_text: bool = True

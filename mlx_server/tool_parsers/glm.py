@@ -14,6 +14,7 @@ from mlx_server.tool_parsers import marked_json, unsupported_keywords, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
@@ -90,7 +91,7 @@ def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
         mark = yield from _value(source, call, key, partial(call.text, key))
         call.end_text(key)
         return mark
-    pieces = []
+    pieces = [(yield from read_json(source))]
     mark = yield from _value(source, call, key, pieces.append)
     call.untyped(key, "".join(pieces))
     return mark

@@ -18,6 +18,7 @@ from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Source, Steps
@@ -214,7 +215,7 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
         tag = yield from value.read(partial(call.text, key))
         call.end_text(key)
         return tag
-    pieces: list[str] = []
+    pieces = [(yield from read_json(source))]
     tag = yield from value.read(pieces.append)
     text = "".join(pieces)
     if 'string="true"' in attributes:
