@@ -205,7 +205,7 @@ _GLM4 = NamedCallFormat(name=re.compile(r"[^\n]+"), after_name="\n", ends_answer
 
 
 def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """One for each tool, as nothing but its name tells a call from text."""
+    """One for each tool, since only its name distinguishes a call from text."""
     made = _GLM4.call_format()
     return tuple(
         replace(made, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",))

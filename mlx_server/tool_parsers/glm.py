@@ -78,7 +78,7 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
 
 
 def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
-    """Returns the mark behind it, read. key: its key, if that was read."""
+    """Read an argument; return the mark after it. key: its key, if that was read."""
     pieces = [key]
     mark = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
@@ -98,8 +98,8 @@ def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
 
 
 def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[str]:
-    """Passes a value on, which may hold the marks that would end it; returns the mark behind
-    it, read; empty where another call follows at once."""
+    """Pass a value on, which may hold the marks that would end it; return the mark after it, which
+    is read; empty where another call follows at once."""
     inside, is_example = 0, False
     """Arguments that were begun in it, and whether a whole call was."""
     while mark := (yield from source.up_to(*IN_VALUES, into=into)):

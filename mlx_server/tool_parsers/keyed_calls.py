@@ -99,7 +99,7 @@ class KeyedCallFormat:
         call.finish()
 
     def _head(self, source: Source, calls: ToolCallEmitter) -> Steps[tuple[ToolCallWriter, str]]:
-        """A call's name, and the mark behind it."""
+        """The writer of the call that a name begins, and the mark after the name."""
         pieces: list[str] = []
         ends = (*filter(None, (self.after_name,)), self.key_opens, self.closes_call, "\n")
         mark = yield from source.up_to(*ends, into=pieces.append)
@@ -137,7 +137,7 @@ class KeyedCallFormat:
         yield from source.expect(self.value_opens)
 
     def _value(self, source: Source, into: Callable[[str], None]) -> Steps[None]:
-        """A value ends where a mark ends it and markup goes on behind that."""
+        """Read a value up to the closing mark that is followed by markup."""
         following = (self.key_opens, self.closes_call)
         while (yield from source.up_to(self.value_closes, into=into)):
             if (yield from source.after_space(*following)) or (yield from source.stopped()):

@@ -1,7 +1,7 @@
 """Calls between tags: `<function=f><parameter=key>value</parameter></function>` and its kin.
 
 Values are not escaped, so one may hold the very tags that would end it. A closing tag is taken for
-one only where markup goes on behind it; and a whole function inside of a value is the value's.
+one only where markup follows it; and a whole function inside of a value is the value's.
 """
 
 import json
@@ -194,7 +194,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
 
 
 def _head(source: Source) -> Steps[tuple[str, str]]:
-    """What an opening tag says: a name, in quotes or not, and what comes behind it."""
+    """The name in an opening tag, in quotes or not, and what follows it there."""
     pieces: list[str] = []
     if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
         raise Malformed("a tag without an end")

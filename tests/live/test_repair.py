@@ -46,7 +46,7 @@ LONGER = named("the_name_of_the_town_" + "and_of_its_river_" * 2)
 
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 
-WEATHER = {
+WEATHER: Any = {
     "name": "weather",
     "parameters": {
         "type": "object",
