@@ -356,7 +356,7 @@ class MarkupParser:
             else:
                 broken.append(piece)
 
-        delimited = yield from self._source.comes(*self._delimiters.formats)
+        delimited = yield from self._source.comes(*self._delimiters.first_formats)
         if formats and not delimited and (yield from self._source.comes(*formats)):
             begin = yield from self._source.accept(*formats)
             yield from self._reader.read(formats[begin], begin, unread)

@@ -23,6 +23,7 @@ class MarkupCallReader:
         source: Source,
         output: MarkupOutput,
     ) -> None:
+        self._holds_calls = context.holds_calls
         self.calls = ToolCallEmitter(
             context.index,
             context.tools,
@@ -48,6 +49,8 @@ class MarkupCallReader:
         following, self.is_reading = "", True
         while already:
             self.calls.misplaced = (*call_format.repairs, *misplaced)
+            is_uncertain = any(call_format is each for each in self._delimiters.uncertain_formats)
+            self.calls.holds_calls = self._holds_calls or is_uncertain
             self._finished_before = self.calls.finished
             self._source.keep(already)
             try:

@@ -14,16 +14,21 @@ QUOTES = ("`", '"', "'", "“", "”", "‘", "’")
 class MarkupDelimiters:
     def __init__(self, layout: MarkupLayout, context: ParseContext) -> None:
         own_formats = {opening: n for n in layout.call_formats for opening in n.opens}
-        foreign_formats = FOREIGN_FORMATS if context.reads_misplaced_calls else ()
-        self.formats = {o: n for n in foreign_formats for o in n.opens} | own_formats
-        """Call formats by the delimiters that open calls."""
+        foreign = FOREIGN_FORMATS if context.reads_misplaced_calls else ()
+        inline = layout.inline_formats(context.tools) if context.reads_misplaced_calls else ()
+        self.first_formats = {o: n for n in foreign for o in n.opens} | own_formats
+        """Call formats by the delimiters that open calls, also where a text begins."""
+        self.formats = {o: n for n in inline for o in n.opens} | self.first_formats
+        """The same within a text."""
+        self.uncertain_formats = (*foreign, *inline)
+        """Those of them that a text about calls may show as well."""
         self.own = dict(layout.reasoning)
         """Closing delimiters of reasoning by the opening ones."""
         self.empty_thoughts = tuple(o.rstrip() + c for o, c in layout.reasoning if o != o.rstrip())
         """Thoughts without text, whose opening delimiter lacks its white space."""
         self.closing_tags = frozenset(c for o, c in self.own.items() if is_tag(o))
-        foreign = () if context.formatted else context.reasoning_tags
-        self.foreign: Mapping[str, str] = {o: c for o, c in foreign if o not in self.own}
+        tags = () if context.formatted else context.reasoning_tags
+        self.foreign: Mapping[str, str] = {o: c for o, c in tags if o not in self.own}
         """The same for tags that the family does not have."""
         self.reasoning = {**self.foreign, **self.own}
         closes = [each for n in layout.call_formats for each in n.closes]

@@ -61,7 +61,6 @@ class ToolCallEmitter:
         *,
         holds_calls: bool = False,
     ) -> None:
-        """holds_calls: a call is reported only once it is complete."""
         self.allowed = allowed
         self.misplaced: tuple[RepairKind, ...] = ()
         """What is odd about the place where the next calls stand."""
@@ -73,7 +72,8 @@ class ToolCallEmitter:
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
         """Begun, and neither finished nor given up."""
-        self._holds_calls = holds_calls
+        self.holds_calls = holds_calls
+        """Whether the next call is reported only once it is complete."""
         self._held: HeldCall | None = None
         """The current call, if it may never be reported."""
         self._before: ToolCallWriter | None = None
@@ -149,9 +149,9 @@ class ToolCallEmitter:
         before, most = self._before, self.allowed.repeats
         if before and most is not None and self._in_a_row >= most and name == before.name:
             # a call that differs is held to its end too if calls are
-            emit = CompleteCall(self._emit).emit if self._holds_calls else self._emit
+            emit = CompleteCall(self._emit).emit if self.holds_calls else self._emit
             return RepeatedCall(before.arguments, emit)
-        return CompleteCall(self._emit) if self._holds_calls else None
+        return CompleteCall(self._emit) if self.holds_calls else None
 
     def add_repaired(
         self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)

@@ -301,6 +301,18 @@ _BARE_PYTHON = NamedCallFormat(
 BARE_PYTHON = _BARE_PYTHON.call_format()
 
 
+def inline_python(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+    """The calls of `BARE_PYTHON` within a text."""
+    return tuple(
+        CallFormat(
+            partial(_BARE_PYTHON.read, name=tool.name),
+            opens=(f"[{tool.name}(",),
+            repairs=("unmarked",),
+        )
+        for tool in tools
+    )
+
+
 def _tagged(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """Llama's calls after its tag: in JSON, or in Python with brackets or without."""
     yield from source.space()
@@ -324,7 +336,7 @@ LLAMA_TAGGED = CallFormat(
 # Calls in Gemma's syntax
 
 
-def _gemma(opens: str, closes: str, quote: str) -> CallFormat:
+def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
     """`call:f{key:<|"|>text<|"|>,other:1}`"""
     return NamedCallFormat(
         opens=opens,
@@ -336,8 +348,25 @@ def _gemma(opens: str, closes: str, quote: str) -> CallFormat:
         closes_call=closes,
         passed=(",", ";"),
         inner=(quote,),
-    ).call_format()
+    )
 
 
-GEMMA4 = _gemma("<|tool_call>", "<tool_call|>", '<|"|>')
-FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escape>")
+def _inline_gemma(form: NamedCallFormat, tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+    """The same calls without marks."""
+    bare = replace(form, opens="", closes_call="", between="\n")
+    return tuple(
+        CallFormat(
+            partial(bare.read, name=tool.name),
+            opens=(f"call:{tool.name}{{",),
+            inner=form.inner,
+            repairs=("unmarked",),
+        )
+        for tool in tools
+    )
+
+
+_GEMMA4 = _gemma("<|tool_call>", "<tool_call|>", '<|"|>')
+_FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA4, FUNCTION_GEMMA = _GEMMA4.call_format(), _FUNCTION_GEMMA.call_format()
+inline_gemma4 = partial(_inline_gemma, _GEMMA4)
+inline_function_gemma = partial(_inline_gemma, _FUNCTION_GEMMA)
