@@ -3,7 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import GIGACHAT as CALLS
-from mlx_server.tool_parsers.formats import GIGACHAT35 as TAGGED
+from mlx_server.tool_parsers.tag_formats import GIGACHAT35 as TAGGED
 
 SEPARATORS = ROLE, MESSAGE = "<|role_sep|>\n", "<|message_sep|>\n\n"
 """Control tokens, line breaks included."""

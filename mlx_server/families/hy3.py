@@ -2,8 +2,8 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import THINK, MarkupLayout
-from mlx_server.tool_parsers.keyed_calls import HY3 as CALLS
-from mlx_server.tool_parsers.keyed_calls import HY3_OPEN_SOURCE as SUFFIXED
+from mlx_server.tool_parsers.tag_formats import HY3 as CALLS
+from mlx_server.tool_parsers.tag_formats import HY3_OPEN_SOURCE as SUFFIXED
 
 THOUGHTS = ("<think:opensource>", "</think:opensource>")
 

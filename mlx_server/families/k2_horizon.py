@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.keyed_calls import K2_HORIZON as CALLS
+from mlx_server.tool_parsers.tag_formats import K2_HORIZON as CALLS
 
 THOUGHTS = tuple(
     (f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think", "think_fast", "think_faster")

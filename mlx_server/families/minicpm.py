@@ -3,7 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import THINK, MarkupLayout
 from mlx_server.tool_parsers.formats import MINICPM as CALLS
-from mlx_server.tool_parsers.formats import MINICPM5 as TAGGED
+from mlx_server.tool_parsers.tag_formats import MINICPM5 as TAGGED
 
 THOUGHTS = ("<|thought_start|>", "<|thought_end|>")
 

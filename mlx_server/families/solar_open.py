@@ -3,7 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import SOLAR_OPEN as CALLS
-from mlx_server.tool_parsers.keyed_calls import SOLAR_OPEN2 as KEYED
+from mlx_server.tool_parsers.tag_formats import SOLAR_OPEN2 as KEYED
 
 THOUGHTS = ("<|think|>", "<|end|>")
 PARTS = ("<|content|>", "<|tool_calls|>", "<|calls|>", "<|flush|>")

@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import STEP3 as CALLS
+from mlx_server.tool_parsers.tag_formats import STEP3 as CALLS
 
 STEP3 = ModelFamily(
     name="step3",

@@ -117,7 +117,7 @@ class HarmonyParser:
             allowed=context.repair,
             holds_calls=context.holds_calls,
         )
-        makes = context.misplaced_calls == "make" and not context.formatted
+        makes = context.reads_misplaced_calls
         self._misplaced = partial(
             MisplacedCallReader, self._calls, tools, context.repair, makes=makes
         )
@@ -318,12 +318,16 @@ class HarmonyParser:
         before = yield from self._read_thoughts(source)
         calls = self._misplaced()
         if (yield from source.comes(*calls.beginnings)) and (yield from calls.read(source)):
+            yield from source.space()
+        elif may_be_nameless and (yield from calls.read_nameless(source)):
             return
-        if may_be_nameless and (yield from calls.read_nameless(source)):
-            return
-        self._emit_text(before)
+        else:
+            self._emit_text(before)
         while found := (yield from source.up_to(*calls.in_text, into=self._emit_text)):
-            if not (yield from calls.read(source, found)):
+            if (yield from calls.read(source, found)):
+                self._texts.interrupt()
+                yield from source.space()
+            else:
                 self._emit_text(found)
 
     def _read_thoughts(self, source: Source) -> Steps[str]:

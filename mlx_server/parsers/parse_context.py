@@ -43,6 +43,12 @@ class ParseContext:
 
     misplaced_calls: MisplacedCalls = "make"
     """Whether calls written as JSON, instead of in the family's own format, are made."""
+
+    @property
+    def reads_misplaced_calls(self) -> bool:
+        """Whether calls are read that are not written in the family's own format."""
+        return self.misplaced_calls == "make" and bool(self.tools) and not self.formatted
+
     reasoning_tags: tuple[Pair, ...] = USUAL_TAGS
     """Tags that open reasoning at the beginning of an answer besides the family's own."""
 

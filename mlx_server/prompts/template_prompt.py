@@ -36,9 +36,9 @@ from mlx_server.prompts.reasoning_effort import (
     with_effort_word,
 )
 from mlx_server.prompts.system_text import (
+    format_text,
     function_json,
     joined,
-    schema_text,
     tools_text,
     with_question_text,
     with_system_text,
@@ -139,7 +139,7 @@ class _Rendering:
         schema = described_schema(conversation.response_format, checkpoint.tokenizer, most)
         self._has_long_schema = bool(conversation.response_format) and schema is None
         self._schema, self._schema_variables = schema, dict[str, Any]()
-        if schema and self._capabilities.schema != "never":
+        if schema and "schema" in schema and self._capabilities.schema != "never":
             found = schema_variables(self._capabilities.schema, schema)
             self._schema, self._schema_variables = None, guard.escaped(found)
 
@@ -181,7 +181,7 @@ class _Rendering:
 
     def _with_added_text(self, turns: list[Turn]) -> list[Turn]:
         tools = tools_text(self._conversation.tools) if self._tells_tools else []
-        schema = schema_text(self._schema) if self._schema else []
+        schema = format_text(self._schema) if self._schema else []
         if not (added := joined(tools, schema)):
             return turns
         if self._capabilities.system == "question":

@@ -18,7 +18,7 @@ def match_tool_name(written: str, names: Iterable[str]) -> str | None:
         return written
     cleaned = LEAKED.sub("", written).strip().strip("\"'`").strip()
     bare = next((cleaned.removeprefix(p) for p in PREFIXES if cleaned.startswith(p)), cleaned)
-    tail = cleaned.rpartition(":")[2]  # behind the namespaces of a gateway
+    tail = cleaned.rpartition(":")[2]  # after the namespaces of a gateway
     half = cleaned[: len(cleaned) // 2]  # a name that was written twice
     twice = [half] if half * 2 == cleaned else []
     for candidate in (cleaned, bare, tail, *twice, SUFFIX.sub("", bare)):

@@ -299,6 +299,21 @@ def test_nothing_that_makes_a_call_doubtful_follows_it(way: Way) -> None:
     assert matcher.validate_tokens([*said, *rest]) < len(said) + len(rest)
 
 
+FUNCTIONARY_WAYS = [way for way in WAYS if way.family.name == "functionary"]
+
+
+@pytest.mark.parametrize("before", ["", "Well.", "all\nWell.", 'search\n{"query": "a"}'])
+@pytest.mark.parametrize("way", FUNCTIONARY_WAYS, ids=called)
+def test_every_call_of_an_answer_is_constrained(way: Way, before: str) -> None:
+    matcher = way.matcher(OutputSpec(way.reading(tools()), "auto", thinks=True))
+    mark = ">>>" if before else ""
+    valid, broken = (
+        way.encode(f'{before}{mark}search\n{{"query": {value}}}') for value in ('"b"', "5")
+    )
+    assert matcher.validate_tokens(valid) == len(valid)
+    assert matcher.validate_tokens(broken) < len(broken)
+
+
 @every_way
 def test_no_call_is_opened_where_none_may_be(way: Way) -> None:
     wanted = OutputSpec(way.reading(tools()), "none", thinks=True)

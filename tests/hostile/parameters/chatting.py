@@ -142,8 +142,8 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     formats.JsonObjectFormat: {"type": Case({"response_format": {"type": "json_object"}})},
     formats.JsonSchemaParam: {
         "schema_": Case(schema({"const": "x"}), schema({"const": "y"})),
-        "name": f"{FORMATS}::test_the_model_is_told_of_a_schema_and_of_nothing_else",
-        "description": f"{FORMATS}::test_the_model_is_told_of_a_schema_and_of_nothing_else",
+        "name": f"{FORMATS}::test_the_prompt_describes_every_format_but_a_grammar",
+        "description": f"{FORMATS}::test_the_prompt_describes_every_format_but_a_grammar",
         "strict": refused(schema(UNIQUE, strict=True), **schema(UNIQUE)),
     },
     formats.StructuredOutputs: {
