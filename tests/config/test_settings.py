@@ -501,6 +501,8 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     settings = load()
     qwen, fake = settings.models["qwen3"], settings.models["fake"]
     assert settings.server.model_fields_set == set(type(settings.server).model_fields)
+    cached = settings.server.prompt_cache
+    assert cached.model_fields_set == set(type(cached).model_fields)
     shown_keys = qwen.model_fields_set | fake.model_fields_set | {"preload"}
     assert shown_keys == set(type(qwen).model_fields)
     assert fake.source == f"replay:{folder / 'answers.yaml'}"
