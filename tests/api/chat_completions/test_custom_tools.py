@@ -93,7 +93,7 @@ def test_a_call_streams_as_text() -> None:
 
 
 def test_a_text_by_another_name_streams_too() -> None:
-    events = [
+    events: list[Event] = [
         ToolCallStarted(0, 0, "c0", "patch"),
         ToolCallDelta(0, 0, '{"patch": "a"}'),
         ToolCallFinished(0, 0),

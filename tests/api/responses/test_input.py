@@ -325,7 +325,9 @@ def test_reasoning_that_is_sealed_by_others_is_dropped(token: str) -> None:
     assert made.ignored == ("input.encrypted_content",)
     own = body(input=[USER, {**item, "encrypted_content": ours.seal("hm")}, ASSISTANT])
     made = to_request(own, input_items(own, unknown), opened=ours.opened)
-    assert made.request.prompts[0].messages[1].reasoning == "hm"
+    (prompt,) = made.request.prompts
+    assert isinstance(prompt, Conversation)
+    assert prompt.messages[1].reasoning == "hm"
     assert made.ignored == ()
 
 
