@@ -58,14 +58,6 @@ REQUESTS: dict[str, Json] = {
         },
     },
     "tools of others": {"tools": [{"type": "web_search"}, FUNCTION]},
-    "tools of all kinds": {
-        "tools": [
-            {**FUNCTION, "defer_loading": True},
-            {"type": "custom", "name": "c", "format": {"type": "text"}},
-            {"type": "tool_search", "execution": "client", "description": "s", "parameters": {}},
-            {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
-        ]
-    },
 }
 
 # (least, most) that are taken, and what is just outside
@@ -124,6 +116,19 @@ def test_bodies_and_events_are_what_others_expect(client: TestClient, asked: Jso
     assert_response(body)
     response = assert_stream(stream(client, **asked))
     assert timeless(response) == timeless(body)
+
+
+def test_tools_of_all_kinds_are_told_again(client: TestClient) -> None:
+    """Open Responses has no such tools."""
+    tools = [
+        {**FUNCTION, "defer_loading": True},
+        {"type": "custom", "name": "c", "format": {"type": "text"}},
+        {"type": "tool_search", "execution": "client", "description": "s", "parameters": {}},
+        {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
+    ]
+    response = assert_stream(stream(client, tools=tools), is_open=False)
+    assert [tool["type"] for tool in response["tools"]] == [tool["type"] for tool in tools]
+    assert response["tools"][1:3] == tools[1:3]
 
 
 def test_an_answer(client: TestClient) -> None:
