@@ -68,7 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             lines = "\n".join(map(json.dumps, entries))
             (folder / f"{model}.jsonl").write_text(lines, "utf-8")
         models = {
-            model: {"source": f"replay:{model}.jsonl", "family": family}
+            model: {"source": f"replay:{model}.jsonl", "family": family, "preload": True}
             for model, family in FAMILIES.items()
         }
         with serving(folder, {"models": models}) as server:
