@@ -30,12 +30,12 @@ from mlx_server.api.conversations import router as conversations
 from mlx_server.api.handlers import json_response
 from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.messages import router as messages
-from mlx_server.api.messages.signatures import Signer
 from mlx_server.api.native import router as native
 from mlx_server.api.ollama import router as ollama
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
+from mlx_server.api.signatures import Signer
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http

@@ -99,6 +99,8 @@ class ReasoningDelta:
     text: str
     separator: str = ""
     """White space between this thought and the one before; see `TextDelta.separator`."""
+    begins_message: bool = False
+    """Whether the thought before is a message of its own, and this text begins the next one."""
 
     @property
     def separated(self) -> str:

@@ -39,6 +39,8 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """JSON Schema of the arguments object."""
     strict: bool = False
+    unenforced: tuple[str, ...] = ()
+    """What the client requires of the arguments and the schema does not say."""
 
 
 @dataclass(frozen=True, slots=True)

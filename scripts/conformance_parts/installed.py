@@ -23,6 +23,7 @@ CLIENTS = (
 )
 PROBE = "llmprobe@0.6.12"
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.197"
+CODEX = "@openai/codex@0.169.0"
 OLDEST_NODE = 20
 
 FOLDER = "conformance"
@@ -57,6 +58,13 @@ def claude_code() -> list[str]:
     node, _ = _node("Claude Code")
     folder = _package("claude-code", CLAUDE_CODE, "Claude Code")
     return [node, str(folder / "@anthropic-ai" / "claude-code" / "cli-wrapper.cjs")]
+
+
+def codex() -> list[str]:
+    """The command that runs Codex, whose own script finds the program for this machine."""
+    node, _ = _node("Codex")
+    folder = _package("codex", CODEX, "Codex")
+    return [node, str(folder / "@openai" / "codex" / "bin" / "codex.js")]
 
 
 def _package(name: str, wanted: str, what: str) -> Path:

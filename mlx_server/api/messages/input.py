@@ -7,9 +7,9 @@ from typing import Any
 from mlx_server.api import formats
 from mlx_server.api.formats import FormatChoice, the_only_format
 from mlx_server.api.messages.protocol import MessagesBody, OutputFormat, PromptBody
-from mlx_server.api.messages.signatures import Signer
 from mlx_server.api.messages.tools import select_tools
 from mlx_server.api.messages.turns import instructions, turns_of
+from mlx_server.api.signatures import Signer
 from mlx_server.api.thinking import SOME_EFFORT
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message

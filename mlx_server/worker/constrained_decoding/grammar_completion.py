@@ -86,7 +86,8 @@ def completion_hints(
     matcher: in its initial state; it is not changed. grammar: its source in Lark.
     """
     control_ids = dict.fromkeys(re.findall(r"<\[(\d+)\]>", grammar))
-    spelled = [way for text in _literal_hints(grammar) if (way := classes.cut(text))]
+    texts = [*_line_hints(grammar), *_literal_hints(grammar)]
+    spelled = [way for text in texts if (way := classes.cut(text))]
     hints = [*_control_hints(classes, grammar), *([int(id)] for id in control_ids), *spelled]
     hints = hints[:HINTS]
     row = GrammarCompletion(classes, CompletionHints(hints))
@@ -99,6 +100,13 @@ def _control_hints(classes: TokenClasses, grammar: str) -> list[list[int]]:
     found = re.findall(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>', grammar)
     cut = ((b, classes.cut(_spelled(text).encode()), e) for b, text, e in dict.fromkeys(found))
     return [[int(begin), *way, int(end)] for begin, way, end in cut if way]
+
+
+def _line_hints(grammar: str) -> list[bytes]:
+    """Returns the end of a line within JSON, if the pattern of a string has lines. A search would
+    hardly find its two characters among all that a line may contain."""
+    lines = (line for line in grammar.splitlines() if "%json" in line)
+    return [rb"\n"] if any('"pattern"' in line and r"\\n" in line for line in lines) else []
 
 
 def _literal_hints(grammar: str) -> list[bytes]:

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.api.messages.input import ParsedRequest, to_request
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
-from mlx_server.api.messages.signatures import Signer
+from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import JsonFormat, NamedTool

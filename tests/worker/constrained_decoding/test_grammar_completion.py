@@ -361,3 +361,15 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     GrammarCompletion(demo.pieces, completion_hints(demo.pieces, matcher)).allow(matcher, mask, 30)
     assert matcher.compute_bitmask() == before
     assert not matcher.is_error()
+
+
+def test_lines_within_json_are_ended(bytewise: World) -> None:
+    """Their end is two characters among many, which nothing but a hint would find."""
+    text = {"type": "string", "pattern": r"^begin\n(?:\+.*\n)+end$"}
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+    lark = Lark()
+    grammar = lark.source(lark.json({**schema, "additionalProperties": False}))
+    found = completion_hints(bytewise.pieces, bytewise.matcher(grammar), grammar).tokens
+    assert found is not None
+    written = json.loads(b"".join(bytewise.text[token] for token in found))
+    assert re.fullmatch(r"begin\n(\+.*\n)+end", written["input"])
