@@ -49,6 +49,7 @@ CLAUDE = {
     "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "{context}",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
 }
+CLINE_PROVIDER = "openai-compatible"
 LLM_FOLDER = (
     "~/Library/Application Support/io.datasette.llm"
     if sys.platform == "darwin"
@@ -173,46 +174,19 @@ CLIENTS: Mapping[str, ClientRecord] = {
         title="Cline",
         files=(
             ClientFile(
-                "~/.cline/data/settings/models.json",
-                "json",
-                {
-                    "version": 1,
-                    "providers": {
-                        NAME: {
-                            "provider": {
-                                "name": NAME,
-                                "baseUrl": V1,
-                                "defaultModelId": "{model}",
-                                "protocol": "openai-chat",
-                                "client": "openai-compatible",
-                                "capabilities": ["tools", "streaming"],
-                            },
-                            "models": {
-                                "{model}": {
-                                    "id": "{model}",
-                                    "name": "{model}",
-                                    "contextWindow": CONTEXT,
-                                    "maxTokens": OUTPUT,
-                                    "capabilities": ["tools", "streaming"],
-                                }
-                            },
-                        }
-                    },
-                },
-            ),
-            ClientFile(
                 "~/.cline/data/settings/providers.json",
                 "json",
                 {
                     "version": 1,
-                    "lastUsedProvider": NAME,
+                    "lastUsedProvider": CLINE_PROVIDER,
                     "providers": {
-                        NAME: {
+                        CLINE_PROVIDER: {
                             "settings": {
-                                "provider": NAME,
+                                "provider": CLINE_PROVIDER,
                                 "apiKey": "{key}",
                                 "baseUrl": V1,
                                 "model": "{model}",
+                                "contextWindow": CONTEXT,
                             },
                             "updatedAt": "2026-01-01T00:00:00.000Z",
                             "tokenSource": "manual",
@@ -222,7 +196,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
                 {"modes": {}},
             ),
         ),
-        command=("cline", "--provider", NAME, "--model", "{model}"),
+        command=("cline",),
         checked="3.0.65",
     ),
     "aider": ClientRecord(
