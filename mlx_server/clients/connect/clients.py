@@ -1,7 +1,7 @@
 """The clients, one record each: their files, environment and command.
 
-Where a record says nothing else, the format is that of the client's own documentation; `checked`
-names the version whose code or documentation was read for it.
+The formats are those of the clients' own documentation. `scripts/conformance` drives those with a
+`tested` version, after `mlx-server connect --write` or with the environment alone.
 """
 
 import sys
@@ -33,7 +33,8 @@ class ClientRecord:
     starts_without_files: bool = False
     """Whether the environment alone is enough."""
     note: str = ""
-    checked: str = ""
+    tested: str = ""
+    """The version that `scripts/conformance` drives."""
 
 
 KEY_VARIABLE = "MLX_SERVER_API_KEY"
@@ -80,7 +81,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         ),
         command=("codex", "--profile", NAME),
         note="The file is a profile of its own: Codex without `--profile` stays as it is.",
-        checked="0.162",
+        tested="0.169.0",
     ),
     "claude": ClientRecord(
         title="Claude Code",
@@ -89,7 +90,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         environment=CLAUDE,
         starts_without_files=True,
         note="With `--run` alone only this one session uses the server.",
-        checked="2.1",
+        tested="2.1.197",
     ),
     "opencode": ClientRecord(
         title="opencode",
@@ -117,6 +118,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("opencode",),
+        tested="1.18.33",
     ),
     "qwen-code": ClientRecord(
         title="Qwen Code",
@@ -143,7 +145,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("qwen",),
-        checked="0.15.10",
+        tested="0.15.10",
     ),
     "continue": ClientRecord(
         title="Continue",
@@ -197,7 +199,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("cline",),
-        checked="3.0.65",
+        tested="3.0.65",
     ),
     "aider": ClientRecord(
         title="aider",
@@ -227,7 +229,6 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("aider",),
-        checked="0.86.2",
     ),
     "pi": ClientRecord(
         title="pi",
@@ -254,7 +255,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("pi", "--provider", NAME, "--model", "{model}"),
-        checked="0.73.1",
+        tested="0.73.1",
     ),
     "zed": ClientRecord(
         title="Zed",
@@ -306,6 +307,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         ),
         command=("llm", "chat", "-m", NAME),
         note="llm has no setting for the length of the context.",
+        tested="0.36",
     ),
     "goose": ClientRecord(
         title="goose",

@@ -109,7 +109,7 @@ def test_what_else_is_in_a_file_stays(file: ClientFile) -> None:
         return  # their own tests are below
     client = ClientRecord("a client", (file,), ("a",))
     path = path_of(file)
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     before = text_of(OWN[file.format], file.format)
     path.write_text(before, "utf-8")
     (sentence,) = written(client)
