@@ -21,8 +21,9 @@ class Agent:
     """What has it answer one prompt, after its program."""
     call: tuple[str, Mapping[str, str]] | None = None
     """The tool with which it writes a file, if it has one."""
-    overflow: str = "maximum context length"
-    """What it says if a prompt exceeds the context."""
+    overflow: str | None = "maximum context length"
+    """What it says if a prompt exceeds the context; None: it says nothing, and has the model sum
+    the conversation up."""
 
 
 AGENTS: Mapping[str, Agent] = {
@@ -31,6 +32,7 @@ AGENTS: Mapping[str, Agent] = {
         "@mariozechner/pi-coding-agent@0.73.1",
         ("--provider", "mlx-server", "--model", "{model}", "-p", "{prompt}"),
         ("write", {"path": "{file}", "content": "{content}"}),
+        overflow=None,
     ),
     "qwen-code": Agent(
         "@qwen-code/qwen-code@0.15.10",

@@ -55,8 +55,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def client(server: LiveServer) -> Client:
-    return Client(host=server.url)
+def client(server: LiveServer) -> Iterator[Client]:
+    with Client(host=server.url) as client:
+        yield client
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -177,8 +178,8 @@ def test_a_client_that_leaves_frees_its_row(client: Client, server: LiveServer) 
 
 def test_answers_together(server: LiveServer) -> None:
     async def answers() -> list[str | None]:
-        client = AsyncClient(host=server.url)
-        asked = [client.chat(PLAIN, user("poem")) for _ in range(4)]
-        return [found.message.content for found in await asyncio.gather(*asked)]
+        async with AsyncClient(host=server.url) as client:
+            asked = [client.chat(PLAIN, user("poem")) for _ in range(4)]
+            return [found.message.content for found in await asyncio.gather(*asked)]
 
     assert asyncio.run(answers()) == [ENTRIES[0]["output"]] * 4

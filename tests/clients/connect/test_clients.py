@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance_parts.agents import AGENTS
+from conformance_parts.installed import CLAUDE_CODE
 
 from mlx_server.clients.connect.clients import CLIENTS, ClientFile, ClientRecord
 from mlx_server.clients.connect.formats import parsed
@@ -73,6 +75,13 @@ def test_it_learns_all_that_it_has_to_know(client: ClientRecord) -> None:
     assert any(HERE.key in value for value in texts)
     is_told = HERE.context in found or str(HERE.context) in found
     assert is_told or "no setting for the length" in client.note
+
+
+def test_the_versions_are_those_that_are_driven() -> None:
+    tested = {name: client.tested for name, client in CLIENTS.items() if client.tested}
+    driven = {name: agent.package for name, agent in AGENTS.items()} | {"claude": CLAUDE_CODE}
+    assert tested.keys() == driven.keys()
+    assert all(driven[name].endswith(version) for name, version in tested.items())
 
 
 @EACH
