@@ -67,6 +67,20 @@ def codex() -> list[str]:
     return [node, str(folder / "@openai" / "codex" / "bin" / "codex.js")]
 
 
+def programs(package: str) -> Path:
+    """The folder with the program of a package of npm, or of PyPI if its version follows `==`."""
+    name = package.strip("@").replace("/", "-")
+    if "==" not in package:
+        return _package(name, package, package) / ".bin"
+    folder = cache_dir() / FOLDER / name
+    if not _is_there(folder, package):
+        venv.create(folder, clear=True, with_pip=True)
+        command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        _install([*command, "--disable-pip-version-check", package], package)
+        _note(folder, package)
+    return folder / "bin"
+
+
 def _package(name: str, wanted: str, what: str) -> Path:
     """The `node_modules` with this package of npm."""
     _, npm = _node(what)

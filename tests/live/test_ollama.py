@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ollama
@@ -54,8 +55,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def client(server: LiveServer) -> Client:
-    return Client(host=server.url)
+def client(server: LiveServer) -> Iterator[Client]:
+    with Client(host=server.url) as client:
+        yield client
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -82,7 +84,7 @@ def test_a_stream(client: Client) -> None:
 
 def test_generate(client: Client) -> None:
     assert client.generate(PLAIN, "poem").response == ENTRIES[0]["output"]
-    pieces = [chunk.response for chunk in client.generate(PLAIN, "poem", stream=True)]
+    pieces = [chunk.response or "" for chunk in client.generate(PLAIN, "poem", stream=True)]
     assert "".join(pieces) == ENTRIES[0]["output"]
 
 
@@ -97,14 +99,15 @@ def test_thoughts(client: Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_loop_with_a_tool(client: Client, stream: bool) -> None:
+    ask: Any = partial(client.chat, THINKER, tools=[get_weather], stream=stream)
     messages: list[Any] = user("weather")
-    first = one(client.chat(THINKER, messages, tools=[get_weather], stream=stream))
+    first = one(ask(messages))
     assert first.thinking == "I look."
-    (call,) = first.tool_calls or ()
+    (call,) = first.tool_calls
     assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
     result = get_weather(**call.function.arguments)
     messages += [first, {"role": "tool", "tool_name": "get_weather", "content": result}]
-    last = one(client.chat(THINKER, messages, tools=[get_weather], stream=stream))
+    last = one(ask(messages))
     assert (last.content, last.tool_calls) == ("It rains in Paris.", None)
 
 
@@ -141,7 +144,7 @@ def test_models_are_loaded_and_unloaded(client: Client, server: LiveServer) -> N
 
 
 def test_models_are_listed_and_described(client: Client) -> None:
-    assert [model.model for model in client.list().models] == [THINKER, PLAIN]
+    assert {model.model for model in client.list().models} == {THINKER, PLAIN}
     shown = client.show(THINKER)
     assert set(shown.capabilities or ()) == {"completion", "tools", "thinking"}
     assert shown.modelinfo
@@ -175,8 +178,8 @@ def test_a_client_that_leaves_frees_its_row(client: Client, server: LiveServer) 
 
 def test_answers_together(server: LiveServer) -> None:
     async def answers() -> list[str | None]:
-        client = AsyncClient(host=server.url)
-        asked = [client.chat(PLAIN, user("poem")) for _ in range(4)]
-        return [found.message.content for found in await asyncio.gather(*asked)]
+        async with AsyncClient(host=server.url) as client:
+            asked = [client.chat(PLAIN, user("poem")) for _ in range(4)]
+            return [found.message.content for found in await asyncio.gather(*asked)]
 
     assert asyncio.run(answers()) == [ENTRIES[0]["output"]] * 4

@@ -1,7 +1,7 @@
 """The clients, one record each: their files, environment and command.
 
-Where a record says nothing else, the format is that of the client's own documentation; `checked`
-names the version whose code or documentation was read for it.
+The formats are those of the clients' own documentation. `scripts/conformance` drives those with a
+`tested` version, after `mlx-server connect --write` or with the environment alone.
 """
 
 import sys
@@ -33,7 +33,8 @@ class ClientRecord:
     starts_without_files: bool = False
     """Whether the environment alone is enough."""
     note: str = ""
-    checked: str = ""
+    tested: str = ""
+    """The version that `scripts/conformance` drives."""
 
 
 KEY_VARIABLE = "MLX_SERVER_API_KEY"
@@ -49,6 +50,7 @@ CLAUDE = {
     "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "{context}",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
 }
+CLINE_PROVIDER = "openai-compatible"
 LLM_FOLDER = (
     "~/Library/Application Support/io.datasette.llm"
     if sys.platform == "darwin"
@@ -79,7 +81,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         ),
         command=("codex", "--profile", NAME),
         note="The file is a profile of its own: Codex without `--profile` stays as it is.",
-        checked="0.162",
+        tested="0.169.0",
     ),
     "claude": ClientRecord(
         title="Claude Code",
@@ -88,7 +90,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         environment=CLAUDE,
         starts_without_files=True,
         note="With `--run` alone only this one session uses the server.",
-        checked="2.1",
+        tested="2.1.197",
     ),
     "opencode": ClientRecord(
         title="opencode",
@@ -116,6 +118,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("opencode",),
+        tested="1.18.33",
     ),
     "qwen-code": ClientRecord(
         title="Qwen Code",
@@ -142,7 +145,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("qwen",),
-        checked="0.15.10",
+        tested="0.15.10",
     ),
     "continue": ClientRecord(
         title="Continue",
@@ -173,46 +176,19 @@ CLIENTS: Mapping[str, ClientRecord] = {
         title="Cline",
         files=(
             ClientFile(
-                "~/.cline/data/settings/models.json",
-                "json",
-                {
-                    "version": 1,
-                    "providers": {
-                        NAME: {
-                            "provider": {
-                                "name": NAME,
-                                "baseUrl": V1,
-                                "defaultModelId": "{model}",
-                                "protocol": "openai-chat",
-                                "client": "openai-compatible",
-                                "capabilities": ["tools", "streaming"],
-                            },
-                            "models": {
-                                "{model}": {
-                                    "id": "{model}",
-                                    "name": "{model}",
-                                    "contextWindow": CONTEXT,
-                                    "maxTokens": OUTPUT,
-                                    "capabilities": ["tools", "streaming"],
-                                }
-                            },
-                        }
-                    },
-                },
-            ),
-            ClientFile(
                 "~/.cline/data/settings/providers.json",
                 "json",
                 {
                     "version": 1,
-                    "lastUsedProvider": NAME,
+                    "lastUsedProvider": CLINE_PROVIDER,
                     "providers": {
-                        NAME: {
+                        CLINE_PROVIDER: {
                             "settings": {
-                                "provider": NAME,
+                                "provider": CLINE_PROVIDER,
                                 "apiKey": "{key}",
                                 "baseUrl": V1,
                                 "model": "{model}",
+                                "contextWindow": CONTEXT,
                             },
                             "updatedAt": "2026-01-01T00:00:00.000Z",
                             "tokenSource": "manual",
@@ -222,8 +198,8 @@ CLIENTS: Mapping[str, ClientRecord] = {
                 {"modes": {}},
             ),
         ),
-        command=("cline", "--provider", NAME, "--model", "{model}"),
-        checked="3.0.65",
+        command=("cline",),
+        tested="3.0.65",
     ),
     "aider": ClientRecord(
         title="aider",
@@ -253,7 +229,6 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("aider",),
-        checked="0.86.2",
     ),
     "pi": ClientRecord(
         title="pi",
@@ -280,7 +255,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("pi", "--provider", NAME, "--model", "{model}"),
-        checked="0.73.1",
+        tested="0.73.1",
     ),
     "zed": ClientRecord(
         title="Zed",
@@ -332,6 +307,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         ),
         command=("llm", "chat", "-m", NAME),
         note="llm has no setting for the length of the context.",
+        tested="0.36",
     ),
     "goose": ClientRecord(
         title="goose",

@@ -41,10 +41,10 @@ def markdown() -> str:
     """The table of clients, and a section on each, from the same records."""
     rows = [
         f"| [{each.title}](#{_anchor(each)}) | `mlx-server connect {name}` | "
-        f"{', '.join(f'`{place}`' for place in _places(each))} | {each.checked or ''} |\n"
+        f"{', '.join(f'`{place}`' for place in _places(each))} | {each.tested or 'not driven'} |\n"
         for name, each in CLIENTS.items()
     ]
-    head = "| Client | Command | Files | Read for version |\n|---|---|---|---|\n"
+    head = "| Client | Command | Files | Tested version |\n|---|---|---|---|\n"
     sections = (
         f"\n### {each.title}\n\n```text\n{shown(each, SAMPLE)}```\n" for each in CLIENTS.values()
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 from ollama import ChatResponse, GenerateResponse
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from tests.api import wire
@@ -17,7 +18,7 @@ BODIES: Mapping[str, Json] = {
     CHAT: {"model": wire.MODEL, "messages": [HI]},
     GENERATE: {"model": wire.MODEL, "prompt": "hi"},
 }
-TYPES = {CHAT: ChatResponse, GENERATE: GenerateResponse}
+TYPES: Mapping[str, type[BaseModel]] = {CHAT: ChatResponse, GENERATE: GenerateResponse}
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance_parts.agents import AGENTS
+from conformance_parts.installed import CLAUDE_CODE
 
 from mlx_server.clients.connect.clients import CLIENTS, ClientFile, ClientRecord
 from mlx_server.clients.connect.formats import parsed
@@ -75,6 +77,13 @@ def test_it_learns_all_that_it_has_to_know(client: ClientRecord) -> None:
     assert is_told or "no setting for the length" in client.note
 
 
+def test_the_versions_are_those_that_are_driven() -> None:
+    tested = {name: client.tested for name, client in CLIENTS.items() if client.tested}
+    driven = {name: agent.package for name, agent in AGENTS.items()} | {"claude": CLAUDE_CODE}
+    assert tested.keys() == driven.keys()
+    assert all(driven[name].endswith(version) for name, version in tested.items())
+
+
 @EACH
 def test_nothing_is_left_to_be_filled_in(client: ClientRecord) -> None:
     for file in client.files:
@@ -109,7 +118,7 @@ def test_what_else_is_in_a_file_stays(file: ClientFile) -> None:
         return  # their own tests are below
     client = ClientRecord("a client", (file,), ("a",))
     path = path_of(file)
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     before = text_of(OWN[file.format], file.format)
     path.write_text(before, "utf-8")
     (sentence,) = written(client)
