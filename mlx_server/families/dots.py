@@ -17,5 +17,6 @@ DOTS = ModelFamily(
         "<|endofuser|>",
         "<|assistant|>",
         "<|endofassistant|>",
+        "<|endofresponse|>",
     ),
 )

@@ -16,6 +16,7 @@ HY3 = ModelFamily(
     special_tokens=(
         "<｜hy_begin_of_sentence:opensource｜>",
         "<｜hy_eos:opensource｜>",
+        "<｜hy_eos｜>",
         "<｜hy_User:opensource｜>",
         "<｜hy_Assistant:opensource｜>",
         "<｜reasoning_mode:opensource｜>",

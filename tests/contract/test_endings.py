@@ -39,8 +39,6 @@ WANTED: list[tuple[ToolChoice, tuple[Tool, ...], Format | None]] = [
 
 NOT_FOUND = {
     "minimax_m3": "delimiters of thoughts and calls that the search does not get past",
-    "plamo": "the same, where a call is required",
-    "k2_horizon": "the same, where a call is required",
 }
 """Families whose ending is not found in every case yet: such an answer may be cut at its limit."""
 
