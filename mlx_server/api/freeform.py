@@ -77,7 +77,7 @@ def text_of_arguments(arguments: str) -> str:
 
 
 _BEGIN = json.dumps({INPUT: ""})[:-2]
-_CHARACTERS = re.compile(r'(?:[^"\\]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
+_WHOLE_TEXT = re.compile(r'(?:[^"\\]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
 _HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -109,7 +109,7 @@ class FreeformInput:
         return "" if arguments.startswith(_BEGIN) else self._add(_only_text_in(arguments))
 
     def _decode(self) -> str:
-        found = _CHARACTERS.match(self._waiting)
+        found = _WHOLE_TEXT.match(self._waiting)
         assert found, "it matches the empty text"
         end = found.end()
         if half := _HALF_PAIR.search(self._waiting, 0, end):

@@ -27,7 +27,7 @@ OTHERS = {
     "api/body.LARGE_BYTES": "where work moves from the event loop to a thread",
     "api/fields.MAX_ADAPTER_SCALE": "a factor, which makes nothing grow",
     "api/messages/model_list.MOST": "a page of the owner's models",
-    "api/messages/signatures.MAC_BYTES": "a length in a format",
+    "api/signatures.MAC_BYTES": "a length in a format",
     "api/responses/runs.LONGEST_RETRY_SECONDS": "a pause of our own",
     "api/responses/web_socket.PIECE_BYTES": "how much is read at a time",
     "api/strict_json.LONGEST_ESCAPE": "a length in a format",

@@ -48,10 +48,10 @@ FIND: Json = {
     "name": "find",
     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
 }
-DOCS: Json = {"type": "namespace", "name": "mcp__docs", "description": "Docs.", "tools": [FIND]}
+DOCS: Any = {"type": "namespace", "name": "mcp__docs", "description": "Docs.", "tools": [FIND]}
 
 
-def custom(definition: str = "", syntax: str = "lark") -> Json:
+def custom(definition: str = "", syntax: str = "lark") -> Any:
     grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
     return {"type": "custom", "name": "apply_patch", **({"format": grammar} if definition else {})}
 
@@ -112,7 +112,11 @@ def test_a_text_is_called_with(client: OpenAI, model: str) -> None:
     made = streamed(client, model=model, input="patch", tools=[custom()])
     call = made["output"][-1]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "apply_patch", PATCH)
-    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "result"}
+    result: Any = {
+        "type": "custom_tool_call_output",
+        "call_id": call["call_id"],
+        "output": "result",
+    }
     told = client.responses.create(
         model=model, input=[result], previous_response_id=made["id"], tools=[custom()]
     )
@@ -121,7 +125,7 @@ def test_a_text_is_called_with(client: OpenAI, model: str) -> None:
 
 @EVERYWHERE
 @pytest.mark.parametrize("tool", [custom(LARK), custom(r"\*{3} Begin(.|\n)*", "regex")])
-def test_a_grammar_is_held(client: OpenAI, model: str, tool: Json) -> None:
+def test_a_grammar_is_held(client: OpenAI, model: str, tool: Any) -> None:
     choice = {"type": "custom", "name": "apply_patch"}
     made = streamed(client, model=model, input="patch", tools=[tool], tool_choice=choice)
     assert made["output"][-1]["input"] == PATCH
@@ -131,7 +135,7 @@ def test_a_grammar_is_held(client: OpenAI, model: str, tool: Json) -> None:
 @EVERYWHERE
 @pytest.mark.parametrize("tool", [custom(OTHER), custom("a+", "regex")])
 def test_a_recording_that_breaks_the_grammar_is_refused(
-    client: OpenAI, model: str, tool: Json
+    client: OpenAI, model: str, tool: Any
 ) -> None:
     choice: Any = {"type": "custom", "name": "apply_patch"}
     with pytest.raises(openai.BadRequestError) as caught:
