@@ -161,7 +161,7 @@ def test_what_is_not_served_names_what_is(http: httpx.Client) -> None:
     for path in ("/v1/embeddings", "/v1/images/generations", "/v1/audio/speech"):
         error = http.post(path, json={"model": CALLER, "input": "x"}).json()["error"]
         assert f"There is no route `POST {path}`." in error["message"]
-        assert "This server generates text; it serves /generate, " in error["message"]
+        assert "This server generates text; it serves /api/chat, " in error["message"]
         assert ", /v1/chat/completions, /v1/completions, " in error["message"]
         assert "{" not in error["message"]
 

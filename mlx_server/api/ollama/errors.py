@@ -8,6 +8,12 @@ from mlx_server.errors import ServerError
 
 PREFIX = "/api/"
 
+REFUSED = frozenset(
+    f"{PREFIX}{name}"
+    for name in ("copy", "create", "delete", "embed", "embeddings", "pull", "push")
+)
+"""Routes that only say why they do nothing."""
+
 
 def is_ollama(scope: Scope) -> bool:
     path: str = scope.get("path", "")

@@ -43,7 +43,7 @@ OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "tool_call_id": RESULTS,
     },
     protocol.FunctionParam: {"name": TOOLS, "description": TOOLS, "parameters": TOOLS},
-    protocol.ToolParam: {},
+    protocol.ToolParam: {"type": TOOLS},
     protocol.ChatBody: {"messages": LOADED},
     protocol.GenerateBody: {
         "prompt": LOADED,
