@@ -55,6 +55,8 @@ WEATHER: Any = {
     },
 }
 BROKEN_CALL = '<tool_call>{"name": "weather", "arguments": {"days": "two"}}</tool_call>'
+WHOLE_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}</tool_call>'
+TORN_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", and so on.</tool_call>'
 BROKEN = [
     {"index": 0, "what": "tool_calls[0].function.arguments.city: it is required"},
     {"index": 0, "what": "tool_calls[0].function.arguments.days: it should be of type integer"},
@@ -65,6 +67,8 @@ SAID = [
     {"match": "Thought", "output": "<think>\nIt is 4.\n</think>\n\n"},
     {"match": "Call", "output": f"<think>\nI call.\n{CALL}\n</think>\n\n"},
     {"match": "Weather", "output": BROKEN_CALL},
+    {"match": "Whole", "output": WHOLE_CALL},
+    {"match": "Torn", "output": TORN_CALL},
     {"match": TOWN, "output": LONG, "off_grammar": "noise"},
     {"match": "regex:^Any town", "output": LONG},
     {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
@@ -338,3 +342,27 @@ def test_a_call_that_breaks_nothing_is_reported_with_nothing(client: OpenAI) -> 
     body = asked(client, "free", "Weather", tools=tools)
     assert body.choices[0].message.tool_calls
     assert unmet(body) == []
+
+
+def streamed_calls(client: OpenAI, model: str, question: str, **more: Any) -> tuple[str, str]:
+    """The names and arguments of the calls in a stream, and its text."""
+    tools: Any = [{"type": "function", "function": WEATHER}]
+    chunks = asked(client, model, question, tools=tools, stream=True, **more)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    functions = [call.function for delta in deltas for call in delta.tool_calls or []]
+    calls = "".join((f.name or "") + (f.arguments or "") for f in functions)
+    return calls, "".join(delta.content or "" for delta in deltas)
+
+
+def test_a_stream_shows_no_call_that_breaks_later(client: OpenAI) -> None:
+    assert streamed_calls(client, "free", "Torn") == ("", TORN_CALL)
+
+
+def test_a_stream_that_is_held_back_shows_whole_calls_only(client: OpenAI) -> None:
+    whole = 'weather{"city": "Oslo", "days": 2}'
+    for model in ("live", "held"):
+        assert streamed_calls(client, model, "Whole") == (whole, "")
+    begun, _ = streamed_calls(client, "live", "Whole", max_tokens=60)
+    assert begun
+    assert whole.startswith(begun)
+    assert streamed_calls(client, "held", "Whole", max_tokens=60) == ("", "")
