@@ -327,9 +327,8 @@ def test_what_a_call_breaks_of_its_tools_schema_is_reported(
     assert unmet(body) == BROKEN
     *_, last = asked(client, "free", "Weather", tools=tools, stream=True)
     assert unmet(last) == BROKEN
-    response: Any = client.responses.create(
-        model="free", input="Weather", tools=[{"type": "function", **WEATHER}]
-    )
+    functions: Any = [{"type": "function", **WEATHER}]
+    response: Any = client.responses.create(model="free", input="Weather", tools=functions)
     assert response.mlx_server["unmet"] == BROKEN
     question = {"model": "free", "messages": [{"role": "user", "content": "Weather"}]}
     with server.http() as http:
