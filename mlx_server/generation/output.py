@@ -343,7 +343,7 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
     if not isinstance(prompt, Conversation):  # a text completion is plain text
         return TextParser(ParseContext(index))
     context = parse_context(prepared, prompt, row.prompt, index)
-    if row.grammar is None:
+    if row.grammar is None or prepared.spec.repair.streaming == "accumulate":
         context = replace(context, holds_calls=True)
     if request.tool_choice == "none":  # what looks like a call is text
         context = replace(context, tools=())

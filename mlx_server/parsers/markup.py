@@ -350,10 +350,10 @@ class MarkupParser:
         was read before it."""
         formats = {begin: n for n in self._layout.call_formats for begin in n.begins}
         broken: list[str] = []
-        begun = self._calls.started
+        begun = self._calls.attempts
 
         def unread(piece: str) -> None:
-            if self._calls.started > begun:
+            if self._calls.attempts > begun:
                 self._output.add(space + piece)
             else:
                 broken.append(piece)

@@ -108,9 +108,9 @@ class MarkupCallReader:
         return following
 
     def _is_lone_opening(self, broken: str) -> bool:
-        """Whether all that the model has written after its calls is an opening delimiter."""
+        """Whether the model has ended its answer with an opening delimiter."""
         is_last = self._source.ended and not self._source.cut
-        return is_last and bool(self.calls.finished) and broken.strip() in self._layout.calls
+        return is_last and broken.strip() in self._layout.calls
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, ToolCallFinished):

@@ -26,8 +26,8 @@ class ParseContext:
     """Control tokens of the vocabulary: id to text."""
     repair: RepairPolicy = ALL_REPAIRS
     holds_calls: bool = False
-    """Whether a call is reported only once it is complete, since no grammar guarantees that it will
-    be."""
+    """Whether a call is reported only once it is complete: if no grammar guarantees that it will
+    be, or streams are held back."""
     formatted: bool = False
     """Whether a grammar constrains the text to its end, so that it contains no delimiters."""
     verbatim: bool = False

@@ -69,6 +69,8 @@ class ToolCallEmitter:
         self._emit = emit
         self._make_id = make_id
         self.started = 0
+        self.attempts = 0
+        """How many calls were begun, whether they were reported or not."""
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
         """Begun, and neither finished nor given up."""
@@ -99,6 +101,7 @@ class ToolCallEmitter:
         tool = self._tool(name)
         unique = id if id and id not in self._ids else self._make_id()
         self._ids.add(unique)
+        self.attempts += 1
         self._held = self._hold(tool.name)
         call = self._current = ToolCallWriter(self, tool, self._index, self.started)
         self.started += 1

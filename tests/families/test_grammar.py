@@ -123,6 +123,7 @@ OTHERWISE = {
         "values as the template writes them",
         "quotes that were not escaped",
     },
+    "llama3": {"JSON in the text after a call"},
     "llama4": {
         "arguments without names",
         "two calls between marks, and text behind",

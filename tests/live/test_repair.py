@@ -55,6 +55,8 @@ WEATHER: Any = {
     },
 }
 BROKEN_CALL = '<tool_call>{"name": "weather", "arguments": {"days": "two"}}</tool_call>'
+WHOLE_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}</tool_call>'
+TORN_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", and so on.</tool_call>'
 BROKEN = [
     {"index": 0, "what": "tool_calls[0].function.arguments.city: it is required"},
     {"index": 0, "what": "tool_calls[0].function.arguments.days: it should be of type integer"},
@@ -65,6 +67,8 @@ SAID = [
     {"match": "Thought", "output": "<think>\nIt is 4.\n</think>\n\n"},
     {"match": "Call", "output": f"<think>\nI call.\n{CALL}\n</think>\n\n"},
     {"match": "Weather", "output": BROKEN_CALL},
+    {"match": "Whole", "output": WHOLE_CALL},
+    {"match": "Torn", "output": TORN_CALL},
     {"match": TOWN, "output": LONG, "off_grammar": "noise"},
     {"match": "regex:^Any town", "output": LONG},
     {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
@@ -323,9 +327,8 @@ def test_what_a_call_breaks_of_its_tools_schema_is_reported(
     assert unmet(body) == BROKEN
     *_, last = asked(client, "free", "Weather", tools=tools, stream=True)
     assert unmet(last) == BROKEN
-    response: Any = client.responses.create(
-        model="free", input="Weather", tools=[{"type": "function", **WEATHER}]
-    )
+    functions: Any = [{"type": "function", **WEATHER}]
+    response: Any = client.responses.create(model="free", input="Weather", tools=functions)
     assert response.mlx_server["unmet"] == BROKEN
     question = {"model": "free", "messages": [{"role": "user", "content": "Weather"}]}
     with server.http() as http:
@@ -338,3 +341,23 @@ def test_a_call_that_breaks_nothing_is_reported_with_nothing(client: OpenAI) -> 
     body = asked(client, "free", "Weather", tools=tools)
     assert body.choices[0].message.tool_calls
     assert unmet(body) == []
+
+
+def streamed_calls(client: OpenAI, model: str, question: str, **more: Any) -> tuple[str, str]:
+    """The names and arguments of the calls in a stream, and its text."""
+    tools: Any = [{"type": "function", "function": WEATHER}]
+    chunks = asked(client, model, question, tools=tools, stream=True, **more)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    functions = [call.function for delta in deltas for call in delta.tool_calls or []]
+    calls = "".join((f.name or "") + (f.arguments or "") for f in functions)
+    return calls, "".join(delta.content or "" for delta in deltas)
+
+
+def test_a_stream_shows_no_call_that_breaks_later(client: OpenAI) -> None:
+    assert streamed_calls(client, "free", "Torn") == ("", TORN_CALL)
+
+
+def test_a_call_is_the_same_in_a_stream_that_is_held_back(client: OpenAI) -> None:
+    for model in ("live", "held"):
+        calls, text = streamed_calls(client, model, "Whole")
+        assert (calls, text) == ('weather{"city": "Oslo", "days": 2}', "")
