@@ -25,7 +25,7 @@ pytestmark = pytest.mark.tables
 
 TOOLS = tuple(Tool(name, "", parameters) for name, parameters in PARAMETERS.items())
 LARGER = (*TOOLS, Tool("order", "", NESTED))
-LONGEST = 800
+LONGEST = 1000
 """Tokens, of which some vocabularies have one for each byte."""
 
 WANTED: list[tuple[ToolChoice, tuple[Tool, ...], Format | None]] = [

@@ -160,6 +160,7 @@ class EndingSearch:
             yield from self._leaving(probe, own)
             yield from self._fitting(probe, self._fillers)
             return
+        yield from self._fitting(probe, self._continuation)
         yield from self._fitting(probe, self._guide.whole)
         yield from self._fitting(probe, self._closers)
         if any(map(probe.fits, self._comma)):
@@ -172,7 +173,7 @@ class EndingSearch:
             yield forced
         yield from self._whole_values(probe, self._guide.numbers)
         yield from self._fitting(probe, own)
-        for few in (self._openers, self._escaped, self._continuation, self._single):
+        for few in (self._openers, self._escaped, self._single):
             yield from self._fitting(probe, unused_first(few))
         yield from self._fitting(probe, self._fillers)
 

@@ -154,7 +154,7 @@ class GrammarCompletion:
         plain, reserve = None, RESERVE
         if is_plain:
             plain = 0
-        elif reads_text and self._guide.reserve:
+        elif reads_text and ending and self._guide.reserve:
             reserve = max(RESERVE, self._guide.reserve)
             plain = None if self._guide.literals or self._guide.controls else reserve
         judged = mask if plain is None else mask & ~self._classes.plain[: len(mask)]

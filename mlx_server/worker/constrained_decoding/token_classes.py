@@ -123,8 +123,9 @@ class TokenClasses:
 _MARKS = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
 _MARKED = (1 << 0 | 1 << 1 | 1 << 8) << 4 | 15
 """The bits of quotes, backslashes, line ends and incomplete characters."""
-_MARKS_ONLY = (1 << len(_MARKS)) - 1 << 4
-"""The bits of all marks: in free text, letters, digits and spaces have the same effect."""
+_MARKS_ONLY = (1 << len(_MARKS)) - 1 << 4 | 15
+"""The bits of all marks and of incomplete characters: in free text, letters, digits and spaces have
+the same effect."""
 
 
 def _kind(text: bytes) -> int:

@@ -17,6 +17,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from mlx_server.grammars.lark import Lark
 from mlx_server.worker.constrained_decoding.completion_guide import guide_of
 from mlx_server.worker.constrained_decoding.grammar_completion import (
+    STEP_WORK,
     CompletionHints,
     GrammarCompletion,
     completion_hints,
@@ -198,6 +199,26 @@ SCHEMAS: dict[str, Any] = {
     ),
     "large items": {"type": "array", "items": LARGE},
     "large option": obj(["a"], a=STRING, b=LARGE),
+    "patterns": obj(
+        mail={"type": "string", "pattern": r"^[^@]+@[^@]+\.[^@]+$"},
+        word={"type": "string", "pattern": "(foo|bar)"},
+        version={"type": "string", "pattern": r"\d+\.\d+\.\d+"},
+        name={"type": "string", "pattern": "^[a-z]+$", "minLength": 12},
+    ),
+    "numbers": obj(
+        step={"type": "integer", "multipleOf": 35, "minimum": 1000},
+        share={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    ),
+    "options": {
+        "type": "array",
+        "minItems": 2,
+        "items": {
+            "oneOf": [
+                obj(kind={"const": "circle"}, radius={"type": "number"}),
+                obj(kind={"const": "rectangle"}, width=INTEGER, height=INTEGER),
+            ]
+        },
+    },
     "any members": {"type": "object"},
     "strings only": {"type": "object", "additionalProperties": STRING, "minProperties": 1},
     "anything": True,
@@ -225,7 +246,7 @@ def comes_to_its_end(
     known = completion_hints(world.pieces, world.matcher(grammar), grammar)
     assert known.tokens is not None
     need = len(known.tokens) + 1
-    for seed, limit in enumerate([need, need + MORE[wish]]):
+    for seed, limit in enumerate([need, need + max(8, need // 4), need + MORE[wish]]):
         said = say(world, grammar, limit, wish, seed, known)
         assert said.ended, (limit, said.text)
         check(said.text)
@@ -371,3 +392,23 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     GrammarCompletion(demo.pieces, known, matcher).allow(mask, 30)
     assert matcher.compute_bitmask() == before
     assert not matcher.is_error()
+
+
+@pytest.mark.parametrize("name", ["patterns", "formats", "nested", "forty properties"])
+def test_no_step_takes_more_than_its_work(demo: World, name: str) -> None:
+    """It is counted in calls of the matcher, so that it is the same on a busy machine."""
+    grammar = json_of(SCHEMAS[name])
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
+    assert known.tokens is not None
+    row = GrammarCompletion(demo.pieces, known, demo.matcher(grammar))
+    matcher, mask = demo.matcher(grammar), np.zeros((1, -(-len(demo.text) // 32)), np.int32)
+    tokens = say(demo, grammar, len(known.tokens) + 60, "text", 2, known).tokens
+    spent = []
+    for at, token in enumerate(tokens):
+        before = row._probe.work
+        fill_next_token_bitmask(matcher, mask)
+        row.allow(mask[0], len(known.tokens) + 60 - at)
+        spent.append(row._probe.work - before)
+        matcher.consume_token(token)
+        row.advance(token)
+    assert 0 < max(spent) <= 3 * STEP_WORK
