@@ -13,6 +13,8 @@ from typing import NamedTuple
 from mlx_server.schemas.patterns import PIECE
 
 MOST_TAILS = 400
+MOST_CHARACTERS = 2_000
+"""An expression whose shortest text is longer is not read."""
 MOST_REPEATS = 128
 """Repetitions after which a tail may begin, counted from the last one."""
 
@@ -106,17 +108,23 @@ def _member_of(written: str) -> str:
 
 def _repeated(one: RegexTails, piece: re.Match[str]) -> RegexTails:
     least = int(piece["least"] or 0) if piece["times"] else int(piece["many"] == "+")
-    after = [one.shortest * n for n in range(min(max(least, 1), MOST_REPEATS))]
+    if len(one.shortest) * least > MOST_CHARACTERS:
+        raise _Unreadable
+    times = min(max(least, 1), MOST_REPEATS, 1 + 10 * MOST_TAILS // len(one.tails))
+    after = [one.shortest * n for n in range(times)]
     tails = _some(tail + rest for rest in after for tail in one.tails)
-    whole = one.shortest * min(least, 100_000)
+    whole = one.shortest * least
     return RegexTails(whole, tails | {whole})
 
 
 def _joined(sequence: list[RegexTails]) -> RegexTails:
     rest, tails = "", frozenset(("",))
     for one in reversed(sequence):
-        tails |= _some(tail + rest for tail in one.tails)
+        if len(tails) < MOST_TAILS:
+            tails |= {tail + rest for tail in one.tails}
         rest = one.shortest + rest
+        if len(rest) > MOST_CHARACTERS:
+            raise _Unreadable
     return RegexTails(rest, _some(tails))
 
 

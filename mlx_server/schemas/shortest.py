@@ -24,6 +24,11 @@ MOST_CHARACTERS = 20_000
 MOST_PARTS = 4_000
 """Schemas that are looked at, at most."""
 MOST_OPTIONS = 64
+MOST_LOOKS = 20_000
+"""Combinations of schemas that are looked at, at most: options within options multiply."""
+MOST_BOUNDS = 8
+MOST_DEPTH = 64
+"""Schemas within schemas; deeper ones get their instance in the next pass."""
 PASSES = 8
 """Times that the instances of a recursive schema are improved, at most."""
 
@@ -66,6 +71,7 @@ class ShortestInstances:
         """What the pass before found, for schemas that refer to themselves."""
         self._open: set[int] = set()
         self._recursive = False
+        self._looks = 0
         self.schemas = list(islice(self._reached(), MOST_PARTS))
         """The root and all the schemas that it uses."""
         for _ in range(PASSES):
@@ -82,7 +88,7 @@ class ShortestInstances:
             return "0" if schema else None
         if id(schema) in self._known:
             return self._known[id(schema)]
-        if id(schema) in self._open:
+        if id(schema) in self._open or len(self._open) > MOST_DEPTH:
             self._recursive = True
             return self._before.get(id(schema))
         self._open.add(id(schema))
@@ -146,6 +152,9 @@ class ShortestInstances:
         return parts
 
     def _of(self, parts: Parts, depth: int = 4) -> str | None:
+        self._looks += 1
+        if self._looks > MOST_LOOKS:
+            return None
         values = next((v for part in parts if (v := _values(part)) is not None), None)
         if values is not None:
             return _shortest(map(compact, values))
@@ -187,6 +196,8 @@ class ShortestInstances:
         items = [self._any([_item(part, at) for part in parts]) for at in range(min(least, 64))]
         items += items[-1:] * (least - len(items))
         whole = [item for item in items if item is not None]
+        if sum(map(len, whole)) > MOST_CHARACTERS:
+            return None
         return f"[{','.join(whole)}]" if len(whole) == len(items) else None
 
     def _object(self, parts: Parts) -> str | None:
@@ -297,7 +308,7 @@ def _number(parts: Parts, *, whole: bool) -> str | None:
         list(_bounds(parts, "minimum", "exclusiveMinimum")),
         list(_bounds(parts, "maximum", "exclusiveMaximum")),
     )
-    ends = [bound for bound, _ in (*lows, *highs)]
+    ends = [bound for bound, _ in (*lows, *highs)][:MOST_BOUNDS]
     proposed = [
         Fraction(0),
         *ends,
