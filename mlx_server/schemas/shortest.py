@@ -88,11 +88,14 @@ class ShortestInstances:
             return "0" if schema else None
         if id(schema) in self._known:
             return self._known[id(schema)]
-        if id(schema) in self._open or len(self._open) > MOST_DEPTH:
+        parts = self._flattened(schema)
+        if len(self._open) > MOST_DEPTH or any(id(part) in self._open for part in parts):
             self._recursive = True
             return self._before.get(id(schema))
+        if len(parts) == 2 and schema.keys() == {"$ref"}:
+            return self.text(parts[1])
         self._open.add(id(schema))
-        found = self._of(self._flattened(schema))
+        found = self._of(parts)
         self._open.remove(id(schema))
         self._known[id(schema)] = found = found if len(found or "") < MOST_CHARACTERS else None
         return found

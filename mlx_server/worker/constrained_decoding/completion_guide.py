@@ -7,6 +7,7 @@ pattern requires, a grammar's literals. The search (ending_search.py) tries them
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -63,7 +64,9 @@ def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
     schemas, own = _parts(grammar)
     texts = _Texts()
     for schema in schemas:
-        texts.add_schema(schema)
+        # proposals only: what can't be read of a client's schema is left out
+        with suppress(ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
+            texts.add_schema(schema)
     framed, literals = _controls(own, classes), list(_literals(own))
     expressions = [end for end in _expression_tails(own) if end]
     ways = {
