@@ -234,8 +234,8 @@ def test_chat_tells_of_text_and_reasoning_as_ever(client: TestClient, name: str)
     of_messages = [item.get("text", "") for item in BECOME[name] if item["type"] == "message"]
     if "call" not in name:  # nobody offered it there
         assert said["content"] == "\n".join(of_messages)
-    whole = any(item in BECOME[name] for item in (REASONING, incomplete(REASONING)))
-    thought = "Hm." if whole else "Hm" if name == "reasoning, cut" else ""
+    whole = [item for item in BECOME[name] if item in (REASONING, incomplete(REASONING))]
+    thought = "Hm" if name == "reasoning, cut" else "\n".join(item["text"] for item in whole)
     assert said.get("reasoning", "") == thought
 
 
