@@ -129,7 +129,7 @@ class SamplingBody(WireModel):
     """The fields of every endpoint that generates text."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "safety_identifier", "service_tier", "store", "prompt_cache_key"}
+        {"user", "metadata", "safety_identifier", "service_tier", "prompt_cache_key"}
     )
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
@@ -151,6 +151,9 @@ class SamplingBody(WireModel):
     include_raw: bool | None = None
     """Whether `mlx_server.raw` has what the model wrote, delimiters included."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    store: bool | None = None
+    """If false, the prompt cache does not write the request to disk. If true, a chat completion is
+    stored."""
     logit_bias: Biases | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -194,11 +197,14 @@ class SamplingBody(WireModel):
 
     def ignored(self) -> list[str]:
         """Paths of the fields without effect. Raises BadRequest for a field in `UNSUPPORTED`."""
+        self.refuse_unsupported()
+        return super().ignored()
+
+    def refuse_unsupported(self) -> None:
         given = self.model_extra or {}
         for name, reason in self.UNSUPPORTED.items():
             if given.get(name) is not None:
                 raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
-        return super().ignored()
 
 
 def check_stream_options(stream: bool | None, options: WireModel | None) -> None:

@@ -16,6 +16,7 @@ from mlx_server.config.settings import (
     ConnectorSettings,
     ModelSettings,
     OAuthSettings,
+    PromptCacheSettings,
     RepairSettings,
     SamplingDefaults,
     ServerSettings,
@@ -103,6 +104,8 @@ def _unknown_key(loc: Loc) -> str:
         schema = OAuthSettings
     elif loc[0] == "connectors":
         schema = ConnectorSettings
+    elif loc[:2] == ("server", "prompt_cache"):
+        schema = PromptCacheSettings
     elif loc[2:3] == ("repair",):
         schema = RepairSettings
     known = [field.alias or name for name, field in schema.model_fields.items()]

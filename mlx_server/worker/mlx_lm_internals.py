@@ -28,6 +28,7 @@ try:
         ChunkedKVCache,
         KVCache,
         QuantizedKVCache,
+        RotatingKVCache,
         make_prompt_cache,
     )
     from mlx_lm.models.switch_layers import (
@@ -51,6 +52,7 @@ __all__ = [
     "PromptProcessingBatch",
     "QuantizedKVCache",
     "QuantizedSwitchLinear",
+    "RotatingKVCache",
     "StopSequences",
     "SwitchGLU",
     "SwitchLinear",

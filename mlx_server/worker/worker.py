@@ -59,6 +59,7 @@ from mlx_server.engine.messages import (
     UnpauseRows,
 )
 from mlx_server.errors import ServerError, public_message
+from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, row_adapter_of
 from mlx_server.worker.buffer_cache import Buffers
@@ -70,6 +71,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.model_load import Progress, WiredLimit, load
+from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.prompt_logprobs import Scoring, prompt_logprobs
 from mlx_server.worker.read_rate import WeightReadPace
@@ -97,11 +99,14 @@ class Engine:
         schedule: Schedule = DEFAULT_SCHEDULE,
         clock: Callable[[], float] = time.perf_counter,
         wake: Callable[[], None] = lambda: None,
+        disk: PromptFolder | None = None,
     ) -> None:
-        """wake: called in other threads when `step` has something to do before `pause` ends."""
+        """wake: called in other threads when `step` has something to do before `pause` ends.
+        disk: the folder of the prompt cache's files."""
         self._concurrency = concurrency
         self._schedule, self._clock = schedule, clock
         self._cache = PromptCache(cache_bytes)
+        self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
         self._wired = WiredLimit(wired)
         self._read_pace = WeightReadPace()
         self._buffers = Buffers(mx.get_memory_limit())
@@ -109,6 +114,8 @@ class Engine:
         self.broken = False
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
         self._loads: dict[str, Progress] = {}
+        self._paths: dict[str, Path] = {}
+        """The folders of the models that were loaded last."""
         self._warming = False
         """Whether the last piece of a load was a warm-up step, rather than weights."""
         self._batches: dict[str, Batch] = {}
@@ -120,7 +127,7 @@ class Engine:
         """The most seconds that a model had when it was served."""
         self._constraints = LogitConstraints(wake)
         self._unconstrained: dict[int, Generate] = {}
-        """Rows that wait for their constraints."""
+        """Rows that wait for their constraints, or for what the disk has of their prompts."""
         self._prompt_logprobs: dict[int, tuple[Generate, LogitConstraint | None, Scoring]] = {}
         """Rows whose prompt log probabilities are being computed, in the order of their turns."""
         self._paused: set[int] = set()
@@ -136,7 +143,15 @@ class Engine:
         now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
         due += [self._constraints.pause] if self._unconstrained else []
+        disk = self._disk.pause(busy=self._is_busy)
+        due += [] if disk is None else [disk]
         return max(0.0, min(due)) if due else None
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether rows or loads wait for the next step."""
+        waiting = self._loads or self._prompt_logprobs or self._unconstrained
+        return bool(waiting) or any(self._batches.values())
 
     @property
     def warm(self) -> bool:
@@ -154,8 +169,10 @@ class Engine:
         if loads := list(self._loads):
             return f"{'warming up' if self._warming else 'loading'} {loads[0]}"
         if waiting := list(self._unconstrained.values()):
+            if self._disk.is_reading(waiting[0].row):
+                return f"reading a prompt of {waiting[0].model} from disk"
             return self._constraints.doing(waiting[0].model)
-        return GENERATING if self.pause is not None else IDLE
+        return GENERATING if self._is_busy else IDLE
 
     def handle(self, command: Command) -> list[Report]:
         """Executes a command; a second time if the GPU fails during it, as all commands can be
@@ -172,6 +189,7 @@ class Engine:
     def _handle(self, command: Command) -> list[Report]:
         match command:
             case LoadModel(model, path, stop_tokens, tokenizer):
+                self._paths[model] = Path(path)
                 self._loads[model] = self._loading(Path(path))
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
             case UnloadModel(model):
@@ -195,6 +213,8 @@ class Engine:
             case ResumeRows(rows):
                 self._resume(rows)
             case LimitCache(max_bytes):
+                if max_bytes < self._cache.nbytes and not self._is_busy:
+                    self._disk.flush()
                 self._cache.limit(max_bytes)
             case LimitMemory(max_bytes):
                 _limit_memory(max_bytes)
@@ -216,7 +236,15 @@ class Engine:
             reports += self._step(model)
         if not (self._prompt_logprobs or any(self._batches.values())):
             self._constraints.read_ahead()
-        return reports
+        try:
+            self._disk.step(busy=self._is_busy)
+        except Exception as error:
+            reports += self._device_failed(error)
+        return [*reports, *self._disk.report()]
+
+    def stop(self) -> None:
+        """Writes cached prompts to disk; the engine takes no step after it."""
+        self._disk.stop()
 
     def _next_model(self) -> str | None:
         now = self._clock()
@@ -309,15 +337,20 @@ class Engine:
         check_row(command, batch)
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
-        if command.grammar is None and command.thinking is None:
-            return self._admit(command, None)
+        if not command.prompt_logprobs:
+            key = batch.key_of(row_adapter_of(command), command.cache_scope)
+            self._disk.begin(command.row, key, command.prompt[:-1])
         self._unconstrained[command.row] = command
         return self._constrain(command)
 
     def _constrain(self, command: Generate) -> list[Report]:
-        constraint = self._constraints.constraint(command)
-        if constraint is None:
+        if self._disk.is_reading(command.row):
             return []
+        constraint = None
+        if command.grammar is not None or command.thinking is not None:
+            constraint = self._constraints.constraint(command)
+            if constraint is None:
+                return []
         del self._unconstrained[command.row]
         return self._admit(command, constraint)
 
@@ -406,6 +439,7 @@ class Engine:
             network = end.value
         batch = self._batches[model] = self._batch(model, network)
         batch.warm = self._warming
+        self._disk.loaded(model, self._paths[model], network)
         self._adapters[model] = AdapterWeights(network)
         self._seconds[model] = 0.0
         nbytes = sum(array.nbytes for array in weights.arrays(network))
@@ -427,10 +461,14 @@ class Engine:
             held=self._paused,
             schedule=self._schedule,
             clock=self._clock,
+            on_invalid=self._disk.forget,
         )
 
     def _unload(self, model: str) -> list[Report]:
         aborted = [ModelLoadFailed(model, GONE)] if self._loads.pop(model, None) else []
+        if not self._is_busy:
+            self._disk.flush(model)
+        self._disk.unloaded(model)
         self._cache.forget(model)
         batch = self._batches.pop(model, None)
         self._adapters.pop(model, None)

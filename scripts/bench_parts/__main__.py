@@ -55,6 +55,12 @@ def main(
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Tokens of agents' sessions computed again instead.")
     ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="With --sessions: start servers anew in the middle.")
+    ] = False,
+    swap: Annotated[
+        bool, typer.Option("--swap", help="With --sessions: ask another model in the middle.")
+    ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(metavar="MACHINE:MODEL|all", help="Schedules instead, on simulated Macs."),
@@ -72,6 +78,7 @@ def main(
     scripts/bench --lora
     scripts/bench --structured
     scripts/bench --sessions
+    scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
 
@@ -82,7 +89,9 @@ def main(
         (_lora if lora else _structured)(json, markdown)
         return
     if sessions:
-        _sessions(only.split(","), json, markdown)
+        wanted: list[count.Interruption] = ["restart"] if restart else []
+        wanted += ["swap"] if swap else []
+        _sessions(only.split(","), wanted or [""], json, markdown)
         return
     if simulate:
         _simulated(simulate, machines, only.split(","), json, markdown)
@@ -121,9 +130,14 @@ def _structured(json: Path | None, markdown: bool) -> None:
     _warn(others.cores())
 
 
-def _sessions(only: Sequence[str], json: Path | None, markdown: bool) -> None:
+def _sessions(
+    only: Sequence[str],
+    interruptions: Sequence[count.Interruption],
+    json: Path | None,
+    markdown: bool,
+) -> None:
     found = []
-    for each in count.counts(only):
+    for each in count.counts(only, interruptions):
         found.append(each)
         progress.out(" ".join(next(count.rows([each]))))
     _show({"sessions": found}, [(count.COLUMNS, count.rows(found))], json, markdown)

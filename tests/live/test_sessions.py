@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench_parts.sessions.count import counted
+from bench_parts.sessions.count import Interruption, counted
 
 from tests.live.server import serving
 
@@ -14,6 +14,14 @@ def test_two_sessions_with_one_system_prompt(model: str, scenario: str) -> None:
     count = counted(model, scenario, "mlx-server", turns=2)
     assert count.prompt_tokens > 6_000
     assert count.again <= 0.02 * count.prompt_tokens
+
+
+@pytest.mark.parametrize("interruption", ["restart", "swap"])
+@pytest.mark.parametrize("model", ["llama", "gpt_oss", "qwen3_5"])
+def test_what_a_restart_or_another_model_costs(model: str, interruption: Interruption) -> None:
+    count = counted(model, "one agent", "mlx-server", turns=2, interruption=interruption)
+    assert count.prompt_tokens > 6_000
+    assert count.again <= 0.03 * count.prompt_tokens
 
 
 def test_no_key_uses_what_another_keys_client_has_asked(tmp_path: Path, tiny_path: Path) -> None:

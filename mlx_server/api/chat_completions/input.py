@@ -1,15 +1,23 @@
 """Converts a chat completions body to a `GenerateRequest`."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from mlx_server.api import formats
 from mlx_server.api.chat_completions.messages import messages
 from mlx_server.api.chat_completions.protocol import (
     AllowedToolsChoice,
     ChatBody,
+    FreeformChoice,
+    FreeformToolParam,
     FunctionChoice,
     FunctionName,
     FunctionParam,
+    GrammarParam,
+    ToolParam,
 )
 from mlx_server.api.fields import check_stream_options
+from mlx_server.api.freeform import freeform_tool
 from mlx_server.api.tool_choice import check_choice, check_offered
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Tool
@@ -31,6 +39,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         model=body.model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
@@ -70,19 +79,33 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
     if body.is_legacy:
         return _functions(body)
-    tools = tuple(_tool(tool.function) for tool in body.tools or ())
+    tools = tuple(map(_tool, body.tools or ()))
+    _refuse_shared_names(body, tools)
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
-            names = {choice.function.name for choice in allowed.tools}
+            for each in allowed.tools:
+                _check_kind(each, body)
+            names = {choice.name for choice in allowed.tools}
             for name in names:
                 check_offered(name, tools)
             return tuple(tool for tool in tools if tool.name in names), allowed.mode
-        case FunctionChoice(function=function):
-            choice: ToolChoice = NamedTool(function.name)
+        case FunctionChoice() | FreeformChoice() as named:
+            _check_kind(named, body)
+            choice: ToolChoice = NamedTool(named.name)
         case given:
             choice = given or "auto"
     check_choice(choice, tools)
     return tools, choice
+
+
+def _check_kind(choice: FunctionChoice | FreeformChoice, body: ChatBody) -> None:
+    """Raises BadRequest for the name of a function as that of a custom tool, or the reverse."""
+    if isinstance(choice, FreeformChoice) != (choice.name in body.freeform_names):
+        raise BadRequest(
+            f"`tool_choice` names {choice.name[:64]!r} of type {choice.type!r}, which is not among "
+            "the `tools`.",
+            param="tool_choice",
+        )
 
 
 def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -94,7 +117,7 @@ def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
                 "`tools` and `tool_choice`.",
                 param=new,
             )
-    functions = tuple(map(_tool, body.functions or ()))
+    functions = tuple(map(_function, body.functions or ()))
     if not isinstance(body.function_call, FunctionName):
         return functions, body.function_call or "auto"
     name = body.function_call.name
@@ -106,7 +129,25 @@ def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     return functions, NamedTool(name)
 
 
-def _tool(function: FunctionParam) -> Tool:
+def _refuse_shared_names(body: ChatBody, tools: Sequence[Tool]) -> None:
+    """Raises BadRequest if a function has the name of a custom tool: calls could mean either."""
+    names = Counter(tool.name for tool in tools)
+    for name in body.freeform_names:
+        if names[name] > 1:
+            raise BadRequest(
+                f"Two `tools` have the name {name[:64]!r}: give each its own.", param="tools"
+            )
+
+
+def _tool(tool: ToolParam) -> Tool:
+    if isinstance(tool, FreeformToolParam):
+        format = tool.custom.format
+        grammar = format.grammar if isinstance(format, GrammarParam) else None
+        return freeform_tool(tool.custom.name, tool.custom.description, grammar)
+    return _function(tool.function)
+
+
+def _function(function: FunctionParam) -> Tool:
     return Tool(
         function.name, function.description, function.parameters or {}, bool(function.strict)
     )

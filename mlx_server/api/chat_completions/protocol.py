@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.content import Content
@@ -18,6 +18,7 @@ from mlx_server.api.fields import (
     WireModel,
 )
 from mlx_server.api.formats import ConstrainedBody
+from mlx_server.api.freeform import FreeformText, TextGrammar
 from mlx_server.api.thinking import ThinkingBody
 
 
@@ -26,11 +27,35 @@ class FunctionCall(WireModel):
     arguments: str | dict[str, Any] = ""
 
 
-class ToolCallParam(WireModel):
+class FunctionCallParam(WireModel):
     id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
 
+
+class FreeformCall(WireModel):
+    name: Annotated[str, Field(min_length=1)]
+    input: str = ""
+
+
+class FreeformCallParam(WireModel):
+    """A call of a tool whose input is free text."""
+
+    id: str = ""
+    type: Literal["custom"]
+    custom: FreeformCall
+
+
+def _kind(value: Any) -> str:
+    """A union tag that is no field name; calls and choices may come without a type."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<custom>" if kind == "custom" else "<function>"
+
+
+ToolCallParam = Annotated[
+    Annotated[FunctionCallParam, Tag("<function>")] | Annotated[FreeformCallParam, Tag("<custom>")],
+    Discriminator(_kind),
+]
 
 ASSISTANT = ("reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
 ANSWERING = ("tool_call_id",)
@@ -68,9 +93,33 @@ class FunctionParam(WireModel):
     strict: bool | None = None
 
 
-class ToolParam(WireModel):
+class FunctionToolParam(WireModel):
     type: Literal["function"]
     function: FunctionParam
+
+
+class GrammarParam(WireModel):
+    type: Literal["grammar"]
+    grammar: TextGrammar
+
+
+class FreeformParam(WireModel):
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    format: Annotated[FreeformText | GrammarParam, Field(discriminator="type")] | None = None
+
+
+class FreeformToolParam(WireModel):
+    """A tool whose input is free text."""
+
+    type: Literal["custom"]
+    custom: FreeformParam
+
+
+ToolParam = Annotated[
+    Annotated[FunctionToolParam, Tag("<function>")] | Annotated[FreeformToolParam, Tag("<custom>")],
+    Discriminator(_kind),
+]
 
 
 class FunctionName(WireModel):
@@ -81,10 +130,29 @@ class FunctionChoice(WireModel):
     type: Literal["function"]
     function: FunctionName
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class FreeformChoice(WireModel):
+    type: Literal["custom"]
+    custom: FunctionName
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+AllowedTool = Annotated[
+    Annotated[FunctionChoice, Tag("<function>")] | Annotated[FreeformChoice, Tag("<custom>")],
+    Discriminator(_kind),
+]
+
 
 class AllowedTools(WireModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[Items[FunctionChoice], Field(min_length=1, max_length=limits.TOOLS.value)]
+    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS.value)]
 
 
 class AllowedToolsChoice(WireModel):
@@ -94,7 +162,7 @@ class AllowedToolsChoice(WireModel):
 
 ToolChoiceParam = (
     Literal["none", "auto", "required"]
-    | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")]
+    | Annotated[FunctionChoice | FreeformChoice | AllowedToolsChoice, Field(discriminator="type")]
 )
 
 
@@ -121,7 +189,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
-    store: bool | None = None
     metadata: dict[str, Any] | None = None
     """Those of a stored completion are checked; others are the client's own."""
 
@@ -133,6 +200,12 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         effort = (self.chat_template_kwargs or {}).get("reasoning_effort")
         if self.reasoning_effort and effort not in (None, self.reasoning_effort):
             yield "reasoning_effort"
+
+    @property
+    def freeform_names(self) -> frozenset[str]:
+        """The names of the tools whose input is free text."""
+        tools = self.tools or ()
+        return frozenset(tool.custom.name for tool in tools if isinstance(tool, FreeformToolParam))
 
     @property
     def is_legacy(self) -> bool:

@@ -30,6 +30,7 @@ async def chat_completions(http: Request) -> Response:
         logprobs=request.logprobs is not None,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
+        freeform=body.freeform_names,
     )
     ignored = await in_thread(body.ignored)
     output = await _storing(http, body, made) if body.store else made

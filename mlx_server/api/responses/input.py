@@ -1,6 +1,6 @@
 """Converts a responses body to a `GenerateRequest` and the use of MCP servers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +8,21 @@ from mlx_server.api import formats
 from mlx_server.api.fields import check_stream_options
 from mlx_server.api.responses.item_messages import messages_of
 from mlx_server.api.responses.items import (
+    AdditionalToolsItem,
     InputItem,
     ItemReference,
     McpListToolsItem,
     MessageItem,
+    Open,
+    ReasoningItem,
+    ToolSearchOutputItem,
     read_items,
+    unsealed,
 )
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.tool_selection import select_tools
+from mlx_server.api.responses.tool_table import NO_TABLE, ToolTable
+from mlx_server.api.responses.tools import ToolParam
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools
@@ -31,6 +38,8 @@ class ParsedRequest:
     ignored: tuple[str, ...]
     truncates: bool = False
     """Whether a prompt that is too long loses its oldest turns."""
+    table: ToolTable = NO_TABLE
+    """What the names of calls mean."""
 
 
 def references(body: ResponsesBody) -> list[str]:
@@ -50,17 +59,22 @@ def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:
 
 
 def to_request(
-    body: ResponsesBody, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
+    body: ResponsesBody,
+    items: Sequence[InputItem],
+    earlier: Sequence[InputItem] = (),
+    opened: Open = unsealed,
 ) -> ParsedRequest:
-    """`earlier`: the conversation's items before those of this request."""
+    """`earlier`: the conversation's items before those of this request. `opened` reads the encoded
+    content of reasoning."""
     check_stream_options(body.stream, body.stream_options)
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
-    messages, approvals = messages_of(zip(everything, places, strict=True))
+    found = [tool for item in everything for tool in _tools_of(item)]
+    chosen = select_tools(body, listed=_listed(everything), found=found)
+    messages, approvals = messages_of(zip(everything, places, strict=True), chosen.table, opened)
     if not messages and not approvals and body.instructions is None:
         raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
     instructions = [Message("system", body.instructions)] if body.instructions else []
-    chosen = select_tools(body, listed=_listed(everything))
     constrained = body.constrained()
     conversation = Conversation(
         messages=(*instructions, *messages),
@@ -72,6 +86,7 @@ def to_request(
         model=body.model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
@@ -92,7 +107,25 @@ def to_request(
     )
     mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
     truncates = body.truncation == "auto"
-    return ParsedRequest(request, mcp, tuple(body.ignored()), truncates)
+    ignored = (*body.ignored(), *dict.fromkeys(_unread(items, opened)))
+    return ParsedRequest(request, mcp, ignored, truncates, chosen.table)
+
+
+def _tools_of(item: InputItem) -> Sequence[ToolParam]:
+    """The tools that an item adds to those of the request."""
+    match item:
+        case ToolSearchOutputItem() | AdditionalToolsItem():
+            return item.tools or ()
+    return ()
+
+
+def _unread(items: Iterable[InputItem], opened: Open) -> Iterator[str]:
+    """The path of sealed reasoning that another server has made."""
+    for item in items:
+        match item:
+            case ReasoningItem(content=None | [], encrypted_content=str(token)) if token:
+                if opened(token) is None:
+                    yield "input.encrypted_content"
 
 
 def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:

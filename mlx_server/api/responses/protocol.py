@@ -18,6 +18,7 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.formats import FormatChoice, JsonObjectFormat, StructuredOutputs, TextFormat
 from mlx_server.api.responses.items import InputItem
+from mlx_server.api.responses.tool_table import deferred_in_vain
 from mlx_server.api.responses.tools import Choice, HostedTools, ToolParam
 from mlx_server.api.thinking import ThinkingBody
 from mlx_server.requests import JsonFormat
@@ -68,10 +69,6 @@ class Reasoning(WireModel):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-
-    def unused(self) -> Iterable[str]:
-        if self.summary or self.generate_summary:
-            yield "summary"
 
 
 class StreamOptions(WireModel):
@@ -150,6 +147,12 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         return self.reasoning.effort if self.reasoning else None
 
     @property
+    def summary(self) -> str | None:
+        """The kind of summary in which the client wants the reasoning too."""
+        given = self.reasoning
+        return (given.summary or given.generate_summary) if given else None
+
+    @property
     def hosted_tools(self) -> HostedTools:
         types = {tool.type for tool in self.tools or ()}
         searches = any(each.startswith("web_search") for each in types)
@@ -171,7 +174,8 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         return formats.the_only_format(found, otherwise="text.format")
 
     def unused(self) -> Iterable[str]:
-        return (f"include.{value}" for value in self.include or () if value in NOT_HERE)
+        yield from (f"include.{value}" for value in self.include or () if value in NOT_HERE)
+        yield from deferred_in_vain(self.tools or ())
 
     def _of_text(self) -> Iterator[FormatChoice]:
         match self.text and self.text.format:

@@ -483,7 +483,7 @@ def test_usage_of_every_chunk(client: TestClient) -> None:
         ),
         (
             {"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]},
-            "tool_calls[0].type",
+            "tool_calls[0].custom",
         ),
         ("x", ""),
         (None, ""),
