@@ -119,7 +119,8 @@ async def show(http: Request) -> Response:
         raise BadRequest("`model` is missing: it names the model to describe.", param="model")
     pool: Pool = http.app.state.pool
     id = await models.checked(pool, models.own_name(pool, wanted))
-    return json_response(await models.described(pool, id, http.app.state.started))
+    described = await models.described(pool, id, http.app.state.started)
+    return json_response(described, ignored_header(body.ignored()))
 
 
 @router.get("/api/version")

@@ -118,6 +118,30 @@ def test_what_is_not_known_is_listed(client: TestClient, path: str) -> None:
         }
 
 
+def test_fields_without_effect_are_listed_at_every_depth(client: TestClient) -> None:
+    call = {"type": "function", "function": {"index": 0, "name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "hi", "thinking": "Hm.", "x": 1},
+        {"role": "assistant", "tool_calls": [call], "tool_name": "f"},
+        {"role": "tool", "tool_name": "f", "content": "y"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    header = post(client, CHAT, messages=messages, tools=tools).headers[IGNORED]
+    assert header.split(", ") == [
+        *("messages.x", "messages.thinking", "messages.tool_name", "tools.function.strict"),
+    ]
+
+
+def test_what_a_raw_prompt_or_a_template_does_not_read_is_listed(client: TestClient) -> None:
+    assert post(client, GENERATE, raw=True, think=True).headers[IGNORED] == "think"
+    assert post(client, CHAT, think=True).headers[IGNORED] == "think"
+
+
+@BOTH
+def test_unsupported_options_are_refused(client: TestClient, path: str) -> None:
+    assert "chat_template" in refused(post(client, path, options={"chat_template": "x"}))
+
+
 def test_a_context_of_tokens_is_listed(client: TestClient) -> None:
     assert post(client, GENERATE, context=[1, 2, 3]).headers[IGNORED] == "context"
 
