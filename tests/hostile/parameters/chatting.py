@@ -22,6 +22,7 @@ from tests.hostile.parameters.case import (
     refused,
 )
 
+DISK = "tests/api/test_prompt_disk_wire.py"
 STORED = "tests/api/chat_completions/test_stored.py"
 FILES = "tests/api/test_files.py"
 FORMATS = "tests/api/test_formats_wire.py"
@@ -127,7 +128,7 @@ def structured(**asked: Any) -> Case:
 
 
 CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
-    fields.SamplingBody: SAMPLING,
+    fields.SamplingBody: {**SAMPLING, "store": f"{DISK}::test_which_requests_may_be_written"},
     fields.GenerationBody: {
         "model": Case({"model": SAID}),
         "stream": Case({"stream": True}),
@@ -184,7 +185,6 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "modalities": refused({"modalities": ["audio"]}),
         "reasoning_effort": Case({"reasoning_effort": "low"}),
         "verbosity": Case({"verbosity": "low"}),
-        "store": f"{STORED}::test_a_completion_is_stored",
         "metadata": f"{STORED}::test_lists_are_filtered",
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
     },

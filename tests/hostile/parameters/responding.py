@@ -136,8 +136,8 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     responses.Reasoning: {
         "effort": Case({"reasoning": {"effort": "low"}}),
-        "summary": Case({"reasoning": {"summary": "auto"}}),
-        "generate_summary": Case({"reasoning": {"generate_summary": "auto"}}),
+        "summary": Case({"reasoning": {"summary": "auto"}}, asked(THINKS)),
+        "generate_summary": Case({"reasoning": {"generate_summary": "auto"}}, asked(THINKS)),
     },
     responses.Text: {"verbosity": Case({"text": {"verbosity": "low"}})},
     responses.JsonSchemaFormat: {
