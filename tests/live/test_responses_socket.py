@@ -190,8 +190,11 @@ def test_after_an_error_the_earlier_response_is_forgotten(
 
 
 def test_what_is_ignored_is_told_in_the_response(line: ClientConnection) -> None:
-    response = answer(line, unheard_of=1, text={"verbosity": "low"})
-    assert set(response["mlx_server"]["ignored"]) == {"text.verbosity", "unheard_of"}
+    response = answer(line, unheard_of=1, include=["web_search_call.results"])
+    assert set(response["mlx_server"]["ignored"]) == {
+        "include.web_search_call.results",
+        "unheard_of",
+    }
     assert "mlx_server" not in answer(line)
 
 
