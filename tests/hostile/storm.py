@@ -8,6 +8,7 @@ over; its tokens may not change.
 
 import json
 import random
+import re
 import signal
 import socket
 import time
@@ -37,6 +38,7 @@ KILL_SECONDS = 20.0, 40.0
 """The shortest and the longest time between two deaths of the engine."""
 
 UNAVAILABLE = 503
+BROKEN = "500"
 RETRIES = 100
 RETRY_SECONDS = 0.2
 MORE_FILES = 8
@@ -88,8 +90,8 @@ class Storm:
                 if error.status != UNAVAILABLE:  # which it is while the engine starts again
                     self.wrong.append(f"{kind.__name__} was answered with {error}")
             self.seen[f"{kind.__name__}: {came}"] += 1
-            if came == "500":
-                self.wrong.append(f"{kind.__name__} was answered with 500")
+            if came.startswith(BROKEN):
+                self.wrong.append(f"{kind.__name__} was answered with {came}")
 
     def shapes(self, http: httpx.Client, chance: random.Random) -> str:
         Client(http, chance.randrange(10**9)).send()
@@ -123,10 +125,12 @@ class Storm:
 
     def slow(self, http: httpx.Client, chance: random.Random) -> str:
         with http.stream("POST", CHAT, json=asked("a", chance, stream=True, n=4)) as answer:
+            if not answer.is_success:
+                return status(answer)
             for at, _ in enumerate(answer.iter_raw(16)):
                 if at > 4 or self.over.wait(1.0):
-                    return status(answer)
-        return status(answer)
+                    break
+        return str(answer.status_code)
 
     def _kill(self) -> None:
         chance = random.Random(self.seed)
@@ -168,7 +172,9 @@ def asked(model: str, chance: random.Random, **more: Any) -> dict[str, Any]:
 
 
 def status(answer: httpx.Response) -> str:
-    return str(answer.status_code)
+    """With the error, where the server could not answer."""
+    found = str(answer.status_code)
+    return f"{found} {answer.read().decode()}" if found == BROKEN else found
 
 
 def said(answer: httpx.Response) -> str:
@@ -192,6 +198,11 @@ def left_over(before: Held, after: Held) -> list[str]:
     return found
 
 
+def broken(log: str) -> list[str]:
+    """The log's records of errors that have a traceback."""
+    return re.findall(r"^\S+ \S+ ERROR .*\n(?:(?!\d{4}-)\S? *\S.*\n)+", log, re.MULTILINE)
+
+
 def storm(seconds: float, seed: int) -> list[str]:
     """What went wrong; prints what came of all requests."""
     with TemporaryDirectory() as name:
@@ -209,7 +220,7 @@ def storm(seconds: float, seed: int) -> list[str]:
             eventually(lambda: is_healthy(server), "the engine runs again", seconds=60)
             eventually(server.idle, "nothing is asked of it any more", seconds=60)
             eventually(lambda: len(children(server.process.pid)) <= before.children, "no more run")
-            wrong = [*blown.wrong, *left_over(before, held(server))]
+            wrong = [*blown.wrong, *left_over(before, held(server)), *broken(server.log)]
     for what, times in sorted(blown.seen.items()):
         print(f"{times:8}  {what}")
     return wrong
