@@ -42,6 +42,8 @@ class Started:
     """The prompt as messages of the family's own library, if requested."""
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
+    normalized: tuple[str, ...] = ()
+    """Names of the lines that were taken out of the prompt, see `prompts.volatile_lines`."""
 
 
 @dataclass(frozen=True, slots=True)

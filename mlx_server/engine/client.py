@@ -27,6 +27,8 @@ from mlx_server.engine.messages import (
     CacheNotMeasured,
     CancelRows,
     Command,
+    ComputeAhead,
+    ComputedAhead,
     DeviceFailed,
     Generate,
     Heartbeat,
@@ -167,6 +169,7 @@ class EngineClient:
         self.lost = asyncio.Event()
         """Set when the process has died or was abandoned."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
+        self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_prefill: Callable[[PrefillProgress], None] = lambda progress: None
         self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
 
@@ -314,6 +317,9 @@ class EngineClient:
     def resume(self, rows: Sequence[int]) -> None:
         self._send(ResumeRows(list(rows)))
 
+    def compute_ahead(self, command: ComputeAhead) -> None:
+        self._send(command)
+
     def _pause(self, answers: RowStream) -> None:
         answers.is_paused = True
         self._send(PauseRows(answers.rows))
@@ -383,6 +389,8 @@ class EngineClient:
                 for token in tokens:
                     self._deliver(token.row, token, last=token.finish is not None)
                 self.on_step(report)
+            case ComputedAhead():
+                self.on_ahead(report)
             case DeviceFailed(message=message, ends=ends):
                 self.on_device_failed(report)
                 if ends:

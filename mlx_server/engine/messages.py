@@ -127,6 +127,20 @@ class ResumeRows(msgspec.Struct, tag=True):
     rows: list[int]
 
 
+class ComputeAhead(msgspec.Struct, tag=True):
+    """Asks to compute the beginning of a conversation's next prompt into the prompt cache, while
+    nobody waits for the engine."""
+
+    model: str
+    tokens: list[int]
+    most: int
+    """The most tokens to compute after those in the prompt cache."""
+    adapter: str | None = None
+    adapter_scale: float = 1.0
+    cache_scope: str = ""
+    """See Generate."""
+
+
 class UnloadModel(msgspec.Struct, tag=True):
     """Unloads a model. Its unfinished rows fail."""
 
@@ -178,6 +192,7 @@ Command = (
     | UnpauseRows
     | PreemptRows
     | ResumeRows
+    | ComputeAhead
     | LimitCache
     | LimitMemory
 )
@@ -325,6 +340,16 @@ class StepOutput(msgspec.Struct, tag=True):
     """The largest value that active_bytes has had."""
 
 
+class ComputedAhead(msgspec.Struct, tag=True):
+    """Numbers of tokens of conversations' next prompts, since the last report of this kind."""
+
+    model: str
+    computed: int = 0
+    """Computed before their prompt came."""
+    used: int = 0
+    """Computed before, and found in the prompt cache by a prompt."""
+
+
 class RowFailed(msgspec.Struct, tag=True):
     row: int
     message: str
@@ -385,6 +410,7 @@ Report = (
     | PrefillProgress
     | PromptLogprobs
     | StepOutput
+    | ComputedAhead
     | DeviceFailed
     | RowFailed
     | RowLeftGrammar

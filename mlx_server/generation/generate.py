@@ -8,7 +8,9 @@ from mlx_server.engine.client import EngineClient, Item, RowStream
 from mlx_server.engine.messages import Admitted
 from mlx_server.errors import BadRequest, InvalidGrammar
 from mlx_server.events import Event, Started
+from mlx_server.generation.ahead import AnswerMessage, compute_ahead
 from mlx_server.generation.constraints import is_format_required
+from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.plan import (
     RequestPlan,
     plan,
@@ -33,6 +35,7 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
         log_model(prepared.id, prepared.family.name)
+        request, left_out = without_volatile_lines(prepared, request)
         request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await in_thread(plan, prepared, request, adapter, model=prepared.id)
@@ -43,7 +46,7 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
             _check_ids(lease.model, request)
             engine = pool.engine
             planned, feed, items = await _admit(engine, lease, on, planned, request)
-            yield _started(prepared, planned, adapter)
+            yield replace(_started(prepared, planned, adapter), normalized=left_out)
             answers = {
                 row.row: RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
                 for index, row in enumerate(planned.rows)
@@ -51,10 +54,12 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
             for answer in answers.values():
                 for event in answer.begin():
                     yield event
+            first, answered = planned.rows[0], AnswerMessage()
             while True:
                 for item in items:
                     answer = answers[item.row]
                     async for event in answer.feed(item):
+                        answered.add(event)
                         yield event
                     if answer.finished:
                         engine.cancel([item.row])
@@ -64,8 +69,9 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
                         lease.began([more])
                         answers[more.row] = answer
                 if all(answer.finished for answer in answers.values()):
-                    return
+                    break
                 items = await feed.take()
+        compute_ahead(pool, prepared, request, first, answered)
 
 
 async def _admit(

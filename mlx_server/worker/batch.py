@@ -19,6 +19,7 @@ import mlx.nn as nn
 from mlx_server import limits
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
+    ComputeAhead,
     Generate,
     Prefilled,
     PrefillProgress,
@@ -468,10 +469,7 @@ class Batch:
         return not row.failure and self._cache.wants(tokens)
 
     def _computed_by(self, row: Row) -> str:
-        if not row.cache_scope:
-            own = () if row.row_adapter == NO_ADAPTER else row.row_adapter
-            return cache_key(self._key, *own)
-        return cache_key(self._key, *row.row_adapter, row.cache_scope)
+        return prompt_key(self._key, row.row_adapter, row.cache_scope)
 
 
 def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
@@ -482,7 +480,15 @@ def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
     return RowFailed(row.number, failure)
 
 
-def row_adapter_of(request: Generate) -> RowAdapter:
+def prompt_key(model: str, row_adapter: RowAdapter, scope: str) -> str:
+    """Returns the key under which the prompt cache has the prompts of such rows."""
+    if not scope:
+        own = () if row_adapter == NO_ADAPTER else row_adapter
+        return cache_key(model, *own)
+    return cache_key(model, *row_adapter, scope)
+
+
+def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
     """Returns the request's adapter and scale. A scale of 0 is the base model, and shares its
     prompt cache."""
     return (

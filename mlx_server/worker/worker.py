@@ -32,6 +32,7 @@ from mlx_server.engine.messages import (
     CacheNotMeasured,
     CancelRows,
     Command,
+    ComputeAhead,
     DeviceFailed,
     Generate,
     LimitCache,
@@ -60,7 +61,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.errors import ServerError, public_message
 from mlx_server.worker import weights
-from mlx_server.worker.batch import Batch, row_adapter_of
+from mlx_server.worker.batch import Batch, prompt_key, row_adapter_of
 from mlx_server.worker.buffer_cache import Buffers
 from mlx_server.worker.cache_cost import cache_cost
 from mlx_server.worker.constrained_decoding.grammar_compiler import CompilerBusy, GrammarRefused
@@ -70,6 +71,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.model_load import Progress, WiredLimit, load
+from mlx_server.worker.prefill.ahead import AheadComputation
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.prompt_logprobs import Scoring, prompt_logprobs
 from mlx_server.worker.read_rate import WeightReadPace
@@ -102,6 +104,7 @@ class Engine:
         self._concurrency = concurrency
         self._schedule, self._clock = schedule, clock
         self._cache = PromptCache(cache_bytes)
+        self._ahead = AheadComputation(self._cache, clock)
         self._wired = WiredLimit(wired)
         self._read_pace = WeightReadPace()
         self._buffers = Buffers(mx.get_memory_limit())
@@ -131,7 +134,7 @@ class Engine:
     @property
     def pause(self) -> float | None:
         """Seconds until there is something to do; None if only a command gives something to do."""
-        if self._loads or self._prompt_logprobs:
+        if self._loads or self._prompt_logprobs or (self._is_idle and self._ahead.has_work):
             return 0.0
         now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
@@ -170,6 +173,8 @@ class Engine:
         return failed if self.broken else [*failed, *self.handle(command)]
 
     def _handle(self, command: Command) -> list[Report]:
+        if not isinstance(command, ComputeAhead):  # whatever else it is comes first
+            self._ahead.interrupt()
         match command:
             case LoadModel(model, path, stop_tokens, tokenizer):
                 self._loads[model] = self._loading(Path(path))
@@ -184,6 +189,8 @@ class Engine:
                 return self._unload_adapter(model, adapter)
             case Generate(row):
                 return self._run_row(row, partial(self._generate, command))
+            case ComputeAhead():
+                self._compute_later(command)
             case CancelRows(rows):
                 return self._cancel(rows)
             case PauseRows(rows):
@@ -203,7 +210,9 @@ class Engine:
 
     def step(self) -> list[Report]:
         """Computes a piece of every load, one piece of prompt log probabilities and a step of one
-        model."""
+        model; without all of them, a piece of what is computed ahead."""
+        if self._is_idle and self._ahead.has_work:
+            return self._compute_ahead()
         reports = [report for model in list(self._loads) for report in self._load(model)]
         for row, command in list(self._unconstrained.items()):
             reports += self._run_row(row, partial(self._constrain, command))
@@ -217,6 +226,33 @@ class Engine:
         if not (self._prompt_logprobs or any(self._batches.values())):
             self._constraints.read_ahead()
         return reports
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do for any row or load."""
+        busy = self._loads or self._unconstrained or self._prompt_logprobs
+        return not busy and not any(batch.rows for batch in self._batches.values())
+
+    def _compute_later(self, command: ComputeAhead) -> None:
+        """Ignores prompts of models and adapters that were unloaded meanwhile."""
+        batch, adapters = self._batches.get(command.model), self._adapters.get(command.model)
+        if batch is None or adapters is None or batch.plays:
+            return
+        has_adapter = command.adapter is None or command.adapter in adapters
+        if has_adapter and all(0 <= token < batch.vocabulary for token in command.tokens):
+            self._ahead.add(command, _key_of(command), row_adapter_of(command))
+
+    def _compute_ahead(self) -> list[Report]:
+        try:
+            networks = {model: batch.model for model, batch in self._batches.items()}
+            computed = self._ahead.step(networks)
+        except Exception as error:
+            log.exception("a prompt could not be computed ahead")
+            self._ahead.clear()
+            return self._device_failed(error)
+        if not self._ahead.has_work:
+            mx.clear_cache()  # other processes and models need the memory
+        return [*computed, *(self._step_output(report.model, []) for report in computed)]
 
     def _next_model(self) -> str | None:
         now = self._clock()
@@ -267,6 +303,7 @@ class Engine:
         self._batches = {m: self._batch(m, b.model) for m, b in self._batches.items()}
         self._unconstrained.clear()
         self._prompt_logprobs.clear()
+        self._ahead.clear()
         self._cache.clear()
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
@@ -309,10 +346,11 @@ class Engine:
         check_row(command, batch)
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
+        used = self._ahead.arrived(command.model, _key_of(command), command.prompt)
         if command.grammar is None and command.thinking is None:
-            return self._admit(command, None)
+            return [*used, *self._admit(command, None)]
         self._unconstrained[command.row] = command
-        return self._constrain(command)
+        return [*used, *self._constrain(command)]
 
     def _constrain(self, command: Generate) -> list[Report]:
         constraint = self._constraints.constraint(command)
@@ -431,6 +469,7 @@ class Engine:
 
     def _unload(self, model: str) -> list[Report]:
         aborted = [ModelLoadFailed(model, GONE)] if self._loads.pop(model, None) else []
+        self._ahead.forget(model)
         self._cache.forget(model)
         batch = self._batches.pop(model, None)
         self._adapters.pop(model, None)
@@ -466,6 +505,7 @@ class Engine:
             lost = self._rows_with(model, adapter)
             reports += self._cancel(lost) if lost else []
             reports += [RowFailed(row, ADAPTER_GONE) for row in lost]
+            self._ahead.forget(model, adapter)
             self._cache.forget(cache_key(model, adapter))
             self._adapters[model].unload(adapter)
             mx.clear_cache()
@@ -478,6 +518,11 @@ class Engine:
     def _not_in_batches(self, model: str) -> list[Generate]:
         scored = [command for command, *_ in self._prompt_logprobs.values()]
         return [c for c in [*self._unconstrained.values(), *scored] if c.model == model]
+
+
+def _key_of(command: Generate | ComputeAhead) -> str:
+    adapter = row_adapter_of(command)
+    return prompt_key(command.model, adapter, command.cache_scope)
 
 
 def _measured(model: str, path: Path) -> Report:

@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from mlx_server import limits
 from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import ServerSettings, Settings
 from mlx_server.config.yaml_lines import YamlProblem
@@ -541,6 +542,21 @@ def test_mistakes_in_adapters_are_told(entry: str, message: str) -> None:
 @pytest.mark.parametrize("key", ["adapters_dir: nowhere", "adapter_dirs: [nowhere]"])
 def test_folders_of_adapters_must_be_there(folder: Path, key: str) -> None:
     assert "no such folder: 'nowhere'" in str(problem(f"server: {{{key}}}\n"))
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [("auto", limits.AHEAD_TOKENS.value), ("never", 0), ("0", 0), ("300", 300)],
+)
+def test_what_is_computed_ahead_is_a_number_of_tokens(given: str, tokens: int) -> None:
+    path = written(f"models:\n  a: {{source: demo:smollm2, compute_ahead: {given}}}\n")
+    assert load(path).models["a"].compute_ahead == tokens
+
+
+@pytest.mark.parametrize("given", ["always", "-1", "1.5", "true", "4294967296", "[1]", "'1'"])
+def test_other_amounts_are_told(given: str) -> None:
+    text = f"models:\n  a: {{source: demo:smollm2, compute_ahead: {given}}}\n"
+    assert problem(text).message == "should be auto, never or a number of tokens"
 
 
 def test_where_responses_are_stored(folder: Path) -> None:

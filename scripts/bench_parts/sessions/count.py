@@ -1,6 +1,7 @@
 """Counts the prompt tokens that a server computes although it computed them before."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -14,16 +15,22 @@ import jinja2
 import tokenizers
 
 from bench_parts.contenders import answering, fast
-from bench_parts.sessions.conversation import SCENARIOS, TURNS
+from bench_parts.sessions.conversation import SCENARIOS, TURNS, is_last_of_turn
 from bench_parts.sessions.models import MODELS, TEMPLATE, save
 from bench_parts.tables import Row
 from mlx_server.clients.bench.exchange import Target
 
 Json = dict[str, Any]
 
-COLUMNS = ("model", "sessions", "server", "prompt tokens", "computed again", "share")
+COLUMNS = (
+    *("model", "sessions", "server", "prompt tokens"),
+    *("computed again", "share", "computed a request"),
+)
 
 ANSWER_TOKENS = 4
+
+READING_SECONDS = 1.0
+"""How long a person reads the last answer of a turn; a server may use that time."""
 
 OTHER_TOKENS = 8
 """Tokens by which a server's prompt may be longer or shorter, since servers trim white space."""
@@ -44,6 +51,9 @@ class Count:
     prompt_tokens: int
     again: int
     """Tokens that were computed although an earlier prompt began with them, up to and with each."""
+    computed: int
+    """Tokens that were computed after their request had come."""
+    requests: int
 
 
 @dataclass
@@ -86,7 +96,7 @@ def counted(model: str, scenario: str, server: str, turns: int = TURNS) -> Count
     with TemporaryDirectory() as folder:
         path = save(model, Path(folder))
         seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
-        total = again = 0
+        total = again = computed = requests = 0
         with (
             SERVERS[server](path) as target,
             httpx.Client(trust_env=False, timeout=SECONDS) as http,
@@ -100,7 +110,11 @@ def counted(model: str, scenario: str, server: str, turns: int = TURNS) -> Count
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
                 total += usage["prompt_tokens"]
                 again += max(0, ideal - cached)
-    return Count(model, scenario, server, total, again)
+                computed += usage["prompt_tokens"] - cached
+                requests += 1
+                if is_last_of_turn(body):
+                    time.sleep(READING_SECONDS)
+    return Count(model, scenario, server, total, again, computed, requests)
 
 
 def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
@@ -112,10 +126,10 @@ def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
 
 
 @contextmanager
-def _ours(folder: Path) -> Iterator[Target]:
+def _ours(folder: Path, ahead: str = "auto") -> Iterator[Target]:
     config = folder.parent / "models.yaml"
     # JSON is YAML. The checkpoints' own families have tokenizers that these do not have.
-    model = {"source": str(folder), "family": "qwen3"}
+    model = {"source": str(folder), "family": "qwen3", "compute_ahead": ahead}
     config.write_text(json.dumps({"models": {"m": model}}))
     command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
     with answering(command, "m", folder, {}) as (_, target):
@@ -131,6 +145,7 @@ def _mlx_lm(folder: Path) -> Iterator[Target]:
 
 SERVERS: Mapping[str, Callable[[Path], AbstractContextManager[Target]]] = {
     "mlx-server": _ours,
+    "mlx-server (never ahead)": partial(_ours, ahead="never"),
     "mlx_lm.server": _mlx_lm,
 }
 
@@ -145,4 +160,5 @@ def counts(only: Sequence[str]) -> Iterator[Count]:
 def rows(counts: Sequence[Count]) -> Iterator[Row]:
     for c in counts:
         share = f"{100 * c.again / c.prompt_tokens:.1f} %"
-        yield c.model, c.scenario, c.server, str(c.prompt_tokens), str(c.again), share
+        each = f"{c.computed / c.requests:.0f}"
+        yield c.model, c.scenario, c.server, str(c.prompt_tokens), str(c.again), share, each
