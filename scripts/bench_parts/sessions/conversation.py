@@ -65,6 +65,7 @@ class Session:
 def _word_by_word(answer: str) -> Json:
     return {
         "structured_outputs": {"choice": [answer]},
+        "tool_choice": "none",
         "thinking_budget": THOUGHT_TOKENS,
         "max_tokens": ANSWER_TOKENS,
     }
