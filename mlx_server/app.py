@@ -362,6 +362,7 @@ def _spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> Mo
         tools_in_prompt=model.tools_in_prompt,
         schema_in_prompt=model.schema_in_prompt,
         compute_ahead=model.compute_ahead,
+        kv_bits=None if model.kv_cache.bits == 16 else model.kv_cache.bits,
         volatile_lines=model.volatile_lines,
         misplaced_calls=model.misplaced_calls,
         reasoning_tags=model.reasoning_tags,

@@ -241,6 +241,11 @@ class RepairSettings(_Frozen):
     streaming: Literal["live", "accumulate"] = "live"
 
 
+class KvCacheSettings(_Frozen):
+    bits: Literal[4, 8, 16] = 16
+    """The bits in which keys and values are kept; 16: as they are computed. 4 is an experiment."""
+
+
 class ModelSettings(_Frozen):
     source: Source
     """An absolute path, a hub id, `demo:smollm2` or `replay:` followed by an absolute path."""
@@ -268,6 +273,7 @@ class ModelSettings(_Frozen):
     """Whether the prompt describes the schema that an answer must follow."""
     compute_ahead: ComputeAhead = limits.AHEAD_TOKENS.value
     """The most tokens of a conversation's next prompt that are computed while nobody waits."""
+    kv_cache: KvCacheSettings = KvCacheSettings()
     volatile_lines: Literal["drop", "keep"] = "drop"
     """Whether lines that change with every request and mean nothing are taken out of the prompt."""
     misplaced_calls: Literal["make", "text"] = "make"

@@ -240,9 +240,10 @@ class EngineClient:
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
+        kv_bits: int | None = None,
     ) -> ModelLoaded:
         self._on_loading[model] = progress
-        command = LoadModel(model, path, list(stop_tokens), tokenizer)
+        command = LoadModel(model, path, list(stop_tokens), tokenizer, kv_bits)
         try:
             loaded: ModelLoaded = await self._ask(command, model)
         finally:
@@ -253,9 +254,9 @@ class EngineClient:
         """Returns when the engine has freed the model's memory."""
         await self._ask(UnloadModel(model), model)
 
-    async def kv_cost(self, model: str, path: str) -> KvCost:
+    async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
         """The memory that the rows of a model will take, which need not be loaded."""
-        cost: KvCost = await self._ask(MeasureCache(model, path), model)
+        cost: KvCost = await self._ask(MeasureCache(model, path, kv_bits), model)
         return cost
 
     async def load_adapter(self, model: str, adapter: str, path: str) -> AdapterLoaded:

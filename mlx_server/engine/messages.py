@@ -23,6 +23,8 @@ class LoadModel(msgspec.Struct, tag=True):
     """The tokens that a grammar allows where it may end."""
     tokenizer: str = ""
     """The folder of tokenizer.json if it is not the model's folder."""
+    kv_bits: int | None = None
+    """The bits in which keys and values are kept; None: as they are computed."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -152,6 +154,8 @@ class MeasureCache(msgspec.Struct, tag=True):
 
     model: str
     path: str
+    kv_bits: int | None = None
+    """See LoadModel."""
 
 
 class LoadAdapter(msgspec.Struct, tag=True):

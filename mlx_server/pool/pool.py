@@ -471,7 +471,9 @@ class Pool:
                 )
             )
             if prepared.transcript is None:  # a replay model caches nothing
-                kv = await self.engine.kv_cost(prepared.id, str(prepared.path))
+                kv = await self.engine.kv_cost(
+                    prepared.id, str(prepared.path), prepared.spec.kv_bits
+                )
                 prepared = replace(prepared, kv=kv)
         except asyncio.CancelledError:
             self._check_open()
@@ -585,6 +587,7 @@ class Pool:
             lambda done, total: report("loading", done, total),
             sorted(prepared.family.stops(prepared.checkpoint)),
             str(prepared.tokenizer_json.parent),
+            prepared.spec.kv_bits,
         )
         try:
             await self._disk.run(partial(check_files, prepared))

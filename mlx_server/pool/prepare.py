@@ -85,6 +85,8 @@ class ModelSpec:
     """The most tokens of a conversation's next prompt that are computed while nobody waits."""
     volatile_lines: Literal["drop", "keep"] = "drop"
     """Whether lines that change with every request and mean nothing are taken out of the prompt."""
+    kv_bits: int | None = None
+    """The bits in which keys and values are kept; None: as they are computed."""
     misplaced_calls: MisplacedCalls = "make"
     """Whether calls that the model writes as JSON, instead of in its own format, are made."""
     reasoning_tags: tuple[str, ...] | None = None

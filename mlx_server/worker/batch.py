@@ -31,7 +31,7 @@ from mlx_server.engine.messages import (
 from mlx_server.worker.batch_support import one_row, why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
-from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler, make_prompt_cache
+from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
 from mlx_server.worker.phases import DecodeBatch, PrefillBatch
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import MOST, PrefillBudget
@@ -41,6 +41,7 @@ from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.prefill.snapshot_places import snapshot_places
 from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt, begin_alike
+from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import ReplayModel, force_tokens
 from mlx_server.worker.sampling import Row
 
@@ -80,7 +81,7 @@ class Batch:
         self._concurrency = 1 if self.why_alone else concurrency
         self._key = key
         self._cache = cache or PromptCache(0)
-        self._takes_snapshots = not all(map(can_always_be_cut, make_prompt_cache(model)))
+        self._takes_snapshots = not all(map(can_always_be_cut, make_caches(model)))
         self._budget = PrefillBudget(schedule)
         self._clock = clock
         self._turns: PromptScheduler[WaitingPrompt | PrefillGroup] = PromptScheduler()
@@ -381,7 +382,7 @@ class Batch:
             cache, cached = waiting.cache, len(beginning)
         else:
             known, cached = self._cache.fetch(self._computed_by(waiting.row), beginning)
-            cache = known or make_prompt_cache(self.model)
+            cache = known or make_caches(self.model)
         if waiting.forced_tokens is not None:
             force_tokens(cache, waiting.forced_tokens, waiting.forced_from)
         return one_row(cache) if self.why_alone else cache, cached

@@ -24,10 +24,12 @@ try:
     from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, StopSequences
     from mlx_lm.models.cache import (
         ArraysCache,
+        BatchKVCache,
         CacheList,
         ChunkedKVCache,
         KVCache,
         QuantizedKVCache,
+        dynamic_roll,
         make_prompt_cache,
     )
     from mlx_lm.models.switch_layers import (
@@ -44,6 +46,7 @@ except ImportError as error:
 
 __all__ = [
     "ArraysCache",
+    "BatchKVCache",
     "CacheList",
     "ChunkedKVCache",
     "GenerationBatch",
@@ -56,6 +59,7 @@ __all__ = [
     "SwitchLinear",
     "SwitchMLP",
     "WrongMlxLm",
+    "dynamic_roll",
     "get_classes",
     "greedy_sampler",
     "load_model",

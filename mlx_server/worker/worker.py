@@ -176,13 +176,13 @@ class Engine:
         if not isinstance(command, ComputeAhead):  # whatever else it is comes first
             self._ahead.interrupt()
         match command:
-            case LoadModel(model, path, stop_tokens, tokenizer):
-                self._loads[model] = self._loading(Path(path))
+            case LoadModel(model, path, stop_tokens, tokenizer, kv_bits):
+                self._loads[model] = self._loading(Path(path), kv_bits)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
             case UnloadModel(model):
                 return self._unload(model)
-            case MeasureCache(model, path):
-                return [_measured(model, Path(path))]
+            case MeasureCache(model, path, kv_bits):
+                return [_measured(model, Path(path), kv_bits)]
             case LoadAdapter():
                 return [self._load_adapter(command)]
             case UnloadAdapter(model, adapter):
@@ -449,12 +449,12 @@ class Engine:
         nbytes = sum(array.nbytes for array in weights.arrays(network))
         return [ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
-    def _loading(self, path: Path) -> Progress:
+    def _loading(self, path: Path, kv_bits: int | None) -> Progress:
         def wire(nbytes: int) -> None:
             present = [batch.model for batch in self._batches.values()]
             self._wired.before_reading(nbytes, present, rows=any(self._batches.values()))
 
-        return load(path, self._read_pace, wire, self._concurrency)
+        return load(path, self._read_pace, wire, self._concurrency, kv_bits)
 
     def _batch(self, model: str, network: nn.Module) -> Batch:
         return Batch(
@@ -525,10 +525,10 @@ def _key_of(command: Generate | ComputeAhead) -> str:
     return prompt_key(command.model, adapter, command.cache_scope)
 
 
-def _measured(model: str, path: Path) -> Report:
+def _measured(model: str, path: Path, kv_bits: int | None) -> Report:
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
-        return CacheMeasured(model, cache_cost(config))
+        return CacheMeasured(model, cache_cost(config, kv_bits))
     except Exception as error:
         log.exception("%s can't be built", model)
         return CacheNotMeasured(model, _message(error))

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from bench_parts import adapters, grammars, tables
+from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
 from bench_parts.machine import Others
@@ -55,6 +56,9 @@ def main(
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Tokens of agents' sessions computed again instead.")
     ] = False,
+    kv_bits: Annotated[
+        bool, typer.Option("--kv-bits", help="Keys and values in fewer bits instead.")
+    ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(metavar="MACHINE:MODEL|all", help="Schedules instead, on simulated Macs."),
@@ -72,6 +76,7 @@ def main(
     scripts/bench --lora
     scripts/bench --structured
     scripts/bench --sessions
+    scripts/bench --kv-bits
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
 
@@ -80,6 +85,9 @@ def main(
     """
     if lora or structured:
         (_lora if lora else _structured)(json, markdown)
+        return
+    if kv_bits:
+        _kv_bits(json, markdown)
         return
     if sessions:
         _sessions(only.split(","), json, markdown)
@@ -127,6 +135,11 @@ def _sessions(only: Sequence[str], json: Path | None, markdown: bool) -> None:
         found.append(each)
         progress.out(" ".join(next(count.rows([each]))))
     _show({"sessions": found}, [(count.COLUMNS, count.rows(found))], json, markdown)
+
+
+def _kv_bits(json: Path | None, markdown: bool) -> None:
+    found = list(drift.drifts())
+    _show({"kv_bits": found}, [(drift.COLUMNS, drift.rows(found))], json, markdown)
 
 
 def _simulated(

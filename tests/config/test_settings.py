@@ -559,6 +559,17 @@ def test_other_amounts_are_told(given: str) -> None:
     assert problem(text).message == "should be auto, never or a number of tokens"
 
 
+def test_keys_and_values_are_kept_in_some_bits() -> None:
+    path = written("models:\n  a: {source: x/y, kv_cache: {bits: 8}}\n  b: {source: x/z}\n")
+    assert [model.kv_cache.bits for model in load(path).models.values()] == [8, 16]
+
+
+@pytest.mark.parametrize("given", ["{bits: 5}", "{bits: '8'}", "{bits: 1e9}", "8", "{bit: 8}"])
+def test_other_bits_are_told(given: str) -> None:
+    found = problem(f"models:\n  a: {{source: x/y, kv_cache: {given}}}\n")
+    assert "models.a.kv_cache" in str(found)
+
+
 def test_where_responses_are_stored(folder: Path) -> None:
     path = written("store: {data_dir: kept, days: 2}\n" + MINIMAL)
     store = load(path).store

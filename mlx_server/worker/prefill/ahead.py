@@ -15,12 +15,12 @@ import mlx.nn as nn
 from mlx_server import limits
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead
 from mlx_server.worker.lora.slots import RowAdapter, RowAdapters, using
-from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 from mlx_server.worker.prefill.budget import LEAST, MOST
 from mlx_server.worker.prefill.cached_prompt import Cache, common_length, ids_of
 from mlx_server.worker.prefill.cost import PrefillCost, PrefillPiece
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill.snapshot_places import NEAREST
+from mlx_server.worker.quantized_kv import make_caches
 
 PIECE_SECONDS = 0.1
 """The intended time of a piece: so long a request may wait that arrives meanwhile."""
@@ -129,7 +129,7 @@ class AheadComputation:
         if prompt is None:
             return None
         cache, known = self._cache.fetch(prompt.key, prompt.tokens)
-        cache = cache or make_prompt_cache(networks[prompt.model])
+        cache = cache or make_caches(networks[prompt.model])
         present = _Present(prompt, cache, known, known)
         if known == len(prompt.tokens) or not self._has_room(present):
             self._prompts.remove(prompt)

@@ -73,6 +73,9 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
         "pinned": Told({"pinned": True}, "pinned", True),
         "ttl": Told({"ttl": 3600.0}, "ttl", 3600.0),
     },
+    settings.KvCacheSettings: {
+        "bits": "tests/worker/test_quantized_kv.py::test_a_row_takes_half_the_memory_or_less",
+    },
     settings.RepairSettings: {
         "names": repaired("names", MISNAMES),
         "json_": repaired("json", SLIPS),
