@@ -61,6 +61,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.errors import ServerError, public_message
 from mlx_server.worker import weights
+from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch, prompt_key, row_adapter_of
 from mlx_server.worker.buffer_cache import Buffers
 from mlx_server.worker.cache_cost import cache_cost
@@ -71,7 +72,6 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.model_load import Progress, WiredLimit, load
-from mlx_server.worker.prefill.ahead import AheadComputation
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.prompt_logprobs import Scoring, prompt_logprobs
 from mlx_server.worker.read_rate import WeightReadPace
