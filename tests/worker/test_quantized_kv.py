@@ -36,7 +36,7 @@ pytestmark = pytest.mark.tables
 
 BITS = (8, 4)
 QUANTIZED = [
-    *(kind for kind in KINDS if kind.name in ("llama", "llama-4bit", "gemma3", "lfm2")),
+    *(kind for kind in KINDS if kind.name in ("llama", "llama-4bit", "gemma3")),
     Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR}),
 ]
 HEADS, WIDTH = 2, 32
@@ -261,12 +261,15 @@ def config_of(name: str) -> dict[str, Any]:
 def test_a_row_takes_half_the_memory_or_less() -> None:
     whole, eight, four = (cache_cost(config_of("llama"), bits) for bits in (None, 8, 4))
     assert eight.per_token < 0.55 * whole.per_token
-    assert four.per_token < 0.6 * eight.per_token
+    assert four.per_token <= 0.6 * eight.per_token
     windowed = cache_cost(config_of("gemma3"), 8)
     assert windowed.windowed_per_token == cache_cost(config_of("gemma3")).windowed_per_token
 
 
-@pytest.mark.parametrize(("name", "why"), [("gpt-oss", "attention sinks"), ("mamba2", "of no use")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("gpt-oss", "attention sinks"), ("mamba2", "of no use"), ("lfm2", "multiples of 32")],
+)
 def test_a_model_whose_cache_has_no_such_form_is_refused(
     tmp_path: Path, name: str, why: str
 ) -> None:
