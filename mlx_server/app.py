@@ -30,11 +30,12 @@ from mlx_server.api.conversations import router as conversations
 from mlx_server.api.handlers import json_response
 from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.messages import router as messages
-from mlx_server.api.messages.signatures import Signer
 from mlx_server.api.native import router as native
+from mlx_server.api.ollama import router as ollama
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
+from mlx_server.api.signatures import Signer
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
@@ -49,6 +50,7 @@ from mlx_server.config.settings import (
     Settings,
     StoreSettings,
 )
+from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.messages import Schedule
 from mlx_server.errors import ShuttingDown, StoreUnavailable
 from mlx_server.mcp import Connector, Connectors
@@ -89,7 +91,8 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
         wait_seconds=server.wait_seconds,
         budget=server.memory_budget,
         wired=server.wired,
-        prompt_cache=server.prompt_cache_bytes,
+        prompt_cache=server.prompt_cache_memory,
+        prompt_disk=_prompt_disk(settings),
     )
     specs = [_spec(id, model, server.adapters_dir) for id, model in settings.models.items()]
     pool = Pool(specs, pool_limits, on_progress, adapter_dirs=_adapter_dirs(server))
@@ -137,6 +140,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.started = int(time.time())
     pool.on_step = app.state.metrics.on_step
     pool.on_ahead = app.state.metrics.on_ahead
+    pool.on_disk_cache = app.state.metrics.on_disk_cache
     errors.install(app)
 
     keyed = APIRouter(
@@ -144,7 +148,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api):
+    for router in (models, metrics, pool_api, ollama):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)
@@ -335,6 +339,11 @@ def spec_named(config: Path | None, name: str) -> ModelSpec:
             return spec
     ((id, model),) = load_settings(None, models=[name], environ={}).models.items()
     return _spec(id, model)
+
+
+def _prompt_disk(settings: Settings) -> PromptDisk:
+    folder = settings.prompt_folder
+    return PromptDisk(folder, settings.server.prompt_cache.disk) if folder else NO_DISK
 
 
 def _adapter_dirs(server: ServerSettings) -> tuple[Path, ...]:

@@ -7,7 +7,8 @@ ServerError
 │   ├── AdapterInvalid        400  the adapter is damaged, unsupported or made for another model
 │   ├── InvalidGrammar        400  a schema, pattern or grammar that can't be used
 │   ├── NoRecording           400  no entry of a replay model's transcript answers the request
-│   └── RecordingLeftGrammar  400  a recorded answer is not what the request requires
+│   ├── RecordingLeftGrammar  400  a recorded answer is not what the request requires
+│   └── TranscriptBroken      400  the file of a replay model's recordings has mistakes
 ├── Unauthorized              401  no key, or an unknown one
 ├── Forbidden                 403  a Host or Origin that may not use this server
 ├── NotFound                  404  no such route
@@ -30,8 +31,10 @@ ServerError
 └── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
 """
 
+import difflib
 import os
 import re
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from mlx_server import limits
@@ -93,6 +96,10 @@ class NoRecording(BadRequest):
 
 class RecordingLeftGrammar(BadRequest):
     code = "recording_left_grammar"
+
+
+class TranscriptBroken(BadRequest):
+    code = "transcript_broken"
 
 
 class Unauthorized(ServerError):
@@ -190,6 +197,23 @@ class ModelUnusable(ServerError):
 
 class SettingsError(ServerError):
     code = "settings"
+
+
+NEAREST = 3
+
+
+def served_names(name: str, served: Collection[str]) -> str:
+    """A sentence with the names that are served; if there are many, those nearest to `name`."""
+    if len(served) <= NEAREST:
+        return f"Served: {', '.join(served) or 'none'}."
+    nearest = ", ".join(nearest_names(name, served))
+    return f"The nearest of the {len(served)} that are served: {nearest}."
+
+
+def nearest_names(name: str, known: Collection[str]) -> list[str]:
+    by_lower = {each.lower(): each for each in known}
+    nearest = difflib.get_close_matches(name[:100].lower(), by_lower, NEAREST, cutoff=0)
+    return [by_lower[each] for each in nearest]
 
 
 def public_message(error: BaseException) -> str:

@@ -4,8 +4,8 @@
 several answers interleave.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mlx_server.messages import Phase
@@ -22,6 +22,24 @@ class TokenLogprob:
     """None for the first token of a prompt, which has no context to be predicted from."""
     top: tuple["TokenLogprob", ...] = ()
     """The likeliest tokens at this position, best first. Entries of `top` have no `top`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What answers have used, besides the prompt that `Started` reports."""
+
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    text_tokens: int = 0
+    further_prompt_tokens: int = 0
+    further_tool_output_tokens: int = 0
+
+
+def total(counts: Iterable[TokenCounts]) -> TokenCounts:
+    found = list(counts)
+    names = [field.name for field in fields(TokenCounts)]
+    return TokenCounts(**{name: sum(getattr(each, name) for each in found) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,9 @@ class Started:
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
     normalized: tuple[str, ...] = ()
     """Names of the lines that were taken out of the prompt, see `prompts.volatile_lines`."""
+    unfinished: Callable[[], TokenCounts] = field(default=TokenCounts, compare=False, repr=False)
+    """What the answers without a `Finished` have used so far. An answer that is abandoned or fails
+    never has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +101,8 @@ class ReasoningDelta:
     text: str
     separator: str = ""
     """White space between this thought and the one before; see `TextDelta.separator`."""
+    begins_message: bool = False
+    """Whether the thought before is a message of its own, and this text begins the next one."""
 
     @property
     def separated(self) -> str:
@@ -260,6 +283,17 @@ class Finished:
     raw: tuple[str, ...] = ()
     """What the model wrote, delimiters included, if requested: one text for each attempt and
     round."""
+
+    @property
+    def counts(self) -> TokenCounts:
+        return TokenCounts(
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            text_tokens=self.text_tokens,
+            further_prompt_tokens=self.further_prompt_tokens,
+            further_tool_output_tokens=self.further_tool_output_tokens,
+        )
 
 
 Event = (

@@ -39,6 +39,8 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """JSON Schema of the arguments object."""
     strict: bool = False
+    unenforced: tuple[str, ...] = ()
+    """What the client requires of the arguments and the schema does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Conversation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """`chat_template_kwargs` of the request; a family takes only what its template reads."""
     response_format: Mapping[str, Any] | None = None
-    """The `json_schema` that the answer should follow: its `name`, `description` and `schema`."""
+    """The `json_schema` that the answer should follow: its `name`, `description` and `schema`. Or
+    the `choice` of texts, or the `regex`, of which it should be one."""
     continue_final_message: bool = False
     """Whether the answer continues the last message, the assistant's, instead of following it."""
 

@@ -133,6 +133,8 @@ class GenerateRequest:
     """Digest of an API key, or an address. Waiting requests take turns by client."""
     cache_scope: str = ""
     """Requests use the cached prompts of their own scope only."""
+    on_disk: bool = True
+    """Whether the prompt cache may write what is computed to disk."""
 
 
 @dataclass(frozen=True, slots=True)

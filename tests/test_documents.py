@@ -25,6 +25,8 @@ import yaml
 from mcp.server.mcpserver import MCPServer
 
 from mlx_server.cli import app
+from mlx_server.clients.connect.clients import CLIENTS
+from mlx_server.clients.connect.showing import SAMPLE, shown
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
@@ -258,6 +260,11 @@ def conversation(snippet: Snippet) -> None:
     assert [each["role"] for each in json.loads(line)["messages"]] == ["user", "assistant"]
 
 
+def connects(snippet: Snippet) -> None:
+    """It is what the command shows."""
+    assert snippet.block.code in [shown(each, SAMPLE) for each in CLIENTS.values()]
+
+
 def checksum(snippet: Snippet) -> None:
     [file] = (ROOT / snippet.block.document).parent.glob("*.xz")
     found = hashlib.sha256(lzma.decompress(file.read_bytes())).hexdigest()
@@ -288,6 +295,7 @@ HOW: dict[str, dict[str, Ways]] = {
     "mlx_server/api/README.md": {
         "Responses": (python_printing("Paris", "Rome"),),
         "Messages": (python, is_shown),
+        "Ollama": (python_printing("Paris"),),
         "MCP": (python_printing("It starts faster."),),
         "LangChain": (LANGCHAIN,),
     },
@@ -297,6 +305,7 @@ HOW: dict[str, dict[str, Ways]] = {
         "Adding a model family": (family,),
         "A new call format": (python_printing(),),
     },
+    "mlx_server/clients/README.md": {each.title: (connects,) for each in CLIENTS.values()},
     "mlx_server/prompts/data/README.md": {"o200k_base.tiktoken.xz": (checksum, LICENCE)},
     "adapters/README.md": {
         "One per request": (python, is_shown),

@@ -180,7 +180,9 @@ def test_every_text_of_a_conversation_counts() -> None:
     call = ToolCall("i" * 1, "n" * 2, "a" * 4, server="s" * 8)
     message = Message("user", "c" * 16, "n" * 32, "r" * 64, (call,), "t" * 128, phase="commentary")
     tool = Tool("t" * 256, "d" * 512, {"k" * 1024: [{"enum": ["e" * 2048]}]}, strict=True)
-    whole = Conversation((message,), (tool,), {"o" * 4096: ["v"] * 8192}, {"f": {"x": "y" * 16384}})
+    whole = Conversation(
+        (message,), (tool,), {"o" * 4096: ["v"] * 8192}, {"f": {"x": "y" * 16384}}, True
+    )
     for each in (call, message, tool, whole):
         for field in fields(each):
             assert getattr(each, field.name), field.name

@@ -1,4 +1,4 @@
-"""Error responses: OpenAI's body, on Anthropic's routes its own, with the error's status.
+"""Error responses: OpenAI's body, on Anthropic's and Ollama's routes theirs, with the status.
 
 Routes raise, and the exception handlers of this module answer. A route that validates a body itself
 raises `validation_error`, which uses the body to name the parameter exactly.
@@ -22,6 +22,7 @@ from starlette.types import Scope
 
 from mlx_server import limits
 from mlx_server.api.messages.errors import error_body, is_anthropic
+from mlx_server.api.ollama import errors as ollama
 from mlx_server.api.strict_json import quoted
 from mlx_server.errors import (
     BadRequest,
@@ -79,7 +80,7 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The response for one error; `headers` override the error's own."""
-    body = error_body(error, scope, status) if is_anthropic(scope) else error.body()
+    body = _body(error, scope, status)
     # json.dumps writes ASCII: a message may have lone surrogates, which UTF-8 can't encode
     return Response(
         json.dumps(body),
@@ -87,6 +88,12 @@ def error_response(
         headers={**error.headers, **(headers or {})},
         media_type="application/json",
     )
+
+
+def _body(error: ServerError, scope: Scope, status: int | None) -> dict[str, Any]:
+    if ollama.is_ollama(scope):
+        return ollama.error_body(error)
+    return error_body(error, scope, status) if is_anthropic(scope) else error.body()
 
 
 def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
@@ -197,10 +204,11 @@ def _routing_message(request: Request, error: HTTPException) -> str:
 
 @lru_cache(maxsize=8)
 def _served_paths(app: FastAPI) -> list[str]:
-    """The paths of the app's routes, without those below one of them."""
+    """The paths of the app's routes, without those below one of them, and those that do nothing."""
     paths = sorted(
         {str(route.path).partition("/{")[0] for route in iter_route_contexts(app.routes)}
     )
+    paths = [path for path in paths if path != "/" and path not in ollama.REFUSED]
     return [path for path in paths if not any(path.startswith(f"{each}/") for each in paths)]
 
 

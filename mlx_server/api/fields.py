@@ -72,7 +72,7 @@ class SamplingBody(WireModel):
     """The fields of every endpoint that generates text."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "safety_identifier", "service_tier", "store"}
+        {"user", "metadata", "safety_identifier", "service_tier"}
     )
     """Known fields without effect on a local server, which are not reported as ignored."""
 
@@ -95,6 +95,8 @@ class SamplingBody(WireModel):
     include_raw: bool | None = None
     """Whether `mlx_server.raw` has what the model wrote, delimiters included."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    store: bool | None = None
+    """If false, the prompt cache does not write the request to disk."""
     logit_bias: Biases | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

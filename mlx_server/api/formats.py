@@ -71,19 +71,11 @@ class ConstrainedBody(GenerationBody):
 
     def constrained(self) -> FormatChoice:
         structured = of_structured_outputs(self.structured_outputs)
-        found = [*self._of_response_format(), *structured, *self._guided()]
+        found = [*of_response_format(self.response_format), *structured, *self._guided()]
         return the_only_format(found, otherwise="response_format")
 
     def ignored(self) -> list[str]:
         return [*super().ignored(), *unknown_in(self.structured_outputs)]
-
-    def _of_response_format(self) -> Iterator[FormatChoice]:
-        match self.response_format:
-            case JsonObjectFormat():
-                yield {"format": JsonFormat(), "format_param": "response_format"}
-            case JsonSchemaFormat(json_schema=given):
-                json = JsonFormat(given.schema_, bool(given.strict), given.name, given.description)
-                yield {"format": json, "format_param": "response_format.json_schema.schema"}
 
     def _guided(self) -> Iterator[FormatChoice]:
         yield from _formats(
@@ -100,6 +92,17 @@ def the_only_format(found: Sequence[FormatChoice], otherwise: str) -> FormatChoi
             param=other,
         )
     return found[0] if found else {"format": None, "format_param": otherwise}
+
+
+def of_response_format(
+    given: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
+) -> Iterator[FormatChoice]:
+    match given:
+        case JsonObjectFormat():
+            yield {"format": JsonFormat(), "format_param": "response_format"}
+        case JsonSchemaFormat(json_schema=asked):
+            json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
+            yield {"format": json, "format_param": "response_format.json_schema.schema"}
 
 
 def of_structured_outputs(given: StructuredOutputs | None) -> Iterator[FormatChoice]:
@@ -126,9 +129,14 @@ def unknown_in(given: StructuredOutputs | None) -> list[str]:
 
 def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
     """The format as prompts can describe it (see Conversation.response_format)."""
-    if not isinstance(format, JsonFormat):
-        return None
-    return {"name": format.name, "description": format.description, "schema": format.schema}
+    match format:
+        case JsonFormat(schema=schema, name=name, description=description):
+            return {"name": name, "description": description, "schema": schema}
+        case ChoiceFormat(options):
+            return {"choice": list(options)}
+        case RegexFormat(pattern):
+            return {"regex": pattern}
+    return None
 
 
 def _formats(

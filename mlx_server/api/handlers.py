@@ -11,10 +11,12 @@ from starlette.responses import Response
 from mlx_server.api.client_disconnect import while_connected
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.metrics import Metrics
+from mlx_server.api.overflow import in_words, messages_too_long
 from mlx_server.api.security import with_client
 from mlx_server.api.sse import OPENAI, EventStream, Frames
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate
+from mlx_server.generation.overflow import OverflowWords
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import GenerateRequest
 
@@ -39,30 +41,37 @@ async def respond(
     stream: bool,
     ignored: list[str],
     frames: Frames = OPENAI,
+    overflow: OverflowWords = messages_too_long,
 ) -> Response:
     if not stream:
-        return await respond_buffered(http, request, output, ignored=ignored)
-    events, started = await _started(http, request)
+        return await respond_buffered(http, request, output, ignored=ignored, overflow=overflow)
+    events, started = await _started(http, request, overflow)
     chunks = output.chunks(PrependedEvents(started, events))
     return EventStream(chunks, _headers(started, ignored), source=events, frames=frames)
 
 
 async def respond_buffered(
-    http: Request, request: GenerateRequest, output: Aggregator, *, ignored: list[str]
+    http: Request,
+    request: GenerateRequest,
+    output: Aggregator,
+    *,
+    ignored: list[str],
+    overflow: OverflowWords = messages_too_long,
 ) -> Response:
-    events, started = await _started(http, request)
+    events, started = await _started(http, request, overflow)
     async with aclosing(events):
         body = await while_connected(http, _aggregated(output, PrependedEvents(started, events)))
     return json_response(body, _headers(started, ignored))
 
 
 async def _started(
-    http: Request, request: GenerateRequest
+    http: Request, request: GenerateRequest, overflow: OverflowWords
 ) -> tuple[AsyncGenerator[Event], Started]:
     """Waits for the engine to accept the request: an error before that keeps its HTTP status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    events = metrics.observed(generate(with_client(request, http), pool))
+    generated = generate(with_client(request, http), pool)
+    events = metrics.observed(in_words(generated, overflow))
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
     return events, started

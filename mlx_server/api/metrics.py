@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as exposition
 
-from mlx_server.engine.messages import ComputedAhead, StepOutput
+from mlx_server.engine.messages import ComputedAhead, DiskCacheUse, StepOutput
 from mlx_server.events import (
     Event,
     Finished,
@@ -18,6 +18,7 @@ from mlx_server.events import (
     Repaired,
     Started,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallStarted,
 )
@@ -113,6 +114,36 @@ class Metrics:
             buckets=STEP_SECONDS,
             registry=registry,
         )
+        self.disk_hits = Counter(
+            "mlx_server_disk_cache_hits",
+            "Prompts of which a part was read from the prompt cache's files.",
+            registry=registry,
+        )
+        self.disk_misses = Counter(
+            "mlx_server_disk_cache_misses",
+            "Prompts of which the prompt cache's files had no more than the memory.",
+            registry=registry,
+        )
+        self.disk_tokens = Counter(
+            "mlx_server_disk_cache_tokens",
+            "Prompt tokens read from the prompt cache's files.",
+            registry=registry,
+        )
+        self.disk_read = Counter(
+            "mlx_server_disk_cache_read_bytes",
+            "Bytes read from the prompt cache's files.",
+            registry=registry,
+        )
+        self.disk_written = Counter(
+            "mlx_server_disk_cache_written_bytes",
+            "Bytes of the prompt cache's files that were written.",
+            registry=registry,
+        )
+        self.disk_bytes = Gauge(
+            "mlx_server_disk_cache_bytes",
+            "Size of the prompt cache's files on disk.",
+            registry=registry,
+        )
         self.batch = Gauge("mlx_server_batch_size", "Rows in the last step.", registry=registry)
         self.queue = Gauge(
             "mlx_server_queue", "Rows waiting for their first token.", registry=registry
@@ -143,16 +174,25 @@ class Metrics:
         self.ahead_tokens.labels(ahead.model).inc(ahead.computed)
         self.used_ahead_tokens.labels(ahead.model).inc(ahead.used)
 
+    def on_disk_cache(self, use: DiskCacheUse) -> None:
+        self.disk_hits.inc(use.hits)
+        self.disk_misses.inc(use.misses)
+        self.disk_tokens.inc(use.tokens)
+        self.disk_read.inc(use.read_bytes)
+        self.disk_written.inc(use.written_bytes)
+        self.disk_bytes.set(use.nbytes)
+
     async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
         began = time.perf_counter()
         last: dict[int, float] = {}
         model, outcome, turn = "", "cancelled", request_context.get() or RequestLogContext("")
+        unfinished: Callable[[], TokenCounts] = TokenCounts
         try:
             async with aclosing(events):
                 async for event in events:
                     match event:
                         case Started():
-                            model = event.model
+                            model, unfinished = event.model, event.unfinished
                             turn.prompt_tokens += event.prompt_tokens
                             self.prompt_tokens.labels(model).inc(event.prompt_tokens)
                             self.tool_output_tokens.labels(model).inc(event.tool_output_tokens)
@@ -172,15 +212,7 @@ class Metrics:
                             ended = "completed" if event.error is None else "failed"
                             self.mcp_calls.labels(model, ended).inc()
                         case Finished():
-                            turn.prompt_tokens += event.further_prompt_tokens
-                            turn.completion_tokens += event.completion_tokens
-                            self.prompt_tokens.labels(model).inc(event.further_prompt_tokens)
-                            self.completion_tokens.labels(model).inc(event.completion_tokens)
-                            self.cached_tokens.labels(model).inc(event.cached_tokens)
-                            self.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
-                            self.final_tokens.labels(model).inc(event.text_tokens)
-                            further = event.further_tool_output_tokens
-                            self.tool_output_tokens.labels(model).inc(further)
+                            self._count(model, turn, event.counts)
                             self.forced_answers.labels(model).inc(event.answer_forced)
                     yield event
             outcome = "completed"
@@ -189,6 +221,18 @@ class Metrics:
             raise
         finally:
             self.requests.labels(model, outcome).inc()
+            if outcome != "completed":
+                self._count(model, turn, unfinished())
+
+    def _count(self, model: str, turn: RequestLogContext, counts: TokenCounts) -> None:
+        turn.prompt_tokens += counts.further_prompt_tokens
+        turn.completion_tokens += counts.completion_tokens
+        self.prompt_tokens.labels(model).inc(counts.further_prompt_tokens)
+        self.completion_tokens.labels(model).inc(counts.completion_tokens)
+        self.cached_tokens.labels(model).inc(counts.cached_tokens)
+        self.reasoning_tokens.labels(model).inc(counts.reasoning_tokens)
+        self.final_tokens.labels(model).inc(counts.text_tokens)
+        self.tool_output_tokens.labels(model).inc(counts.further_tool_output_tokens)
 
     def _observe_latency(self, model: str, now: float, before: float | None, began: float) -> None:
         if before is None:

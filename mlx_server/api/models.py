@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from mlx_server.api.handlers import json_response
 from mlx_server.api.messages.errors import is_anthropic
 from mlx_server.api.messages.model_list import model_info, page
-from mlx_server.errors import AdapterNotFound
+from mlx_server.errors import AdapterNotFound, served_names
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities
 
@@ -34,8 +34,9 @@ async def model(name: str, http: Request) -> Response:
     pool: Pool = http.app.state.pool
     base, adapter = pool.named(name)
     id = pool.spec(base).id
-    if adapter and adapter not in await pool.adapter_names(id):
-        raise AdapterNotFound(f"{id} has no adapter {adapter[:100]!r}.", param="model")
+    if adapter and adapter not in (names := await pool.adapter_names(id)):
+        sentence = f"{id} has no adapter {adapter[:100]!r}. {served_names(adapter, names)}"
+        raise AdapterNotFound(sentence, param="model")
     found = await _model(http, pool, id)
     found = _adapter_model(pool, found, adapter) if adapter else found
     if is_anthropic(http.scope):

@@ -1,4 +1,7 @@
-"""Server-sent events: one write for each, comments to keep idle streams alive, always an end."""
+"""Streams of events: one write for each, comments to keep idle streams alive, always an end.
+
+They are server-sent events, or what the `Frames` of an endpoint make of them.
+"""
 
 import asyncio
 import logging
@@ -41,6 +44,8 @@ class Frames:
     keep_alive: bytes = KEEP_ALIVE
     end: bytes = DONE
     error: Callable[[ServerError], Mapping[str, Any]] = ServerError.body
+    encode: Callable[[Mapping[str, Any]], bytes] = event
+    media_type: str = "text/event-stream"
 
 
 OPENAI = Frames()
@@ -52,8 +57,6 @@ class EventStream(Response):
     Closing `chunks` alone is not enough: it may not have begun to read its source.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         chunks: Chunks,
@@ -63,6 +66,7 @@ class EventStream(Response):
         frames: Frames = OPENAI,
     ) -> None:
         no_buffering = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        self.media_type = frames.media_type
         self.init_headers({**no_buffering, **headers})
         self.status_code = 200
         self.background = None
@@ -87,15 +91,15 @@ class EventStream(Response):
     async def _stream(self, send: Send) -> None:
         try:
             async for chunk in self._chunks:
-                await self._write(send, event(chunk))
+                await self._write(send, self._frames.encode(chunk))
         except ServerError as error:
-            await self._write(send, event(self._frames.error(error)))
+            await self._write(send, self._frames.encode(self._frames.error(error)))
         except Exception:
             log.exception("a stream ended with an error")
             failure = ServerError(
                 "The answer ended early: an internal error of the server.", code="internal_error"
             )
-            await self._write(send, event(self._frames.error(failure)))
+            await self._write(send, self._frames.encode(self._frames.error(failure)))
         await send({"type": "http.response.body", "body": self._frames.end, "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable
+from mlx_server.system.regular_files import open_regular, read_regular
 
 WEIGHTS = "model*.safetensors"
 
@@ -49,6 +51,23 @@ def _stamp_of(path: Path) -> tuple[str, int, int, int] | None:
     except OSError:
         return None
     return path.name, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+SAMPLES, SAMPLE_BYTES = 4, 4096
+"""Of each file of weights, in addition to its header and the time it was modified."""
+
+
+def identity_of_model(folder: Path) -> str:
+    """A digest that other files do not have. Weights are not read whole, which takes minutes."""
+    whole = sha256(repr(stamp_of_model(folder)).encode())
+    whole.update(read_regular(folder / "config.json"))
+    for path in sorted(_weights(folder)):
+        size = path.stat().st_size
+        with open_regular(path) as file:
+            for at in range(SAMPLES):
+                file.seek(size * at // SAMPLES)
+                whole.update(file.read(SAMPLE_BYTES))
+    return whole.hexdigest()
 
 
 def is_inside(path: Path, folder: Path) -> bool:

@@ -38,5 +38,6 @@ def options(
     \b
     mlx-server serve                         serve the models of models.yaml, or a small demo
     mlx-server chat                          chat with a model
+    mlx-server connect codex --write --run   let a coding agent use this server
     mlx-server doctor                        check this machine and models.yaml
     """

@@ -16,6 +16,7 @@ from mlx_server.config.settings import (
     ConnectorSettings,
     KvCacheSettings,
     ModelSettings,
+    PromptCacheSettings,
     RepairSettings,
     SamplingDefaults,
     ServerSettings,
@@ -101,6 +102,8 @@ def _unknown_key(loc: Loc) -> str:
         schema = StoreSettings
     elif loc[0] == "connectors":
         schema = ConnectorSettings
+    elif loc[:2] == ("server", "prompt_cache"):
+        schema = PromptCacheSettings
     elif loc[2:3] == ("repair",):
         schema = RepairSettings
     elif loc[2:3] == ("kv_cache",):

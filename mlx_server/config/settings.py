@@ -20,6 +20,8 @@ from pydantic import (
 from mlx_server import limits
 
 STORE_FILE = "responses.sqlite3"
+PROMPT_FOLDER = "prompts"
+"""In the data directory."""
 
 REPLAY = "replay:"
 
@@ -142,6 +144,7 @@ TagName = Annotated[str, Field(pattern=r"^[\w:-]{1,64}$")]
 
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 Bytes = Annotated[int, Field(gt=0), BeforeValidator(_bytes)]
+BytesOrNone = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
 Wired = Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)]
 ComputeAhead = Annotated[int, BeforeValidator(_ahead)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
@@ -155,6 +158,15 @@ class _Frozen(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,  # the input may be a key
     )
+
+
+class PromptCacheSettings(_Frozen):
+    memory: BytesOrNone | None = None
+    """Bytes; None: what models and answers leave of the memory budget."""
+    disk: BytesOrNone = limits.PROMPT_FILE_BYTES.value
+    """Bytes, as the disk counts them; 0: nothing is written."""
+    folder: Annotated[Path | None, BeforeValidator(_data_dir)] = None
+    """None: a folder in the data directory."""
 
 
 class ServerSettings(_Frozen):
@@ -188,8 +200,9 @@ class ServerSettings(_Frozen):
     """Bytes of weights that macOS must not page out; auto: weights that are large for the Mac."""
     keep_awake: bool = True
     """Whether a Mac stays awake while it generates."""
-    prompt_cache_bytes: Annotated[int, Field(ge=0), BeforeValidator(_bytes)] | None = None
-    """Limit of the prompt cache; None: what models and answers leave of the budget."""
+    prompt_cache: PromptCacheSettings = PromptCacheSettings()
+    prompt_cache_bytes: BytesOrNone | None = None
+    """The older name of `prompt_cache.memory`."""
     wait_seconds: float = Field(default=float(limits.WAIT_SECONDS.value), gt=0)
     """How long a request may wait for memory that other requests hold."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -202,6 +215,18 @@ class ServerSettings(_Frozen):
     """Folders from which they may load them, in addition to `adapters_dir`."""
     allow_private_urls: bool = False
     """Whether requests may use URLs of MCP servers on this machine and its network."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.prompt_cache_bytes is not None and self.prompt_cache.memory is not None:
+            raise ValueError("`prompt_cache_bytes` and `prompt_cache.memory` are the same setting")
+        return self
+
+    @property
+    def prompt_cache_memory(self) -> int | None:
+        """Limit of the prompt cache in memory; None: what models and answers leave."""
+        own, older = self.prompt_cache.memory, self.prompt_cache_bytes
+        return older if own is None else own
 
 
 class SamplingDefaults(_Frozen):
@@ -341,3 +366,11 @@ class Settings(_Frozen):
     models: dict[Name, ModelSettings] = {}
     connectors: dict[Name, ConnectorSettings] = {}
     """MCP servers that requests may use by these names."""
+
+    @property
+    def prompt_folder(self) -> Path | None:
+        """The folder of the prompt cache's files; None: they are not kept."""
+        chosen = self.server.prompt_cache
+        data = self.store.data_dir
+        folder = chosen.folder or (data / PROMPT_FOLDER if data else None)
+        return folder if chosen.disk else None

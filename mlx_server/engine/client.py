@@ -8,6 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlx_server import limits
@@ -19,6 +21,7 @@ from mlx_server.engine.lifeline import Lifeline
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
+    FLUSH_SECONDS,
     AdapterFailed,
     AdapterLoaded,
     AdapterUnloaded,
@@ -30,6 +33,7 @@ from mlx_server.engine.messages import (
     ComputeAhead,
     ComputedAhead,
     DeviceFailed,
+    DiskCacheUse,
     Generate,
     Heartbeat,
     LimitCache,
@@ -82,12 +86,25 @@ START_SECONDS = 120.0
 Heartbeats begin earlier, so `liveness` notices a process that is stopped during its start."""
 
 STOP_SECONDS = 0.5
+"""How long an engine may take to end, in addition to FLUSH_SECONDS if it has a disk to write to."""
 
 ON_THE_WAY_BYTES = 8 << 10
 """Size of the socket buffers for reports: it bounds what a row still sends after PauseRows."""
 
 ITEM_BYTES = 128
 """Estimated memory of one token, or of one log probability."""
+
+
+@dataclass(frozen=True)
+class PromptDisk:
+    """Where the engine keeps prompt caches on disk."""
+
+    folder: Path
+    most_bytes: int
+    """0: nowhere."""
+
+
+NO_DISK = PromptDisk(Path(), 0)
 
 
 class RowStream:
@@ -146,10 +163,12 @@ class EngineClient:
         cache_bytes: int = 0,
         wired: str | int = "auto",
         schedule: Schedule = DEFAULT_SCHEDULE,
+        disk: PromptDisk = NO_DISK,
     ) -> None:
         """wired: "auto", "never" or bytes, see `wiring`."""
         numbers = (concurrency, cache_bytes, wired, schedule.prefill_share, schedule.longest_gap)
-        self._arguments = [str(number) for number in numbers]
+        self._arguments = [str(each) for each in (*numbers, disk.most_bytes, disk.folder)]
+        self._stop_seconds = STOP_SECONDS + (FLUSH_SECONDS if disk.most_bytes else 0.0)
         self._process: asyncio.subprocess.Process | None = None
         self._lifeline: Lifeline | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -172,6 +191,7 @@ class EngineClient:
         self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_prefill: Callable[[PrefillProgress], None] = lambda progress: None
         self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
+        self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
 
     @property
     def alive(self) -> bool:
@@ -222,7 +242,7 @@ class EngineClient:
         if self._process:
             try:
                 # wait_for may swallow the cancellation of its caller on Python 3.11.
-                async with asyncio.timeout(STOP_SECONDS):
+                async with asyncio.timeout(self._stop_seconds):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
@@ -392,6 +412,8 @@ class EngineClient:
                 self.on_step(report)
             case ComputedAhead():
                 self.on_ahead(report)
+            case DiskCacheUse():
+                self.on_disk_cache(report)
             case DeviceFailed(message=message, ends=ends):
                 self.on_device_failed(report)
                 if ends:

@@ -15,6 +15,9 @@ from mlx_server.requests import SamplingParams
 
 Stop = Literal["stop", "length"]
 
+FLUSH_SECONDS = 3.0
+"""How long the engine may write prompts to disk before it drops them or ends, if no row runs."""
+
 
 class LoadModel(msgspec.Struct, tag=True):
     model: str
@@ -97,6 +100,8 @@ class Generate(msgspec.Struct, tag=True):
     """Lengths of the prompt, in order, at which other prompts are expected to differ from it."""
     continued_from: int = 0
     """The length from which the next prompt of the same conversation is expected to differ."""
+    on_disk: bool = True
+    """Whether what it computes may be written to the prompt cache's files."""
 
     def end_within(self, tokens: int) -> None:
         """Lowers the token limit to `tokens`, taking from the overflow tokens first."""
@@ -140,6 +145,7 @@ class ComputeAhead(msgspec.Struct, tag=True):
     adapter: str | None = None
     adapter_scale: float = 1.0
     cache_scope: str = ""
+    on_disk: bool = True
     """See Generate."""
 
 
@@ -354,6 +360,20 @@ class ComputedAhead(msgspec.Struct, tag=True):
     """Computed before, and found in the prompt cache by a prompt."""
 
 
+class DiskCacheUse(msgspec.Struct, tag=True):
+    """What the prompt cache's tier on disk has done since the last report."""
+
+    hits: int
+    misses: int
+    """Prompts of which the disk had no more than the memory."""
+    tokens: int
+    """Prompt tokens that were read."""
+    read_bytes: int
+    written_bytes: int
+    nbytes: int
+    """The size of all files now."""
+
+
 class RowFailed(msgspec.Struct, tag=True):
     row: int
     message: str
@@ -415,6 +435,7 @@ Report = (
     | PromptLogprobs
     | StepOutput
     | ComputedAhead
+    | DiskCacheUse
     | DeviceFailed
     | RowFailed
     | RowLeftGrammar

@@ -147,7 +147,10 @@ class ModelFamily:
     def invisible_delimiters(self) -> tuple[str, ...]:
         """Delimiters that are neither part of the text nor reported as an event."""
         opens, closes = self.thinking_delimiters()
-        return (*opens, *closes, *(() if self.overrides else self.layout_with().dropped))
+        if self.overrides:
+            return (*opens, *closes)
+        layout = self.layout_with()
+        return (*opens, *closes, *layout.dropped, *layout.transparent)
 
     def end_of_reasoning(self, spec: OutputSpec) -> str:
         """The text between reasoning and the requested output; empty if nothing ends reasoning."""

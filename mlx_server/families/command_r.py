@@ -1,6 +1,7 @@
 """Cohere's Command R and R+: a fenced array of calls after `Action:`."""
 
 from mlx_server.families.base import ModelFamily
+from mlx_server.families.command import END, TURNS
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import COMMAND_R as ACTION
 
@@ -9,13 +10,6 @@ COMMAND_R = ModelFamily(
     layout=MarkupLayout(reasoning=(), call_formats=(ACTION,)),
     model_types=("cohere",),
     template_markers=("Action:", "```json"),
-    stop_tokens=("<|END_OF_TURN_TOKEN|>",),
-    special_tokens=(
-        "<BOS_TOKEN>",
-        "<|START_OF_TURN_TOKEN|>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<|SYSTEM_TOKEN|>",
-        "<|USER_TOKEN|>",
-        "<|CHATBOT_TOKEN|>",
-    ),
+    stop_tokens=(END,),
+    special_tokens=TURNS,
 )

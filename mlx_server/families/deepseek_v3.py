@@ -4,7 +4,19 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import DEEPSEEK, DEEPSEEK_WITHOUT_SECTION
 
-LAYOUT = MarkupLayout(call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION), calls_end_reasoning=True)
+OUTPUTS = (
+    "<｜tool▁outputs▁begin｜>",
+    "<｜tool▁outputs▁end｜>",
+    "<｜tool▁output▁begin｜>",
+    "<｜tool▁output▁end｜>",
+)
+"""Around the results of tools, which models repeat."""
+
+LAYOUT = MarkupLayout(
+    call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION),
+    transparent=OUTPUTS,
+    calls_end_reasoning=True,
+)
 
 TURNS = (
     "<｜begin▁of▁sentence｜>",
@@ -28,9 +40,6 @@ DEEPSEEK_V3 = ModelFamily(
         "<｜tool▁call▁begin｜>",
         "<｜tool▁call▁end｜>",
         "<｜tool▁sep｜>",
-        "<｜tool▁outputs▁begin｜>",
-        "<｜tool▁outputs▁end｜>",
-        "<｜tool▁output▁begin｜>",
-        "<｜tool▁output▁end｜>",
+        *OUTPUTS,
     ),
 )

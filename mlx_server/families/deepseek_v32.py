@@ -3,7 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.deepseek_v3 import TURNS
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import DSML, DSML_FORMATS
+from mlx_server.tool_parsers.tag_formats import DSML, DSML_FORMATS
 
 LAYOUT = MarkupLayout(call_formats=DSML_FORMATS, calls_end_reasoning=True)
 

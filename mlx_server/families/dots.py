@@ -2,13 +2,21 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import DOTS as CALLS
+from mlx_server.tool_parsers.tag_formats import DOTS as CALLS
 
 DOTS = ModelFamily(
     name="dots",
     layout=MarkupLayout(call_formats=(CALLS,), calls_end_reasoning=True),
     answer_prefix="\n</think>\n\n",
     template_markers=CALLS.opens,
-    stop_tokens=("<|endofresponse|>",),
-    special_tokens=("<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"),
+    stop_tokens=("<|endofassistant|>", "<|endofresponse|>"),
+    special_tokens=(
+        "<|system|>",
+        "<|endofsystem|>",
+        "<|user|>",
+        "<|endofuser|>",
+        "<|assistant|>",
+        "<|endofassistant|>",
+        "<|endofresponse|>",
+    ),
 )

@@ -3,8 +3,14 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import FUNCTION_GEMMA as NOTATION
+from mlx_server.tool_parsers.formats import inline_function_gemma
 
-LAYOUT = MarkupLayout(reasoning=(), call_formats=(NOTATION,), trims=False)
+LAYOUT = MarkupLayout(
+    reasoning=(),
+    call_formats=(NOTATION,),
+    inline_formats=inline_function_gemma,
+    trims=False,
+)
 
 FUNCTION_GEMMA = ModelFamily(
     name="functiongemma",

@@ -3,12 +3,15 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import GEMMA4 as NOTATION
+from mlx_server.tool_parsers.formats import inline_gemma4
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 
 LAYOUT = MarkupLayout(
     reasoning=((f"{CHANNEL}thought\n", CHANNEL_END), (CHANNEL, CHANNEL_END)),
     call_formats=(NOTATION,),
+    inline_formats=inline_gemma4,
+    transparent=("<|tool_response>",),
     trims_text=False,
 )
 

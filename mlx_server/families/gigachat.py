@@ -3,15 +3,15 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import GIGACHAT as CALLS
-from mlx_server.tool_parsers.formats import GIGACHAT35 as TAGGED
+from mlx_server.tool_parsers.tag_formats import GIGACHAT35 as TAGGED
 
-SEPARATORS = ("<|role_sep|>", "<|message_sep|>")
+SEPARATORS = ROLE, MESSAGE = "<|role_sep|>\n", "<|message_sep|>\n\n"
+"""Control tokens, line breaks included."""
+ENDS = (MESSAGE, MESSAGE.strip())
 
 GIGACHAT = ModelFamily(
     name="gigachat",
-    layout=MarkupLayout(
-        call_formats=(CALLS,), dropped=("<|message_sep|>", "assistant<|role_sep|>")
-    ),
+    layout=MarkupLayout(call_formats=(CALLS,), dropped=(*ENDS, f"assistant{ROLE}")),
     answer_prefix="\n</think>\n\n",
     template_markers=("<|role_sep|>", "function call"),
     stop_tokens=("</s>",),
@@ -20,7 +20,7 @@ GIGACHAT = ModelFamily(
 
 GIGACHAT35 = ModelFamily(
     name="gigachat35",
-    layout=MarkupLayout(call_formats=(TAGGED,), dropped=("<|message_sep|>",)),
+    layout=MarkupLayout(call_formats=(TAGGED,), dropped=ENDS),
     answer_prefix="\n</think>\n\n",
     template_markers=("｜GCML｜",),
     stop_tokens=("</s>",),

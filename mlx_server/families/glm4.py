@@ -11,7 +11,12 @@ from mlx_server.tool_parsers.glm import GLM
 TURN = "<|assistant|>"
 """The header of every answer; a line break follows it."""
 
-LAYOUT = MarkupLayout(call_formats=(GLM,), dropped=(TURN,), calls_end_reasoning=True)
+BOX = ("<|begin_of_box|>", "<|end_of_box|>")
+"""Around the final answer of models that see."""
+
+LAYOUT = MarkupLayout(
+    call_formats=(GLM,), dropped=(TURN,), transparent=BOX, calls_end_reasoning=True
+)
 
 
 def _without_delimiters(tools: Sequence[Tool]) -> MarkupLayout:
@@ -39,6 +44,7 @@ GLM4_5 = ModelFamily(
         "</arg_value>",
         "<tool_response>",
         "</tool_response>",
+        *BOX,
     ),
 )
 

@@ -1,10 +1,12 @@
 """Inkling: messages of one kind each, thoughts, text or a call."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.formats import INKLING as CALLS
 
 START, TEXT, END, TURN_END = (
@@ -17,10 +19,18 @@ THOUGHTS = ("<|content_thinking|>", END)
 
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:
-    named = (f"{START}{tool.name}" for tool in tools)
+    named = tuple(f"{START}{tool.name}" for tool in tools)
     return MarkupLayout(
-        reasoning=(THOUGHTS,), call_formats=(CALLS,), dropped=(START, *named, TEXT, END, TURN_END)
+        reasoning=(THOUGHTS,),
+        call_formats=(CALLS, *([_named(tools)] if tools else [])),
+        dropped=(START, *named, TEXT, END, TURN_END),
     )
+
+
+def _named(tools: Sequence[Tool]) -> CallFormat:
+    """A call that is the answer's first message, whose start ended the prompt."""
+    opens = tuple(f"{tool.name}{CALLS.opens[0]}" for tool in tools)
+    return replace(CALLS, opens=opens, blocks=())
 
 
 INKLING = ModelFamily(
@@ -29,5 +39,16 @@ INKLING = ModelFamily(
     answer_prefix=f"{END}{START}{TEXT}",
     template_markers=CALLS.opens,
     stop_tokens=(TURN_END,),
-    special_tokens=(START, TEXT, END, TURN_END, THOUGHTS[0], *CALLS.opens),
+    special_tokens=(
+        "<|message_system|>",
+        "<|message_user|>",
+        "<|message_tool|>",
+        START,
+        TEXT,
+        "<|content_xml|>",
+        THOUGHTS[0],
+        *CALLS.opens,
+        END,
+        TURN_END,
+    ),
 )

@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.keyed_calls import K2_HORIZON as CALLS
+from mlx_server.tool_parsers.tag_formats import K2_HORIZON as CALLS
 
 THOUGHTS = tuple(
     (f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think", "think_fast", "think_faster")
@@ -13,6 +13,15 @@ K2_HORIZON = ModelFamily(
     layout=MarkupLayout(reasoning=THOUGHTS, call_formats=(CALLS,)),
     answer_prefix=THOUGHTS[0][1],
     template_markers=CALLS.opens,
-    stop_tokens=("<|endofturn|>",),
-    special_tokens=("<|endofturn|>",),
+    stop_tokens=("<|ifm|im_end|>", "<|ifm|endoftext|>"),
+    special_tokens=(
+        "<|ifm|begin_of_text|>",
+        "<|ifm|endoftext|>",
+        "<|ifm|im_start|>",
+        "<|ifm|im_end|>",
+        *(mark for pair in THOUGHTS for mark in pair),
+        *CALLS.opens,
+        *CALLS.inner,
+        *CALLS.closes,
+    ),
 )

@@ -1,11 +1,13 @@
-"""LFM2 and LFM2.5: ChatML, `<think>`, delimited calls as Python (or, on request, as JSON)."""
+"""LFM2 and LFM2.5: ChatML, `<think>`, calls as Python (or, on request, as JSON), which the instruct
+models of LFM2.5 do not delimit."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_python_list
+from mlx_server.tool_parsers.formats import BARE_PYTHON, inline_python
 from mlx_server.tool_parsers.formats import LFM2 as NOTATION
 
-LAYOUT = MarkupLayout(call_formats=(NOTATION,))
+LAYOUT = MarkupLayout(call_formats=(NOTATION, BARE_PYTHON), inline_formats=inline_python)
 
 LFM2 = ModelFamily(
     name="lfm2",

@@ -2,10 +2,18 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import BARE_JSON, BARE_PYTHON, LLAMA_FUNCTION, LLAMA_TAGGED
+from mlx_server.tool_parsers.formats import (
+    BARE_JSON,
+    BARE_PYTHON,
+    LLAMA_FUNCTION,
+    LLAMA_TAGGED,
+    inline_python,
+)
 
 LAYOUT = MarkupLayout(
-    call_formats=(BARE_JSON, BARE_PYTHON, LLAMA_TAGGED, LLAMA_FUNCTION), trims_text=False
+    call_formats=(BARE_JSON, BARE_PYTHON, LLAMA_TAGGED, LLAMA_FUNCTION),
+    inline_formats=inline_python,
+    trims_text=False,
 )
 
 LLAMA3 = ModelFamily(

@@ -2,9 +2,13 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import BARE_JSON, BARE_PYTHON, LLAMA4_PYTHON
+from mlx_server.tool_parsers.formats import BARE_JSON, BARE_PYTHON, LLAMA4_PYTHON, inline_python
 
-LAYOUT = MarkupLayout(call_formats=(BARE_JSON, BARE_PYTHON, LLAMA4_PYTHON), trims_text=False)
+LAYOUT = MarkupLayout(
+    call_formats=(BARE_JSON, BARE_PYTHON, LLAMA4_PYTHON),
+    inline_formats=inline_python,
+    trims_text=False,
+)
 
 LLAMA4 = ModelFamily(
     name="llama4",

@@ -3,7 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import THINK, MarkupLayout
 from mlx_server.tool_parsers.formats import MINICPM as CALLS
-from mlx_server.tool_parsers.formats import MINICPM5 as TAGGED
+from mlx_server.tool_parsers.tag_formats import MINICPM5 as TAGGED
 
 THOUGHTS = ("<|thought_start|>", "<|thought_end|>")
 
@@ -30,5 +30,8 @@ MINICPM5 = ModelFamily(
     answer_prefix="\n</think>\n\n",
     template_markers=("<function name=", "<param name="),
     stop_tokens=("<|im_end|>", "</s>"),
-    special_tokens=("<s>", "</s>", "<|im_start|>", "<|im_end|>"),
+    special_tokens=(
+        *("<s>", "</s>", "<|im_start|>", "<|im_end|>"),
+        *("<function", "</function>", "<param", "</param>"),
+    ),
 )

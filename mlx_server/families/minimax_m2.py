@@ -2,8 +2,8 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import MINIMAX_M2 as CALLS
-from mlx_server.tool_parsers.formats import MINIMAX_M2_WITHOUT_BLOCK
+from mlx_server.tool_parsers.tag_formats import MINIMAX_M2 as CALLS
+from mlx_server.tool_parsers.tag_formats import MINIMAX_M2_WITHOUT_BLOCK
 
 LAYOUT = MarkupLayout(call_formats=(CALLS, MINIMAX_M2_WITHOUT_BLOCK), calls_end_reasoning=True)
 

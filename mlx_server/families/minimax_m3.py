@@ -12,5 +12,13 @@ MINIMAX_M3 = ModelFamily(
     answer_prefix=THOUGHTS[1],
     model_types=("minimax_m3", "minimax_m3_vl", "minimax_m3_text"),
     stop_tokens=("[e~[",),
-    special_tokens=("]~!b[", "]~b]", "[e~[", *THOUGHTS, *CALLS.inner),
+    special_tokens=(
+        "]~!b[",
+        "]~b]",
+        "[e~[",
+        *THOUGHTS,
+        *CALLS.inner,
+        "<tool_call>",
+        "</tool_call>",
+    ),
 )

@@ -3,7 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import NEMOTRON as CALLS
-from mlx_server.tool_parsers.formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
+from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
 
 NEMOTRON = ModelFamily(
     name="nemotron",

@@ -12,5 +12,5 @@ PANGU = ModelFamily(
     answer_prefix=THOUGHTS[1],
     template_markers=CALLS.opens,
     stop_tokens=("[unused10]",),
-    special_tokens=("[unused9]", "[unused10]", *CALLS.opens, *CALLS.closes, *THOUGHTS),
+    special_tokens=("<s>", "[unused9]", "[unused10]", *CALLS.opens, *CALLS.closes, *THOUGHTS),
 )

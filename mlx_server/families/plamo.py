@@ -12,5 +12,14 @@ PLAMO = ModelFamily(
     answer_prefix=THOUGHTS[1],
     model_types=("plamo", "plamo2", "plamo3"),
     stop_tokens=("<|plamo:tag|>", "<|plamo:eos|>"),
-    special_tokens=("<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:tag|>"),
+    special_tokens=(
+        "<|plamo:bos|>",
+        "<|plamo:eos|>",
+        "<|plamo:tag|>",
+        "<|plamo:msg|>",
+        "<|plamo:constrain|>",
+        "<|plamo:begin_",
+        "<|plamo:end_",
+        ":plamo|>",
+    ),
 )

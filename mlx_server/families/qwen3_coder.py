@@ -3,8 +3,8 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import QWEN3_CODER as CALLS
-from mlx_server.tool_parsers.formats import QWEN3_CODER_WITHOUT_BLOCK
+from mlx_server.tool_parsers.tag_formats import QWEN3_CODER as CALLS
+from mlx_server.tool_parsers.tag_formats import QWEN3_CODER_WITHOUT_BLOCK
 
 LAYOUT = MarkupLayout(call_formats=(CALLS, QWEN3_CODER_WITHOUT_BLOCK), calls_end_reasoning=True)
 

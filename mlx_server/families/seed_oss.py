@@ -2,8 +2,8 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import SEED_OSS as CALLS
-from mlx_server.tool_parsers.formats import SEED_OSS_WITHOUT_BLOCK
+from mlx_server.tool_parsers.tag_formats import SEED_OSS as CALLS
+from mlx_server.tool_parsers.tag_formats import SEED_OSS_WITHOUT_BLOCK
 
 OPEN, CLOSE = "<seed:think>", "</seed:think>"
 BUDGET, BUDGET_END = "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"

@@ -3,7 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import SOLAR_OPEN as CALLS
-from mlx_server.tool_parsers.keyed_calls import SOLAR_OPEN2 as KEYED
+from mlx_server.tool_parsers.tag_formats import SOLAR_OPEN2 as KEYED
 
 THOUGHTS = ("<|think|>", "<|end|>")
 PARTS = ("<|content|>", "<|tool_calls|>", "<|calls|>", "<|flush|>")
@@ -18,7 +18,17 @@ SOLAR_OPEN = ModelFamily(
     answer_prefix="<|end|><|begin|>assistant<|content|>",
     model_types=("solar_open",),
     stop_tokens=("<|flush|>", "<|calls|>"),
-    special_tokens=("<|begin|>", *THOUGHTS, *PARTS, *CALLS.opens, *CALLS.closes, *CALLS.inner),
+    special_tokens=(
+        "<|begin|>",
+        *THOUGHTS,
+        *PARTS,
+        *CALLS.opens,
+        *CALLS.closes,
+        *CALLS.inner,
+        "<|tool_response|>",
+        *(f"<|tool_response:{part}|>" for part in ("begin", "name", "result", "end")),
+        *(f"<|{part}|>" for part in ("tools:begin", "tools:end", "tool:begin", "tool:end")),
+    ),
 )
 
 THOUGHTS_2 = ("<|think:start|>", "<|think:end|>")
@@ -28,6 +38,16 @@ SOLAR_OPEN2 = ModelFamily(
     layout=MarkupLayout(reasoning=(THOUGHTS_2,), call_formats=(KEYED,)),
     answer_prefix=THOUGHTS_2[1],
     model_types=("solar_open2",),
-    stop_tokens=("<|im:end|>", "<|im_end|>"),
-    special_tokens=("<|im:start|>", "<|im:end|>", "<|im_end|>", *THOUGHTS_2, *KEYED.inner),
+    stop_tokens=("<|im:end|>",),
+    special_tokens=(
+        "<|im:start|>",
+        "<|im:content|>",
+        "<|im:end|>",
+        *THOUGHTS_2,
+        *KEYED.inner,
+        "<|tool:start|>",
+        "<|tool:end|>",
+        "<|tool_response:start|>",
+        "<|tool_response:end|>",
+    ),
 )

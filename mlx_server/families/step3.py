@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import STEP3 as CALLS
+from mlx_server.tool_parsers.tag_formats import STEP3 as CALLS
 
 STEP3 = ModelFamily(
     name="step3",
@@ -11,6 +11,7 @@ STEP3 = ModelFamily(
     model_types=("step3", "step3_text", "step3_vl"),
     stop_tokens=("<|EOT|>",),
     special_tokens=(
+        "<｜begin▁of▁sentence｜>",
         "<|BOT|>",
         "<|EOT|>",
         "<｜tool_calls_begin｜>",

@@ -85,4 +85,5 @@ def _command(
         adapter=row.adapter,
         adapter_scale=row.adapter_scale,
         cache_scope=row.cache_scope,
+        on_disk=row.on_disk,
     )

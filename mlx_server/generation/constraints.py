@@ -161,7 +161,7 @@ def _unenforced(prepared: PreparedModel, spec: OutputSpec) -> Iterator[str]:
     for tool in spec.context.tools:
         may_be_called = spec.choice in ("auto", "required", NamedTool(tool.name))
         if may_be_called and not tool.strict:
-            for keyword in prepared.family.unsupported_keywords(tool):
+            for keyword in (*prepared.family.unsupported_keywords(tool), *tool.unenforced):
                 yield f"tools.{tool.name}: {keyword}"
 
 

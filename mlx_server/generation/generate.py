@@ -1,16 +1,18 @@
 """The spine: runs a request and yields the events of its answers, which every endpoint folds."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 from mlx_server.engine.client import EngineClient, Item, RowStream
 from mlx_server.engine.messages import Admitted
-from mlx_server.errors import BadRequest, InvalidGrammar
-from mlx_server.events import Event, Started
+from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
+from mlx_server.events import Event, Started, TokenCounts, total
 from mlx_server.generation.ahead import AnswerMessage, compute_ahead
 from mlx_server.generation.constraints import is_format_required
 from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.overflow import PromptOverflow
 from mlx_server.generation.plan import (
     RequestPlan,
     plan,
@@ -38,7 +40,7 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         request, left_out = without_volatile_lines(prepared, request)
         request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
-        planned = await in_thread(plan, prepared, request, adapter, model=prepared.id)
+        planned = await _planned(prepared, request, adapter)
         most = pool.most_tokens(prepared, planned.demand.rows, adapter)
         planned = shortened(planned, prepared, request, most)
         demand = replace(planned.demand, client=request.client)
@@ -46,11 +48,12 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
             _check_ids(lease.model, request)
             engine = pool.engine
             planned, feed, items = await _admit(engine, lease, on, planned, request)
-            yield replace(_started(prepared, planned, adapter), normalized=left_out)
             answers = {
                 row.row: RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
                 for index, row in enumerate(planned.rows)
             }
+            started = _started(prepared, planned, adapter, partial(_unfinished, answers.values()))
+            yield replace(started, normalized=left_out)
             for answer in answers.values():
                 for event in answer.begin():
                     yield event
@@ -72,6 +75,15 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
                     break
                 items = await feed.take()
         compute_ahead(pool, prepared, request, first, answered)
+
+
+async def _planned(
+    prepared: PreparedModel, request: GenerateRequest, adapter: LeasedAdapter | None
+) -> RequestPlan:
+    try:
+        return await in_thread(plan, prepared, request, adapter, model=prepared.id)
+    except ContextTooLong as error:
+        raise PromptOverflow(error, prepared, request) from None
 
 
 async def _admit(
@@ -111,7 +123,10 @@ async def _adapter(
 
 
 def _started(
-    prepared: PreparedModel, planned: RequestPlan, adapter: LeasedAdapter | None
+    prepared: PreparedModel,
+    planned: RequestPlan,
+    adapter: LeasedAdapter | None,
+    unfinished: Callable[[], TokenCounts],
 ) -> Started:
     model = f"{prepared.id}:{adapter.spec.name}" if adapter else prepared.id
     fingerprint = adapter.spec.digest[:16] if adapter else None
@@ -124,7 +139,14 @@ def _started(
         planned.rows[0].sampling,
         planned.messages,
         planned.tool_output_tokens,
+        unfinished=unfinished,
     )
+
+
+def _unfinished(answers: Iterable[RetryingAnswer]) -> TokenCounts:
+    """An answer that took several rows counts once."""
+    running = {id(answer): answer for answer in answers if not answer.finished}
+    return total(answer.counts for answer in running.values())
 
 
 async def _until_admitted(feed: RowStream, rows: int) -> list[Item]:

@@ -27,6 +27,7 @@ from mlx_server.events import (
     ReasoningDelta,
     Repaired,
     TextDelta,
+    TokenCounts,
     TokenLogprob,
     ToolCallFinished,
     Violation,
@@ -302,6 +303,15 @@ class OutputProcessor:
                     self._logprobs = []
                 yield event
 
+    @property
+    def counts(self) -> TokenCounts:
+        return TokenCounts(
+            completion_tokens=self._tokens,
+            cached_tokens=self._cached or 0,
+            reasoning_tokens=self._reasoning,
+            text_tokens=self._text,
+        )
+
     def _finished(self, reason: FinishReason) -> Finished:
         self.finished = True
         return Finished(
@@ -333,7 +343,7 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
     if not isinstance(prompt, Conversation):  # a text completion is plain text
         return TextParser(ParseContext(index))
     context = parse_context(prepared, prompt, row.prompt, index)
-    if row.grammar is None:
+    if row.grammar is None or prepared.spec.repair.streaming == "accumulate":
         context = replace(context, holds_calls=True)
     if request.tool_choice == "none":  # what looks like a call is text
         context = replace(context, tools=())

@@ -352,6 +352,7 @@ def _row(
         prompt_logprobs=request.echo and (request.logprobs is not None or request.max_tokens == 0),
         client=request.client,
         cache_scope=request.cache_scope,
+        on_disk=request.on_disk,
     )
     if prepared.transcript:
         recording = prepared.transcript.pick(source, (request.model, prepared.id))

@@ -15,8 +15,10 @@ from mlx_server.events import (
     Repaired,
     RepairKind,
     TextDelta,
+    TokenCounts,
     ToolCallFinished,
     Violation,
+    total,
 )
 from mlx_server.generation.constraints import constrain_continuation
 from mlx_server.generation.output import OutputProcessor
@@ -86,6 +88,14 @@ class RetryingAnswer:
         row, self._next = self._next, None
         self._row = row or self._row
         return row
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens so far, those of rejected attempts included."""
+        if (before := self._rejected) is None:
+            return self._answer.counts
+        both = total([before.counts, self._answer.counts])
+        return replace(both, cached_tokens=before.cached_tokens)
 
     async def feed(self, item: Item) -> AsyncIterator[Event]:
         for event in self._answer.feed(item):

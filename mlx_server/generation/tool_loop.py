@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlx_server import limits
@@ -26,7 +26,9 @@ from mlx_server.events import (
     McpCallReady,
     McpCallStarted,
     Started,
+    TokenCounts,
     ToolsListed,
+    total,
 )
 from mlx_server.generation.generate import generate
 from mlx_server.generation.tool_turn import ServerTool, ToolNames, ToolTurn, TurnCall
@@ -134,6 +136,7 @@ class _Rounds:
         self._calls = self._runs = self._rounds = 0
         self._finished: list[Finished] = []
         self._started: list[Started] = []
+        self._ended = False
 
     async def events(self) -> AsyncGenerator[Event]:
         choice = self._first_choice()
@@ -185,14 +188,33 @@ class _Rounds:
         async with aclosing(generate(request, self._pool)) as events:
             async for event in events:
                 if not isinstance(event, Started):
+                    if isinstance(event, Finished):
+                        self._finished.append(event)
                     for visible in turn.visible_events(event):
                         yield visible
                     continue
                 self._started.append(event)
                 if len(self._started) == 1:
-                    yield event
-        if turn.finished:
-            self._finished.append(turn.finished)
+                    yield replace(event, unfinished=self._unfinished)
+
+    def _unfinished(self) -> TokenCounts:
+        """What all rounds have used. They are reported together, at the end of the last one."""
+        if self._ended:
+            return TokenCounts()
+        return total(
+            [
+                *(each.counts for each in self._finished),
+                self._started[-1].unfinished(),
+                self._further(),
+            ]
+        )
+
+    def _further(self) -> TokenCounts:
+        rounds = self._started[1:]
+        return TokenCounts(
+            further_prompt_tokens=sum(each.prompt_tokens for each in rounds),
+            further_tool_output_tokens=sum(each.tool_output_tokens for each in rounds),
+        )
 
     def _offer(self) -> dict[str, ServerTool]:
         found: dict[str, ServerTool] = {}
@@ -337,17 +359,14 @@ class _Rounds:
         return None if most is None else max(0, most - used)
 
     def _end(self, turn: ToolTurn, reason: FinishReason | None) -> Finished:
+        self._ended = True
         rounds = self._finished
+        counts = total([*(each.counts for each in rounds), self._further()])
         ended: FinishReason = "tool_calls" if turn.has_functions else "stop"
         return Finished(
             0,
             reason or ended,
-            completion_tokens=sum(each.completion_tokens for each in rounds),
-            cached_tokens=sum(each.cached_tokens for each in rounds),
-            reasoning_tokens=sum(each.reasoning_tokens for each in rounds),
-            text_tokens=sum(each.text_tokens for each in rounds),
-            further_prompt_tokens=sum(each.prompt_tokens for each in self._started[1:]),
-            further_tool_output_tokens=sum(each.tool_output_tokens for each in self._started[1:]),
+            **asdict(counts),
             answer_forced=any(each.answer_forced for each in rounds),
             messages=(*self._between(), *rounds[-1].messages),
             raw=tuple(text for each in rounds for text in each.raw),

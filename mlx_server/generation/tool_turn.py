@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mlx_server.events import (
@@ -173,20 +173,25 @@ class ToolNames:
         self._known: dict[tuple[str, str], str] = {}
 
     def of(self, server: str, name: str, is_unique: bool) -> str:
-        plain, long = _word(name), _word(f"{server}__{name}")
-        preferred = plain if is_unique and plain not in self._taken else long
-        shown, again = preferred, 1
-        while shown in self._taken:
-            again += 1
-            shown = f"{preferred[:60]}_{again}"
+        plain, long = callable_name(name), callable_name(name, server)
+        shown = plain if is_unique and plain not in self._taken else unused_name(long, self._taken)
         self._taken.add(shown)
         self._known[server, name] = shown
         return shown
 
     def known(self, server: str | None, name: str) -> str:
-        return self._known.get((server or "", name), _word(name))
+        return self._known.get((server or "", name), callable_name(name))
 
 
-def _word(name: str) -> str:
+def callable_name(name: str, namespace: str = "") -> str:
     """The name in characters that every family's call format allows in names."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+    joined = f"{namespace.removesuffix('__')}__{name}" if namespace else name
+    return re.sub(r"[^A-Za-z0-9_-]", "_", joined)[:64]
+
+
+def unused_name(preferred: str, taken: Container[str]) -> str:
+    shown, again = preferred, 1
+    while shown in taken:
+        again += 1
+        shown = f"{preferred[:60]}_{again}"
+    return shown

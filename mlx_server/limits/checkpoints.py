@@ -90,6 +90,31 @@ AHEAD_TOKENS = Limit(
     beyond="the rest is computed when it is sent",
 )
 
+PROMPT_FILE_BYTES = Limit(
+    bounds="the prompt cache's files, as the disk counts them",
+    value=20_000_000_000,
+    unit="bytes",
+    per="server",
+    beyond="the least recently used are removed",
+    setting="server.prompt_cache.disk",
+)
+
+PROMPT_FILES = Limit(
+    bounds="files of the prompt cache",
+    value=65_536,
+    unit="items",
+    per="server",
+    beyond="the least recently used are removed",
+)
+
+PROMPT_WRITE_BYTES = Limit(
+    bounds="bytes of prompt caches that wait to be written; one larger file is allowed",
+    value=256 << 20,
+    unit="bytes",
+    per="server",
+    beyond="no more are taken until some are written",
+)
+
 # Adapters
 
 ADAPTER_CONFIG_BYTES = Limit(

@@ -11,7 +11,7 @@ from threading import Lock
 
 from mlx_server import limits
 from mlx_server.checkpoints.folder_check import is_inside
-from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest
+from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest, served_names
 from mlx_server.lora.base_model import BaseModelShapes, plain_name
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
 from mlx_server.lora.reader import (
@@ -98,8 +98,8 @@ class AdapterCatalog:
         location = self._location_of(name)
         if location is None:
             raise AdapterNotFound(
-                f"There is no adapter {name[:100]!r} for this model. `mlx-server adapters` lists "
-                "its adapters.",
+                f"There is no adapter {name[:100]!r} for this model. "
+                f"{served_names(name, self.locations())} `mlx-server adapters` lists them.",
                 param="adapter",
             )
         return location

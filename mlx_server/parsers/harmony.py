@@ -117,7 +117,7 @@ class HarmonyParser:
             allowed=context.repair,
             holds_calls=context.holds_calls,
         )
-        makes = context.misplaced_calls == "make" and not context.formatted
+        makes = context.reads_misplaced_calls
         self._misplaced = partial(
             MisplacedCallReader, self._calls, tools, context.repair, makes=makes
         )
@@ -127,6 +127,8 @@ class HarmonyParser:
         """The reasoning of the most recent message that has any."""
         self._ends_reasoning = False
         """Whether the most recent message is reasoning."""
+        self._begins_thought = False
+        """Whether the next thought is the first of its message."""
         self._header: list[int] = []
         self._role: Role | None = Role.ASSISTANT
         """Role of the next message, unless its header has one."""
@@ -226,7 +228,7 @@ class HarmonyParser:
         self._texts.interrupt()
         self._thoughts.interrupt()
         self.section, sink = self._sink(header)
-        self._ends_reasoning = self.section == "reasoning"
+        self._ends_reasoning = self._begins_thought = self.section == "reasoning"
         self._message = HarmonyMessageReader(parser, sink, header)
         self._messages.append(self._message)
 
@@ -318,12 +320,16 @@ class HarmonyParser:
         before = yield from self._read_thoughts(source)
         calls = self._misplaced()
         if (yield from source.comes(*calls.beginnings)) and (yield from calls.read(source)):
+            yield from source.space()
+        elif may_be_nameless and (yield from calls.read_nameless(source)):
             return
-        if may_be_nameless and (yield from calls.read_nameless(source)):
-            return
-        self._emit_text(before)
+        else:
+            self._emit_text(before)
         while found := (yield from source.up_to(*calls.in_text, into=self._emit_text)):
-            if not (yield from calls.read(source, found)):
+            if (yield from calls.read(source, found)):
+                self._texts.interrupt()
+                yield from source.space()
+            else:
                 self._emit_text(found)
 
     def _read_thoughts(self, source: Source) -> Steps[str]:
@@ -352,7 +358,9 @@ class HarmonyParser:
     def _emit_reasoning(self, piece: str) -> None:
         if piece:
             self._reasoned.append(piece)
-            self._emit(ReasoningDelta(self._index, piece, self._thoughts.before(piece)))
+            begins, self._begins_thought = self._begins_thought and bool(self._thoughts.last), False
+            separator = self._thoughts.before(piece)
+            self._emit(ReasoningDelta(self._index, piece, separator, begins_message=begins))
 
     def _add_repair(self, what: RepairKind, where: str) -> None:
         repair = Repaired(self._index, what, where)

@@ -11,9 +11,8 @@ from typing import Any
 
 from mlx_server.events import (
     Event,
-    RepairKind,
-    ToolCallFinished,
 )
+from mlx_server.parsers.markup_calls import MarkupCallReader
 from mlx_server.parsers.markup_delimiters import QUOTES, MarkupDelimiters
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_output import MarkupOutput
@@ -22,8 +21,6 @@ from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.reasoning_tags import THINK, is_tag
 from mlx_server.parsers.whitespace import WhitespaceTrimmer
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers.call_format import CallFormat
-from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 
 __all__ = ["THINK", "MarkupLayout", "MarkupParser"]
@@ -33,7 +30,7 @@ ANYTHING = re.compile(r"(?s:.)+")
 
 class MarkupParser:
     def __init__(self, layout: MarkupLayout, context: ParseContext) -> None:
-        self.section: Section = "text"
+        self._section: Section = "text"
         self._layout = layout
         self._ends_with = context.ends_with
         self._continues = context.continues
@@ -44,27 +41,21 @@ class MarkupParser:
         self._control = context.control
         self._source = Source(frozenset(self._delimiters.tokens.values()))
         self._output = MarkupOutput(layout, context.index)
-        self._calls = ToolCallEmitter(
-            context.index,
-            context.tools,
-            self._emit,
-            layout.new_id,
-            context.repair,
-            holds_calls=context.holds_calls,
+        self._reader = MarkupCallReader(
+            layout, context, self._delimiters, self._source, self._output
         )
+        self._calls = self._reader.calls
         self._misplaced = MisplacedCallReader(
             self._calls,
             context.tools,
             context.repair,
-            makes=context.misplaced_calls == "make" and not context.formatted,
+            makes=context.reads_misplaced_calls,
             closes=self._delimiters.after_calls,
+            inline=not context.continues_text
+            and any("{" in each.begins and not each.repairs for each in layout.call_formats),
         )
-        self._stray_delimiters: tuple[str, ...] = ()
-        """Closing delimiters that are text because their opening one was."""
         self._unclosed = ""
         """The closing delimiter of reasoning that was ended by another delimiter."""
-        self._finished_before = 0
-        """How many calls were complete before the block that is read."""
         self._may_begin = True
         """Whether a call without a delimiter may come next."""
         self._steps = self._answer()
@@ -72,6 +63,10 @@ class MarkupParser:
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
         return ()
+
+    @property
+    def section(self) -> Section:
+        return "call" if self._reader.is_reading else self._section
 
     @property
     def awaits_answer(self) -> bool:
@@ -144,7 +139,7 @@ class MarkupParser:
             self._output.texts.drop(space)
             if delimiter in delimiters.reasoning:
                 yield from self._thought(delimiter)
-            else:
+            elif delimiter not in delimiters.empty_thoughts:
                 self._output.add_repair("unmarked")
         if self._may_begin:
             self._may_begin = False
@@ -185,36 +180,43 @@ class MarkupParser:
                 self._output.add(found)
 
     def _misplaced_call(self, already: str) -> Steps[bool]:
-        """Read calls in JSON that reach to the answer's end. already: what was read of them."""
+        """Read calls in JSON. already: what was read of them."""
         beginnings = self._misplaced.beginnings
         if not already and not (beginnings and (yield from self._source.comes(*beginnings))):
             return False
         is_made = yield from self._misplaced.read(self._source, already)
         if is_made:
             self._output.whitespace.at_delimiter()
+            self._output.whitespace.after_delimiter()
         return is_made
 
     def _read_delimited(self, delimiter: str) -> Steps[None]:
-        if delimiter in self._stray_delimiters:  # the end of what turned out to be text
-            self._stray_delimiters = tuple(
-                stray for stray in self._stray_delimiters if stray != delimiter
-            )
+        if delimiter in self._layout.transparent:
+            return
+        if delimiter in self._reader.stray_delimiters:  # the end of what turned out to be text
+            others = (each for each in self._reader.stray_delimiters if each != delimiter)
+            self._reader.stray_delimiters = tuple(others)
             self._output.add(delimiter)
             return
         if self._output.in_text and delimiter in self._delimiters.own and is_tag(delimiter):
-            self._stray_delimiters += (self._delimiters.own[delimiter],)  # the text is about tags
+            self._reader.stray_delimiters += (
+                self._delimiters.own[delimiter],
+            )  # the text is about tags
             self._output.add(delimiter)
             return
-        if self._is_stray(delimiter) and (yield from self._is_quoted()):
+        if self._is_stray(delimiter) and (
+            self._is_within_line(delimiter) or (yield from self._is_quoted())
+        ):
             self._output.add(delimiter)
             return
+        self._output.line_begun = False
         space = self._output.whitespace.at_delimiter()
         if delimiter in self._delimiters.own:
             self._output.texts.drop(space)
             yield from self._thought(delimiter)
         elif delimiter in self._delimiters.formats:
             self._output.space_before_call = space
-            yield from self._call(
+            yield from self._reader.read(
                 self._delimiters.formats[delimiter], space + delimiter, self._output.add
             )
         elif delimiter == self._unclosed:
@@ -223,6 +225,8 @@ class MarkupParser:
             self._output.add_repair("unmarked")
             if not self._output.in_text:
                 self._output.whitespace.after_delimiter()
+        elif self._verbatim:
+            self._output.add_text(space)
 
     def _is_stray(self, delimiter: str) -> bool:
         """Whether nothing was opened before. After calls, their closing delimiters may remain."""
@@ -237,6 +241,12 @@ class MarkupParser:
         if self._output.whitespace.holds or self._output.texts.last not in QUOTES:
             return False
         return (yield from self._source.comes(*QUOTES))
+
+    def _is_within_line(self, delimiter: str) -> bool:
+        """Whether this is the closing tag of reasoning, after text in the same line: a text about
+        tags, since the tag that ends a thought stands in a line of its own."""
+        is_closing = delimiter in self._delimiters.closing_tags and delimiter != self._unclosed
+        return is_closing and self._output.line_begun
 
     def _worded_reasoning(self) -> Steps[None]:
         pairs = dict(self._layout.worded_reasoning)
@@ -283,7 +293,7 @@ class MarkupParser:
         delimiters, calls = self._delimiters, self._delimiters.calls_in_reasoning
         closes, opens = delimiters.closes(closing), delimiters.opens_within(closing)
         ends = (*closes, *delimiters.end_of_reasoning, *calls)
-        self.section = "reasoning"
+        self._section = "reasoning"
         yield from self._opened_again(closing, reason)
         nested = 0
         while end := (yield from self._source.up_to(*ends, *opens, into=reason)):
@@ -300,13 +310,12 @@ class MarkupParser:
                 return
             else:
                 finished = self._calls.finished
-                yield from self._call(
+                yield from self._reader.read(
                     self._delimiters.formats[end], space.at_delimiter() + end, reason, "reasoning"
                 )
                 if self._calls.finished > finished:
                     self._end_reasoning(unclosed=closing)
                     return
-                self.section = "reasoning"  # it turned out to be no call
         if rest := space.flush():
             self._output.add_reasoning(rest)
 
@@ -325,7 +334,7 @@ class MarkupParser:
         return (yield from self._source.first_of(*closes, *self._delimiters.formats)) in closes
 
     def _end_reasoning(self, *, unclosed: str) -> None:
-        self.section = "text"
+        self._section = "text"
         self._unclosed = unclosed
         self._output.in_text = False
         self._may_begin = True
@@ -341,105 +350,22 @@ class MarkupParser:
         was read before it."""
         formats = {begin: n for n in self._layout.call_formats for begin in n.begins}
         broken: list[str] = []
-        begun = self._calls.started
+        begun = self._calls.attempts
 
         def unread(piece: str) -> None:
-            if self._calls.started > begun:
+            if self._calls.attempts > begun:
                 self._output.add(space + piece)
             else:
                 broken.append(piece)
 
-        if formats and (yield from self._source.comes(*formats)):
+        delimited = yield from self._source.comes(*self._delimiters.first_formats)
+        if formats and not delimited and (yield from self._source.comes(*formats)):
             begin = yield from self._source.accept(*formats)
-            yield from self._call(formats[begin], begin, unread)
+            yield from self._reader.read(formats[begin], begin, unread)
             if not broken:
                 return
         if not (yield from self._misplaced_call("".join(broken))):
             self._output.add("".join([space, *broken]))
-
-    def _call(
-        self, call_format: CallFormat, already: str, into: Into, *misplaced: RepairKind
-    ) -> Steps[None]:
-        """Read a call. `already` is the text read so far; it goes to `into` if it is no call."""
-        following = ""
-        while already:
-            self._calls.misplaced = (*call_format.repairs, *misplaced)
-            self.section = "call"
-            self._finished_before = self._calls.finished
-            self._source.keep(already)
-            try:
-                yield from self._doubled(call_format)
-                yield from call_format.read(self._source, self._calls)
-                self._output.whitespace.after_delimiter()
-            except Malformed:
-                following = yield from self._broken(call_format, already, into)
-            self._source.kept()
-            self._source.quoted = False
-            self._calls.give_up()
-            self.section = "text"
-            already, following = following, ""
-            call_format = self._delimiters.formats.get(already, call_format)
-
-    def _doubled(self, call_format: CallFormat) -> Steps[None]:
-        """Read opening delimiters that repeat the one before."""
-        while call_format.opens and (yield from self._source.after_space(*call_format.opens)):
-            yield from self._source.space()
-            yield from self._source.expect(*call_format.opens)
-            self._calls.misplaced = ("format", *self._calls.misplaced)
-
-    def _broken(self, call_format: CallFormat, already: str, into: Into) -> Steps[str]:
-        """Repair a malformed call once it is complete. If that fails it becomes text, unless the
-        model was cut off within it. Return the delimiter of the next call if it was consumed."""
-        broken = self._source.kept()
-        end = following = ""
-        is_call = bool(call_format.opens) or self._calls.begun
-        thinks = yield from self._source.comes(*self._delimiters.own)
-        if call_format.repair and ("{" in broken or thinks) and is_call:
-            rest: list[str] = []
-            # without a closing delimiter, a call extends to the next one or to the answer's end
-            ends = call_format.closes or tuple(self._delimiters.formats)
-            end = yield from self._source.up_to(*ends, into=rest.append)
-            broken += "".join(rest)
-            following = "" if call_format.closes else end
-            with suppress(Malformed):
-                if end or not (call_format.closes or self._source.cut):
-                    inside = _without_opening(broken, already, call_format.opens)
-                    thought, inside = self._delimiters.split_reasoning(inside)
-                    what: tuple[RepairKind, ...] = ("reasoning",) if thought else ("json",)
-                    self._calls.add_repaired(call_format.repair(inside), what)
-                    if thought:
-                        self._output.thoughts.interrupt()
-                        self._output.add_reasoning(thought)
-                    self._output.whitespace.after_delimiter()
-                    return following
-        follows_call = self._calls.finished > self._finished_before
-        self._stray_delimiters = () if end or follows_call else call_format.closes
-        if self._is_lone_opening(broken):
-            self._output.add_repair("format")
-        elif end or not (is_call and self._source.ended and self._source.cut):
-            self._calls.give_up(broken=True)
-            into(broken if following or follows_call else broken + end)
-        return following
-
-    def _is_lone_opening(self, broken: str) -> bool:
-        """Whether all that the model has written after its calls is an opening delimiter."""
-        is_last = self._source.ended and not self._source.cut
-        return is_last and bool(self._calls.finished) and broken.strip() in self._layout.calls
-
-    def _emit(self, event: Event) -> None:
-        if isinstance(event, ToolCallFinished):
-            self._source.keep()
-        self._output.emit(event)
-
-
-def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:
-    """What stands in a block, after its opening delimiter or several of them."""
-    if not opens:
-        return text
-    inside = text.removeprefix(already)
-    while opening := next((each for each in opens if inside.lstrip().startswith(each)), ""):
-        inside = inside.lstrip().removeprefix(opening)
-    return inside
 
 
 def discard(piece: str) -> None:

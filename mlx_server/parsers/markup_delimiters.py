@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.reasoning_tags import is_tag
+from mlx_server.tool_parsers.foreign_formats import FOREIGN_FORMATS
 
 QUOTES = ("`", '"', "'", "“", "”", "‘", "’")
 """Characters that stand around a delimiter that a text is about."""
@@ -12,18 +13,30 @@ QUOTES = ("`", '"', "'", "“", "”", "‘", "’")
 
 class MarkupDelimiters:
     def __init__(self, layout: MarkupLayout, context: ParseContext) -> None:
-        self.formats = {opening: n for n in layout.call_formats for opening in n.opens}
-        """Call formats by the delimiters that open calls."""
+        own_formats = {opening: n for n in layout.call_formats for opening in n.opens}
+        foreign = FOREIGN_FORMATS if context.reads_misplaced_calls else ()
+        inline = layout.inline_formats(context.tools) if context.reads_misplaced_calls else ()
+        self.first_formats = {o: n for n in foreign for o in n.opens} | own_formats
+        """Call formats by the delimiters that open calls, also where a text begins."""
+        self.formats = {o: n for n in inline for o in n.opens} | self.first_formats
+        """The same within a text."""
+        self.uncertain_formats = (*foreign, *inline)
+        """Those of them that a text about calls may show as well."""
         self.own = dict(layout.reasoning)
         """Closing delimiters of reasoning by the opening ones."""
-        foreign = () if context.formatted else context.reasoning_tags
-        self.foreign: Mapping[str, str] = {o: c for o, c in foreign if o not in self.own}
+        self.empty_thoughts = tuple(o.rstrip() + c for o, c in layout.reasoning if o != o.rstrip())
+        """Thoughts without text, whose opening delimiter lacks its white space."""
+        self.closing_tags = frozenset(c for o, c in self.own.items() if is_tag(o))
+        tags = () if context.formatted else context.reasoning_tags
+        self.foreign: Mapping[str, str] = {o: c for o, c in tags if o not in self.own}
         """The same for tags that the family does not have."""
         self.reasoning = {**self.foreign, **self.own}
         closes = [each for n in layout.call_formats for each in n.closes]
-        self.all = (*self.own, *self.own.values(), *self.formats, *closes, *layout.dropped)
+        ends = (*closes, *layout.dropped)
+        removed = (*self.empty_thoughts, *layout.transparent)
+        self.all = (*self.own, *self.own.values(), *self.formats, *ends, *removed)
         """Those that mean something anywhere in an answer."""
-        self.after_calls = (*closes, *layout.dropped)
+        self.after_calls = ends
         known = (*self.all, *(inner for n in layout.call_formats for inner in n.inner))
         self.tokens = {
             id: token
@@ -32,12 +45,12 @@ class MarkupDelimiters:
         }
         """Control tokens that are delimiters or parts of them."""
         self.end_of_reasoning = layout.ends_reasoning
-        self.calls_in_reasoning = tuple(self.formats) if layout.calls_end_reasoning else ()
+        self.calls_in_reasoning = tuple(own_formats) if layout.calls_end_reasoning else ()
 
     @property
     def first(self) -> tuple[str, ...]:
         """Those of reasoning that may stand before any text."""
-        return (*self.reasoning, *self.foreign.values())
+        return (*self.reasoning, *self.foreign.values(), *self.empty_thoughts)
 
     def is_foreign(self, delimiter: str) -> bool:
         return delimiter in self.foreign or delimiter in self.foreign.values()

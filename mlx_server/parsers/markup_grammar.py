@@ -15,7 +15,13 @@ from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.requests import Format, NamedTool
-from mlx_server.tool_parsers.blocks import block_rule, empty_block, one_of, unmarked_block_rule
+from mlx_server.tool_parsers.blocks import (
+    block_rule,
+    empty_block,
+    one_of,
+    unmarked_block_rule,
+    writable,
+)
 from mlx_server.tool_parsers.call_format import BlockGrammar, UnmarkedBlockGrammar
 
 SPACE_AFTER_CALLS = r"/\s{0,4}/"
@@ -127,10 +133,12 @@ class RequiredGrammar(MarkupGrammar):
         return [f"{calls} ({self._space()} {calls})*"] if marked else []
 
     def _marked(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
-        return [
-            f"{self.lark.text(opening)} {block_rule(block, self.lark, tools, several=several)}"
-            for opening, block in self.marked
-        ]
+        def rule(marked: tuple[str, BlockGrammar]) -> str:
+            opening, block = marked
+            calls = block_rule(block, self.lark, tools, several=several)
+            return f"{self.lark.text(opening)} {calls}"
+
+        return writable(rule, self.marked)
 
     def _bare(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
         return [unmarked_block_rule(b, self.lark, tools, several=several) for b in self.unmarked]

@@ -1,8 +1,9 @@
 """The parts of a family's answers, with their delimiters."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from mlx_server.messages import Tool
 from mlx_server.parsers.reasoning_tags import THINK, Pair
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.calls import new_id
@@ -13,8 +14,12 @@ class MarkupLayout:
     reasoning: tuple[Pair, ...] = (THINK,)
     """Pairs of an opening and a closing delimiter."""
     call_formats: tuple[CallFormat, ...] = ()
+    inline_formats: Callable[[Sequence[Tool]], tuple[CallFormat, ...]] = lambda tools: ()
+    """Call formats without delimiters, which a known tool's name identifies within a text."""
     dropped: tuple[str, ...] = ()
     """Delimiters without a meaning of their own, such as those of a section of calls."""
+    transparent: tuple[str, ...] = ()
+    """Delimiters that are removed from a text, while the white space around them stays."""
     trims: bool = True
     """Whether white space next to delimiters is removed."""
     trims_text: bool = True

@@ -21,6 +21,8 @@ class MarkupOutput:
         )
         self.in_text = False
         """Whether there has been text since the last call or thought, so that none may open."""
+        self.line_begun = False
+        """Whether there has been text since the last line break or delimiter."""
         self.answered = False
         """Whether there was any text or call, and not reasoning alone."""
         self.space_before_call = ""
@@ -43,6 +45,8 @@ class MarkupOutput:
 
     def add(self, piece: str) -> None:
         """Add a piece of text, whose white space may turn out to be next to a delimiter."""
+        *_, line = piece.rsplit("\n", 1)
+        self.line_begun = bool(line.strip()) or (self.line_begun and line == piece)
         self.add_text(self.whitespace.feed(piece))
 
     def add_text(self, text: str) -> None:

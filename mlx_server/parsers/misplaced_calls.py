@@ -1,12 +1,14 @@
 """Recognises tool calls that a model writes as JSON where its call format has no place for them.
 
-JSON is a call if it names a tool of the request, its arguments fit that tool's schema, and nothing
-follows it: it is the whole message, or the last paragraph or code fences of one. Until that is
-certain the text is held, and JSON whose first key or name is no call's is passed on at once.
+JSON is a call if it names a tool of the request and its arguments fit that tool's schema. It has
+to be all that a code fence holds, or the last paragraph of the message. For families whose own
+calls are bare JSON it may stand anywhere in a text. Until a call is certain the text is held; JSON
+whose first key or name is no call's is passed on at once.
 """
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from mlx_server import limits
 from mlx_server.events import RepairKind
@@ -21,18 +23,25 @@ from mlx_server.repair.call_shapes import (
 )
 from mlx_server.repair.fitting import fits, is_made_of
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
+from mlx_server.tool_parsers.formats import PYTHON_LINES
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
 
 FENCE = "```"
-LANGUAGES = ("json", "tool_calls", "tool_call", "tool_code", "function_call", "jsonc", "json5")
+PYTHON_LANGUAGE = "tool_code"
+"""The language of fences in which models write calls as Python."""
+LANGUAGES = ("json", "tool_calls", "tool_call", PYTHON_LANGUAGE, "function_call", "jsonc", "json5")
 BEGINNINGS = ("{", "[", FENCE)
 IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
 """Where such JSON may begin in the middle of a text."""
+INLINE = (*IN_TEXT, "{")
+"""The same for families whose own calls are bare JSON."""
 
 KEY = re.compile(r"[^\"'\\\n]+")
 PLAIN = re.compile(r"[^\"'{}\[\]]+")
 INSIDE = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
+PRINTED = re.compile(r"print\((.*)\)", re.DOTALL)
 SEPARATORS = re.compile(r"[\s,;]+")
 
 
@@ -47,23 +56,27 @@ class MisplacedCallReader:
         *,
         makes: bool,
         closes: Sequence[str] = (),
+        inline: bool = False,
     ) -> None:
-        """makes: whether such calls are made. closes: delimiters that may follow a call."""
+        """makes: whether such calls are made. closes: delimiters that may follow a call. inline:
+        whether text may follow it too."""
         self.beginnings = BEGINNINGS if makes and tools else ()
-        self.in_text = IN_TEXT if makes and tools else ()
+        self.in_text = (INLINE if inline else IN_TEXT) if makes and tools else ()
+        self._trial = partial(
+            Trial, {t.name: t for t in tools}, calls, allowed, tuple(closes), inline
+        )
         self._calls = calls
         self._tools = {tool.name: tool for tool in tools}
         self._allowed = allowed
-        self._closes = tuple(closes)
         self._seen = 0
         """Where in the source the text ends that was found to be no call."""
 
     def read(self, source: Source, already: str = "") -> Steps[bool]:
-        """Read calls that reach to the end of the source, and emit them. If there are none, the
-        source is unread. already: what was read of them."""
+        """Read calls, and emit them. If there are none, the source is unread. already: what was
+        read of them."""
         if source.position < self._seen:
             return False
-        trial = Trial(self._tools, self._calls, self._allowed, self._closes)
+        trial = self._trial()
         found = yield from trial.run(source, already)
         if not found:
             self._seen = source.position + trial.size - len(already)
@@ -111,16 +124,22 @@ class MisplacedCallReader:
 
     def _at_end_of(self, source: Source) -> Steps[list[FoundCall]]:
         seen, already = 0, ""
+        calls: list[FoundCall] = []
         yield from source.space()
-        while True:
-            if (source.position >= seen and (yield from source.comes(*self.beginnings))) or already:
-                trial = Trial(self._tools, self._calls, self._allowed, self._closes)
-                if found := (yield from trial.run(source, already)):
-                    return found
+        while already or (yield from source.peek()):
+            trial, found = self._trial(), list[FoundCall]()
+            is_new = source.position >= seen
+            if already or (is_new and (yield from source.comes(*self.beginnings))):
+                found = yield from trial.run(source, already)
                 seen = source.position + trial.size - len(already)
-            already = yield from source.up_to(*self.in_text, into=lambda piece: None)
-            if not already:
-                return []
+            if found:
+                source.take(trial.size - len(already))
+                yield from source.space()
+                calls, already = [*calls, *found], ""
+            else:
+                calls = []
+                already = yield from source.up_to(*self.in_text, into=lambda piece: None)
+        return calls
 
     def emit(self, found: Sequence[FoundCall], *where: RepairKind) -> None:
         self._calls.misplaced = where
@@ -140,6 +159,7 @@ class Trial:
         calls: ToolCallEmitter,
         allowed: RepairPolicy,
         closes: tuple[str, ...],
+        inline: bool,
     ) -> None:
         self.size = 0
         """Characters looked at, including what was read before."""
@@ -147,9 +167,10 @@ class Trial:
         self._calls = calls
         self._allowed = allowed
         self._closes = closes
+        self._inline = inline
 
     def run(self, source: Source, already: str) -> Steps[list[FoundCall]]:
-        """The calls up to the end of the source; none if there is anything else."""
+        """The calls that the source begins with; none if it begins with anything else."""
         copy = Source()
         copy.feed(already)
         steps, fed = self._message(copy), 0
@@ -171,27 +192,44 @@ class Trial:
             yield
 
     def _message(self, source: Source) -> Steps[list[FoundCall]]:
-        found: list[FoundCall] = []
+        """The calls in a code fence, or those after which the message ends."""
         yield from source.space()
+        if (yield from source.accept(FENCE)):
+            return (yield from self._fence(source))
+        found = yield from self._values(source)
+        if self._inline:
+            return found
         while (yield from source.peek()):
-            if found and (yield from source.accept(*self._closes)):
+            if (yield from source.accept(*self._closes)):
                 yield from source.space()
-                continue
-            found += yield from self._fence(source)
+            elif (yield from source.accept(FENCE)):
+                found += yield from self._fence(source)
+                yield from source.space()
+            else:
+                found += yield from self._values(source)
         if source.cut:
             raise Malformed("the model may have had more to write")
         return found
 
     def _fence(self, source: Source) -> Steps[list[FoundCall]]:
-        """The calls in a code fence, or without one."""
-        if not (yield from source.accept(FENCE)):
-            return (yield from self._values(source))
-        yield from source.accept(*LANGUAGES)
+        """The calls in a code fence, after its opening."""
+        language = yield from source.accept(*LANGUAGES)
         yield from source.space()
+        is_json = yield from source.comes("{", "[{", "[ ", "[\n")
+        if language == PYTHON_LANGUAGE and not is_json:
+            return (yield from self._python(source))
         found = yield from self._values(source)
         yield from source.expect(FENCE)
-        yield from source.space()
         return found
+
+    def _python(self, source: Source) -> Steps[list[FoundCall]]:
+        """The calls of a code fence, as Python."""
+        pieces: list[str] = []
+        if not (yield from source.up_to(FENCE, into=pieces.append)):
+            raise Malformed("a fence without an end")
+        calls = python_calls("".join(pieces).strip(), tuple(self._tools.values()))
+        self._check(calls)
+        return calls
 
     def _values(self, source: Source) -> Steps[list[FoundCall]]:
         """One or more JSON values, with nothing but commas, semicolons or space between them."""
@@ -208,6 +246,10 @@ class Trial:
 
     def _fitting(self, text: str) -> list[FoundCall]:
         calls = read_calls(text, self._tools.keys(), repairs=self._allowed.json)
+        self._check(calls)
+        return calls
+
+    def _check(self, calls: Sequence[FoundCall]) -> None:
         for call in calls:
             name = self._calls.meant(call.name)
             if name is None:
@@ -215,7 +257,6 @@ class Trial:
             schema = self._tools[name].parameters
             if not fits(coerce_arguments(call.arguments, schema, self._allowed), schema):
                 raise Malformed("the arguments do not fit the tool's schema")
-        return calls
 
     def _head(self, source: Source) -> Steps[None]:
         """Read a value. Malformed as soon as its first key or its name is no call's."""
@@ -268,3 +309,13 @@ class Trial:
             if not (yield from source.peek()):
                 raise Malformed("a string that does not end")
             source.take(1)
+
+
+def python_calls(code: str, tools: Sequence[Tool]) -> list[FoundCall]:
+    """The calls that code consists of, each of which may be printed."""
+    printed = PRINTED.fullmatch(code)
+    try:
+        found = parse_calls(PYTHON_LINES, printed[1] if printed else code, tools)
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    return [FoundCall(call["name"], call["arguments"]) for call in found]

@@ -26,8 +26,8 @@ class ParseContext:
     """Control tokens of the vocabulary: id to text."""
     repair: RepairPolicy = ALL_REPAIRS
     holds_calls: bool = False
-    """Whether a call is reported only once it is complete, since no grammar guarantees that it will
-    be."""
+    """Whether a call is reported only once it is complete: if no grammar guarantees that it will
+    be, or streams are held back."""
     formatted: bool = False
     """Whether a grammar constrains the text to its end, so that it contains no delimiters."""
     verbatim: bool = False
@@ -43,6 +43,12 @@ class ParseContext:
 
     misplaced_calls: MisplacedCalls = "make"
     """Whether calls written as JSON, instead of in the family's own format, are made."""
+
+    @property
+    def reads_misplaced_calls(self) -> bool:
+        """Whether calls are read that are not written in the family's own format."""
+        return self.misplaced_calls == "make" and bool(self.tools) and not self.formatted
+
     reasoning_tags: tuple[Pair, ...] = USUAL_TAGS
     """Tags that open reasoning at the beginning of an answer besides the family's own."""
 

@@ -87,3 +87,5 @@ class PolicyView:
     nbytes: int
     """This is an estimate until the model has been loaded once."""
     last_used: float | None
+    stale_at: float | None = None
+    """When it is unloaded if no request comes before."""

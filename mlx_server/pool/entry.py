@@ -49,6 +49,8 @@ class ModelView:
     nbytes: int
     last_used: float | None
     """A Unix time in seconds."""
+    stale_at: float | None
+    """When it is unloaded if no request comes before; a Unix time, too."""
     progress: LoadProgress | None
     error: str | None
     adapters: list[tuple[str, int, int]]

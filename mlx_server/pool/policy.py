@@ -4,6 +4,7 @@ Events go in and actions come out; nothing here runs, sleeps or measures. Counte
 budget are the weights of models, the KV cache reserved by granted tickets, and the prompt cache.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -143,6 +144,13 @@ class Policy:
         """Reports that the model's memory has been given back to the system."""
         self._models[model].enter("unloaded", before="unloading")
         self._models[model].extra_bytes = 0
+        self._models[model].requested_ttl = None
+        return self._settle(now)
+
+    def keep(self, model: str, seconds: float, now: float) -> Actions:
+        """Sets how long a model that is in memory stays there without a request."""
+        if self._models[model].is_present:
+            self._models[model].requested_ttl = seconds
         return self._settle(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
@@ -194,7 +202,10 @@ class Policy:
         return self._models[model].state
 
     def views(self) -> dict[str, PolicyView]:
-        return {m.id: PolicyView(m.state, m.leases, m.nbytes, m.last_used) for m in self._models}
+        return {
+            m.id: PolicyView(m.state, m.leases, m.nbytes, m.last_used, self._stale_at(m))
+            for m in self._models
+        }
 
     def room(self, model: str) -> int:
         """The bytes that rows of the model can take if no other rows exist."""
@@ -423,9 +434,9 @@ class Policy:
 
     def _stale_at(self, model: ResidentModel) -> float | None:
         wanted = any(reservation.model == model.id for reservation in self._waiting)
-        if not model.evictable or wanted or model.facts.ttl is None or model.last_used is None:
+        if not model.evictable or wanted or model.ttl is None or model.last_used is None:
             return None
-        return model.last_used + model.facts.ttl
+        return None if math.isinf(model.ttl) else model.last_used + model.ttl
 
     def _taken(self) -> Actions:
         actions, self._actions = tuple(self._actions), []

@@ -15,19 +15,21 @@ from itertools import count
 from pathlib import Path
 
 from mlx_server import limits
-from mlx_server.engine.client import EngineClient
+from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
 from mlx_server.engine.device_errors import Streak
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     ComputeAhead,
     ComputedAhead,
     DeviceFailed,
+    DiskCacheUse,
     ModelLoaded,
     Schedule,
     StepOutput,
 )
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
+    NEAREST,
     AdapterNotFound,
     EngineDied,
     ModelNotFound,
@@ -35,6 +37,7 @@ from mlx_server.errors import (
     ServerError,
     ShuttingDown,
     Unavailable,
+    served_names,
 )
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
 from mlx_server.pool import actions
@@ -83,6 +86,7 @@ class PoolLimits:
     """How many bytes of weights are wired on a Mac: see engine/wired_memory.py."""
     prompt_cache: int | None = None
     """Bytes of the prompt cache; None: all that models and answers leave."""
+    prompt_disk: PromptDisk = NO_DISK
 
 
 class Pool:
@@ -120,6 +124,7 @@ class Pool:
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
+        self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that has been loaded."""
         self._out_of_memory = Streak()
@@ -178,6 +183,9 @@ class Pool:
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
         return self._entry(name).spec
+
+    def knows(self, name: str) -> bool:
+        return name in self._names
 
     def views(self) -> list[ModelView]:
         now = time.time() - _now()
@@ -336,6 +344,18 @@ class Pool:
             self._do(self._policy.release(ticket, _now()))
             self._leases.remove(ticket)
 
+    async def load(self, name: str, client: str = "") -> None:
+        """Loads the model, as a request does that has no prompt."""
+        with self.row_slot(1, client):
+            prepared = await self.prepared(name)
+            demand = MemoryDemand(prepared.kv, 1, 1, client=client)
+            async with self.lease(prepared, demand):
+                pass
+
+    def keep(self, id: str, seconds: float) -> None:
+        """Sets how long a model that is in memory stays there without a request."""
+        self._do(self._policy.keep(id, seconds, _now()))
+
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
     ) -> int:
@@ -352,9 +372,9 @@ class Pool:
 
     def _entry(self, name: str) -> PoolEntry:
         if name not in self._names:
-            listed = ", ".join(self._entries) or "none"
+            known = self._entries if len(self._entries) <= NEAREST else self._names
             raise ModelNotFound(
-                f"The model {name[:100]!r} is not served here. Served: {listed}. "
+                f"The model {name[:100]!r} is not served here. {served_names(name, known)} "
                 "Add it to models.yaml, or pass it to `mlx-server serve`.",
                 param="model",
             )
@@ -374,7 +394,9 @@ class Pool:
             cache_bytes=self.budget.nbytes if most is None else most,
             wired=self._limits.wired,
             schedule=self._limits.schedule,
+            disk=self._limits.prompt_disk,
         )
+        client.on_disk_cache = lambda use: self.on_disk_cache(use)
         client.on_step = self._stepped
         client.on_ahead = self.on_ahead
         client.on_prefill = self._leases.prefilled
@@ -631,6 +653,7 @@ class Pool:
             leases=view.leases,
             nbytes=view.nbytes,
             last_used=None if view.last_used is None else view.last_used + offset,
+            stale_at=None if view.stale_at is None else view.stale_at + offset,
             progress=entry.progress,
             error=entry.failure.message if entry.failure else None,
             adapters=self.adapters.of(entry.spec.id),

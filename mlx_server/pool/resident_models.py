@@ -15,6 +15,13 @@ class ResidentModel:
     state: State = "unloaded"
     leases: int = 0
     last_used: float | None = None
+    requested_ttl: float | None = None
+    """Seconds that a request has set instead of `ttl`, until the model is unloaded; infinite if
+    only a need for memory should unload it."""
+
+    @property
+    def ttl(self) -> float | None:
+        return self.facts.ttl if self.requested_ttl is None else self.requested_ttl
 
     @property
     def nbytes(self) -> int:
@@ -39,6 +46,7 @@ class ResidentModel:
     def forget(self) -> None:
         """Records that its memory is gone, and with it all leases."""
         self.state, self.leases, self.extra_bytes = "unloaded", 0, 0
+        self.requested_ttl = None
 
 
 class ResidentModels:

@@ -42,6 +42,7 @@ from mlx_server.parsers.harmony_message import message_json
 from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.harmony_schema import readable
 from mlx_server.prompts.harmony_vocabulary import check, encoding, splitter
+from mlx_server.prompts.system_text import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
 
@@ -215,6 +216,9 @@ def _strings(value: Any) -> Iterator[str]:
 def _response_format(format: Mapping[str, Any] | None) -> str:
     if not format:
         return ""
+    if "schema" not in format:
+        instruction, asked = format_line(format)
+        return instruction.text + asked
     comment = "".join(f"// {line}\n" for line in (format.get("description") or "").splitlines())
     schema = json.dumps(format.get("schema") or {}, ensure_ascii=False, separators=(",", ":"))
     return f"# Response Formats\n\n## {format.get('name') or 'answer'}\n\n{comment}{schema}"

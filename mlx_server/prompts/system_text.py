@@ -32,6 +32,12 @@ To call a function, write its name and its arguments as one JSON object between 
 What a function returns is given to you between <tool_response> and </tool_response>. Call a \
 function where you need what it returns or does; otherwise answer in words.""")
 
+ONE_OF = OwnText("Answer the question correctly, with one of these texts and nothing else: ")
+MATCHING = OwnText(
+    "Answer the question correctly, with a text that this regular expression matches and nothing "
+    "else: "
+)
+
 SEPARATOR, COLON = OwnText("\n\n"), OwnText(":\n")
 
 
@@ -51,8 +57,19 @@ def tools_text(tools: Iterable[Tool]) -> list[Part]:
     return [BEFORE_TOOLS, "\n".join(lines), AFTER_TOOLS]
 
 
-def schema_text(wanted: Mapping[str, Any]) -> list[Part]:
-    """The schema of a `Conversation.response_format` as an instruction."""
+def format_text(wanted: Mapping[str, Any]) -> list[Part]:
+    """A `Conversation.response_format` as an instruction."""
+    return _schema_text(wanted) if "schema" in wanted else list(format_line(wanted))
+
+
+def format_line(wanted: Mapping[str, Any]) -> tuple[OwnText, str]:
+    """The instruction for an answer that is not JSON, and what the client asked for."""
+    if "choice" in wanted:
+        return ONE_OF, _json(wanted["choice"])
+    return MATCHING, wanted["regex"]
+
+
+def _schema_text(wanted: Mapping[str, Any]) -> list[Part]:
     schema = wanted.get("schema")
     if schema in (True, {}, {"type": "object"}):
         return [OwnText("Answer the question correctly, as a JSON object.")]

@@ -29,11 +29,16 @@ from mlx_server.prompts.message_normalization import (
     think_delimiters,
     to_turns,
 )
-from mlx_server.prompts.reasoning_effort import effort_word, switches, with_effort_word
+from mlx_server.prompts.reasoning_effort import (
+    effort_word,
+    efforts_to_try,
+    switches,
+    with_effort_word,
+)
 from mlx_server.prompts.system_text import (
+    format_text,
     function_json,
     joined,
-    schema_text,
     tools_text,
     with_question_text,
     with_system_text,
@@ -126,6 +131,7 @@ class _Rendering:
         self._switched = switches(kwargs, self._takes)
         self._word = "" if self._switched else effort_word(kwargs, template.source)
         self._taken = [name for name in kwargs if self._takes(name)]
+        self._efforts = efforts_to_try(kwargs.get("reasoning_effort"), template.source)
         detected = template_capabilities(template, checkpoint.tokens)
         self._tells_tools = bool(conversation.tools) and options.tools_in_prompt
         self._capabilities = calls_as_text(detected) if self._tells_tools else detected
@@ -133,7 +139,7 @@ class _Rendering:
         schema = described_schema(conversation.response_format, checkpoint.tokenizer, most)
         self._has_long_schema = bool(conversation.response_format) and schema is None
         self._schema, self._schema_variables = schema, dict[str, Any]()
-        if schema and self._capabilities.schema != "never":
+        if schema and "schema" in schema and self._capabilities.schema != "never":
             found = schema_variables(self._capabilities.schema, schema)
             self._schema, self._schema_variables = None, guard.escaped(found)
 
@@ -150,18 +156,21 @@ class _Rendering:
         turns = self._with_added_text(turns)
         keys = [key for key in REASONING_KEYS if key in source]
 
-        def variables(m: TemplateCapabilities) -> Json:
+        def variables(m: TemplateCapabilities, effort: object) -> Json:
             rendered = [
                 message_json(turn, m, self._options, self._escaped, keys)
                 for turn in fit_to_template(turns, m)
             ]
-            return {**self._tools.variables(rendered), **self._variables(generation_prompt)}
+            return {**self._tools.variables(rendered), **self._variables(generation_prompt, effort)}
 
-        variants = (partial(variables, m) for m in fallbacks(capabilities))
+        efforts = self._efforts if "reasoning_effort" in self._taken else [None]
+        variants = (
+            partial(variables, m, effort) for effort in efforts for m in fallbacks(capabilities)
+        )
         return first_accepted(self._template, variants)
 
-    def _variables(self, generation_prompt: bool) -> Json:
-        kwargs = self._conversation.template_kwargs
+    def _variables(self, generation_prompt: bool, effort: object) -> Json:
+        kwargs = {**self._conversation.template_kwargs, "reasoning_effort": effort}
         return {
             **self._tokens,
             **self._switched,
@@ -172,7 +181,7 @@ class _Rendering:
 
     def _with_added_text(self, turns: list[Turn]) -> list[Turn]:
         tools = tools_text(self._conversation.tools) if self._tells_tools else []
-        schema = schema_text(self._schema) if self._schema else []
+        schema = format_text(self._schema) if self._schema else []
         if not (added := joined(tools, schema)):
             return turns
         if self._capabilities.system == "question":
@@ -180,7 +189,7 @@ class _Rendering:
         return with_system_text(turns, added, self._default_system)
 
     def _default_system(self) -> str:
-        return default_system(self._template, self._variables(generation_prompt=True))
+        return default_system(self._template, self._variables(True, self._efforts[0]))
 
     def ignored(self) -> Iterator[str]:
         """Names of the parameters that the template does not read."""

@@ -27,7 +27,8 @@ class RepairPolicy:
     continuations: int = 1
     """How often JSON that the server's token limit cut off is continued, by the same limit."""
     streaming: Streaming = "live"
-    """`accumulate`: a stream holds back what can be checked, so that it too can be repaired."""
+    """`accumulate`: a stream holds back calls and what can be checked, so that it too can be
+    repaired."""
 
 
 ALL_REPAIRS = RepairPolicy()

@@ -18,7 +18,8 @@ def match_tool_name(written: str, names: Iterable[str]) -> str | None:
         return written
     cleaned = LEAKED.sub("", written).strip().strip("\"'`").strip()
     bare = next((cleaned.removeprefix(p) for p in PREFIXES if cleaned.startswith(p)), cleaned)
-    tail = cleaned.rpartition(":")[2]  # behind the namespaces of a gateway
+    tail = cleaned.rpartition(":")[2]  # after the namespaces of a gateway
+    namespaced = bare.rpartition(".")[2] if bare != cleaned else bare  # functions.namespace.name
     half = cleaned[: len(cleaned) // 2]  # a name that was written twice
     twice = [half] if half * 2 == cleaned else []
     for candidate in (cleaned, bare, tail, *twice, SUFFIX.sub("", bare)):
@@ -26,6 +27,10 @@ def match_tool_name(written: str, names: Iterable[str]) -> str | None:
             return candidate
     folded = _folded(SUFFIX.sub("", bare))
     near = [name for name in known if folded and _folded(name) == folded]
+    if not near and namespaced in known and not bare.startswith(PREFIXES):
+        return namespaced
+    # without its namespace
+    near = near or [name for name in known if bare and name.endswith(f"__{bare}")]
     return near[0] if len(near) == 1 else None
 
 

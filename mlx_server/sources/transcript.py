@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from mlx_server.errors import ModelUnusable, NoRecording
+from mlx_server.errors import NoRecording, TranscriptBroken
 from mlx_server.messages import Conversation
 from mlx_server.requests import Prompt
 from mlx_server.sources.transcript_entry import RequestFacts, TranscriptEntry, facts_of
@@ -109,11 +109,11 @@ def _reasons(refused: Sequence[tuple[PlacedEntry, str]]) -> str:
 
 
 def read_transcript(path: Path, vocabulary: int) -> Transcript:
-    """Reads a transcript. Raises ModelUnusable.
+    """Reads a transcript. Raises TranscriptBroken.
 
     vocabulary: the number of token ids; ids in the file must be below it.
     """
     file = read_file(path, vocabulary)
     if file.problems:
-        raise ModelUnusable(f"The transcript can't be played: {'; '.join(file.problems)}.")
+        raise TranscriptBroken(f"The transcript can't be played: {'; '.join(file.problems)}.")
     return Transcript(path.name, file.entries)

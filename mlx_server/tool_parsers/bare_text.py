@@ -2,8 +2,8 @@
 
 Where text and others are allowed, what is written is read as what it looks like: so no text is
 allowed that would be read as something that the schema forbids. What a schema says about text is
-kept, but for patterns that can't be read (see unsupported_keywords.py). Beside text, numbers with
-limits are not offered.
+kept, but for patterns that can't be read (see unsupported_keywords.py). Where text is allowed,
+numbers with limits are not offered.
 """
 
 import json
@@ -37,13 +37,13 @@ PLAIN = {
     "integer": r"-?(0|[1-9][0-9]{0,40})",
     "number": NUMBER,
 }
-"""Beside text, of schemas that say no more than the type. Python's words are in templates too."""
+"""Values next to text, by schemas with nothing but a type. Templates use Python's words too."""
 
 WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """A value and the mark behind it. but: other marks that can't stand in text."""
+    """A value and the mark after it. but: other marks that can't stand in text."""
     if "string" in value.types:
         text = _text_terminal(
             value, lark, (delimiter, *but), (value.types | value.read_as) - {"string"}
@@ -56,7 +56,7 @@ def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -
 
 
 def marked_text(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """As `bare_value`, where something else tells that it is text, whatever it looks like."""
+    """As `bare_value_rule`, for a value that is marked as text, whatever it looks like."""
     return lark.up_to(delimiter, _text_terminal(value, lark, (delimiter, *but), frozenset()))
 
 

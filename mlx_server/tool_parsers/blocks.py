@@ -1,6 +1,7 @@
 """Blocks of calls in a grammar (see notation.Block)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.schema import object_of, unenforced
@@ -8,9 +9,11 @@ from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.parameters import UncallableTool
 
+T = TypeVar("T")
+
 
 def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
-    """Behind its opening mark. several: more than one call, where it can hold them."""
+    """A block after its opening mark. several: more than one call, where it can hold them."""
     refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     begin = [lark.text(block.before)] if block.before else []
@@ -58,13 +61,13 @@ def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tupl
     return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *lacking]))
 
 
-def writable(write: Callable[[Tool], str], tools: Sequence[Tool]) -> list[str]:
-    """What is written for those tools for which it can be."""
+def writable(write: Callable[[T], str], each: Sequence[T]) -> list[str]:
+    """What is written of each tool or block of which it can be; UncallableTool if of none."""
     written: list[str] = []
     refused: UncallableTool | None = None
-    for tool in tools:
+    for one in each:
         try:
-            written.append(write(tool))
+            written.append(write(one))
         except UncallableTool as error:
             refused = error
     if refused and not written:

@@ -23,7 +23,7 @@ BlockRepair = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class BlockGrammar:
-    """What is written behind the opening mark, for a grammar: `before`, a call, as many times
+    """What is written after the opening mark, for a grammar: `before`, a call, as many times
     `between` and a call, `after`. Texts are as the model writes them, marks included.
     """
 
@@ -39,17 +39,17 @@ class BlockGrammar:
     may_be_empty: bool = False
     """Whether models write one without a call, to call nothing."""
     read_on: str = ""
-    """What must not follow where nothing tells that a block is over, or `read` would go on with
+    """What must not follow a block without a closing mark, since `read` would go on with
     it: a regular expression."""
     space: str = rf"({SPACE})?"
-    """What may stand beside these texts and calls, as a regular expression: less than `read`
+    """What may stand next to these texts and calls, as a regular expression: less than `read`
     passes over, or a small model idles in it; "" where it passes over nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnmarkedBlockGrammar(BlockGrammar):
-    """A block of a notation without marks (see `Notation.begins`). Nothing can be both the
-    beginning of a call and text, so it has to be told how far text goes that is none yet.
+    """A block of a call format without marks (see `CallFormat.begins`). A text must not begin like
+    a call, so `head` is the beginning that makes a call certain.
     """
 
     head: Callable[[Tool], str]
@@ -71,7 +71,7 @@ class CallFormat:
     repair: BlockRepair | None = None
     """For a block that was closed and could not be read."""
     repairs: tuple[RepairKind, ...] = ()
-    """What is told of calls that are written so: the model was taught another way."""
+    """Repairs that are reported of such calls: the model was taught another format."""
     ends_answer: bool = False
     """Whether a grammar allows nothing but calls after a block: models that write on there make up
     the result."""

@@ -1,9 +1,9 @@
-"""The calls of one answer, on their way from a notation to events.
+"""The calls of one answer, from what a call format reads to events.
 
-A notation says what it finds: a call begins, a parameter has this value, this is a piece of its
-text. What comes out is the arguments' JSON text, in pieces, as early as it is certain. What had to
-be mended of a call is told when it ends: of one that never does nothing was. So is what its schema
-asks for and it lacks, since no grammar may have held it.
+A call format reports what it finds: a call begins, a parameter has this value, this is a piece of
+its text. The events have the arguments' JSON text in pieces, as early as it is certain. Repairs of
+a call are reported when it ends, and so is what of its tool's schema the call breaks, since no
+grammar may have constrained it.
 """
 
 import json
@@ -61,7 +61,6 @@ class ToolCallEmitter:
         *,
         holds_calls: bool = False,
     ) -> None:
-        """holds_calls: a call is reported only once it is complete."""
         self.allowed = allowed
         self.misplaced: tuple[RepairKind, ...] = ()
         """What is odd about the place where the next calls stand."""
@@ -70,10 +69,13 @@ class ToolCallEmitter:
         self._emit = emit
         self._make_id = make_id
         self.started = 0
+        self.attempts = 0
+        """How many calls were begun, whether they were reported or not."""
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
         """Begun, and neither finished nor given up."""
-        self._holds_calls = holds_calls
+        self.holds_calls = holds_calls
+        """Whether the next call is reported only once it is complete."""
         self._held: HeldCall | None = None
         """The current call, if it may never be reported."""
         self._before: ToolCallWriter | None = None
@@ -99,6 +101,7 @@ class ToolCallEmitter:
         tool = self._tool(name)
         unique = id if id and id not in self._ids else self._make_id()
         self._ids.add(unique)
+        self.attempts += 1
         self._held = self._hold(tool.name)
         call = self._current = ToolCallWriter(self, tool, self._index, self.started)
         self.started += 1
@@ -149,15 +152,15 @@ class ToolCallEmitter:
         before, most = self._before, self.allowed.repeats
         if before and most is not None and self._in_a_row >= most and name == before.name:
             # a call that differs is held to its end too if calls are
-            emit = CompleteCall(self._emit).emit if self._holds_calls else self._emit
+            emit = CompleteCall(self._emit).emit if self.holds_calls else self._emit
             return RepeatedCall(before.arguments, emit)
-        return CompleteCall(self._emit) if self._holds_calls else None
+        return CompleteCall(self._emit) if self.holds_calls else None
 
     def add_repaired(
         self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)
     ) -> None:
-        """Calls that could not be read as they were written. The first may have been begun.
-        All of them or none. what: is told of each."""
+        """Add all of the calls that could not be read as they were written, or none. The first may
+        have been begun. what: reported of each."""
         begun = self._current
         tools = [self._tool(name) for name, _ in found]
         wholes = [
@@ -257,7 +260,7 @@ class ToolCallWriter:
         return key not in self._keys and takes_text(self._schema, key)
 
     def add_repair(self, what: RepairKind, part: str = "") -> None:
-        """part: of the call, as a path behind it."""
+        """part: the path within the call."""
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
 
     def mend(self, what: RepairKind = "json") -> None:
@@ -306,7 +309,7 @@ class ToolCallWriter:
         return found
 
     def _path(self, key: str) -> str:
-        """A key that the model made up is nothing to be told."""
+        """The path of an argument; of all arguments if the schema does not name it."""
         return f"{ARGUMENTS}.{key}" if key in self.known else ARGUMENTS
 
     def text(self, key: str, piece: str) -> None:

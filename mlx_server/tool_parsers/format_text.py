@@ -18,7 +18,7 @@ def _ipv6() -> str:
 
 
 def _falling(units: str) -> str:
-    """Each with its number, and only what is next smaller behind it: `1Y2M`, not `1Y2D`."""
+    """Each unit with its number, followed by the next smaller unit only: `1Y2M`, not `1Y2D`."""
     found = ""
     for unit in reversed(units):
         found = f"[0-9]+{unit}(?:{found})?" if found else f"[0-9]+{unit}"

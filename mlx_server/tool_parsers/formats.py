@@ -1,18 +1,20 @@
-"""The call formats of the families."""
+"""The call formats of the families, except those in tags."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired
 from mlx_server.tool_parsers.named_calls import NamedCallFormat, gemma_arguments, python_arguments
+from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
+from mlx_server.tool_parsers.tag_formats import QWEN3_CODER
 
 # Calls as JSON objects
 
@@ -28,7 +30,20 @@ BARE_JSON = CallFormat(
     blocks=(marked_json.bare_block(_LLAMA_FORM),),
 )
 
-HERMES = marked_json.marked_json("<tool_call>", "</tool_call>")
+_HERMES = marked_json.marked_json("<tool_call>", "</tool_call>")
+
+
+def _hermes(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    """Calls in JSON. Models that know Qwen3-Coder's format too write its tags there."""
+    yield from source.space()
+    if (yield from source.comes("<function=")):
+        calls.misplaced += ("format",)
+        yield from QWEN3_CODER.read(source, calls)
+    else:
+        yield from _HERMES.read(source, calls)
+
+
+HERMES = replace(_HERMES, read=_hermes)
 GRANITE = marked_json.marked_json("<|tool_call|>")
 PHI4 = marked_json.marked_json("<|tool_call|>", "<|/tool_call|>")
 FUNCTOOLS = marked_json.marked_json("functools[")
@@ -61,7 +76,7 @@ INTERNLM = replace(
     opens=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
 )
 GIGACHAT = marked_json.marked_object(
-    "function call<|role_sep|>", "<|function_call|>", follows=("<|message_sep|>",)
+    "function call<|role_sep|>\n", "<|function_call|>", follows=("<|message_sep|>",)
 )
 
 _PLAIN_FORM = JsonCallForm(arguments="(arguments|parameters)")
@@ -160,15 +175,17 @@ APERTUS = NamedCallFormat(
 ).call_format()
 
 _PLAMO = "<|plamo:{}:plamo|>"
+_PLAMO_JSON = "<|plamo:constrain|>json<|plamo:msg|>"
 PLAMO = NamedCallFormat(
     opens=_PLAMO.format("begin_tool_requests"),
     before_name=_PLAMO.format("begin_tool_request") + _PLAMO.format("begin_tool_name"),
     name=re.compile(r"[^<\n]+"),
     after_name=_PLAMO.format("end_tool_name") + _PLAMO.format("begin_tool_arguments"),
-    before_arguments="<|plamo:constrain|>json<|plamo:msg|>",
+    before_arguments=_PLAMO_JSON,
     closes_call=_PLAMO.format("end_tool_arguments") + _PLAMO.format("end_tool_request"),
     between="",
     closes=_PLAMO.format("end_tool_requests"),
+    inner=(_PLAMO_JSON,),
     repair_unit="block",
     space="",
 ).call_format()
@@ -190,7 +207,7 @@ _GLM4 = NamedCallFormat(name=re.compile(r"[^\n]+"), after_name="\n", ends_answer
 
 
 def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """One for each tool, as nothing but its name tells a call from text."""
+    """One for each tool, since only its name distinguishes a call from text."""
     made = _GLM4.call_format()
     return tuple(
         replace(made, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",))
@@ -199,10 +216,23 @@ def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
 
 
 _FUNCTIONARY = replace(_GLM4, follows=(">>>",))
-_FUNCTIONARY_BLOCK = replace(
+_FUNCTIONARY_FIRST = replace(
     _FUNCTIONARY.block(), between=">>>", space="", read_on=r"[^\s>]|>[^>]|>>[^>]"
 )
 """Nothing but another message follows a call."""
+
+
+def _functionary_next(name: str) -> tuple[BlockGrammar, ...]:
+    """The call of one tool after its name, if that can be written."""
+    if not _GLM4.name.fullmatch(name) or name != name.strip():
+        return ()
+
+    def call(lark: Lark, tool: Tool) -> str:
+        if tool.name != name:
+            raise UncallableTool(f"another tool than {name!r}")
+        return _FUNCTIONARY.arguments.write(lark, tool)
+
+    return (BlockGrammar(call, space="", read_on=_FUNCTIONARY_FIRST.read_on),)
 
 
 def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
@@ -212,7 +242,7 @@ def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
             partial(_FUNCTIONARY.read, name=tool.name),
             opens=(f">>>{tool.name}\n",),
             begins=(f"{tool.name}\n",),
-            blocks=(_FUNCTIONARY_BLOCK,),
+            blocks=(_FUNCTIONARY_FIRST, *_functionary_next(tool.name)),
         )
         for tool in tools
     )
@@ -259,6 +289,7 @@ MINICPM = NamedCallFormat(
 LFM2 = python_list("<|tool_call_start|>", "<|tool_call_end|>")
 LLAMA4_PYTHON = python_list("<|python_start|>", "<|python_end|>")
 OLMO3 = python_lines("<function_calls>", "</function_calls>")
+PYTHON_LINES = python_lines("", "")
 _BARE_PYTHON = NamedCallFormat(
     begins="[",
     after_name="(",
@@ -270,6 +301,18 @@ _BARE_PYTHON = NamedCallFormat(
     space="",
 )
 BARE_PYTHON = _BARE_PYTHON.call_format()
+
+
+def inline_python(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+    """The calls of `BARE_PYTHON` within a text."""
+    return tuple(
+        CallFormat(
+            partial(_BARE_PYTHON.read, name=tool.name),
+            opens=(f"[{tool.name}(",),
+            repairs=("unmarked",),
+        )
+        for tool in tools
+    )
 
 
 def _tagged(source: Source, calls: ToolCallEmitter) -> Steps[None]:
@@ -295,7 +338,7 @@ LLAMA_TAGGED = CallFormat(
 # Calls in Gemma's syntax
 
 
-def _gemma(opens: str, closes: str, quote: str) -> CallFormat:
+def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
     """`call:f{key:<|"|>text<|"|>,other:1}`"""
     return NamedCallFormat(
         opens=opens,
@@ -307,92 +350,25 @@ def _gemma(opens: str, closes: str, quote: str) -> CallFormat:
         closes_call=closes,
         passed=(",", ";"),
         inner=(quote,),
-    ).call_format()
-
-
-GEMMA4 = _gemma("<|tool_call>", "<tool_call|>", '<|"|>')
-FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escape>")
-
-
-# Calls in tags
-
-_FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>")
-_QWEN3_CODER = replace(_FUNCTION, block_end="</tool_call>", margin="\n")
-
-QWEN3_CODER = tagged("<tool_call>", _QWEN3_CODER)
-QWEN3_CODER_WITHOUT_BLOCK = without_block(_QWEN3_CODER)
-
-_SEED_OSS = replace(_FUNCTION, block_end="</seed:tool_call>")
-
-SEED_OSS = tagged("<seed:tool_call>", _SEED_OSS)
-SEED_OSS_WITHOUT_BLOCK = without_block(_SEED_OSS)
-
-
-def _invoked(closes: str, prefix: str = "") -> TagSyntax:
-    """`<invoke name="f"><parameter name="key">value</parameter></invoke>`, in a block."""
-    return TagSyntax(
-        function=f"<{prefix}invoke name=",
-        function_end=f"</{prefix}invoke>",
-        parameter=f"<{prefix}parameter name=",
-        parameter_end=f"</{prefix}parameter>",
-        block_end=closes,
-        quote='"',
     )
 
 
-_MINIMAX_M2 = _invoked("</minimax:tool_call>")
-MINIMAX_M2 = tagged("<minimax:tool_call>", _MINIMAX_M2)
-MINIMAX_M2_WITHOUT_BLOCK = without_block(_MINIMAX_M2)
-DOTS = tagged("<dots_function_call>", _invoked("</dots_function_call>"))
-MUSE = tagged("<atem:function_calls>", _invoked("</atem:function_calls>", "atem:"))
-
-_STEP3_CALL = ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>")
-STEP3 = replace(
-    tagged(
-        "<｜tool_calls_begin｜>",
-        TagSyntax(
-            function=f"{_STEP3_CALL[0]}<steptml:invoke name=",
-            function_end=f"</steptml:invoke>{_STEP3_CALL[1]}",
-            parameter="<steptml:parameter name=",
-            parameter_end="</steptml:parameter>",
-            block_end="<｜tool_calls_end｜>",
-            quote='"',
-        ),
-    ),
-    inner=_STEP3_CALL,
-)
-
-MINICPM5 = without_block(
-    TagSyntax(
-        function="<function name=",
-        function_end="</function>",
-        parameter="<param name=",
-        parameter_end="</param>",
-        quote='"',
-        cdata=True,
-    ),
-    taught=True,
-)
-
-DSML, GCML = "｜DSML｜", "｜GCML｜"
-"""The signs of DeepSeek's markup language, from V3.2 on, and of GigaChat's."""
-
-
-def _dsml(block: str, sign: str = DSML, gap: str = "") -> CallFormat:
-    """gap: what stands between the sign and each name."""
-    mark = sign + gap
-    tags = TagSyntax(
-        function=f"<{mark}invoke name=",
-        function_end=f"</{mark}invoke>",
-        parameter=f"<{mark}parameter name=",
-        parameter_end=f"</{mark}parameter>",
-        block_end=f"</{mark}{block}>",
-        quote='"',
-        says_types=True,
+def _inline_gemma(form: NamedCallFormat, tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+    """The same calls without marks."""
+    bare = replace(form, opens="", closes_call="", between="\n")
+    return tuple(
+        CallFormat(
+            partial(bare.read, name=tool.name),
+            opens=(f"call:{tool.name}{{",),
+            inner=form.inner,
+            repairs=("unmarked",),
+        )
+        for tool in tools
     )
-    return replace(tagged(f"<{mark}{block}>", tags), inner=(sign,))
 
 
-DSML_FORMATS = (_dsml("function_calls"), _dsml("tool_calls"), _dsml("calls", gap=" "))
-"""Of V3.2, V4 and V4.1."""
-GIGACHAT35 = _dsml("tool_calls", GCML)
+_GEMMA4 = _gemma("<|tool_call>", "<tool_call|>", '<|"|>')
+_FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA4, FUNCTION_GEMMA = _GEMMA4.call_format(), _FUNCTION_GEMMA.call_format()
+inline_gemma4 = partial(_inline_gemma, _GEMMA4)
+inline_function_gemma = partial(_inline_gemma, _FUNCTION_GEMMA)

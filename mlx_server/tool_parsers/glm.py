@@ -14,6 +14,7 @@ from mlx_server.tool_parsers import marked_json, unsupported_keywords, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
@@ -77,7 +78,7 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
 
 
 def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
-    """Returns the mark behind it, read. key: its key, if that was read."""
+    """Read an argument; return the mark after it. key: its key, if that was read."""
     pieces = [key]
     mark = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
@@ -90,15 +91,15 @@ def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
         mark = yield from _value(source, call, key, partial(call.text, key))
         call.end_text(key)
         return mark
-    pieces = []
+    pieces = [(yield from read_json(source))]
     mark = yield from _value(source, call, key, pieces.append)
     call.untyped(key, "".join(pieces))
     return mark
 
 
 def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[str]:
-    """Passes a value on, which may hold the marks that would end it; returns the mark behind
-    it, read; empty where another call follows at once."""
+    """Pass a value on, which may hold the marks that would end it; return the mark after it, which
+    is read; empty where another call follows at once."""
     inside, is_example = 0, False
     """Arguments that were begun in it, and whether a whole call was."""
     while mark := (yield from source.up_to(*IN_VALUES, into=into)):

@@ -30,8 +30,8 @@ CLOSING = rf"/{GAP}\}}/"
 COLON = f"{GAP}:{GAP}"
 
 
-UNREAD = re.compile(r"""["']\s*[}\]]""")
-"""How text ends that an inner quote has cut off from its string."""
+UNREAD = re.compile(r"""(["']\s*)?([{}\[\]])""")
+"""A bracket, and the quote before it."""
 
 
 def call_object(
@@ -60,8 +60,19 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
         sign = yield from ahead.accept(*GOES_ON)
     if not sign:
         rest = yield from ahead.text_up_to(*closes)
-        if UNREAD.search(rest):
+        if _closes_string(rest):
             raise Malformed("a quote in a string was not escaped")
+
+
+def _closes_string(rest: str) -> bool:
+    """Whether a text ends a string, and an object or array around it, that began before it: an
+    inner quote has cut it off."""
+    depth = 0
+    for found in UNREAD.finditer(rest):
+        depth += 1 if found[2] in "{[" else -1
+        if depth < 0 and found[1]:
+            return True
+    return False
 
 
 def _call_object(

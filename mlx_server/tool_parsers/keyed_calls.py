@@ -11,6 +11,7 @@ from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
@@ -98,7 +99,7 @@ class KeyedCallFormat:
         call.finish()
 
     def _head(self, source: Source, calls: ToolCallEmitter) -> Steps[tuple[ToolCallWriter, str]]:
-        """A call's name, and the mark behind it."""
+        """The writer of the call that a name begins, and the mark after the name."""
         pieces: list[str] = []
         ends = (*filter(None, (self.after_name,)), self.key_opens, self.closes_call, "\n")
         mark = yield from source.up_to(*ends, into=pieces.append)
@@ -123,7 +124,7 @@ class KeyedCallFormat:
             yield from self._value(source, partial(call.text, key))
             call.end_text(key)
         else:
-            pieces = []
+            pieces = [(yield from read_json(source))]
             yield from self._value(source, pieces.append)
             call.untyped(key, "".join(pieces))
 
@@ -136,7 +137,7 @@ class KeyedCallFormat:
         yield from source.expect(self.value_opens)
 
     def _value(self, source: Source, into: Callable[[str], None]) -> Steps[None]:
-        """A value ends where a mark ends it and markup goes on behind that."""
+        """Read a value up to the closing mark that is followed by markup."""
         following = (self.key_opens, self.closes_call)
         while (yield from source.up_to(self.value_closes, into=into)):
             if (yield from source.after_space(*following)) or (yield from source.stopped()):
@@ -172,52 +173,3 @@ class KeyedCallFormat:
     def _typed(self, value: ValueSchema, lark: Lark, space: str) -> str:
         types = " | ".join(quoted(type) for type in sorted(value.types & TYPES)) or '"string"'
         return f"{lark.text(self.type_opens)} ({types}) {lark.text(self.type_closes)} {space}"
-
-
-def _suffixed(suffix: str) -> CallFormat:
-    """Hy3's marks end in a suffix that is the same throughout a checkpoint."""
-    return KeyedCallFormat(
-        opens=f"<tool_calls{suffix}>",
-        before_name=f"<tool_call{suffix}>",
-        after_name=f"<tool_sep{suffix}>",
-        key_opens=f"<arg_key{suffix}>",
-        key_closes=f"</arg_key{suffix}>",
-        value_opens=f"<arg_value{suffix}>",
-        value_closes=f"</arg_value{suffix}>",
-        closes_call=f"</tool_call{suffix}>",
-        closes=f"</tool_calls{suffix}>",
-    ).call_format()
-
-
-HY3 = _suffixed("")
-HY3_OPEN_SOURCE = _suffixed(":opensource")
-
-LONGCAT = KeyedCallFormat(
-    before_name="<longcat_tool_call>",
-    key_opens="<longcat_arg_key>",
-    key_closes="</longcat_arg_key>",
-    value_opens="<longcat_arg_value>",
-    value_closes="</longcat_arg_value>",
-    closes_call="</longcat_tool_call>",
-).call_format()
-
-SOLAR_OPEN2 = KeyedCallFormat(
-    before_name="<|tool_call:start|>",
-    key_opens="<|tool_arg:start|>",
-    key_closes="<|tool_arg:value|>",
-    value_closes="<|tool_arg:end|>",
-    closes_call="<|tool_call:end|>",
-).call_format()
-
-K2_HORIZON = KeyedCallFormat(
-    opens="<ifm|tool_calls>",
-    before_name="<ifm|tool_call>",
-    key_opens="<ifm|arg_key>",
-    key_closes="</ifm|arg_key>",
-    type_opens="<ifm|arg_type>",
-    type_closes="</ifm|arg_type>",
-    value_opens="<ifm|arg_value>",
-    value_closes="</ifm|arg_value>",
-    closes_call="</ifm|tool_call>",
-    closes="</ifm|tool_calls>",
-).call_format()

@@ -51,7 +51,7 @@ def array_block(form: JsonCallForm, closes: str = "", before: str = "[") -> Bloc
 
 
 def bare_block(form: JsonCallForm) -> UnmarkedBlockGrammar:
-    """After no mark, and with none behind it."""
+    """One or more objects without marks."""
     return UnmarkedBlockGrammar(
         call=form.call, between=";", read_on=READ_ON, head=form.head, rest=form.rest
     )

@@ -24,6 +24,8 @@ from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 from mlx_server.tool_parsers.values import Syntax
 
 ID = re.compile(r"[a-zA-Z0-9]+")
+CLIENT_ID = re.compile(r"[\w.:\-]+")
+"""An id in the form of a client's, which the model has seen in earlier calls."""
 NAME = re.compile(r"[\w.\-]+")
 REWRITTEN_ID = re.compile(r"(?:functions_)?(.+?)(?:_[0-9]+)?")
 """An id of Kimi's in which nothing but letters, digits and underscores was left."""
@@ -332,7 +334,7 @@ class NamedCallFormat:
         return name, None, arguments
 
     def _head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
-        id = yield from values.run(source, ID)
+        id = yield from values.run(source, CLIENT_ID)
         yield from source.expect(self.id_mark)
         name = yield from values.run(source, self.name)
         yield from source.expect(self.after_name)
@@ -405,8 +407,8 @@ class NamedCallFormat:
             number = lark.terminal("/[0-9]{1,4}/")
             return f"{quoted(f'functions.{tool.name}:')} {number} {after} {rest}"
         if self.id_first:
-            id = lark.terminal("/[a-z0-9]{1,10}/")
-            return f"{id} {lark.text(self.id_mark)} {name} {after} {rest}"
+            id = lark.terminal(r"/[a-zA-Z0-9_.:\-]{1,40}/")
+            return f"({id})? {lark.text(self.id_mark)} {name} {after} {rest}"
         if self.id_mark:
             id = lark.terminal("/[a-zA-Z0-9]{9}/")
             return f"{name} ({lark.text(self.id_mark)} {id})? ({after})? {rest}"

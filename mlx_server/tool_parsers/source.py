@@ -24,7 +24,7 @@ SPACE = re.compile(r"\s+")
 
 
 class Source:
-    """Text that nobody has read yet, and where in it a mark was written as one token.
+    """The unread text, and where in it a mark was written as one token.
 
     marks: the control tokens of the vocabulary. A mark among them, or made with them, counts only
     where the model wrote those tokens; one that the vocabulary lacks counts wherever it is spelled,

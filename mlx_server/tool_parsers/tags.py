@@ -1,7 +1,7 @@
 """Calls between tags: `<function=f><parameter=key>value</parameter></function>` and its kin.
 
 Values are not escaped, so one may hold the very tags that would end it. A closing tag is taken for
-one only where markup goes on behind it; and a whole function inside of a value is the value's.
+one only where markup follows it; and a whole function inside of a value is the value's.
 """
 
 import json
@@ -18,6 +18,7 @@ from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Source, Steps
@@ -193,7 +194,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
 
 
 def _head(source: Source) -> Steps[tuple[str, str]]:
-    """What an opening tag says: a name, in quotes or not, and what comes behind it."""
+    """The name in an opening tag, in quotes or not, and what follows it there."""
     pieces: list[str] = []
     if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
         raise Malformed("a tag without an end")
@@ -214,7 +215,7 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
         tag = yield from value.read(partial(call.text, key))
         call.end_text(key)
         return tag
-    pieces: list[str] = []
+    pieces = [(yield from read_json(source))]
     tag = yield from value.read(pieces.append)
     text = "".join(pieces)
     if 'string="true"' in attributes:

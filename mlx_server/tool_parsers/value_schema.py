@@ -57,8 +57,8 @@ class ValueSchema:
         found = types_of(self.schema, self.root)
         if "$ref" not in self.schema:
             return found
-        beside = {key: said for key, said in self.schema.items() if key != "$ref"}
-        return found & types_of(beside, self.root)
+        siblings = {key: said for key, said in self.schema.items() if key != "$ref"}
+        return found & types_of(siblings, self.root)
 
     def of(self, schema: Any) -> "ValueSchema":
         """A part of it."""
@@ -149,7 +149,7 @@ class ValueSchema:
         wanted = self.types & set(types or self.types)
         options = [option for option in self.options() if option.types & wanted]
         if wanted < self.types and options != [self]:
-            # beside a type of theirs, some of what they say can't be enforced
+            # if they have a type as well, some of their keywords can't be enforced
             written = (option.as_json(lark, *(option.types & wanted)) for option in options)
             return lark.rule(" | ".join(written) or NEVER)
         root = self.root.root

@@ -37,6 +37,8 @@ class NextPrompt:
     row_adapter: RowAdapter
     known: int
     """How many of the tokens were in the prompt cache when the conversation's last answer ended."""
+    on_disk: bool
+    """Whether it may be written to the prompt cache's files."""
     is_computed: bool = False
 
     def common(self, prompt: list[int]) -> int:
@@ -79,7 +81,8 @@ class AheadComputation:
         tokens = command.tokens[: known + command.most]
         if not self._cache.wants(tokens) or len(tokens) - known < NEAREST:
             return
-        self._prompts.append(NextPrompt(command.model, key, tokens, row_adapter, known))
+        prompt = NextPrompt(command.model, key, tokens, row_adapter, known, command.on_disk)
+        self._prompts.append(prompt)
         del self._prompts[: -limits.PROMPTS_AHEAD.value]
 
     def arrived(self, model: str, key: str, prompt: list[int]) -> list[ComputedAhead]:
@@ -107,9 +110,14 @@ class AheadComputation:
         """Keeps what has been computed in the prompt cache, and frees everything else."""
         present, self._present = self._present, None
         if present is not None and present.computed > present.began:
-            tokens = present.prompt.tokens[: present.computed]
+            prompt, length = present.prompt, present.computed
             self._cache.store(
-                present.prompt.key, tokens, present.cache, continued_from=len(tokens), goes_on=True
+                prompt.key,
+                prompt.tokens[:length],
+                present.cache,
+                continued_from=length,
+                disk_length=length if prompt.on_disk else 0,
+                goes_on=True,
             )
 
     def step(self, networks: Mapping[str, nn.Module]) -> list[ComputedAhead]:

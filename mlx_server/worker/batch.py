@@ -70,8 +70,10 @@ class Batch:
         held: Collection[int] = (),
         schedule: Schedule = DEFAULT_SCHEDULE,
         clock: Callable[[], float] = time.perf_counter,
+        on_invalid: Callable[[str], None] = lambda key: None,
     ) -> None:
-        """held: the paused rows, a set that the caller changes; they get no tokens."""
+        """held: the paused rows, a set that the caller changes; they get no tokens.
+        on_invalid: called with the key of cached prompts whose values may be invalid."""
         self.model = model
         self._held = held
         self._kept_decode: list[DecodeBatch] = []
@@ -81,6 +83,7 @@ class Batch:
         self._concurrency = 1 if self.why_alone else concurrency
         self._key = key
         self._cache = cache or PromptCache(0)
+        self._invalid = on_invalid
         self._takes_snapshots = not all(map(can_always_be_cut, make_caches(model)))
         self._budget = PrefillBudget(schedule)
         self._clock = clock
@@ -158,6 +161,7 @@ class Batch:
         row.client = request.client
         row.cache_scope = request.cache_scope
         row.continued_from = request.continued_from
+        row.on_disk = request.on_disk
         if self._takes_snapshots:
             row.snapshot_places = snapshot_places(request.branches, len(request.prompt))
         row.row_adapter = row_adapter_of(request)
@@ -318,7 +322,8 @@ class Batch:
             done.tokens = [token for token in done.tokens if token.row != row.number]
             done.failed.append(_failed(row, failure))
             if row.error:  # its cached values may be invalid too
-                self._cache.forget(self._computed_by(row))
+                self._cache.forget(key := self._computed_by(row))
+                self._invalid(key)
 
     def _token(self, rows: dict[int, Row], response: Any, *, alone: bool) -> Token:
         if response.finish_reason is not None:
@@ -463,8 +468,10 @@ class Batch:
         """
         if self._is_kept(row, tokens):
             key = self._computed_by(row)
-            start = row.continued_from
-            self._cache.store(key, tokens, extracted(), continued_from=start, **how)
+            start, on_disk = row.continued_from, len(tokens) if row.on_disk else 0
+            self._cache.store(
+                key, tokens, extracted(), continued_from=start, disk_length=on_disk, **how
+            )
 
     def _is_kept(self, row: Row, tokens: list[int]) -> bool:
         return not row.failure and self._cache.wants(tokens)

@@ -13,6 +13,9 @@ from mlx_server.worker.quantized_kv import make_caches
 
 UNBATCHABLE = {
     "afm7": "its last layers take the position of a token from the longest row",
+    "jamba": "its Mamba layers read what pads the shorter rows",
+    "longcat_flash_ngram": "its embeddings read what pads the shorter rows",
+    "minimax_m3_vl": "it cuts its blocks of keys where the longest row has them",
     "olmo_hybrid": "its convolutions read what pads the shorter rows",
 }
 """The model types that mlx-lm batches without an error but computes wrongly where rows differ in

@@ -29,6 +29,7 @@ try:
         ChunkedKVCache,
         KVCache,
         QuantizedKVCache,
+        RotatingKVCache,
         dynamic_roll,
         make_prompt_cache,
     )
@@ -54,6 +55,7 @@ __all__ = [
     "PromptProcessingBatch",
     "QuantizedKVCache",
     "QuantizedSwitchLinear",
+    "RotatingKVCache",
     "StopSequences",
     "SwitchGLU",
     "SwitchLinear",

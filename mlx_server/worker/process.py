@@ -1,6 +1,7 @@
 """The engine process.
 
-`python -m mlx_server.worker.process FD CONCURRENCY CACHE_BYTES WIRED PREFILL_SHARE LONGEST_GAP`.
+`python -m mlx_server.worker.process FD CONCURRENCY CACHE_BYTES WIRED PREFILL_SHARE LONGEST_GAP
+DISK_BYTES FOLDER`, where FOLDER has the prompt cache's files.
 
 Its main thread owns MLX. One thread reads commands, so that the process exits with its server even
 during a long step; another one sends heartbeats, which distinguish a long step from a dead process.
@@ -14,9 +15,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_server.engine import messages
@@ -36,17 +39,23 @@ Inbox = queue.SimpleQueue[bytes]
 WAKE = b""
 """A frame without a command: it wakes the main thread when a background task has finished."""
 
+END = b"\xc1"
+"""A frame that msgpack never makes: the server is gone."""
+
 
 def serve(
     engine: "Engine", monitor: HeartbeatMonitor, inbox: Inbox, send: Callable[..., None]
 ) -> None:
     """Repeats: handles the commands, takes a step, sends one frame of reports; sleeps while idle.
 
-    Returns when the GPU has failed for good.
+    Returns when the GPU has failed for good, or the server is gone.
     """
     while not engine.broken:
         monitor.doing = engine.doing
-        commands = _take(inbox, engine.pause)
+        try:
+            commands = _take(inbox, engine.pause)
+        except EOFError:
+            return
         monitor.step_begins(warm=not commands and engine.warm, doing=engine.doing)
         # An unload may free most of the machine's memory, which takes seconds.
         reports = [report for command in commands for report in engine.handle(command)]
@@ -66,27 +75,35 @@ def _take(inbox: Inbox, pause: float | None) -> list[Command]:
             taken.append(inbox.get(timeout=pause))
     while not inbox.empty():
         taken.append(inbox.get())
+    if END in taken:
+        raise EOFError
     return [messages.decode_command(frame) for frame in taken if frame != WAKE]
 
 
-def _receive(connection: socket.socket, inbox: Inbox) -> None:
+def _receive(connection: socket.socket, inbox: Inbox, patience: float) -> None:
+    """patience: how long the engine may still write to disk when the server is gone."""
     try:
         with connection.makefile("rb") as stream:
             while len(header := stream.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
                 inbox.put(stream.read(messages.length(header)))
     finally:  # reading ends with an error if the server died without reading all reports
+        inbox.put(END)
+        time.sleep(patience)
         os._exit(0)
 
 
 def _engine(inbox: Inbox) -> "Engine":
+    from mlx_server.worker.prefill.disk_tier import opened
     from mlx_server.worker.worker import Engine
 
+    disk = opened(Path(sys.argv[8]), int(sys.argv[7])) if int(sys.argv[7]) else None
     return Engine(
         concurrency=int(sys.argv[2]),
         cache_bytes=int(sys.argv[3]),
         wired=sys.argv[4],
         schedule=Schedule(float(sys.argv[5]), float(sys.argv[6])),
         wake=partial(inbox.put, WAKE),
+        disk=disk,
     )
 
 
@@ -106,7 +123,9 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
+    patience = messages.FLUSH_SECONDS if int(sys.argv[7]) else 0.0
+    receiving = (connection, inbox, patience)
+    threading.Thread(target=_receive, args=receiving, daemon=True).start()
     sender, monitor = ReportSender(connection), HeartbeatMonitor()
     monitor.doing = IMPORTING
     start_heartbeat(monitor, sender)
@@ -117,7 +136,10 @@ def main() -> None:
         # The heartbeat ends the longer patience for an import at once.
         sender.send(_ready(), monitor.heartbeat())
         serve(engine, monitor, inbox, sender.send)
+    if engine.broken:
         leave(1)
+    engine.stop()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ class Row:
         """The lengths of the prompt at which the prompt cache keeps its state."""
         self.continued_from = 0
         """The length from which the conversation's next prompt is expected to differ."""
+        self.on_disk = True
+        """Whether its cache may be written to disk."""
         self.row_adapter: RowAdapter = NO_ADAPTER
         self.constraint: LogitConstraint | None = None
         self.sampled = 0

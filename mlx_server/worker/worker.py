@@ -60,6 +60,7 @@ from mlx_server.engine.messages import (
     UnpauseRows,
 )
 from mlx_server.errors import ServerError, public_message
+from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker import weights
 from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch, prompt_key, row_adapter_of
@@ -72,6 +73,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.model_load import Progress, WiredLimit, load
+from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.prompt_logprobs import Scoring, prompt_logprobs
 from mlx_server.worker.read_rate import WeightReadPace
@@ -99,12 +101,15 @@ class Engine:
         schedule: Schedule = DEFAULT_SCHEDULE,
         clock: Callable[[], float] = time.perf_counter,
         wake: Callable[[], None] = lambda: None,
+        disk: PromptFolder | None = None,
     ) -> None:
-        """wake: called in other threads when `step` has something to do before `pause` ends."""
+        """wake: called in other threads when `step` has something to do before `pause` ends.
+        disk: the folder of the prompt cache's files."""
         self._concurrency = concurrency
         self._schedule, self._clock = schedule, clock
         self._cache = PromptCache(cache_bytes)
         self._ahead = AheadComputation(self._cache, clock)
+        self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
         self._wired = WiredLimit(wired)
         self._read_pace = WeightReadPace()
         self._buffers = Buffers(mx.get_memory_limit())
@@ -112,6 +117,8 @@ class Engine:
         self.broken = False
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
         self._loads: dict[str, Progress] = {}
+        self._paths: dict[str, Path] = {}
+        """The folders of the models that were loaded last."""
         self._warming = False
         """Whether the last piece of a load was a warm-up step, rather than weights."""
         self._batches: dict[str, Batch] = {}
@@ -123,7 +130,7 @@ class Engine:
         """The most seconds that a model had when it was served."""
         self._constraints = LogitConstraints(wake)
         self._unconstrained: dict[int, Generate] = {}
-        """Rows that wait for their constraints."""
+        """Rows that wait for their constraints, or for what the disk has of their prompts."""
         self._prompt_logprobs: dict[int, tuple[Generate, LogitConstraint | None, Scoring]] = {}
         """Rows whose prompt log probabilities are being computed, in the order of their turns."""
         self._paused: set[int] = set()
@@ -139,7 +146,15 @@ class Engine:
         now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
         due += [self._constraints.pause] if self._unconstrained else []
+        disk = self._disk.pause(busy=self._is_busy)
+        due += [] if disk is None else [disk]
         return max(0.0, min(due)) if due else None
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether rows or loads wait for the next step."""
+        waiting = self._loads or self._prompt_logprobs or self._unconstrained
+        return bool(waiting) or any(self._batches.values())
 
     @property
     def warm(self) -> bool:
@@ -157,8 +172,10 @@ class Engine:
         if loads := list(self._loads):
             return f"{'warming up' if self._warming else 'loading'} {loads[0]}"
         if waiting := list(self._unconstrained.values()):
+            if self._disk.is_reading(waiting[0].row):
+                return f"reading a prompt of {waiting[0].model} from disk"
             return self._constraints.doing(waiting[0].model)
-        return GENERATING if self.pause is not None else IDLE
+        return GENERATING if self._is_busy else IDLE
 
     def handle(self, command: Command) -> list[Report]:
         """Executes a command; a second time if the GPU fails during it, as all commands can be
@@ -177,6 +194,7 @@ class Engine:
             self._ahead.interrupt()
         match command:
             case LoadModel(model, path, stop_tokens, tokenizer, kv_bits):
+                self._paths[model] = Path(path)
                 self._loads[model] = self._loading(Path(path), kv_bits)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
             case UnloadModel(model):
@@ -202,6 +220,8 @@ class Engine:
             case ResumeRows(rows):
                 self._resume(rows)
             case LimitCache(max_bytes):
+                if max_bytes < self._cache.nbytes and not self._is_busy:
+                    self._disk.flush()
                 self._cache.limit(max_bytes)
             case LimitMemory(max_bytes):
                 _limit_memory(max_bytes)
@@ -210,9 +230,17 @@ class Engine:
 
     def step(self) -> list[Report]:
         """Computes a piece of every load, one piece of prompt log probabilities and a step of one
-        model; without all of them, a piece of what is computed ahead."""
-        if self._is_idle and self._ahead.has_work:
-            return self._compute_ahead()
+        model; without all of them, a piece of what is computed ahead. Then reads or writes a piece
+        of a prompt."""
+        is_ahead = self._is_idle and self._ahead.has_work
+        reports = self._compute_ahead() if is_ahead else self._step_all()
+        try:
+            self._disk.step(busy=self._is_busy)
+        except Exception as error:
+            reports += self._device_failed(error)
+        return [*reports, *self._disk.report()]
+
+    def _step_all(self) -> list[Report]:
         reports = [report for model in list(self._loads) for report in self._load(model)]
         for row, command in list(self._unconstrained.items()):
             reports += self._run_row(row, partial(self._constrain, command))
@@ -227,11 +255,14 @@ class Engine:
             self._constraints.read_ahead()
         return reports
 
+    def stop(self) -> None:
+        """Writes cached prompts to disk; the engine takes no step after it."""
+        self._disk.stop()
+
     @property
     def _is_idle(self) -> bool:
-        """Whether there is nothing to do for any row or load."""
-        busy = self._loads or self._unconstrained or self._prompt_logprobs
-        return not busy and not any(batch.rows for batch in self._batches.values())
+        """Whether there is no load and no row, not even one that is paused or preempted."""
+        return not self._is_busy and not any(batch.rows for batch in self._batches.values())
 
     def _compute_later(self, command: ComputeAhead) -> None:
         """Ignores prompts of models and adapters that were unloaded meanwhile."""
@@ -346,16 +377,21 @@ class Engine:
         check_row(command, batch)
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
-        used = self._ahead.arrived(command.model, _key_of(command), command.prompt)
-        if command.grammar is None and command.thinking is None:
-            return [*used, *self._admit(command, None)]
+        key = _key_of(command)
+        used = self._ahead.arrived(command.model, key, command.prompt)
+        if not command.prompt_logprobs:
+            self._disk.begin(command.row, key, command.prompt[:-1])
         self._unconstrained[command.row] = command
         return [*used, *self._constrain(command)]
 
     def _constrain(self, command: Generate) -> list[Report]:
-        constraint = self._constraints.constraint(command)
-        if constraint is None:
+        if self._disk.is_reading(command.row):
             return []
+        constraint = None
+        if command.grammar is not None or command.thinking is not None:
+            constraint = self._constraints.constraint(command)
+            if constraint is None:
+                return []
         del self._unconstrained[command.row]
         return self._admit(command, constraint)
 
@@ -444,6 +480,7 @@ class Engine:
             network = end.value
         batch = self._batches[model] = self._batch(model, network)
         batch.warm = self._warming
+        self._disk.loaded(model, self._paths[model], network)
         self._adapters[model] = AdapterWeights(network)
         self._seconds[model] = 0.0
         nbytes = sum(array.nbytes for array in weights.arrays(network))
@@ -465,10 +502,14 @@ class Engine:
             held=self._paused,
             schedule=self._schedule,
             clock=self._clock,
+            on_invalid=self._disk.forget,
         )
 
     def _unload(self, model: str) -> list[Report]:
         aborted = [ModelLoadFailed(model, GONE)] if self._loads.pop(model, None) else []
+        if not self._is_busy:
+            self._disk.flush(model)
+        self._disk.unloaded(model)
         self._ahead.forget(model)
         self._cache.forget(model)
         batch = self._batches.pop(model, None)

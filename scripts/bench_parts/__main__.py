@@ -59,6 +59,12 @@ def main(
     kv_bits: Annotated[
         bool, typer.Option("--kv-bits", help="Keys and values in fewer bits instead.")
     ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="With --sessions: start servers anew in the middle.")
+    ] = False,
+    swap: Annotated[
+        bool, typer.Option("--swap", help="With --sessions: ask another model in the middle.")
+    ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(metavar="MACHINE:MODEL|all", help="Schedules instead, on simulated Macs."),
@@ -77,6 +83,7 @@ def main(
     scripts/bench --structured
     scripts/bench --sessions
     scripts/bench --kv-bits
+    scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
 
@@ -90,7 +97,9 @@ def main(
         _kv_bits(json, markdown)
         return
     if sessions:
-        _sessions(only.split(","), json, markdown)
+        wanted: list[count.Interruption] = ["restart"] if restart else []
+        wanted += ["swap"] if swap else []
+        _sessions(only.split(","), wanted or [""], json, markdown)
         return
     if simulate:
         _simulated(simulate, machines, only.split(","), json, markdown)
@@ -129,9 +138,14 @@ def _structured(json: Path | None, markdown: bool) -> None:
     _warn(others.cores())
 
 
-def _sessions(only: Sequence[str], json: Path | None, markdown: bool) -> None:
+def _sessions(
+    only: Sequence[str],
+    interruptions: Sequence[count.Interruption],
+    json: Path | None,
+    markdown: bool,
+) -> None:
     found = []
-    for each in count.counts(only):
+    for each in count.counts(only, interruptions):
         found.append(each)
         progress.out(" ".join(next(count.rows([each]))))
     _show({"sessions": found}, [(count.COLUMNS, count.rows(found))], json, markdown)

@@ -11,8 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance_parts import expected, installed
+from conformance_parts.agents import SUITE as AGENTS
+from conformance_parts.agents import agents
 from conformance_parts.claude_code import SUITE as CLAUDE
 from conformance_parts.claude_code import claude_code
+from conformance_parts.codex import SUITE as CODEX
+from conformance_parts.codex import codex
 from conformance_parts.comply import comply
 from conformance_parts.expected import Known
 from conformance_parts.outcomes import Outcome
@@ -22,7 +26,7 @@ from conformance_parts.served import THINKER, server
 from conformance_parts.talks import CLIENTS, talk
 from tests.live.server import DEMO
 
-PARTS = ("llm-comply", PROBE, *CLIENTS, CLAUDE)
+PARTS = ("llm-comply", PROBE, *CLIENTS, CLAUDE, CODEX, AGENTS)
 PIPE_WIDTH = 120
 DETAIL = 400
 
@@ -75,6 +79,10 @@ def _run(parts: Collection[str]) -> Iterator[Outcome]:
                 yield from _probed(served.url)
             elif part == CLAUDE:
                 yield from claude_code()
+            elif part == CODEX:
+                yield from codex()
+            elif part == AGENTS:
+                yield from agents()
             else:
                 yield from talk(python, part, served.url)
         yield _log(served.log)

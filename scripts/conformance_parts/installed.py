@@ -17,10 +17,13 @@ CLIENTS = (
     "pydantic-ai-slim[anthropic,openai]>=2.68,<3",
     "langchain-anthropic>=1,<2",
     "langchain-openai>=1.7,<2",
+    "langchain-ollama>=1.1,<2",
+    "ollama>=0.6.3,<1",
     "websockets>=16",
 )
 PROBE = "llmprobe@0.6.12"
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.197"
+CODEX = "@openai/codex@0.169.0"
 OLDEST_NODE = 20
 
 FOLDER = "conformance"
@@ -55,6 +58,27 @@ def claude_code() -> list[str]:
     node, _ = _node("Claude Code")
     folder = _package("claude-code", CLAUDE_CODE, "Claude Code")
     return [node, str(folder / "@anthropic-ai" / "claude-code" / "cli-wrapper.cjs")]
+
+
+def codex() -> list[str]:
+    """The command that runs Codex, whose own script finds the program for this machine."""
+    node, _ = _node("Codex")
+    folder = _package("codex", CODEX, "Codex")
+    return [node, str(folder / "@openai" / "codex" / "bin" / "codex.js")]
+
+
+def programs(package: str) -> Path:
+    """The folder with the program of a package of npm, or of PyPI if its version follows `==`."""
+    name = package.strip("@").replace("/", "-")
+    if "==" not in package:
+        return _package(name, package, package) / ".bin"
+    folder = cache_dir() / FOLDER / name
+    if not _is_there(folder, package):
+        venv.create(folder, clear=True, with_pip=True)
+        command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        _install([*command, "--disable-pip-version-check", package], package)
+        _note(folder, package)
+    return folder / "bin"
 
 
 def _package(name: str, wanted: str, what: str) -> Path:

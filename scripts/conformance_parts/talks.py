@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from conformance_parts.outcomes import Outcome, Verdict
 
 SUITE = "conversations"
-CLIENTS = ("openai", "agents", "pydantic_ai", "langchain", "anthropic")
+CLIENTS = ("openai", "agents", "pydantic_ai", "langchain", "anthropic", "ollama")
 
 QUIET = {
     "OPENAI_API_KEY": "none",
@@ -26,7 +26,7 @@ QUIET = {
 def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:
     command = [str(python), "-m", "conversations", client]
     environment = {**os.environ, **QUIET, "OPENAI_BASE_URL": f"{url}/v1"}
-    environment["ANTHROPIC_BASE_URL"] = url
+    environment["ANTHROPIC_BASE_URL"] = environment["OLLAMA_HOST"] = url
     environment["PYTHONPATH"] = str(Path(__file__).parent)
     with TemporaryFile("w+") as errors:
         with subprocess.Popen(

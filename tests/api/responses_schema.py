@@ -25,6 +25,7 @@ OURS = {
     "presence_penalty",
     "frequency_penalty",
     "bytes",
+    "status",  # of a `custom_tool_call`: OpenAI's server sends it
     # that vLLM's server sends
     "input_messages",
     "output_messages",
@@ -163,6 +164,15 @@ def folded(events: Sequence[Json]) -> list[Json]:
             item["code"] += event["delta"]
         elif kind.endswith("code.done"):
             assert item["code"] == event["code"]
+        elif kind.endswith("input.delta"):
+            item["input"] += event["delta"]
+        elif kind.endswith("input.done"):
+            assert item["input"] == event["input"]
+        elif kind == "reasoning_summary_part.added":
+            assert event["summary_index"] == len(item["summary"])
+            item["summary"].append(deepcopy(event["part"]))
+        elif "summary_index" in event:
+            _add_to_part(item["summary"][event["summary_index"]], kind, event)
     assert done == items.keys()
     return [items[place] for place in sorted(items)]
 
@@ -172,7 +182,7 @@ def _add_to_part(part: Json, kind: str, event: Json) -> None:
         part["text"] += event["delta"]
         if "logprobs" in event:
             part["logprobs"] += event["logprobs"]
-    elif kind == "content_part.done":
+    elif kind.endswith("part.done"):
         assert part == event["part"]
     else:
         assert part["text"] == event["text"]
@@ -182,6 +192,8 @@ def _add_to_part(part: Json, kind: str, event: Json) -> None:
 def _check_item(made: Json, told: Json) -> None:
     """What comes with the end alone is left out."""
     late = {"status", "encrypted_content", "output", "error", "tools"}
+    if told["type"] == "tool_search_call":
+        late.add("arguments")
     assert {k: v for k, v in made.items() if k not in late} == {
         k: v for k, v in told.items() if k not in late
     }
@@ -195,8 +207,17 @@ def _life(item: Json) -> list[str]:
     end = item.get("status")
     of_kind = {
         "message": ["content_part.added", "output_text.done", "content_part.done"],
-        "reasoning": ["content_part.added", "reasoning_text.done", "content_part.done"],
+        "reasoning": [
+            "content_part.added",
+            *(["reasoning_summary_part.added"] if item.get("summary") else []),
+            *(["reasoning_summary_text.done"] if item.get("summary") else []),
+            *(["reasoning_summary_part.done"] if item.get("summary") else []),
+            "reasoning_text.done",
+            "content_part.done",
+        ],
         "function_call": ["function_call_arguments.done"],
+        "custom_tool_call": ["custom_tool_call_input.done"],
+        "tool_search_call": [],
         "mcp_call": [
             "mcp_call.in_progress",
             "mcp_call_arguments.done",

@@ -118,13 +118,15 @@ def told(**asked: Any) -> Any:
     return conversation.response_format
 
 
-def test_the_model_is_told_of_a_schema_and_of_nothing_else() -> None:
+def test_the_prompt_describes_every_format_but_a_grammar() -> None:
     asked = {"type": "json_schema", "json_schema": {**OF_SCHEMA["json_schema"], "description": "d"}}
     assert told(response_format=asked) == {"name": "it", "description": "d", "schema": SCHEMA}
     assert told(guided_json=SCHEMA) == {"name": None, "description": None, "schema": SCHEMA}
     any_object = told(response_format={"type": "json_object"})
     assert any_object == {"name": None, "description": None, "schema": {"type": "object"}}
-    assert told(guided_regex="a") is None
+    assert told(guided_regex="a") == {"regex": "a"}
+    assert told(structured_outputs={"choice": ["a", "b"]}) == {"choice": ["a", "b"]}
+    assert told(guided_grammar='root ::= "a"') is None
     assert told() is None
 
 

@@ -11,10 +11,12 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
-from mlx_server.engine.messages import StepOutput, Token
+from mlx_server.engine.messages import DiskCacheUse, StepOutput, Token
 from tests.api import wire
 from tests.api.messages.talking import BODY
 from tests.api.messages.talking import error as messages_error
+from tests.api.ollama.talking import BODIES as OLLAMA
+from tests.api.ollama.talking import refused as ollama_error
 from tests.api.wire import Json, ScriptedEngine, error
 
 OPEN = {("GET", "/health")}
@@ -33,7 +35,26 @@ KEYED = {
     ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/conversations"),
+    ("GET", "/"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/version"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/show"),
 }
+HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
+REFUSED = {
+    ("POST", "/api/embed"),
+    ("POST", "/api/embeddings"),
+    ("POST", "/api/pull"),
+    ("POST", "/api/push"),
+    ("POST", "/api/create"),
+    ("POST", "/api/copy"),
+    ("DELETE", "/api/delete"),
+}
+"""Of Ollama's API: what this server does not do."""
+
 NONE = "none-such"
 STORED = {
     ("GET", f"/v1/responses/{NONE}"),
@@ -84,6 +105,8 @@ def body_of(path: str) -> Json:
         return {"model": wire.MODEL, "prompt": "a"}
     if path.startswith("/v1/messages"):
         return BODY
+    if path.startswith("/api/"):
+        return OLLAMA.get(path, {"model": wire.MODEL})
     if path.startswith("/v1/responses"):
         return {"model": wire.MODEL, "input": "a"}
     if path.startswith("/v1/conversations"):
@@ -97,10 +120,10 @@ def call(client: TestClient, method: str, path: str, headers: dict[str, str] | N
 
 
 def test_these_are_all() -> None:
-    assert routes() == OPEN | KEYED | STORED
+    assert routes() == OPEN | KEYED | STORED | HEADS | REFUSED
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED))
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED | REFUSED))
 @pytest.mark.parametrize(
     "headers",
     [
@@ -120,6 +143,8 @@ def test_a_key_is_needed(
     response = call(locked, method, path, headers)
     if path.startswith("/v1/messages"):
         messages_error(response, 401, "authentication_error")
+    elif path.startswith("/api/"):
+        ollama_error(response, 401)
     else:
         assert error(response, status=401)["code"] == "invalid_api_key"
     assert response.headers["www-authenticate"] == "Bearer"
@@ -162,7 +187,7 @@ def test_without_keys_all_is_open(client: TestClient, method: str, path: str) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/nothing", "/docs", "/redoc", "/openapi.yaml", "/v1//models", "/%ff"]
+    "path", ["/v1", "/v1/nothing", "/docs", "/redoc", "/openapi.yaml", "/v1//models", "/%ff"]
 )
 def test_no_such_route(client: TestClient, path: str) -> None:
     assert error(client.get(path), status=404)["code"] == "not_found"
@@ -182,6 +207,8 @@ def test_methods_that_a_route_does_not_take(client: TestClient, method: str, pat
     response = client.request(method, path)
     if path.startswith("/v1/messages"):
         messages_error(response, 405, "invalid_request_error")
+    elif path.startswith("/api/"):
+        ollama_error(response, 405)
     else:
         assert error(response, status=405)["code"] == "method_not_allowed"
     assert response.headers["allow"] in {"GET", "POST"}
@@ -258,6 +285,18 @@ def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
     assert [sample(idle, name) for name in names] == [0, 0, 7]
     assert sample(idle, "mlx_server_buffer_bytes") == 5
     assert sample(idle, "mlx_server_peak_bytes") == 9
+
+
+def test_metrics_count_the_prompt_caches_files(tiny_path: Path) -> None:
+    app = wire.app(tiny_path, ScriptedEngine())
+    for nbytes in (10, 20):
+        app.state.pool.on_disk_cache(DiskCacheUse(1, 2, 300, 4000, 500, nbytes))
+    with TestClient(app, base_url="http://localhost") as client:
+        found = client.get("/metrics").text
+    names = ("hits", "misses", "tokens", "read_bytes", "written_bytes")
+    counts = [sample(found, f"mlx_server_disk_cache_{name}_total") for name in names]
+    assert counts == [2, 4, 600, 8000, 1000]
+    assert sample(found, "mlx_server_disk_cache_bytes") == 20
 
 
 def sample(exposition: str, name: str) -> float:

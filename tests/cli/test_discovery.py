@@ -79,8 +79,9 @@ def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("org/name", 10)]
 
 
-def test_a_server_offers_them_and_answers(studio: Path, tmp_path: Path) -> None:
-    with serving(tmp_path / "run", None, "--discover") as server, server.http() as http:
+def test_a_server_offers_them_and_answers(studio: Path, tiny_path: Path, tmp_path: Path) -> None:
+    config = {"models": {"mine": {"source": str(tiny_path)}}}
+    with serving(tmp_path / "run", config, "--discover") as server, server.http() as http:
         listed = [model["id"] for model in http.get("/v1/models").json()["data"]]
         assert listed[-2:] == ["org/one", "org/two"]
         asked = {"model": "org/two", "prompt": "a", "max_tokens": 2}

@@ -381,6 +381,46 @@ def test_what_the_prompt_cache_may_take_is_a_size_or_nothing(
     assert load().server.prompt_cache_bytes == nbytes
 
 
+def test_the_prompt_cache_in_memory_and_on_disk(
+    folder: Path,
+) -> None:
+    written("server: {prompt_cache: {memory: 2GB, disk: 500MB, folder: here}}\n" + MINIMAL)
+    found = load(MLX_SERVER_DATA="data")
+    assert found.server.prompt_cache_memory == 2 * 10**9
+    assert found.server.prompt_cache.disk == 5 * 10**8
+    assert found.prompt_folder == folder / "here"
+
+
+def test_prompts_are_kept_in_the_data_directory(folder: Path) -> None:
+    written(MINIMAL)
+    found = load(MLX_SERVER_DATA="data")
+    assert found.prompt_folder == folder / "data" / "prompts"
+    assert found.server.prompt_cache.disk == limits.PROMPT_FILE_BYTES.value
+
+
+def test_without_bytes_on_disk_there_is_no_folder() -> None:
+    written("server: {prompt_cache: {disk: 0}}\n" + MINIMAL)
+    assert load().prompt_folder is None
+    assert load().server.prompt_cache_memory is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{disk: -1}", "disk"),
+        ("{disk: 12TB}", "12GB"),
+        ("{memory: lots}", "memory"),
+        ("{folder: 3}", "folder"),
+        ("{disc: 1GB}", "did you mean `disk`"),
+        ("[]", "should be a mapping"),
+        ("{memory: 1GB}, prompt_cache_bytes: 1GB", "the same setting"),
+    ],
+)
+def test_mistakes_about_the_prompt_cache_are_told(text: str, told: str) -> None:
+    found = problem(f"server: {{prompt_cache: {text}}}\n" + MINIMAL)
+    assert (found.line, told in str(found)) == (1, True)
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "'12'", "lots", "12 TB", "1.5", "0GB", "true", "-1GB"])
 def test_other_memory_budgets_are_told(size: str) -> None:
     found = problem(f"server: {{memory_budget: {size}}}\n" + MINIMAL)
@@ -461,6 +501,8 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     settings = load()
     qwen, fake = settings.models["qwen3"], settings.models["fake"]
     assert settings.server.model_fields_set == set(type(settings.server).model_fields)
+    cached = settings.server.prompt_cache
+    assert cached.model_fields_set == set(type(cached).model_fields)
     shown_keys = qwen.model_fields_set | fake.model_fields_set | {"preload"}
     assert shown_keys == set(type(qwen).model_fields)
     assert fake.source == f"replay:{folder / 'answers.yaml'}"

@@ -39,6 +39,8 @@ class StubEngine(EngineClient):
         self.read(path)
         return ModelLoaded(model, self._vocabulary, 0)
 
+    async def unload(self, model: str) -> None: ...
+
     def read(self, path: str) -> None:
         """Called with the folder of a model that is loaded."""
 

@@ -10,9 +10,9 @@ import pytest
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.events import Event, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStarted
-from mlx_server.families import family_of
+from mlx_server.families import FAMILIES, family_named, family_of
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.by_template import LEARNED, samples_of
+from mlx_server.families.by_template import LEARNED, read_back, samples_of
 from mlx_server.families.plain import PLAIN
 from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
@@ -21,6 +21,7 @@ from mlx_server.templates.chat_template import ChatTemplate
 from tests.families import byte_level, checkpoint
 from tests.families.goldens import tools
 from tests.families.probe import probed
+from tests.families.prompts import checkpoint_of, template_of
 from tests.families.walks import Way
 
 pytestmark = pytest.mark.tables
@@ -347,3 +348,42 @@ def test_offered_tools_are_those_of_the_request(unknown: Checkpoint) -> None:
     family = family_with(unknown, written(NEW["names in a tag"]))
     assert not calls_in(read(family, '<call to="toolq">{"keyq": "a"}</call>', 3))
     assert isinstance(tools()[0], Tool)
+
+
+NO_MODELS_OUTPUT = {
+    "functiongemma": "<start_function_response>",
+    "kimi_k3": "<|close|>tools",
+    "muse": "toolq",
+}
+"""What is left of a turn's text besides its calls, because the rest of it is the prompt's, or
+stops the answer."""
+
+SINGLE = {"glm4"}
+"""Families whose answers end with a call, so that a turn of two is two answers."""
+
+WRITES_CALLS = [
+    family.name
+    for family in FAMILIES
+    if template_of(family.name).is_file() and samples_of(checkpoint_of(family.name)).calls
+]
+
+
+@pytest.mark.parametrize("name", WRITES_CALLS)
+def test_a_family_reads_what_its_template_writes(name: str) -> None:
+    samples = samples_of(checkpoint_of(name))
+    calls = samples.named or samples.calls
+    for sample in calls[:1] if name in SINGLE else calls:
+        reading = read_back(family_named(name), sample)
+        assert reading.is_right, sample.written
+        assert not reading.is_repaired, sample.written
+        assert reading.text == NO_MODELS_OUTPUT.get(name, ""), sample.written
+
+
+@pytest.mark.parametrize("name", WRITES_CALLS)
+def test_a_checkpoint_with_its_template_is_of_the_family(name: str) -> None:
+    model_type = (*family_named(name).model_types, "unheard_of")[0]
+    assert family_of(replace(checkpoint_of(name), model_type=model_type)).name == name
+
+
+def test_most_families_are_shown_by_their_templates() -> None:
+    assert len(WRITES_CALLS) > 45

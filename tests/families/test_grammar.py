@@ -19,6 +19,7 @@ from mlx_server.events import (
 )
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
+from mlx_server.families.inkling import INKLING
 from mlx_server.families.llama3 import LLAMA3
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.families.smollm2 import SMOLLM2
@@ -122,6 +123,7 @@ OTHERWISE = {
         "values as the template writes them",
         "quotes that were not escaped",
     },
+    "llama3": {"JSON in the text after a call"},
     "llama4": {
         "arguments without names",
         "two calls between marks, and text behind",
@@ -298,6 +300,21 @@ def test_nothing_that_makes_a_call_doubtful_follows_it(way: Way) -> None:
     assert matcher.validate_tokens([*said, *rest]) < len(said) + len(rest)
 
 
+FUNCTIONARY_WAYS = [way for way in WAYS if way.family.name == "functionary"]
+
+
+@pytest.mark.parametrize("before", ["", "Well.", "all\nWell.", 'search\n{"query": "a"}'])
+@pytest.mark.parametrize("way", FUNCTIONARY_WAYS, ids=called)
+def test_every_call_of_an_answer_is_constrained(way: Way, before: str) -> None:
+    matcher = way.matcher(OutputSpec(way.reading(tools()), "auto", thinks=True))
+    mark = ">>>" if before else ""
+    valid, broken = (
+        way.encode(f'{before}{mark}search\n{{"query": {value}}}') for value in ('"b"', "5")
+    )
+    assert matcher.validate_tokens(valid) == len(valid)
+    assert matcher.validate_tokens(broken) < len(broken)
+
+
 @every_way
 def test_no_call_is_opened_where_none_may_be(way: Way) -> None:
     wanted = OutputSpec(way.reading(tools()), "none", thinks=True)
@@ -394,13 +411,15 @@ def test_where_nothing_is_wanted_there_is_no_grammar() -> None:
 
 
 def test_notations_without_a_grammar() -> None:
+    """Only Inkling's second: it differs from the first by the tool's name before the mark."""
     without = {
-        (family.name, *notation.opens)
+        family.name
         for family in WITH_CALLS
         for notation in family.layout_with(tools()).call_formats
         if not notation.blocks
     }
-    assert without == set()
+    assert without == {"inkling"}
+    assert INKLING.layout_with(tools()).call_formats[0].blocks
 
 
 # Hostile tools

@@ -84,6 +84,12 @@ def test_a_conversation_goes_on_with_its_answer(spec: ModelSpec, tokenizer: Toke
     assert found == ComputeAhead("m", beginning, 70, cache_scope="k")
 
 
+def test_what_is_not_to_be_stored_stays_off_the_disk(spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    answer = (admitted(), said(a_word(tokenizer)), said(END, finish="stop"))
+    (found,) = ahead(spec, replace(CHAT, on_disk=False), *answer)
+    assert not found.on_disk
+
+
 def test_nothing_follows_an_answer_that_was_cut(spec: ModelSpec, tokenizer: Tokenizer) -> None:
     assert ahead(spec, CHAT, admitted(), said(a_word(tokenizer), finish="length")) == []
 

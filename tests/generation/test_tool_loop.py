@@ -24,6 +24,7 @@ from mlx_server.events import (
     Repaired,
     Started,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -559,6 +560,28 @@ async def test_who_leaves_leaves_nothing_behind(tmp_path: Path, place: str) -> N
         await asyncio.wait([reading])
         await all_gone()
         assert asyncio.all_tasks() == before
+
+
+async def test_an_abandoned_round_reports_what_all_rounds_have_used(tmp_path: Path) -> None:
+    async with lab(tmp_path, call("add", a=1, b=2), "Three.") as the:
+        *_, whole = await the.events()
+        assert isinstance(whole, Finished)
+        asked = GenerateRequest(MODEL, (asking(),))
+        async with aclosing(respond(asked, the.tools(), the.connectors, the.pool)) as events:
+            started = await anext(events)
+            assert isinstance(started, Started)
+            assert started.unfinished().completion_tokens == 0
+            async for event in events:
+                if isinstance(event, McpCallFinished):
+                    first_round = started.unfinished()
+                elif isinstance(event, TextDelta):
+                    last = started.unfinished()
+                elif isinstance(event, Finished):
+                    after = started.unfinished()
+        assert 0 < first_round.completion_tokens < last.completion_tokens
+        assert last.completion_tokens <= whole.completion_tokens
+        assert last.further_prompt_tokens == whole.further_prompt_tokens > 0
+        assert after == TokenCounts(), "`Finished` has reported them"
 
 
 async def test_too_many_responses_at_a_time_are_refused(tmp_path: Path) -> None:

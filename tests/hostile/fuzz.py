@@ -127,18 +127,21 @@ def _made(server: LiveServer, path: str, body: Json) -> str:
 
 
 def judge(route: Route, answer: Answer) -> None:
-    """It is a whole answer, or a refusal as OpenAI or Anthropic writes it."""
+    """It is a whole answer, or a refusal as OpenAI, Anthropic or Ollama writes it."""
     if answer.status != 200:
         assert 400 <= answer.status < 500 or answer.status == 503, answer
         assert answer.kind == "application/json"
         body = json.loads(answer.content)
-        assert isinstance(body["error"], dict)
-        error = anthropic_error(body) if is_anthropic(route) else error_of(body)
+        error = error_in(route, body)
         assert len(error["message"]) <= limits.ERROR_CHARACTERS.value, answer
     elif answer.kind == "application/json":
         body = strictly(answer.content)
         assert not body.get("error"), answer
         JUDGES.get(route.path, dict)(body)
+    elif is_ollama(route):
+        assert answer.kind == "application/x-ndjson", answer
+        *_, last = map(strictly, answer.content.splitlines())
+        assert last["done"], last
     else:
         assert answer.kind.startswith("text/event-stream"), answer
         _judge_stream(route, answer.content.decode())
@@ -146,6 +149,19 @@ def judge(route: Route, answer: Answer) -> None:
 
 def is_anthropic(route: Route) -> bool:
     return route.path.startswith("/v1/messages")
+
+
+def is_ollama(route: Route) -> bool:
+    return route.path.startswith("/api/")
+
+
+def error_in(route: Route, body: Json) -> Json:
+    if is_ollama(route):
+        assert body.keys() == {"error"}
+        assert isinstance(body["error"], str)
+        return {"message": body["error"]}
+    assert isinstance(body["error"], dict)
+    return anthropic_error(body) if is_anthropic(route) else error_of(body)
 
 
 def anthropic_error(body: Json) -> Json:

@@ -10,6 +10,7 @@ from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, U
 from mlx_server.api.fields import SamplingBody, WireModel
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.ollama import protocol as ollama
 from mlx_server.api.replay import Reset
 from mlx_server.api.responses.protocol import ResponsesBody
 
@@ -329,6 +330,50 @@ MESSAGES = tuple(
     for streams in (True, False)
 )
 
+OPTIONS: Json = {
+    "num_predict": 2,
+    "repeat_penalty": 1.1,
+    "top_k": -1,
+    "num_ctx": 512,
+    "stop": "x",
+    "temperature": 0.9,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "seed": 1,
+}
+FUNCTIONS: list[Json] = [{"type": "function", "function": {**FUNCTION, "strict": None}}]
+OLLAMA_TALK: list[Json] = [
+    {"role": "system", "content": "Be brief."},
+    {**HI, "images": []},
+    {
+        "role": "assistant",
+        "thinking": "Hm.",
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": "a"}}}],
+    },
+    {"role": "tool", "tool_name": "f", "tool_call_id": "c", "content": "x"},
+]
+OLLAMA: tuple[Json, ...] = (
+    {
+        "model": TINY,
+        "options": OPTIONS,
+        "keep_alive": "5m",
+        "think": False,
+        "format": SCHEMA,
+        "logprobs": True,
+        "top_logprobs": 2,
+    },
+    {"model": SAID, "stream": True, "think": "low", "options": {"num_predict": 40}},
+    {"model": SAID, "stream": False, "format": ""},
+)
+OLLAMA_CHAT = tuple({**body, "messages": OLLAMA_TALK, "tools": FUNCTIONS} for body in OLLAMA)
+OLLAMA_GENERATE = tuple(
+    {**body, "prompt": "hi", "system": "Be brief.", "raw": False, "images": []} for body in OLLAMA
+)
+NO_SUCH_THING = {
+    **dict.fromkeys(("embed", "embeddings"), 400),
+    **dict.fromkeys(("pull", "push", "create", "copy"), 403),
+}
+
 ROUTES = (
     Route("/v1/chat/completions", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
@@ -348,6 +393,10 @@ ROUTES = (
         ({"lora_name": "a", "lora_path": "adapters/a", "model": TINY},),
         answers=400,  # there is none
     ),
+    Route("/api/chat", ollama.ChatBody, OLLAMA_CHAT),
+    Route("/api/generate", ollama.GenerateBody, OLLAMA_GENERATE),
+    Route("/api/show", ollama.ShowBody, ({"model": TINY}, {"name": SAID})),
+    *(Route(f"/api/{name}", WireModel, ({},), status) for name, status in NO_SUCH_THING.items()),
     Route("/v1/replay/reset", Reset, ({}, {"model": SAID})),
     Route("/v1/unload_lora_adapter", Unload, ({"lora_name": "a", "model": TINY},), answers=404),
 )

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import heapq
 import json
+import logging
 import os
 import sys
 import threading
@@ -37,6 +38,14 @@ BLOCKS, BYTES = 1, 1024
 
 POOLS = ("asyncio_", "AnyIO", "store", "disk", "ThreadPoolExecutor")
 """They may grow to their limits."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_logged() -> Iterator[None]:
+    """pytest keeps every record of a test, once another test of its process has set a level."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="module")

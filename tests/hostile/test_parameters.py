@@ -28,7 +28,7 @@ from mlx_server.pool.prepare import prepare
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer
 from mlx_server.sources.replay_checkpoint import TEMPLATE
 from tests.hostile.fuzz import posted
-from tests.hostile.parameters import CHATTING, MESSAGING, OWNING, RESPONDING
+from tests.hostile.parameters import CHATTING, MESSAGING, OLLAMAS, OWNING, RESPONDING
 from tests.hostile.parameters.case import (
     ADAPTER,
     CALLS,
@@ -64,7 +64,13 @@ from tests.worker.lora_files import mlx_adapter
 Wire = type[BaseModel]
 
 REPOSITORY = Path(__file__).parents[2]
-SHOWN: Mapping[Wire, Mapping[str, Any]] = {**CHATTING, **MESSAGING, **RESPONDING, **OWNING}
+SHOWN: Mapping[Wire, Mapping[str, Any]] = {
+    **CHATTING,
+    **MESSAGING,
+    **OLLAMAS,
+    **RESPONDING,
+    **OWNING,
+}
 ROOTS: tuple[Wire, ...] = (*(route.wire_type for route in ROUTES), ModelSettings)
 
 PATHS: Mapping[Wire, tuple[str, ...]] = {

@@ -28,7 +28,7 @@ from tests.families.prompts import checkpoint_of, template_of
 NAMES = [family.name for family in FAMILIES]
 TEMPLATED = [name for name in NAMES if template_of(name).is_file()]
 
-WITH_MARKS = {"gpt_oss", *TEMPLATED} - {"plain"}
+WITH_MARKS = {"gpt_oss", *TEMPLATED} - {"plain", "granite_code"}
 """Whose prompts have control tokens of their own."""
 
 USER = Message("user", "Hello")

@@ -161,7 +161,7 @@ def test_what_is_not_served_names_what_is(http: httpx.Client) -> None:
     for path in ("/v1/embeddings", "/v1/images/generations", "/v1/audio/speech"):
         error = http.post(path, json={"model": CALLER, "input": "x"}).json()["error"]
         assert f"There is no route `POST {path}`." in error["message"]
-        assert "This server generates text; it serves /generate, " in error["message"]
+        assert "This server generates text; it serves /api/chat, " in error["message"]
         assert ", /v1/chat/completions, /v1/completions, " in error["message"]
         assert "{" not in error["message"]
 
@@ -191,10 +191,15 @@ def count(server: LiveServer, name: str, labels: str) -> float:
 
 
 def test_final_tokens_are_counted(server: LiveServer, http: httpx.Client) -> None:
-    labels = f'model="{QUIET}"'
+    def counts() -> tuple[float, float]:
+        names = ("mlx_server_final_tokens", "mlx_server_reasoning_tokens")
+        final, reasoning = (count(server, name, f'model="{QUIET}"') for name in names)
+        return final, reasoning
+
+    final, reasoning = counts()
     http.post("/v1/chat/completions", json=body(QUIET))
-    assert count(server, "mlx_server_final_tokens", labels) == len(ANSWER)
-    assert count(server, "mlx_server_reasoning_tokens", labels) > 0
+    eventually(lambda: counts()[0] == final + len(ANSWER), "the answer's tokens are counted")
+    assert counts()[1] > reasoning
 
 
 def test_tool_outputs_of_clients_are_counted_once(server: LiveServer, http: httpx.Client) -> None:

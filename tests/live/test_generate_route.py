@@ -36,6 +36,7 @@ QWEN_ENTRIES: list[dict[str, Any]] = [
         "finish": "length",
     },
     {"match": "unclosed", "output": f"{THOUGHT}<tool_call>\n" + call("b")[:-4]},
+    {"match": "format", "output": f'{THOUGHT}{{"at": "a"}}'},
     {"match": "no end", "output": f"{THOUGHT}I look. <tool_call>\n{call('b')}"},
 ]
 HARMONY_CALL = "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json"
@@ -142,3 +143,17 @@ def test_it_does_not_stream(server: LiveServer, stream: Any) -> None:
         response = http.post("/generate", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "stream"
+
+
+def test_an_answer_in_a_format(server: LiveServer) -> None:
+    schema = {"type": "object", "properties": {"at": {"enum": ["a", "b"]}}, "required": ["at"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    found = answer(server, "format", tools=None, response_format=asked)
+    assert (found["thinking"], json.loads(found["response"])) == ("So be it.", {"at": "a"})
+    before = answer(server, "format", tools=None)["usage"]["prompt_tokens"]
+    assert found["usage"]["prompt_tokens"] > before, "the prompt describes the format"
+    other = {**asked, "json_schema": {"name": "place", "schema": {"type": "array"}}}
+    with server.http() as http:
+        body = {"messages": [{"role": "user", "content": "format"}], "response_format": other}
+        refused = http.post("/generate", json={"model": QWEN, **body})
+    assert refused.status_code != 200, "the recording leaves the grammar"

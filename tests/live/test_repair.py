@@ -46,10 +46,29 @@ LONGER = named("the_name_of_the_town_" + "and_of_its_river_" * 2)
 
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 
+WEATHER: Any = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+}
+BROKEN_CALL = '<tool_call>{"name": "weather", "arguments": {"days": "two"}}</tool_call>'
+WHOLE_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}</tool_call>'
+TORN_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", and so on.</tool_call>'
+BROKEN = [
+    {"index": 0, "what": "tool_calls[0].function.arguments.city: it is required"},
+    {"index": 0, "what": "tool_calls[0].function.arguments.days: it should be of type integer"},
+]
+
 SAID = [
     {"match": QUESTION, "output": "<think>\nEasy.\n</think>\n\n[1, 1]"},
     {"match": "Thought", "output": "<think>\nIt is 4.\n</think>\n\n"},
     {"match": "Call", "output": f"<think>\nI call.\n{CALL}\n</think>\n\n"},
+    {"match": "Weather", "output": BROKEN_CALL},
+    {"match": "Whole", "output": WHOLE_CALL},
+    {"match": "Torn", "output": TORN_CALL},
     {"match": TOWN, "output": LONG, "off_grammar": "noise"},
     {"match": "regex:^Any town", "output": LONG},
     {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
@@ -67,6 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     model = {"source": "replay:said.jsonl", "family": "qwen3", "lead_on": False}
     models: dict[str, Any] = {
         "live": model,
+        "free": {**model, "constrain_calls": False},
         "stubborn": {**model, "source": "replay:insists.jsonl"},
         "held": {**model, "repair": {"streaming": "accumulate"}},
         "once": {**model, "repair": {"retries": 0, "promote_reasoning": False}},
@@ -295,3 +315,49 @@ def test_each_of_several_answers_goes_on_by_itself(client: OpenAI) -> None:
     assert repairs(body) == CUT * 2
     for choice in body.choices:
         assert "".join(entry.token for entry in choice.logprobs.content) == LONG
+
+
+def test_what_a_call_breaks_of_its_tools_schema_is_reported(
+    client: OpenAI, server: LiveServer
+) -> None:
+    tools: Any = [{"type": "function", "function": WEATHER}]
+    body = asked(client, "free", "Weather", tools=tools)
+    (call,) = body.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"days": "two"}
+    assert unmet(body) == BROKEN
+    *_, last = asked(client, "free", "Weather", tools=tools, stream=True)
+    assert unmet(last) == BROKEN
+    functions: Any = [{"type": "function", **WEATHER}]
+    response: Any = client.responses.create(model="free", input="Weather", tools=functions)
+    assert response.mlx_server["unmet"] == BROKEN
+    question = {"model": "free", "messages": [{"role": "user", "content": "Weather"}]}
+    with server.http() as http:
+        native = http.post("/generate", json={**question, "tools": [WEATHER]}).json()
+    assert native["mlx_server"]["unmet"] == BROKEN
+
+
+def test_a_call_that_breaks_nothing_is_reported_with_nothing(client: OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "weather"}}]
+    body = asked(client, "free", "Weather", tools=tools)
+    assert body.choices[0].message.tool_calls
+    assert unmet(body) == []
+
+
+def streamed_calls(client: OpenAI, model: str, question: str, **more: Any) -> tuple[str, str]:
+    """The names and arguments of the calls in a stream, and its text."""
+    tools: Any = [{"type": "function", "function": WEATHER}]
+    chunks = asked(client, model, question, tools=tools, stream=True, **more)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    functions = [call.function for delta in deltas for call in delta.tool_calls or []]
+    calls = "".join((f.name or "") + (f.arguments or "") for f in functions)
+    return calls, "".join(delta.content or "" for delta in deltas)
+
+
+def test_a_stream_shows_no_call_that_breaks_later(client: OpenAI) -> None:
+    assert streamed_calls(client, "free", "Torn") == ("", TORN_CALL)
+
+
+def test_a_call_is_the_same_in_a_stream_that_is_held_back(client: OpenAI) -> None:
+    for model in ("live", "held"):
+        calls, text = streamed_calls(client, model, "Whole")
+        assert (calls, text) == ('weather{"city": "Oslo", "days": 2}', "")

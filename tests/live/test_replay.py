@@ -1,6 +1,7 @@
 """Replay models of two families, behind a real server, as OpenAI's own client sees them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -232,6 +233,35 @@ def models_of(server: LiveServer) -> list[Mapping[str, Any]]:
         return found
 
 
+def completion_tokens(server: LiveServer, model: str) -> int:
+    with server.http() as http:
+        exposition = http.get("/metrics").text
+    name = f'mlx_server_completion_tokens_total{{model="{model}"}}'
+    found = re.search(rf"^{re.escape(name)} (\S+)$", exposition, re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str) -> None:
+    begin, before = len(server.log), completion_tokens(server, PLAIN)
+    is_response = path == "responses"
+    limit = "max_output_tokens" if is_response else "max_tokens"
+    slow = [{"role": "user", "content": "slow"}]
+    body: dict[str, Any] = {"model": PLAIN, "stream": True, limit: 1000}
+    body["input" if is_response else "messages"] = slow
+    deltas = 0
+    with server.http() as http, http.stream("POST", f"/v1/{path}", json=body) as answer:
+        for line in answer.iter_lines():
+            deltas += '"delta"' in line
+            if deltas > 10:
+                break
+    eventually(lambda: completion_tokens(server, PLAIN) > before, "the tokens are counted")
+    used = completion_tokens(server, PLAIN) - before
+    assert 5 <= used < len(LONG)
+    left = rf"POST /v1/{path} gone \S+ \d+\+{used} tokens, {PLAIN}"
+    eventually(lambda: bool(re.search(left, server.log[begin:])), "the log has them too")
+
+
 @BOTH
 def test_answers_together_are_those_alone(client: OpenAI, model: str) -> None:
     texts = ("poem", "longest", "cut", "nothing")
@@ -248,9 +278,9 @@ def test_a_transcript_that_becomes_wrong_fails_alone(tmp_path: Path) -> None:
     }
     with serving(tmp_path, {"models": models}) as server, server.openai() as client:
         (tmp_path / "bad.yaml").write_text("- output: fine\n- outptu: x\n")
-        with pytest.raises(openai.InternalServerError, match=r"bad\.yaml:2: entry 2") as caught:
+        with pytest.raises(openai.BadRequestError, match=r"bad\.yaml:2: entry 2") as caught:
             asked(client, "bad", "Hi")
-        assert caught.value.code == "model_unusable"
+        assert caught.value.code == "transcript_broken"
         assert said(asked(client, "good", "Hi")) == [("fine", "stop")]
         (tmp_path / "bad.yaml").write_text("- output: repaired\n")
         assert said(asked(client, "bad", "Hi")) == [("repaired", "stop")]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 from bench_parts.sessions.conversation import Session
-from bench_parts.sessions.count import Seen, common, counted
+from bench_parts.sessions.count import Interruption, Seen, common, counted
 from bench_parts.sessions.models import MODELS, save
 
 from tests.live.server import LiveServer, serving
@@ -62,6 +62,7 @@ def test_only_the_new_message_is_left_for_the_next_turn(model: str, tmp_path: Pa
 
 
 BILLING = "x-anthropic-billing-header"
+SHORT = {"options": {"num_predict": 2}}
 RULES = "Answer as briefly as you can, and in the language of the question. " * 3
 
 
@@ -81,6 +82,7 @@ def asked_with_billing(live: LiveServer, number: int) -> list[dict[str, Any]]:
         },
         "/v1/messages": {**least, "system": system, "messages": [question]},
         "/generate": {**least, "messages": both},
+        "/api/chat": {"model": "tiny", "messages": both, "stream": False, **SHORT},
     }
     with live.http() as http:
         return [http.post(path, json=body).json() for path, body in bodies.items()]
@@ -88,20 +90,28 @@ def asked_with_billing(live: LiveServer, number: int) -> list[dict[str, Any]]:
 
 def test_a_volatile_line_is_taken_out_for_everybody(server: LiveServer) -> None:
     first = asked_with_billing(server, 1)
-    assert [answer["mlx_server"]["normalized"] for answer in first] == [[BILLING]] * 4
+    assert [answer["mlx_server"]["normalized"] for answer in first] == [[BILLING]] * 5
     before = server.counted("mlx_server_cached_prompt_tokens_total")
     asked_with_billing(server, 2)
     found = server.counted("mlx_server_cached_prompt_tokens_total") - before
-    assert found > 4 * len(RULES)
+    assert found > 5 * len(RULES)
 
 
 def test_the_owner_keeps_a_volatile_line(tmp_path: Path, tiny_path: Path) -> None:
     tiny = {"source": str(tiny_path), "volatile_lines": "keep"}
     with serving(tmp_path, {"models": {"tiny": tiny}}) as live:
         answers = asked_with_billing(live, 1)
-        assert ["normalized" in answer.get("mlx_server", {}) for answer in answers] == [False] * 4
+        assert ["normalized" in answer.get("mlx_server", {}) for answer in answers] == [False] * 5
         asked_with_billing(live, 2)
-        assert live.counted("mlx_server_prompt_tokens_total") > 8 * (len(RULES) + len(BILLING))
+        assert live.counted("mlx_server_prompt_tokens_total") > 10 * (len(RULES) + len(BILLING))
+
+
+@pytest.mark.parametrize("interruption", ["restart", "swap"])
+@pytest.mark.parametrize("model", ["llama", "gpt_oss", "qwen3_5"])
+def test_what_a_restart_or_another_model_costs(model: str, interruption: Interruption) -> None:
+    count = counted(model, "one agent", "mlx-server", turns=2, interruption=interruption)
+    assert count.prompt_tokens > 6_000
+    assert count.again <= 0.03 * count.prompt_tokens
 
 
 def test_no_key_uses_what_another_keys_client_has_asked(tmp_path: Path, tiny_path: Path) -> None:

@@ -144,7 +144,7 @@ CASES = {
     ),
     "a thought that mentions a tag": (
         "<think>a `<think>` tag</think>b </think> c",
-        {"reasoning": "a `<think>` tag", "text": "b c"},
+        {"reasoning": "a `<think>` tag", "text": "b </think> c"},
     ),
     "a thought with an open tag, and a call": (
         f"<think>a<think>b</think>{OPEN}{NOW}{CLOSE}c",
@@ -164,7 +164,13 @@ CASES = {
         "a <thinking>b</thinking>",
         {"text": "a <thinking>b</thinking>"},
     ),
-    "an end without reasoning": ("a </think> b", {"text": "a b"}),
+    "an end without reasoning": ("a\n</think>\nb", {"text": "a\nb"}),
+    "an end without reasoning, in a line": ("a </think> b", {"text": "a </think> b"}),
+    "two ends in a row": ("<think>a</think></think>b", {"reasoning": "a", "text": "b"}),
+    "an end after a line of text": (
+        "<think>a</think>b</think>",
+        {"reasoning": "a", "text": "b</think>"},
+    ),
     "a call": (f"a\n{OPEN}{NOW}{CLOSE}\nb", {"text": "a\n\nb", "calls": [{}]}),
     "a call next to the text": (f"a{OPEN}{NOW}{CLOSE}b", {"text": "a\nb", "calls": [{}]}),
     "calls in one": (f"{OPEN}{NOW} {call('x')}{CLOSE}", {"calls": [{}, {"text": "x"}]}),
@@ -260,11 +266,13 @@ def test_space_may_be_the_texts_own() -> None:
         assert found == {"reasoning": "a", "text": "\nb\n\nc", "calls": [{}]}
 
 
-def test_a_call_without_marks_stands_at_the_beginning_only() -> None:
+def test_a_call_without_marks_stands_anywhere_if_its_tool_is_known() -> None:
     for size in range(1, 12):
         assert reading(NOW, size, layout=BARE) == {"calls": [{}]}
         assert reading(f"<think>a</think>\n{NOW}", size, layout=BARE)["calls"] == [{}]
-        assert reading(f"Like {NOW}", size, layout=BARE) == {"text": f"Like {NOW}"}
+        assert reading(f"Like {NOW}", size, layout=BARE) == {"text": "Like", "calls": [{}]}
+        unknown = NOW.replace("now", "then")
+        assert reading(f"Like {unknown}", size, layout=BARE) == {"text": f"Like {unknown}"}
         assert reading('{"a": 1}', size, layout=BARE) == {"text": '{"a": 1}'}
 
 

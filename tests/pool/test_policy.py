@@ -3,6 +3,7 @@
 First the rules one by one, in numbers small enough to follow; then all at once, in any order.
 """
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -82,6 +83,37 @@ def test_evicts_the_least_recently_used_and_no_more_than_needed() -> None:
 def test_spares_an_old_model_whose_size_does_not_help() -> None:
     policy = policy_of(a=ModelFacts(1), b=ModelFacts(8), c=ModelFacts(9), ready="ab")
     assert policy.request(1, "c", 0, 5.0) == (UnloadAction("b"),)
+
+
+def test_a_request_may_say_how_long_a_model_stays() -> None:
+    policy = policy_of(a=ModelFacts(6, ttl=60), ready="a")
+    assert policy.views()["a"].stale_at == 60
+    assert policy.keep("a", math.inf, 1.0) == ()
+    assert (policy.views()["a"].stale_at, policy.next_deadline()) == (None, None)
+    assert policy.keep("a", 5, 2.0) == ()
+    assert policy.next_deadline() == 5
+    assert policy.tick(5.0) == (UnloadAction("a"),)
+    assert policy.unloaded("a", 6.0) == ()
+    policy.request(1, "a", 0, 7.0)
+    policy.loaded("a", 6, 8.0)
+    policy.release(1, 9.0)
+    assert policy.views()["a"].stale_at == 69, "once it is loaded again, its own time counts"
+
+
+def test_a_model_that_is_not_kept_goes_after_its_last_lease() -> None:
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(3, pinned=True), ready="ab")
+    policy.request(1, "a", 0, 5.0)
+    assert policy.keep("a", 0, 6.0) == ()
+    assert policy.release(1, 7.0) == (UnloadAction("a"),)
+    assert policy.keep("b", 0, 8.0) == (), "a pinned model stays"
+
+
+def test_a_model_that_is_not_in_memory_is_not_kept() -> None:
+    policy = policy_of(a=ModelFacts(6))
+    assert policy.keep("a", 0, 1.0) == ()
+    policy.request(1, "a", 0, 2.0)
+    policy.loaded("a", 6, 3.0)
+    assert policy.release(1, 4.0) == ()
 
 
 def test_what_is_being_unloaded_counts_until_it_is_gone() -> None:

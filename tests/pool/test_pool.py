@@ -553,6 +553,26 @@ def test_an_unknown_model_is_told_what_there_is(a: ModelSpec, b: ModelSpec, name
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("qwen3:4b", "qwen3-4b, qwen3-8b, "),
+        ("Qwen3-8B-MLX", "qwen3-8b, qwen3-4b, "),
+        ("mediocre", "medium, "),
+        ("x" * 10_000, ""),
+    ],
+)
+def test_an_unknown_model_is_told_the_nearest_of_many(
+    a: ModelSpec, name: str, nearest: str
+) -> None:
+    ids = ("qwen3-4b", "qwen3-8b", "smollm2", "gpt-oss-20b")
+    specs = [replace(a, id=id, aliases=("medium",) if id == ids[1] else ()) for id in ids]
+    with pytest.raises(ModelNotFound) as caught:
+        Pool(specs).spec(name)
+    assert f"The nearest of the 5 that are served: {nearest}" in caught.value.message
+    assert len(caught.value.message) < 400
+
+
 def test_where_nothing_is_served_that_is_said() -> None:
     with pytest.raises(ModelNotFound, match="Served: none"):
         Pool([]).spec("m")

@@ -695,6 +695,17 @@ def test_effort_that_the_template_reads_is_as_it_was_asked_for(tmp_path: Path) -
     assert rendered_by(template, tmp_path, effort("much")) == ("much ", ())
 
 
+def test_effort_that_the_template_refuses_is_the_nearest_that_it_takes(tmp_path: Path) -> None:
+    template = (
+        "{% set known = {'none': 1, 'high': 2} %}{% if reasoning_effort not in known %}"
+        "{{ raise_exception('No such effort.') }}{% endif %}{{ reasoning_effort }}"
+    )
+    for asked, used in {"none": "none", "low": "high", "max": "high"}.items():
+        assert rendered_by(template, tmp_path, effort(asked)) == (used, ())
+    with pytest.raises(BadRequest, match="No such effort"):
+        rendered_by(template, tmp_path, effort("much"))
+
+
 def test_effort_by_a_word_of_the_systems(tmp_path: Path) -> None:
     template = "{% if '/no_think' in messages[0].content %}quiet {% endif %}" + SAID
     expected = "quiet system: /no_think;user: Hello;"

@@ -172,6 +172,34 @@ def test_an_object_of_any_kind_is_one_short_line(demo: Checkpoint) -> None:
     assert len(text) < len(shown(SMOLLM2, demo, replace(asked, response_format=None))) + 60
 
 
+@pytest.mark.parametrize(
+    ("asked", "shows"),
+    [
+        ({"choice": ["ja", "<|im_end|>"]}, '["ja", "<|im_end|>"]'),
+        ({"regex": "[a-z]{3}<think>"}, "[a-z]{3}<think>"),
+    ],
+)
+def test_texts_of_a_choice_or_a_pattern_are_one_line(
+    demo: Checkpoint, asked: dict[str, Any], shows: str
+) -> None:
+    conversation = Conversation((SYSTEM, USER), response_format=asked)
+    before, found, after = shown(SMOLLM2, demo, conversation).partition(shows)
+    assert before.splitlines()[-1].startswith("Answer the question correctly, with ")
+    assert found
+    assert after.startswith("<|im_end|>")
+    plain = SMOLLM2.render(demo, replace(conversation, response_format=None))
+    control = demo.tokenizer.control_tokens.keys()
+    tokens = SMOLLM2.render(demo, conversation).tokens
+    assert [t for t in tokens if t in control] == [t for t in plain.tokens if t in control]
+
+
+def test_a_place_for_schemas_is_none_for_other_formats(tmp_path: Path) -> None:
+    own = "{% if response_format %}{{ response_format.json_schema.schema | tojson }}{% endif %}"
+    prompted = checkpoint(tmp_path, byte_level(), own + SAY)
+    text = shown(PLAIN, prompted, Conversation((USER,), response_format={"choice": ["ja"]}))
+    assert '["ja"]' in text
+
+
 def test_a_template_with_a_place_for_schemas_gets_it_there(tmp_path: Path) -> None:
     own = "{% if response_format %}<|im_start|>{{ response_format.json_schema.schema | tojson }}"
     prompted = checkpoint(tmp_path, byte_level(), own + "{% endif %}" + SAY)

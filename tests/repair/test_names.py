@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from mlx_server.repair.names import match_tool_name
 
-TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "___")
+TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "docs__find", "___")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,10 @@ TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "_
         ("get-weather", "get_weather"),
         ("functions.Get_Weather", "get_weather"),
         ("fetch_url", "fetch-url"),
+        ("functions.web.search", "search"),
+        ("functions.docs.find", "docs__find"),
+        ("docs.find", "docs__find"),
+        ("find", "docs__find"),
         ("add", "add"),
         ("Add", "Add"),
         ("___", "___"),
@@ -55,6 +59,8 @@ def test_the_tool_that_was_meant(written: str, meant: str) -> None:
         "--",
         "...",
         "functions.functions.search",
+        "web.search",
+        "functions.web.read",
         "searchfunctions.",
     ],
 )

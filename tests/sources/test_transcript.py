@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import ModelUnusable, NoRecording
+from mlx_server.errors import NoRecording, TranscriptBroken
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import Prompt
 from mlx_server.sources import transcript_file
@@ -39,7 +39,7 @@ def read(folder: Path, entries: Any, suffix: str = ".yaml") -> Transcript:
 
 
 def refused(folder: Path, entries: Any, suffix: str = ".yaml") -> str:
-    with pytest.raises(ModelUnusable) as caught:
+    with pytest.raises(TranscriptBroken) as caught:
         read(folder, entries, suffix)
     return caught.value.message
 
@@ -438,12 +438,12 @@ def test_lines_that_are_no_json_are_told(tmp_path: Path, text: str, told: str) -
 
 
 def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnusable, match="no such file: correct `source:`"):
+    with pytest.raises(TranscriptBroken, match="no such file: correct `source:`"):
         read_transcript(tmp_path / "none.yaml", VOCABULARY)
-    with pytest.raises(ModelUnusable, match="can't be read"):
+    with pytest.raises(TranscriptBroken, match="can't be read"):
         read_transcript(tmp_path, VOCABULARY)
     (tmp_path / "said.yaml").write_bytes(b"- output: a\n- output: \xff")
-    with pytest.raises(ModelUnusable, match=r"said\.yaml:2: this is not UTF-8"):
+    with pytest.raises(TranscriptBroken, match=r"said\.yaml:2: this is not UTF-8"):
         read_transcript(tmp_path / "said.yaml", VOCABULARY)
 
 
@@ -452,7 +452,7 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "said.jsonl"
     with path.open("wb") as file:
         file.truncate(transcript_file.MAX_BYTES + 1)
-    with pytest.raises(ModelUnusable, match="larger than 64 MiB"):
+    with pytest.raises(TranscriptBroken, match="larger than 64 MiB"):
         read_transcript(path, VOCABULARY)
     entry = json.dumps({"output": "a"})
     monkeypatch.setattr(transcript_file, "MAX_BYTES", len(entry))

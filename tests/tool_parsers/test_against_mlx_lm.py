@@ -15,7 +15,7 @@ import mlx_lm.tool_parsers
 import pytest
 import yaml
 
-from mlx_server.tool_parsers import formats
+from mlx_server.tool_parsers import formats, tag_formats
 from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
 from mlx_server.tool_parsers.glm import GLM
 from mlx_server.tool_parsers.kimi_k3 import KIMI_K3
@@ -28,10 +28,10 @@ OURS: dict[str, CallFormat] = {
     "json_tools": formats.HERMES,
     "kimi_k2": formats.KIMI_K2,
     "kimi_k3": KIMI_K3,
-    "minimax_m2": formats.MINIMAX_M2,
+    "minimax_m2": tag_formats.MINIMAX_M2,
     "mistral": formats.MISTRAL,
     "pythonic": formats.LFM2,
-    "qwen3_coder": formats.QWEN3_CODER,
+    "qwen3_coder": tag_formats.QWEN3_CODER,
 }
 
 NOT_OURS = {

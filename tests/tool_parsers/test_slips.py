@@ -166,6 +166,13 @@ def _letters(text: str) -> set[str]:
     return {letter for letter in text if not letter.isascii()}
 
 
+@pytest.mark.parametrize("holds_calls", [False, True])
+def test_a_bare_call_that_breaks_is_text_and_no_other_call(holds_calls: bool) -> None:
+    output = '{"name": "get_weather", "parameters": {"city": "unit": "c"}}'
+    found = read("llama3", output, offered=tools(), holds_calls=holds_calls)
+    assert (found.calls, found.text) == ([], output)
+
+
 def test_a_broken_call_that_was_begun_is_reported_and_never_whole() -> None:
     output = hermes('"', 'echo "hi"')
     found = read("qwen3", output)

@@ -11,8 +11,8 @@ from mlx_server.events import Event, ToolCallDelta, ToolCallFinished
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.formats import DSML_FORMATS, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 from mlx_server.tool_parsers.source import Source
+from mlx_server.tool_parsers.tag_formats import DSML_FORMATS, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 
 PROPERTIES = {
     "path": {"type": "string"},

@@ -7,8 +7,7 @@ each type, prompts on both sides of windows and chunks.
 from typing import Any
 
 from tests.worker.kinds import BLOCKS, CONVOLUTIONS, GPT_OSS, LLAMA, MAMBA2, SIZES, Kind
-
-WINDOW = 32
+from tests.worker.newer_architectures import NEWER, WINDOW
 
 SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2}
 EXPERTS: dict[str, Any] = {
@@ -377,6 +376,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "index_head_dim": 16,
         "index_topk": 8,
     },
+    **NEWER,
 }
 """By mlx-lm's module; what stands after a dash is a variant."""
 

@@ -1,7 +1,7 @@
 """Every architecture of mlx-lm that has a family here loads, batches, takes an adapter, is cached
 and cancelled, and says what mlx-lm itself says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,43 @@ from mlx_server.checkpoints.architectures import module_of
 from mlx_server.engine.messages import AdapterLoaded, CancelRows, LimitCache, LoadAdapter
 from mlx_server.families import FAMILIES
 from mlx_server.worker import batch_support
-from tests.worker.architectures import ARCHITECTURES, CONFIGS, WINDOW
+from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import linears_of, mlx_adapter, network, with_adapter
+from tests.worker.newer_architectures import WINDOW
 from tests.worker.test_kinds import Bench
 
 pytestmark = pytest.mark.tables
 
 TOKENS = 8
-ALONE = {"afm7", "deepseek_v41", "gemma2", "llama4", "olmo_hybrid", "phi3small"}
+ALONE = {
+    *("afm7", "deepseek_v41", "gemma2", "gpt_bigcode", "jamba", "llama4"),
+    *("longcat_flash_ngram", "minimax_m3_vl", "olmo_hybrid", "phi3small"),
+}
 """Those whose rows are computed one at a time."""
 
 CACHE_BYTES = 1 << 30
 
-ADAPTED = ("q_proj", "q_b_proj", "qkv_proj", "query_key_value", "o_proj", "in_proj", "mlp.up_proj")
+ADAPTED = (
+    *("q_proj", "q_b_proj", "qkv_proj", "wqkv", "c_attn", "query_key_value"),
+    *("o_proj", "in_proj", "mlp.up_proj"),
+)
 """What people train, by what it is called in one architecture or another."""
+
+
+LENGTHS = (1, WINDOW + 1, 5, 2 * WINDOW + 6)
+UNEVEN = (*LENGTHS, 3)
+"""With a short prompt that has tokens of its own before those that pad it."""
 
 
 class Served:
     """One architecture in one engine, and what mlx-lm says of the same prompts."""
 
-    def __init__(self, kind: Kind, folder: Path) -> None:
+    def __init__(self, kind: Kind, folder: Path, lengths: Sequence[int] = LENGTHS) -> None:
         self.name = kind.name
         self.path = kind.save(folder / kind.name)
         self.bench = Bench(self.path, CACHE_BYTES)
-        self.prompts = prompts()
+        self.prompts = prompts(lengths)
         self.expected = [generated(self.model, prompt) for prompt in self.prompts]
         self.remember(nothing=True)
 
@@ -55,13 +67,14 @@ class Served:
         return [answers[row] for row in rows]
 
 
-def prompts() -> list[list[int]]:
+def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     random = np.random.default_rng(3)
-    return [random.integers(0, 256, n).tolist() for n in (1, WINDOW + 1, 5, 2 * WINDOW + 6)]
+    return [random.integers(0, 256, n).tolist() for n in lengths]
 
 
-def generated(model: Any, prompt: list[int]) -> list[int]:
-    steps = generate_step(mx.array(prompt), model, max_tokens=TOKENS)
+def generated(model: Any, prompt: list[int], step: int = 2048) -> list[int]:
+    """step: the most tokens of the prompt that are computed at a time."""
+    steps = generate_step(mx.array(prompt), model, max_tokens=TOKENS, prefill_step_size=step)
     return [int(token) for token, _ in steps]
 
 
@@ -93,7 +106,14 @@ def test_a_cancelled_row_leaves_the_others_as_they_were(served: Served) -> None:
     assert rows[1] not in steps[-1]
 
 
+CUT_MATTERS = {"plamo3"}
+"""Those whose answers depend in mlx-lm on where a prompt is cut: a window is one token longer in a
+prompt than in the cache."""
+
+
 def test_the_prompt_cache_changes_no_answer(served: Served) -> None:
+    if served.name in CUT_MATTERS:
+        pytest.skip("mlx-lm gives other answers for a prompt in two parts")
     served.remember(nothing=False)
     bench = served.bench
     first, said = served.prompts[3], served.expected[3]
@@ -106,7 +126,7 @@ def test_the_prompt_cache_changes_no_answer(served: Served) -> None:
 
 def test_a_row_with_an_adapter_beside_others(served: Served, tmp_path: Path) -> None:
     linears = [
-        name for name in linears_of(served.path) if name.endswith(ADAPTED) and "indexer" not in name
+        name for name in linears_of(served.path) if name.endswith(ADAPTED) and "index" not in name
     ]
     folder = mlx_adapter(tmp_path / "adapter", served.path, keys=linears, scale=20.0)
     (report,) = served.bench.engine.handle(LoadAdapter("m", "a", str(folder)))
@@ -121,47 +141,28 @@ def test_a_row_with_an_adapter_beside_others(served: Served, tmp_path: Path) -> 
     assert expected != served.expected[:2]
 
 
+@pytest.mark.parametrize("name", sorted(CUT_MATTERS))
+def test_mlx_lm_itself_depends_on_where_a_prompt_is_cut(name: str, tmp_path: Path) -> None:
+    model, prompt = network(Kind(name, CONFIGS[name]).save(tmp_path / name)), prompts()[3]
+    assert generated(model, prompt) != generated(model, prompt, step=16)
+
+
 @pytest.mark.parametrize("name", batch_support.UNBATCHABLE)
 def test_what_is_said_to_be_wrong_together_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once mlx-lm computes it rightly, the table can do without it."""
     monkeypatch.setattr(batch_support, "UNBATCHABLE", {})
-    served = Served(Kind(name, CONFIGS[name]), tmp_path)
+    served = Served(Kind(name, CONFIGS[name]), tmp_path, UNEVEN)
     assert served.bench.engine._batches["m"].why_alone == ""
-    assert served.together() != served.expected
-
-
-UNTRIED = {
-    "apertus",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "gpt_bigcode",
-    "hunyuan",
-    "hunyuan_v1_dense",
-    "internlm2",
-    "internlm3",
-    "jamba",
-    "laguna",
-    "longcat_flash",
-    "longcat_flash_ngram",
-    "minicpm",
-    "minicpm3",
-    "minimax_m3_vl",
-    "plamo",
-    "plamo2",
-    "plamo3",
-    "solar_open",
-    "step3p5",
-}
-"""Architectures of families that were added last: no tiny checkpoint of them is tried yet."""
+    assert served.together(len(UNEVEN)) != served.expected
 
 
 def test_every_architecture_with_a_family_is_here() -> None:
     types = {name for family in FAMILIES for name in family.model_types}
     modules = {module for name in types if (module := module_of({"model_type": name}))}
     tried = {module for config in CONFIGS.values() if (module := module_of(config))}
-    assert modules - tried == UNTRIED
+    assert modules <= tried
 
 
 SEEING = {

@@ -1,14 +1,22 @@
 """Converts a chat completions body to a `GenerateRequest`."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from mlx_server.api import formats
 from mlx_server.api.chat_completions.messages import messages
 from mlx_server.api.chat_completions.protocol import (
     AllowedToolsChoice,
     ChatBody,
+    FreeformChoice,
+    FreeformToolParam,
     FunctionChoice,
     FunctionName,
     FunctionParam,
+    GrammarParam,
+    ToolParam,
 )
+from mlx_server.api.freeform import freeform_tool
 from mlx_server.api.tool_choice import check_choice, check_offered
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Tool
@@ -30,6 +38,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         model=body.model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
@@ -61,15 +70,16 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
     if body.is_legacy:
         return _functions(body)
-    tools = tuple(_tool(tool.function) for tool in body.tools or ())
+    tools = tuple(map(_tool, body.tools or ()))
+    _refuse_shared_names(body, tools)
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
-            names = {choice.function.name for choice in allowed.tools}
+            names = {choice.name for choice in allowed.tools}
             for name in names:
                 check_offered(name, tools)
             return tuple(tool for tool in tools if tool.name in names), allowed.mode
-        case FunctionChoice(function=function):
-            choice: ToolChoice = NamedTool(function.name)
+        case FunctionChoice() | FreeformChoice() as named:
+            choice: ToolChoice = NamedTool(named.name)
         case given:
             choice = given or "auto"
     check_choice(choice, tools)
@@ -85,7 +95,7 @@ def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
                 "`tools` and `tool_choice`.",
                 param=new,
             )
-    functions = tuple(map(_tool, body.functions or ()))
+    functions = tuple(map(_function, body.functions or ()))
     if not isinstance(body.function_call, FunctionName):
         return functions, body.function_call or "auto"
     name = body.function_call.name
@@ -97,7 +107,25 @@ def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     return functions, NamedTool(name)
 
 
-def _tool(function: FunctionParam) -> Tool:
+def _refuse_shared_names(body: ChatBody, tools: Sequence[Tool]) -> None:
+    """Raises BadRequest if a function has the name of a custom tool: calls could mean either."""
+    names = Counter(tool.name for tool in tools)
+    for name in body.freeform_names:
+        if names[name] > 1:
+            raise BadRequest(
+                f"Two `tools` have the name {name[:64]!r}: give each its own.", param="tools"
+            )
+
+
+def _tool(tool: ToolParam) -> Tool:
+    if isinstance(tool, FreeformToolParam):
+        format = tool.custom.format
+        grammar = format.grammar if isinstance(format, GrammarParam) else None
+        return freeform_tool(tool.custom.name, tool.custom.description, grammar)
+    return _function(tool.function)
+
+
+def _function(function: FunctionParam) -> Tool:
     return Tool(
         function.name, function.description, function.parameters or {}, bool(function.strict)
     )

@@ -3,8 +3,14 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from mlx_server.api.chat_completions.protocol import FunctionCall, MessageParam
+from mlx_server.api.chat_completions.protocol import (
+    FreeformCallParam,
+    FunctionCall,
+    MessageParam,
+    ToolCallParam,
+)
 from mlx_server.api.content import text_of
+from mlx_server.api.freeform import arguments_of_text
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Message, ToolCall
 
@@ -50,10 +56,7 @@ def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | No
 
 
 def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
-    calls = tuple(
-        ToolCall(call.id, call.function.name, _arguments(call.function))
-        for call in message.tool_calls or ()
-    )
+    calls = tuple(map(_call, message.tool_calls or ()))
     if (function := message.function_call) is None:
         return calls
     if calls:
@@ -62,6 +65,12 @@ def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
             param=f"messages[{place}].function_call",
         )
     return (ToolCall(f"function_call_{place}", function.name, _arguments(function)),)
+
+
+def _call(call: ToolCallParam) -> ToolCall:
+    if isinstance(call, FreeformCallParam):
+        return ToolCall(call.id, call.custom.name, arguments_of_text(call.custom.input))
+    return ToolCall(call.id, call.function.name, _arguments(call.function))
 
 
 def _arguments(function: FunctionCall) -> str:

@@ -2,10 +2,11 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Sequence
 from typing import Any
 
 from mlx_server.api.accumulator import AccumulatedAnswer, Accumulator, prompt_progress
+from mlx_server.api.freeform import FreeformInput, text_of_arguments
 from mlx_server.events import (
     Event,
     Finished,
@@ -15,6 +16,7 @@ from mlx_server.events import (
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
+    ToolCallFinished,
     ToolCallStarted,
 )
 from mlx_server.messages import ToolCall
@@ -23,10 +25,22 @@ Wire = dict[str, Any]
 
 
 class ChatOutput:
-    def __init__(self, *, model: str, n: int, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        n: int,
+        logprobs: bool,
+        include_usage: bool,
+        freeform: Container[str] = (),
+    ) -> None:
+        """freeform: the names of the tools whose input is free text."""
         self._accumulator = Accumulator(model=model, prompts=1, n=n)
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._freeform = freeform
+        self._inputs: dict[tuple[int, int], FreeformInput] = {}
+        """The texts of streamed calls, by the indices of answer and call."""
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._began = time.monotonic()
         self._created = int(time.time())
@@ -54,8 +68,9 @@ class ChatOutput:
                 case ReasoningDelta(index):
                     thought = event.separated
                     yield self._chunk(index, {"reasoning_content": thought, "reasoning": thought})
-                case ToolCallStarted(index) | ToolCallDelta(index):
-                    yield self._chunk(index, self._call_delta(event))
+                case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
+                    if delta := self._call_delta(event):
+                        yield self._chunk(index, delta)
                 case Finished(index, reason):
                     warnings = self._accumulator.warnings(self._accumulator.answers[index])
                     finished = self._chunk(index, {}, finish_reason=self._finish_reason(reason))
@@ -109,15 +124,29 @@ class ChatOutput:
         }
 
     def _calls(self, calls: Sequence[ToolCall]) -> Wire:
-        return {"tool_calls": [_call(call) for call in calls]}
+        return {"tool_calls": [self._call(call) for call in calls]}
 
-    def _call_delta(self, event: ToolCallStarted | ToolCallDelta) -> Wire:
+    def _call(self, call: ToolCall) -> Wire:
+        if call.name not in self._freeform:
+            return _call(call)
+        return _freeform_call(call, text_of_arguments(call.arguments))
+
+    def _call_delta(self, event: ToolCallStarted | ToolCallDelta | ToolCallFinished) -> Wire:
+        key = event.index, event.call
         match event:
-            case ToolCallStarted(_, call, id, name):
+            case ToolCallStarted(name=name) if name in self._freeform:
+                self._inputs[key] = FreeformInput()
+                piece = _freeform_call(ToolCall(event.id, name, ""), "")
+            case ToolCallStarted(id=id, name=name):
                 piece = _call(ToolCall(id, name, ""))
-            case ToolCallDelta(_, call, arguments):
+            case ToolCallDelta(arguments=arguments) if key in self._inputs:
+                piece = _freeform_delta(self._inputs[key].feed(arguments))
+            case ToolCallDelta(arguments=arguments):
                 piece = {"function": {"arguments": arguments}}
-        return {"tool_calls": [{"index": call, **piece}]}
+            case ToolCallFinished():
+                text = self._inputs.pop(key).finish() if key in self._inputs else ""
+                piece = _freeform_delta(text)
+        return {"tool_calls": [{"index": event.call, **piece}]} if piece else {}
 
     def _finish_reason(self, reason: str | None) -> str | None:
         return reason
@@ -129,12 +158,13 @@ class FunctionCallOutput(ChatOutput):
     def _calls(self, calls: Sequence[ToolCall]) -> Wire:
         return {"function_call": _function(calls[0])}
 
-    def _call_delta(self, event: ToolCallStarted | ToolCallDelta) -> Wire:
+    def _call_delta(self, event: ToolCallStarted | ToolCallDelta | ToolCallFinished) -> Wire:
         match event:
             case ToolCallStarted(_, _, id, name):
                 return {"function_call": _function(ToolCall(id, name, ""))}
             case ToolCallDelta(_, _, arguments):
                 return {"function_call": {"arguments": arguments}}
+        return {}
 
     def _finish_reason(self, reason: str | None) -> str | None:
         return "function_call" if reason == "tool_calls" else reason
@@ -142,6 +172,14 @@ class FunctionCallOutput(ChatOutput):
 
 def _call(call: ToolCall) -> Wire:
     return {"id": call.id, "type": "function", "function": _function(call)}
+
+
+def _freeform_call(call: ToolCall, text: str) -> Wire:
+    return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
+
+
+def _freeform_delta(text: str) -> Wire:
+    return {"custom": {"input": text}} if text else {}
 
 
 def _function(call: ToolCall) -> Wire:

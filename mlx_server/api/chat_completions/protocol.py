@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.content import Content
 from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import Effort, GenerationBody, Items, ResponseTokens, WireModel
 from mlx_server.api.formats import ConstrainedBody
+from mlx_server.api.freeform import FreeformText, TextGrammar
 from mlx_server.api.thinking import ThinkingBody
 
 
@@ -18,10 +19,35 @@ class FunctionCall(WireModel):
     arguments: str | dict[str, Any] = ""
 
 
-class ToolCallParam(WireModel):
+class FunctionCallParam(WireModel):
     id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class FreeformCall(WireModel):
+    name: Annotated[str, Field(min_length=1)]
+    input: str = ""
+
+
+class FreeformCallParam(WireModel):
+    """A call of a tool whose input is free text."""
+
+    id: str = ""
+    type: Literal["custom"]
+    custom: FreeformCall
+
+
+def _kind(value: Any) -> str:
+    """A union tag that is no field name; calls and choices may come without a type."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<custom>" if kind == "custom" else "<function>"
+
+
+ToolCallParam = Annotated[
+    Annotated[FunctionCallParam, Tag("<function>")] | Annotated[FreeformCallParam, Tag("<custom>")],
+    Discriminator(_kind),
+]
 
 
 class MessageParam(WireModel):
@@ -45,9 +71,33 @@ class FunctionParam(WireModel):
     strict: bool | None = None
 
 
-class ToolParam(WireModel):
+class FunctionToolParam(WireModel):
     type: Literal["function"]
     function: FunctionParam
+
+
+class GrammarParam(WireModel):
+    type: Literal["grammar"]
+    grammar: TextGrammar
+
+
+class FreeformParam(WireModel):
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    format: Annotated[FreeformText | GrammarParam, Field(discriminator="type")] | None = None
+
+
+class FreeformToolParam(WireModel):
+    """A tool whose input is free text."""
+
+    type: Literal["custom"]
+    custom: FreeformParam
+
+
+ToolParam = Annotated[
+    Annotated[FunctionToolParam, Tag("<function>")] | Annotated[FreeformToolParam, Tag("<custom>")],
+    Discriminator(_kind),
+]
 
 
 class FunctionName(WireModel):
@@ -58,10 +108,29 @@ class FunctionChoice(WireModel):
     type: Literal["function"]
     function: FunctionName
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class FreeformChoice(WireModel):
+    type: Literal["custom"]
+    custom: FunctionName
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+AllowedTool = Annotated[
+    Annotated[FunctionChoice, Tag("<function>")] | Annotated[FreeformChoice, Tag("<custom>")],
+    Discriminator(_kind),
+]
+
 
 class AllowedTools(WireModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[Items[FunctionChoice], Field(min_length=1, max_length=limits.TOOLS.value)]
+    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS.value)]
 
 
 class AllowedToolsChoice(WireModel):
@@ -71,7 +140,7 @@ class AllowedToolsChoice(WireModel):
 
 ToolChoiceParam = (
     Literal["none", "auto", "required"]
-    | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")]
+    | Annotated[FunctionChoice | FreeformChoice | AllowedToolsChoice, Field(discriminator="type")]
 )
 
 
@@ -98,6 +167,12 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     modalities: Items[str] | None = None
     reasoning_effort: Effort | None = None
     max_response_tokens: ResponseTokens | None = None
+
+    @property
+    def freeform_names(self) -> frozenset[str]:
+        """The names of the tools whose input is free text."""
+        tools = self.tools or ()
+        return frozenset(tool.custom.name for tool in tools if isinstance(tool, FreeformToolParam))
 
     @property
     def is_legacy(self) -> bool:

@@ -21,6 +21,7 @@ async def chat_completions(http: Request) -> Response:
         n=request.n,
         logprobs=request.logprobs is not None,
         include_usage=body.include_usage,
+        freeform=body.freeform_names,
     )
     ignored = body.ignored()
     return await respond(http, request, output, stream=bool(body.stream), ignored=ignored)

@@ -20,6 +20,7 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         model=body.model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
         **body.constrained(),
         buffered=not body.stream,
         progress=body.include_progress,

@@ -5,6 +5,7 @@ from mlx_server.api.completions.input import to_request
 from mlx_server.api.completions.output import CompletionOutput
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.handlers import respond
+from mlx_server.api.overflow import prompt_too_long
 
 PATH = "/v1/completions"
 
@@ -23,4 +24,11 @@ async def completions(http: Request) -> Response:
         include_usage=body.include_usage,
     )
     ignored = body.ignored()
-    return await respond(http, request, output, stream=bool(body.stream), ignored=ignored)
+    return await respond(
+        http,
+        request,
+        output,
+        stream=bool(body.stream),
+        ignored=ignored,
+        overflow=prompt_too_long,
+    )

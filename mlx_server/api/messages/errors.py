@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from mlx_server.errors import ContextTooLong, ServerError
+from mlx_server.generation.overflow import PromptOverflow
 
 PATH = "/v1/messages"
 VERSION = "anthropic-version"
@@ -45,6 +46,7 @@ def error_body(error: ServerError, scope: Scope, status: int | None = None) -> d
     }
 
 
-def prompt_too_long(tokens: int, most: int) -> ContextTooLong:
+def prompt_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
     """The overflow in Anthropic's words, by which agents know that they have to shorten."""
+    most = overflow.context - 1
     return ContextTooLong(f"prompt is too long: {tokens} tokens > {most} maximum", param="messages")

@@ -1,22 +1,19 @@
 """Converts a messages body to a `GenerateRequest`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api import formats
 from mlx_server.api.formats import FormatChoice, the_only_format
 from mlx_server.api.messages.protocol import MessagesBody, OutputFormat, PromptBody
-from mlx_server.api.messages.signatures import Signer
 from mlx_server.api.messages.tools import select_tools
 from mlx_server.api.messages.turns import instructions, turns_of
+from mlx_server.api.signatures import Signer
 from mlx_server.api.thinking import SOME_EFFORT
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, JsonFormat
-
-EFFORTS: Mapping[str, str] = {"max": "xhigh"}
-"""Anthropic's words for an effort that the families know by another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ def has_cache_control(body: PromptBody) -> bool:
 
 def _effort(body: PromptBody) -> str | None:
     effort = body.output_config and body.output_config.effort
-    return EFFORTS.get(effort, effort) if effort else None
+    return effort or None
 
 
 def _template_kwargs(body: PromptBody) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api.accumulator import Accumulator
-from mlx_server.api.messages.signatures import Signer
+from mlx_server.api.signatures import Signer
 from mlx_server.events import (
     Event,
     Finished,

@@ -3,14 +3,13 @@ from fastapi import APIRouter, Request, Response
 from mlx_server.api.body import documented, read
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response, respond
-from mlx_server.api.messages.counting import count, overflow
-from mlx_server.api.messages.errors import PATH
+from mlx_server.api.messages.counting import count
+from mlx_server.api.messages.errors import PATH, prompt_too_long
 from mlx_server.api.messages.input import to_request
 from mlx_server.api.messages.output import MessagesOutput, OutputOptions
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.messages.stream import frames
 from mlx_server.engine.messages import SHORTEST_STORED
-from mlx_server.errors import ContextTooLong
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
@@ -31,17 +30,15 @@ async def messages(http: Request) -> Response:
         shortest_stored=SHORTEST_STORED,
     )
     output = MessagesOutput(model=body.model, signer=http.app.state.signer, options=options)
-    try:
-        return await respond(
-            http,
-            parsed.request,
-            output,
-            stream=bool(body.stream),
-            ignored=list(parsed.ignored),
-            frames=frames(http.scope),
-        )
-    except ContextTooLong:
-        raise await overflow(pool, parsed.request) from None
+    return await respond(
+        http,
+        parsed.request,
+        output,
+        stream=bool(body.stream),
+        ignored=list(parsed.ignored),
+        frames=frames(http.scope),
+        overflow=prompt_too_long,
+    )
 
 
 @router.post(COUNT_PATH, openapi_extra=documented(COUNT_PATH, PromptBody))

@@ -28,7 +28,7 @@ from mlx_server.api.messages.blocks import (
     ToolSearchBlock,
     ToolUseBlock,
 )
-from mlx_server.api.messages.signatures import Signer
+from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Message, ToolCall
 

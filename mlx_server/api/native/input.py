@@ -2,6 +2,7 @@
 
 from typing import TypedDict
 
+from mlx_server.api import formats
 from mlx_server.api.chat_completions.messages import messages
 from mlx_server.api.chat_completions.protocol import FunctionName
 from mlx_server.api.native.protocol import NativeBody
@@ -36,15 +37,23 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
     tools = tuple(Tool(t.name, t.description, t.parameters or {}) for t in body.tools or ())
     choice = _choice(body)
     check_choice(choice, tools)
+    asked = list(formats.of_response_format(body.response_format))
+    constrained = formats.the_only_format(asked, otherwise="response_format")
+    conversation = Conversation(
+        messages(body.messages),
+        tools,
+        response_format=formats.prompt_description(constrained["format"]),
+        continue_final_message=body.continues(),
+    )
     return GenerateRequest(
         model=model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
+        **constrained,
         **_limits(body),
         buffered=True,
-        prompts=(
-            Conversation(messages(body.messages), tools, continue_final_message=body.continues()),
-        ),
+        prompts=(conversation,),
         stop=body.stops(),
         choices=body.choices(),
         logit_bias=body.biases(),

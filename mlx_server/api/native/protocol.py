@@ -9,6 +9,7 @@ from mlx_server import limits
 from mlx_server.api.chat_completions.protocol import FunctionName, MessageParam
 from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import Items, ResponseTokens, SamplingBody, ThinkingTokens, WireModel
+from mlx_server.api.formats import ResponseFormat
 
 ELSEWHERE = "use /v1/chat/completions"
 
@@ -23,7 +24,6 @@ class NativeBody(SamplingBody, ContinuationBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **SamplingBody.UNSUPPORTED,
         "n": ELSEWHERE,
-        "response_format": ELSEWHERE,
         "structured_outputs": ELSEWHERE,
     }
 
@@ -38,4 +38,5 @@ class NativeBody(SamplingBody, ContinuationBody):
     max_response_tokens: ResponseTokens | None = None
     tools: Annotated[Items[NativeTool], Field(max_length=limits.TOOLS.value)] | None = None
     tool_choice: Literal["auto", "none", "required"] | FunctionName | None = None
+    response_format: ResponseFormat | None = None
     tool_parser: Annotated[str, Field(min_length=1)] | None = None

@@ -30,7 +30,7 @@ ASK = (
 
 async def compact(http: Request, body: ResponsesBody) -> Wire:
     found = await read_all(http, body)
-    output = ResponseOutput(new_response(body, "", stored=False), encrypts=False)
+    output = ResponseOutput(new_response(body, "", stored=False))
     async with aclosing(events_of(http, _asking(found.parsed.request))) as events:
         response = await output.aggregate(events)
     summary = "".join(_texts(response["output"])).strip()

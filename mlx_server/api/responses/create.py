@@ -9,6 +9,7 @@ from types import MappingProxyType
 from starlette.requests import HTTPConnection
 
 from mlx_server.api.metrics import Metrics
+from mlx_server.api.overflow import in_words, input_too_long
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.input import ParsedRequest, input_items, to_request
@@ -28,6 +29,7 @@ from mlx_server.api.responses.state import (
 )
 from mlx_server.api.responses.truncation import truncate_to_fit
 from mlx_server.api.security import with_client
+from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tool_loop import respond
 from mlx_server.mcp import Connectors
@@ -82,7 +84,14 @@ async def create(
         conversation=body.conversation_id,
     )
     response = new_response(body, record.id, stored=stored)
-    output = ResponseOutput(response, encrypts=body.encrypts, interprets=body.interprets)
+    signer: Signer = connection.app.state.signer
+    output = ResponseOutput(
+        response,
+        seal=signer.seal if body.encrypts else None,
+        summarizes=body.summary is not None,
+        interprets=body.interprets,
+        table=found.parsed.table,
+    )
     events = partial(events_of, connection, found.parsed)
     run = Run(record, output, events(), runs if stored else NullRunStore())
     log = EventLog(runs.logs) if body.stream else None
@@ -110,7 +119,8 @@ async def read_all(
     )
     references = await referenced_items(body.input, store, owner, room)
     is_recalled = body.previous_response_id in recalled
-    return await in_thread(_resolved, body, before, references, is_recalled)
+    signer: Signer = connection.app.state.signer
+    return await in_thread(_resolved, body, before, references, is_recalled, signer)
 
 
 def room_of(connection: HTTPConnection) -> ReadBackBudget:
@@ -123,11 +133,12 @@ def _resolved(
     stored: Sequence[ItemRecord],
     references: dict[str, Wire],
     is_recalled: bool,
+    signer: Signer,
 ) -> ResolvedRequest:
     """`is_recalled`: the earlier items are not in the store, so they are stored as input too."""
     before = read_wires(stored)
     items = input_items(body, references.__getitem__)
-    parsed = to_request(body, items, read_items(before))
+    parsed = to_request(body, items, read_items(before), signer.opened)
     own = [wire(item) for item in items]
     own_records = as_stored(own)
     context = [*stored, *own_records]
@@ -141,4 +152,4 @@ def events_of(connection: HTTPConnection, parsed: ParsedRequest) -> Events:
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
     request = with_client(parsed.request, connection)
     events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
-    return metrics.observed(events)
+    return metrics.observed(in_words(events, input_too_long))

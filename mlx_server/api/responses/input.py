@@ -1,21 +1,29 @@
 """Converts a responses body to a `GenerateRequest` and the use of MCP servers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api import formats
 from mlx_server.api.responses.item_messages import messages_of
 from mlx_server.api.responses.items import (
+    AdditionalToolsItem,
     HostedItem,
     InputItem,
     ItemReference,
     McpListToolsItem,
     MessageItem,
+    Open,
+    ReasoningItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
     read_items,
+    unsealed,
 )
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.tool_selection import select_tools
+from mlx_server.api.responses.tool_table import NO_TABLE, ToolTable, without_use
+from mlx_server.api.responses.tools import ToolParam
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools
@@ -31,6 +39,8 @@ class ParsedRequest:
     ignored: tuple[str, ...]
     truncates: bool = False
     """Whether a prompt that is too long loses its oldest turns."""
+    table: ToolTable = NO_TABLE
+    """What the names of calls mean."""
 
 
 def references(body: ResponsesBody) -> list[str]:
@@ -50,16 +60,21 @@ def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:
 
 
 def to_request(
-    body: ResponsesBody, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
+    body: ResponsesBody,
+    items: Sequence[InputItem],
+    earlier: Sequence[InputItem] = (),
+    opened: Open = unsealed,
 ) -> ParsedRequest:
-    """`earlier`: the conversation's items before those of this request."""
+    """`earlier`: the conversation's items before those of this request. `opened` reads the encoded
+    content of reasoning."""
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
-    messages, approvals = messages_of(zip(everything, places, strict=True))
+    found = [tool for item in everything for tool in _tools_of(item)]
+    chosen = select_tools(body, listed=_listed(everything), found=found)
+    messages, approvals = messages_of(zip(everything, places, strict=True), chosen.table, opened)
     if not messages and not approvals and body.instructions is None:
         raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
     instructions = [Message("system", body.instructions)] if body.instructions else []
-    chosen = select_tools(body, listed=_listed(everything))
     constrained = body.constrained()
     conversation = Conversation(
         messages=(*instructions, *messages),
@@ -71,6 +86,7 @@ def to_request(
         model=body.model,
         **body.adapter_choice(),
         include_raw=body.include_raw,
+        on_disk=body.store is not False,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
@@ -89,9 +105,30 @@ def to_request(
         raw_messages=bool(body.enable_response_messages),
     )
     mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
-    hosted = dict.fromkeys(f"input.{item.type}" for item in items if isinstance(item, HostedItem))
     truncates = body.truncation == "auto"
-    return ParsedRequest(request, mcp, (*body.ignored(), *hosted), truncates)
+    ignored = (*body.ignored(), *dict.fromkeys(_without_use(items, opened)))
+    return ParsedRequest(request, mcp, ignored, truncates, chosen.table)
+
+
+def _tools_of(item: InputItem) -> Sequence[ToolParam]:
+    """The tools that an item adds to those of the request."""
+    match item:
+        case ToolSearchOutputItem() | AdditionalToolsItem():
+            return item.tools or ()
+    return ()
+
+
+def _without_use(items: Iterable[InputItem], opened: Open) -> Iterator[str]:
+    """Names of the items, and of parts of them, that are ignored."""
+    for item in items:
+        match item:
+            case HostedItem() | ToolSearchCallItem(call_id=None):
+                yield f"input.{item.type}"
+            case ReasoningItem(content=None | [], encrypted_content=str(token)) if token:
+                if opened(token) is None:
+                    yield "input.encrypted_content"
+            case _:
+                yield from (f"input.tools.{kind}" for kind in without_use(_tools_of(item)))
 
 
 def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:

@@ -1,9 +1,10 @@
 """Converts items to messages: items of one model turn are merged into one message."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mlx_server.api.content import text_of
+from mlx_server.api.freeform import arguments_of_text
 from mlx_server.api.responses.items import (
     CallOutputItem,
     CompactionItem,
@@ -14,10 +15,21 @@ from mlx_server.api.responses.items import (
     McpApprovalResponseItem,
     McpCallItem,
     MessageItem,
+    Open,
     ReasoningItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
     arguments_of,
     json_text,
     unsealed,
+)
+from mlx_server.api.responses.tool_table import TOOL_SEARCH, ToolTable
+from mlx_server.api.responses.tools import (
+    FreeformTool,
+    FunctionTool,
+    NamespacedTool,
+    ToolNamespace,
+    ToolParam,
 )
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Message, Phase, ToolCall
@@ -37,8 +49,11 @@ class AssistantDraft:
 class ItemsToMessages:
     """Takes items one by one; `messages` and `approvals` are complete after `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: ToolTable, opened: Open) -> None:
+        """`opened` reads the encoded content of reasoning."""
         self.messages: list[Message] = []
+        self._opened = opened
+        self._table = table
         self.approvals: list[Approval] = []
         """Answers to approval requests that have not become messages yet."""
         self._drafts: list[AssistantDraft] = []
@@ -57,14 +72,19 @@ class ItemsToMessages:
                 self.end()
                 self.messages.append(Message(role, text_of(item.content, f"{where}.content")))
             case ReasoningItem():
-                self._add_reasoning(_reasoning(item, where))
+                self._add_reasoning(_reasoning(item, self._opened))
             case FunctionCallItem():
-                self._call(ToolCall(item.call_id, item.name, arguments_of(item)))
+                name = self._table.shown(item.name, item.namespace)
+                self._call(ToolCall(item.call_id, name, arguments_of(item)))
             case CustomCallItem():
-                arguments = json_text({"input": item.input or ""})
-                self._call(ToolCall(item.call_id, item.name, arguments))
-            case CallOutputItem():
-                self._answer(item, where)
+                name = self._table.shown(item.name, item.namespace)
+                self._call(ToolCall(item.call_id, name, arguments_of_text(item.input or "")))
+            case ToolSearchCallItem(call_id=str(id)):
+                self._call(ToolCall(id, TOOL_SEARCH, json_text(item.arguments or {})))
+            case ToolSearchOutputItem(call_id=str(id)):
+                self._answer(id, self._found(item), where)
+            case CallOutputItem(call_id=id):
+                self._answer(id, text_of(item.output, f"{where}.output"), where)
             case McpCallItem():
                 self._mcp_call(item)
             case McpApprovalRequestItem():
@@ -73,7 +93,7 @@ class ItemsToMessages:
                 self._approve(item, where)
             case CompactionItem():
                 self.end()
-                self.messages.append(Message("system", SUMMARY + _opened(item, where)))
+                self.messages.append(Message("system", SUMMARY + _unsealed(item, where)))
 
     def end(self) -> None:
         """Ends the model's turn: drafts, calls and results become messages."""
@@ -112,15 +132,19 @@ class ItemsToMessages:
         self._calls.append(call)
         self._known.add(call.id)
 
-    def _answer(self, item: CallOutputItem, where: str) -> None:
-        if item.call_id not in self._known:
+    def _answer(self, id: str, output: str, where: str) -> None:
+        if id not in self._known:
             raise BadRequest(
-                f"`{where}.call_id` is {item.call_id[:64]!r}, but no earlier call has this id.",
+                f"`{where}.call_id` is {id[:64]!r}, but no earlier call has this id.",
                 param=f"{where}.call_id",
             )
         self.end()
-        output = text_of(item.output, f"{where}.output")
-        self.messages.append(Message("tool", output, tool_call_id=item.call_id))
+        self.messages.append(Message("tool", output, tool_call_id=id))
+
+    def _found(self, item: ToolSearchOutputItem) -> str:
+        """The result of a search, as text: the tools themselves are among those of the request."""
+        names = [self._table.shown(name, ns) for name, ns in _names(item.tools or ())]
+        return f"These tools can be called now: {', '.join(names)}" if names else "No tool found."
 
     def _mcp_call(self, item: McpCallItem) -> None:
         id = item.id or f"mcp_{len(self.messages)}_{len(self._calls)}"
@@ -168,21 +192,17 @@ def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
     )
 
 
-def _reasoning(item: ReasoningItem, where: str) -> str:
+def _reasoning(item: ReasoningItem, opened: Open) -> str:
     """The reasoning's text: its content, or the encoded content, or the summary."""
     if item.content:
         return "".join(part.text for part in item.content)
-    if item.encrypted_content:
-        return _unsealed(item.encrypted_content, where)
+    if item.encrypted_content and (found := opened(item.encrypted_content)) is not None:
+        return found
     return "\n\n".join(part.text for part in item.summary or ())
 
 
-def _opened(item: CompactionItem, where: str) -> str:
-    return _unsealed(item.encrypted_content, where)
-
-
-def _unsealed(token: str, where: str) -> str:
-    found = unsealed(token)
+def _unsealed(item: CompactionItem, where: str) -> str:
+    found = unsealed(item.encrypted_content)
     if found is None:
         raise BadRequest(
             f"`{where}.encrypted_content` is not valid: send it as this server returned it.",
@@ -208,9 +228,23 @@ def _is_text(part: object) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
-def messages_of(items: Iterable[tuple[InputItem, str]]) -> tuple[list[Message], list[Approval]]:
+def _names(
+    tools: Iterable[ToolParam | NamespacedTool], namespace: str | None = None
+) -> Iterator[tuple[str, str | None]]:
+    """The names of tools, with their namespace."""
+    for tool in tools:
+        match tool:
+            case FunctionTool(name=name) | FreeformTool(name=name):
+                yield name, namespace
+            case ToolNamespace():
+                yield from _names(tool.tools, tool.name)
+
+
+def messages_of(
+    items: Iterable[tuple[InputItem, str]], table: ToolTable, opened: Open
+) -> tuple[list[Message], list[Approval]]:
     """The messages and approvals of items, which come with their place in the request."""
-    turns = ItemsToMessages()
+    turns = ItemsToMessages(table, opened)
     for item, where in items:
         turns.add(item, where)
     turns.end()

@@ -3,13 +3,15 @@
 import base64
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
+from mlx_server import limits
 from mlx_server.api.content import Content, TextPart
 from mlx_server.api.fields import Items, WireModel
+from mlx_server.api.responses.tools import ToolParam
 from mlx_server.messages import Phase
 
 Wire = dict[str, Any]
@@ -25,6 +27,9 @@ PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
     "mcp_list_tools": "mcpl",
     "mcp_call": "mcp",
     "mcp_approval_request": "mcpr",
@@ -64,6 +69,7 @@ class FunctionCallItem(Item):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
+    namespace: Annotated[str, Field(min_length=1)] | None = None
     arguments: str | dict[str, Any] | None = None
 
 
@@ -73,7 +79,32 @@ class CustomCallItem(Item):
     type: Literal["custom_tool_call"]
     call_id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
+    namespace: Annotated[str, Field(min_length=1)] | None = None
     input: str | None = None
+
+
+class ToolSearchCallItem(Item):
+    """A search for tools, which the client runs if it has a `call_id`."""
+
+    type: Literal["tool_search_call"]
+    call_id: Annotated[str, Field(min_length=1)] | None = None
+    arguments: Any = None
+
+
+FoundTools = Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS.value)]
+
+
+class ToolSearchOutputItem(Item):
+    type: Literal["tool_search_output"]
+    call_id: Annotated[str, Field(min_length=1)] | None = None
+    tools: FoundTools | None = None
+
+
+class AdditionalToolsItem(Item):
+    """Tools that the client offers in addition to those of the request."""
+
+    type: Literal["additional_tools"]
+    tools: FoundTools | None = None
 
 
 class CallOutputItem(Item):
@@ -124,7 +155,6 @@ class ItemReference(WireModel):
 
 
 Hosted = Literal[
-    "additional_tools",
     "apply_patch_call",
     "apply_patch_call_output",
     "code_interpreter_call",
@@ -138,8 +168,6 @@ Hosted = Literal[
     "program_output",
     "shell_call",
     "shell_call_output",
-    "tool_search_call",
-    "tool_search_output",
     "web_search_call",
 ]
 
@@ -165,6 +193,9 @@ InputItem = Annotated[
         | ReasoningItem
         | FunctionCallItem
         | CustomCallItem
+        | ToolSearchCallItem
+        | ToolSearchOutputItem
+        | AdditionalToolsItem
         | CallOutputItem
         | McpListToolsItem
         | McpCallItem
@@ -209,8 +240,10 @@ def wire(item: InputItem) -> Wire:
             return {**found, "output": output, "status": "completed"}
         case McpCallItem() | McpApprovalRequestItem():
             return {**found, "arguments": item.arguments or ""}
-        case McpListToolsItem():
+        case McpListToolsItem() | ToolSearchOutputItem() | AdditionalToolsItem():
             return {**found, "tools": found.get("tools") or []}
+        case ToolSearchCallItem():
+            return {**found, "arguments": found.get("arguments") or {}}
     return found
 
 
@@ -240,8 +273,14 @@ def json_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+Seal = Callable[[str], str]
+"""Makes an opaque text of a thought, which clients send back unread."""
+Open = Callable[[str], str | None]
+"""Returns the thought in such a text; None for a text that this server has not made."""
+
+
 def sealed(text: str) -> str:
-    """Encodes text that clients send back unread. It is neither encrypted nor signed."""
+    """Encodes a summary that clients send back unread. It is neither encrypted nor signed."""
     return SEALED + base64.b64encode(text.encode(errors="replace")).decode()
 
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from mlx_server.api.accumulator import prompt_progress, tool_output_tokens, warnings_body
-from mlx_server.api.responses import built_in, stream
-from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses import built_in, client_calls, stream
+from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.stream import End, OutputItem
+from mlx_server.api.responses.tool_table import NO_TABLE, ToolTable
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.events import (
     ApprovalRequested,
@@ -47,12 +48,24 @@ BROKEN = "The answer ended early: an internal error of the server."
 
 
 class ResponseOutput:
-    def __init__(self, response: Wire, *, encrypts: bool, interprets: bool = False) -> None:
-        """`response` is a new one without output. `encrypts`: reasoning also comes encoded, for the
-        client to send back. `interprets`: the client listed a code interpreter."""
+    def __init__(
+        self,
+        response: Wire,
+        *,
+        seal: Seal | None = None,
+        summarizes: bool = False,
+        interprets: bool = False,
+        table: ToolTable = NO_TABLE,
+    ) -> None:
+        """`response` is a new one without output. `seal`: reasoning also comes encoded by it,
+        for the client to send back. `summarizes`: reasoning also comes as its own summary.
+        `interprets`: the client listed a code interpreter. `table`: what the
+        names of calls mean."""
         self._response = response
-        self._encrypts = encrypts
+        self._seal = seal
+        self._summarizes = summarizes
         self._interprets = interprets
+        self._table = table
         self._items: list[OutputItem] = []
         self._text: stream.TextItem | None = None
         """The open item that gets text or reasoning."""
@@ -140,9 +153,9 @@ class ResponseOutput:
             case ReasoningDelta():
                 yield from self._add_reasoning(event)
             case ToolCallStarted(_, call):
-                yield from self._open(
-                    call, stream.StreamedFunctionCall(self._next_output_index, event)
-                )
+                called = self._table.called(event.name)
+                item = client_calls.item_of(event, called, self._next_output_index)
+                yield from self._open(call, item)
             case McpCallStarted(_, call):
                 yield from self._open(call, stream.StreamedMcpCall(self._next_output_index, event))
             case ToolCallDelta(_, call, arguments) | McpCallDelta(_, call, arguments):
@@ -208,21 +221,23 @@ class ResponseOutput:
 
     def _add_reasoning(self, event: ReasoningDelta) -> Iterator[Wire]:
         if event.text:
-            continues = isinstance(self._text, stream.StreamedReasoning)
+            is_open = isinstance(self._text, stream.StreamedReasoning)
+            continues = is_open and not event.begins_message
             if not continues:
-                reasoning = stream.StreamedReasoning(
-                    self._next_output_index, encrypts=self._encrypts
-                )
-                yield from self._continue_item(reasoning)
+                yield from self._continue_item(self._reasoning())
             assert self._text
             yield from self._text.add(event.separated if continues else event.text)
+
+    def _reasoning(self) -> stream.StreamedReasoning:
+        kind = stream.SummarizedReasoning if self._summarizes else stream.StreamedReasoning
+        return kind(self._next_output_index, self._seal)
 
     def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
         item = built_in.item_of(event, self._next_output_index, interprets=self._interprets)
         if item:
             yield from self._whole(item, "failed" if event.is_whole else "incomplete")
         elif event.text:
-            reasoning = stream.StreamedReasoning(self._next_output_index, encrypts=self._encrypts)
+            reasoning = self._reasoning()
             yield from self._add(reasoning)
             yield from reasoning.add(event.text)
             yield from reasoning.end("completed" if event.is_whole else "incomplete")

@@ -10,7 +10,8 @@ from mlx_server.api import formats
 from mlx_server.api.fields import Effort, Items, ResponseTokens, SamplingBody, WireModel
 from mlx_server.api.formats import FormatChoice, JsonObjectFormat, StructuredOutputs, TextFormat
 from mlx_server.api.responses.items import InputItem
-from mlx_server.api.responses.tools import Choice, OtherTool, ToolParam
+from mlx_server.api.responses.tool_table import without_use
+from mlx_server.api.responses.tools import Choice, ToolParam
 from mlx_server.api.thinking import ThinkingBody
 from mlx_server.requests import JsonFormat
 
@@ -131,6 +132,12 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         return self.reasoning.effort if self.reasoning else None
 
     @property
+    def summary(self) -> str | None:
+        """The kind of summary in which the client wants the reasoning too."""
+        given = self.reasoning
+        return (given.summary or given.generate_summary) if given else None
+
+    @property
     def interprets(self) -> bool:
         """Whether the client listed a code interpreter among its tools."""
         return any(tool.type == "code_interpreter" for tool in self.tools or ())
@@ -163,12 +170,6 @@ class ResponsesBody(SamplingBody, ThinkingBody):
                 yield {"format": json, "format_param": "text.format.schema"}
 
     def _without_use(self) -> Iterator[str]:
-        if self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary):
-            yield "reasoning.summary"
         if self.text and self.text.verbosity in ("low", "high"):
             yield "text.verbosity"
-        yield from (f"tools.{tool.type}" for tool in self.tools or () if _is_other(tool))
-
-
-def _is_other(tool: ToolParam) -> bool:
-    return isinstance(tool, OtherTool)
+        yield from (f"tools.{kind}" for kind in without_use(self.tools or ()))

@@ -5,7 +5,16 @@ from typing import Any
 
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.protocol import JsonSchemaFormat, ResponsesBody, Text
-from mlx_server.api.responses.tools import FunctionTool, McpTool, OtherTool, ToolParam
+from mlx_server.api.responses.tools import (
+    FreeformTool,
+    FunctionTool,
+    McpTool,
+    NamespacedTool,
+    OtherTool,
+    ToolNamespace,
+    ToolParam,
+    ToolSearchTool,
+)
 
 SOME_NAME = "answer"
 """The name of a schema for which the client sent none."""
@@ -35,7 +44,7 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
         "max_output_tokens": body.max_output_tokens,
         "reasoning": {
             "effort": body.effort,
-            "summary": None,
+            "summary": body.summary,
         },
         "text": _text_wire(body.text or Text()),
         "truncation": body.truncation or "disabled",
@@ -62,19 +71,35 @@ def _choice_wire(body: ResponsesBody) -> Any:
     return given.model_dump(exclude_none=True)
 
 
-def _tool_wire(tool: ToolParam) -> Wire:
+def _tool_wire(tool: ToolParam | NamespacedTool) -> Wire:
     match tool:
         case FunctionTool():
+            return _function_wire(tool)
+        case ToolNamespace():
+            nested = (each for each in tool.tools if not isinstance(each, OtherTool))
             return {
-                "type": "function",
+                "type": "namespace",
                 "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "strict": bool(tool.strict),
+                "description": tool.description or "",
+                "tools": [_tool_wire(each) for each in nested],
             }
+        case FreeformTool() | ToolSearchTool():
+            return tool.model_dump(exclude_none=True)
         case McpTool():  # headers and keys are left out: others may read the response
             return tool.model_dump(exclude_none=True, include=ECHOED_SERVER_FIELDS)
     return {}
+
+
+def _function_wire(tool: FunctionTool) -> Wire:
+    deferred = {} if tool.defer_loading is None else {"defer_loading": tool.defer_loading}
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": bool(tool.strict),
+        **deferred,
+    }
 
 
 ECHOED_SERVER_FIELDS = {

@@ -6,14 +6,13 @@ The events have no `sequence_number` yet: the response adds it.
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from mlx_server.api.responses.items import Wire, new_id, sealed
+from mlx_server.api.responses.items import Seal, Wire, new_id
 from mlx_server.events import (
     ApprovalRequested,
     ListedTool,
     McpCallFinished,
     McpCallStarted,
     TokenLogprob,
-    ToolCallStarted,
     ToolsListed,
 )
 from mlx_server.messages import Phase
@@ -92,15 +91,43 @@ class TextItem(OutputItem):
 class StreamedReasoning(TextItem):
     kind, part = "reasoning", "reasoning_text"
 
-    def __init__(self, output_index: int, *, encrypts: bool) -> None:
+    def __init__(self, output_index: int, seal: Seal | None) -> None:
         super().__init__(output_index)
-        self._encrypts = encrypts
+        self._seal = seal
 
     def wire(self) -> Wire:
-        ended = self.status != "in_progress"
-        encrypted = {"encrypted_content": sealed("".join(self._pieces))}
-        more = encrypted if self._encrypts and ended else {}
-        return {**self._head(), "summary": [], "content": self._content(), **more}
+        more = {}
+        if self._seal and self.status != "in_progress":
+            more = {"encrypted_content": self._seal("".join(self._pieces))}
+        return {**self._head(), "summary": self._summary(), "content": self._content(), **more}
+
+    def _summary(self) -> list[Wire]:
+        return []
+
+
+class SummarizedReasoning(StreamedReasoning):
+    """Reasoning that is also sent as its summary, which many clients show in its place. The model
+    writes no other summary, so both are the same text."""
+
+    def begin(self) -> Events:
+        yield from super().begin()
+        yield self._summary_event("part.added", part=_summary_part(""))
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Events:
+        yield from super().add(text, logprobs)
+        yield self._summary_event("text.delta", delta=text)
+
+    def end(self, status: End) -> Events:
+        text = "".join(self._pieces)
+        yield self._summary_event("text.done", text=text)
+        yield self._summary_event("part.done", part=_summary_part(text))
+        yield from super().end(status)
+
+    def _summary_event(self, what: str, **more: object) -> Wire:
+        return self._event(f"reasoning_summary_{what}", summary_index=0, **more)
+
+    def _summary(self) -> list[Wire]:
+        return [_summary_part("".join(self._pieces))] if self._begun else []
 
 
 class StreamedMessage(TextItem):
@@ -153,18 +180,6 @@ class StreamedCall(OutputItem):
 
     def _final_fields(self) -> Wire:
         return {"arguments": "".join(self._pieces)}
-
-
-class StreamedFunctionCall(StreamedCall):
-    kind, arguments = "function_call", "function_call_arguments"
-
-    def __init__(self, output_index: int, call: ToolCallStarted) -> None:
-        super().__init__(output_index)
-        self._call = call
-
-    def wire(self) -> Wire:
-        called = {"call_id": self._call.id, "name": self._call.name}
-        return {**self._head(), **called, **self._final_fields()}
 
 
 class StreamedMcpCall(StreamedCall):
@@ -243,6 +258,10 @@ class StreamedMcpApprovalRequest(OutputItem):
             "name": self._request.name,
             "arguments": self._request.arguments,
         }
+
+
+def _summary_part(text: str) -> Wire:
+    return {"type": "summary_text", "text": text}
 
 
 def _error(text: str) -> Wire:

@@ -1,20 +1,22 @@
 """Converts the wire's `tools` and `tool_choice` to functions and MCP servers."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from mlx_server import limits
 from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.responses.tool_table import ToolTable, tool_table, without_use
 from mlx_server.api.responses.tools import (
     AllowedToolsChoice,
     ApprovalFilter,
     FunctionChoice,
-    FunctionTool,
     McpChoiceParam,
     McpTool,
     OtherTool,
     ToolFilterParam,
+    ToolParam,
 )
-from mlx_server.api.tool_choice import check_choice, check_offered
+from mlx_server.api.tool_choice import check_choice
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Tool
 from mlx_server.requests import (
@@ -30,19 +32,26 @@ from mlx_server.requests import (
 
 @dataclass(frozen=True, slots=True)
 class ToolSelection:
+    table: ToolTable
     tools: tuple[Tool, ...]
+    """Those of the table that the model may call."""
     choice: ToolChoice
     servers: tuple[McpServer, ...]
     mcp_choice: McpChoice | None = None
 
 
-def select_tools(body: ResponsesBody, *, listed: Container[str]) -> ToolSelection:
+def select_tools(
+    body: ResponsesBody, *, listed: Container[str], found: Iterable[ToolParam] = ()
+) -> ToolSelection:
     """The tools that the model may call, and whether it has to call one.
 
     `listed`: labels of the MCP servers whose tools are already in the conversation.
+    `found`: tools that the conversation's items add.
     """
     given = list(enumerate(body.tools or ()))
-    tools = tuple(_tool(tool) for _, tool in given if isinstance(tool, FunctionTool))
+    found = list(found)
+    table = tool_table(body.tools or (), found)
+    tools = table.tools
     servers = tuple(_server(tool, i, listed) for i, tool in given if isinstance(tool, McpTool))
     labels = [server.label for server in servers]
     for i, label in enumerate(labels):
@@ -51,15 +60,16 @@ def select_tools(body: ResponsesBody, *, listed: Container[str]) -> ToolSelectio
                 f"Two MCP servers have the `server_label` {label[:64]!r}: give each its own.",
                 param="tools",
             )
+    _check_number(tools)
     match body.tool_choice:
         case AllowedToolsChoice() as allowed:
-            return _allowed(allowed, tools, servers)
+            return _allowed(allowed, table, servers)
         case McpChoiceParam(server_label=label, name=name):
             _check_server(label, servers)
-            return ToolSelection(tools, "auto", servers, McpChoice(label, name))
-        case FunctionChoice(name=name):
-            check_offered(name, tools)
-            return ToolSelection(tools, NamedTool(name), servers)
+            return ToolSelection(table, tools, "auto", servers, McpChoice(label, name))
+        case FunctionChoice() as named:
+            chosen = NamedTool(table.chosen(named).tool.name)
+            return ToolSelection(table, tools, chosen, servers)
         case OtherTool(type=kind):
             raise BadRequest(
                 f"`tool_choice` has a tool of type {kind[:64]!r}, which is not supported.",
@@ -67,15 +77,49 @@ def select_tools(body: ResponsesBody, *, listed: Container[str]) -> ToolSelectio
             )
         case mode:
             choice = mode or "auto"
+    if choice != "none" and not (tools or servers):
+        _refuse_unusable([*(body.tools or ()), *found])
     if not servers:
         check_choice(choice, tools)
-    return ToolSelection(tools, choice, servers)
+    return ToolSelection(table, tools, choice, servers)
+
+
+def _check_number(tools: Sequence[Tool]) -> None:
+    if len(tools) > (most := limits.TOOLS.value):
+        raise BadRequest(
+            f"There are {len(tools)} tools, those of namespaces and of `input` included; the limit "
+            f"is {most}. Send fewer.",
+            param="tools",
+        )
+
+
+def _refuse_unusable(params: Sequence[ToolParam]) -> None:
+    """Raises BadRequest if there are tools: none of them can be offered. A code interpreter may be
+    the only one: it says how calls are reported that gpt-oss makes without being offered it."""
+    kinds = list(dict.fromkeys(without_use(params)))
+    if kinds and "code_interpreter" not in kinds:
+        names = ", ".join(repr(kind[:64]) for kind in kinds[: limits.IGNORED_NAMES.value])
+        raise BadRequest(
+            f"None of the `tools` can be offered: this server has no {names}. Leave `tools` out, "
+            "or send functions, custom tools or MCP servers.",
+            param="tools",
+        )
+
+
+def _refuse_others(allowed: AllowedToolsChoice) -> None:
+    kinds = [each.type for each in allowed.tools if isinstance(each, OtherTool)]
+    names = ", ".join(repr(kind[:64]) for kind in dict.fromkeys(kinds))
+    raise BadRequest(
+        f"`tool_choice` allows only tools that can't be offered: this server has no {names}.",
+        param="tool_choice.tools",
+    )
 
 
 def _allowed(
-    allowed: AllowedToolsChoice, tools: Sequence[Tool], servers: Sequence[McpServer]
+    allowed: AllowedToolsChoice, table: ToolTable, servers: Sequence[McpServer]
 ) -> ToolSelection:
-    names = {choice.name for choice in allowed.tools if isinstance(choice, FunctionChoice)}
+    chosen = (choice for choice in allowed.tools if isinstance(choice, FunctionChoice))
+    names = {table.chosen(choice).tool.name for choice in chosen}
     of_servers: dict[str, set[str] | None] = {}
     for choice in allowed.tools:
         if isinstance(choice, McpChoiceParam):
@@ -83,13 +127,13 @@ def _allowed(
             before = of_servers.get(choice.server_label, set())
             both = before | {choice.name} if choice.name and before is not None else None
             of_servers[choice.server_label] = both
-    for name in names:
-        check_offered(name, tools)
-    kept = tuple(tool for tool in tools if tool.name in names)
+    kept = tuple(tool for tool in table.tools if tool.name in names)
     narrowed = tuple(_narrowed(s, of_servers[s.label]) for s in servers if s.label in of_servers)
+    if not narrowed and not kept:
+        _refuse_others(allowed)
     if not narrowed:
         check_choice(allowed.mode, kept)
-    return ToolSelection(kept, allowed.mode, narrowed)
+    return ToolSelection(table, kept, allowed.mode, narrowed)
 
 
 def _narrowed(server: McpServer, names: set[str] | None) -> McpServer:
@@ -106,10 +150,6 @@ def _check_server(label: str, servers: Sequence[McpServer]) -> None:
             f"`tool_choice` names the server {label[:64]!r}, which is not among the `tools`.",
             param="tool_choice",
         )
-
-
-def _tool(tool: FunctionTool) -> Tool:
-    return Tool(tool.name, tool.description, tool.parameters or {}, bool(tool.strict))
 
 
 def _server(tool: McpTool, index: int, listed: Container[str]) -> McpServer:

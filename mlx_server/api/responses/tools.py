@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.fields import Items, WireModel
+from mlx_server.api.freeform import FreeformText, TextGrammar
 
 Name = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=limits.MCP_LABEL_CHARACTERS.value)]
@@ -19,6 +20,29 @@ class FunctionTool(WireModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+    """Whether it is offered only once a tool search has found it."""
+
+
+class FreeformGrammar(TextGrammar):
+    type: Literal["grammar"]
+
+
+class FreeformTool(WireModel):
+    """A tool whose input is free text."""
+
+    type: Literal["custom"]
+    name: Name
+    description: str | None = None
+    format: Annotated[FreeformText | FreeformGrammar, Field(discriminator="type")] | None = None
+    defer_loading: bool | None = None
+
+
+class ToolSearchTool(WireModel):
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 class ToolFilterParam(WireModel):
@@ -49,6 +73,37 @@ class OtherTool(WireModel):
     type: Annotated[str, Field(min_length=1)]
 
 
+def _kind(value: Any) -> str:
+    """A union tag that is no field name, so that errors show only field names."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in KINDS else "<other>"
+
+
+KINDS = ("function", "custom", "namespace", "tool_search", "mcp", "allowed_tools")
+
+
+def _kind_in_namespace(value: Any) -> str:
+    kind = _kind(value)
+    return kind if kind in ("<function>", "<custom>") else "<other>"
+
+
+NamespacedTool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")]
+    | Annotated[FreeformTool, Tag("<custom>")]
+    | Annotated[OtherTool, Tag("<other>")],
+    Discriminator(_kind_in_namespace),
+]
+
+
+class ToolNamespace(WireModel):
+    """Tools of one kind or origin, which may have names that other tools have too."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    tools: Annotated[Items[NamespacedTool], Field(max_length=limits.TOOLS.value)]
+
+
 class McpChoiceParam(WireModel):
     type: Literal["mcp"]
     server_label: Label
@@ -56,33 +111,40 @@ class McpChoiceParam(WireModel):
 
 
 class FunctionChoice(WireModel):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: Name
+    namespace: Name | None = None
 
 
-def _kind(value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if kind in ("function", "mcp") else "<other>"
+def _kind_of_tool(value: Any) -> str:
+    kind = _kind(value)
+    return "<other>" if kind == "<allowed_tools>" else kind
+
+
+def _kind_of_allowed(value: Any) -> str:
+    kind = "<function>" if (kind := _kind(value)) == "<custom>" else kind
+    return kind if kind in ("<function>", "<mcp>") else "<other>"
 
 
 def _kind_of_choice(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<allowed>" if kind == "allowed_tools" else _kind(value)
+    return kind if (kind := _kind(value)) == "<allowed_tools>" else _kind_of_allowed(value)
 
 
 ToolParam = Annotated[
     Annotated[FunctionTool, Tag("<function>")]
+    | Annotated[FreeformTool, Tag("<custom>")]
+    | Annotated[ToolNamespace, Tag("<namespace>")]
+    | Annotated[ToolSearchTool, Tag("<tool_search>")]
     | Annotated[McpTool, Tag("<mcp>")]
     | Annotated[OtherTool, Tag("<other>")],
-    Discriminator(_kind),
+    Discriminator(_kind_of_tool),
 ]
 
 AllowedTool = Annotated[
     Annotated[FunctionChoice, Tag("<function>")]
     | Annotated[McpChoiceParam, Tag("<mcp>")]
     | Annotated[OtherTool, Tag("<other>")],
-    Discriminator(_kind),
+    Discriminator(_kind_of_allowed),
 ]
 
 
@@ -97,7 +159,7 @@ Choice = (
     | Annotated[
         Annotated[FunctionChoice, Tag("<function>")]
         | Annotated[McpChoiceParam, Tag("<mcp>")]
-        | Annotated[AllowedToolsChoice, Tag("<allowed>")]
+        | Annotated[AllowedToolsChoice, Tag("<allowed_tools>")]
         | Annotated[OtherTool, Tag("<other>")],
         Discriminator(_kind_of_choice),
     ]

@@ -5,7 +5,8 @@ windows can't: of these layers a cached prompt keeps snapshots, and it can be co
 it has one.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,11 @@ class CachedPrompt:
     """By their length."""
     continued_from: int = 0
     """The length from which the conversation's next prompt is expected to differ."""
+    disk_length: int = 0
+    """How many of the first tokens may be written to disk."""
+    is_saved: bool = False
+    """Whether there is nothing left to write to disk."""
+    since: float = field(default_factory=time.monotonic)
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +113,7 @@ class CachedPrompt:
         common = common_length(self.tokens, other.tokens)
         shared = {n: each for n, each in other.snapshots.items() if n <= common}
         self.snapshots = shared | self.snapshots
+        self.disk_length = max(self.disk_length, min(common, other.disk_length))
         is_prefix = common == len(other.tokens)
         return is_prefix and (self.layers is not None or other.layers is None)
 
@@ -116,16 +123,28 @@ class CachedPrompt:
         return 0 < start <= common_length(self.tokens, other.tokens)
 
     def thin(self, most_bytes: int) -> None:
-        """Drops snapshots until their number and bytes are within the limits: at each time the one
-        whose loss leaves the shortest gap between its neighbours, and the longest two last."""
-        while len(self.snapshots) > 1 and (
-            len(self.snapshots) > limits.PROMPT_SNAPSHOTS.value
-            or sum(each.nbytes for each in self.snapshots.values()) > most_bytes
+        """Drops snapshots until their number and bytes are within the limits."""
+        for length in superfluous(
+            {n: each.nbytes for n, each in self.snapshots.items()}, most_bytes
         ):
-            places = [0, *sorted(self.snapshots)]
-            inner = range(1, len(places) - 2) or [1]
-            least = min(inner, key=lambda at: places[at + 1] - places[at - 1])
-            del self.snapshots[places[least]]
+            del self.snapshots[length]
+
+
+def superfluous(snapshots: Mapping[int, int], most_bytes: int) -> list[int]:
+    """The snapshots to drop so that the rest is within the limits: at each time the one whose loss
+    leaves the shortest gap between its neighbours, and the longest two last.
+
+    snapshots: the bytes of each by its length."""
+    left, dropped = dict(snapshots), []
+    while len(left) > 1 and (
+        len(left) > limits.PROMPT_SNAPSHOTS.value or sum(left.values()) > most_bytes
+    ):
+        places = [0, *sorted(left)]
+        inner = range(1, len(places) - 2) or [1]
+        least = min(inner, key=lambda at: places[at + 1] - places[at - 1])
+        dropped.append(places[least])
+        del left[places[least]]
+    return dropped
 
 
 def split(cache: Cache) -> tuple[Layers, Layers]:

@@ -14,6 +14,7 @@ from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.worker.prefill.cached_prompt import (
     Cache,
     CachedPrompt,
+    Ids,
     Layers,
     Snapshot,
     detach,
@@ -73,6 +74,22 @@ class PromptCache:
     def wants(self, tokens: list[int]) -> bool:
         return self._most_bytes > 0 and len(tokens) >= SHORTEST_STORED
 
+    def unsaved(self) -> Iterator[CachedPrompt]:
+        """The prompts that may be written to disk and are not, in the order in which they will be
+        dropped."""
+        for prompt in self._prompts:
+            is_whole = prompt.layers is not None and prompt.disk_length >= SHORTEST_STORED
+            if is_whole and not prompt.is_saved:
+                yield prompt
+
+    def __contains__(self, prompt: CachedPrompt) -> bool:
+        return any(prompt is kept for kept in self._prompts)
+
+    def put_back(self, key: str, tokens: Ids, cut: Layers, rest: Layers) -> None:
+        """Keeps a prompt that was read from disk."""
+        restored = CachedPrompt(key, tokens, cut, disk_length=len(tokens), is_saved=True)
+        self._keep(restored, rest)
+
     def store_snapshot(self, key: str, tokens: list[int], cache: Cache) -> None:
         """Keeps the state of a prompt that is still being computed, for the cached prompt that
         `store` makes of it later. cache: its entries may be changed."""
@@ -86,11 +103,13 @@ class PromptCache:
         cache: Cache,
         *,
         continued_from: int = 0,
+        disk_length: int = 0,
         handed_over: bool = False,
         goes_on: bool = False,
     ) -> None:
-        """continued_from: see CachedPrompt. handed_over: the row has ended, so its own memory makes
-        room for the entry. goes_on: the row continues and may hand its cache over later."""
+        """continued_from, disk_length: see CachedPrompt. handed_over: the row has ended, so its own
+        memory makes room for the entry. goes_on: the row continues and may hand its cache over
+        later."""
         nbytes = sum(int(entry.nbytes) for entry in cache)
         if handed_over and self.nbytes + nbytes > self.max_bytes:
             _take_over(cache)
@@ -100,7 +119,9 @@ class PromptCache:
                 self._warn_too_large(len(tokens), nbytes)
             return
         cut, layers = split(cache)
-        prompt = CachedPrompt(key, ids_of(tokens), cut, continued_from=continued_from)
+        prompt = CachedPrompt(
+            key, ids_of(tokens), cut, continued_from=continued_from, disk_length=disk_length
+        )
         self._keep(prompt, layers)
 
     def _keep(self, prompt: CachedPrompt, layers: Layers) -> None:
@@ -141,7 +162,7 @@ class PromptCache:
             self._warned_too_large = True
             log.warning(
                 "a conversation of %d tokens takes %.1f MB, and the prompt cache has room for "
-                "%.1f MB: its next turn will compute the whole prompt again. `prompt_cache_bytes` "
+                "%.1f MB: its next turn will compute the whole prompt again. `prompt_cache` "
                 "and `memory_budget` in models.yaml limit the room. This is logged only once.",
                 tokens,
                 nbytes / 1e6,

@@ -3,12 +3,12 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import jinja2
@@ -27,6 +27,10 @@ COLUMNS = (
     *("computed again", "share", "computed a request"),
 )
 
+Interruption = Literal["", "restart", "swap"]
+"""What happens in the middle of the sessions: nothing, the server starts anew, or another model is
+loaded for which the present one has to make room."""
+
 ANSWER_TOKENS = 4
 
 READING_SECONDS = 1.0
@@ -36,6 +40,12 @@ OTHER_TOKENS = 8
 """Tokens by which a server's prompt may be longer or shorter, since servers trim white space."""
 
 SECONDS = 300.0
+
+OTHER, OWN_OTHER = "llama", "other"
+"""The model that another one makes room for, and its id."""
+
+PROMPT_SHARE = 0.9
+"""Of the smaller model's weights: what the budget leaves for prompts while one is loaded."""
 
 
 _environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701  no HTML
@@ -54,6 +64,7 @@ class Count:
     computed: int
     """Tokens that were computed after their request had come."""
     requests: int
+    interruption: Interruption = ""
 
 
 @dataclass
@@ -92,16 +103,28 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def counted(model: str, scenario: str, server: str, turns: int = TURNS) -> Count:
-    with TemporaryDirectory() as folder:
+def counted(
+    model: str,
+    scenario: str,
+    server: str,
+    turns: int = TURNS,
+    interruption: Interruption = "",
+) -> Count:
+    with TemporaryDirectory() as folder, ExitStack() as running:
         path = save(model, Path(folder))
+        other = save(OTHER, Path(folder) / "other") if interruption == "swap" else None
         seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
         total = again = computed = requests = 0
-        with (
-            SERVERS[server](path) as target,
-            httpx.Client(trust_env=False, timeout=SECONDS) as http,
-        ):
-            for body in SCENARIOS[scenario](turns):
+        target = running.enter_context(SERVERS[server](path, other))
+        bodies = list(SCENARIOS[scenario](turns))
+        with httpx.Client(trust_env=False, timeout=SECONDS) as http:
+            for at, body in enumerate(bodies):
+                if interruption and at == len(bodies) // 2:
+                    if other:
+                        _ask(http, _swapped(server, target, other), bodies[0])
+                    else:
+                        running.close()
+                        target = running.enter_context(SERVERS[server](path, None))
                 usage = _ask(http, target, body)
                 prompt = seen.tokens(body)
                 if abs(len(prompt) - usage["prompt_tokens"]) > OTHER_TOKENS:
@@ -114,7 +137,12 @@ def counted(model: str, scenario: str, server: str, turns: int = TURNS) -> Count
                 requests += 1
                 if is_last_of_turn(body):
                     time.sleep(READING_SECONDS)
-    return Count(model, scenario, server, total, again, computed, requests)
+    return Count(model, scenario, server, total, again, computed, requests, interruption)
+
+
+def _swapped(server: str, target: Target, other: Path) -> Target:
+    """The same server with the name that it has for the other model."""
+    return replace(target, model=OWN_OTHER if server == "mlx-server" else str(other))
 
 
 def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
@@ -126,39 +154,52 @@ def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
 
 
 @contextmanager
-def _ours(folder: Path, ahead: str = "auto") -> Iterator[Target]:
+def _ours(folder: Path, other: Path | None, ahead: str = "auto") -> Iterator[Target]:
     config = folder.parent / "models.yaml"
     # JSON is YAML. The checkpoints' own families have tokenizers that these do not have.
-    model = {"source": str(folder), "family": "qwen3", "compute_ahead": ahead}
-    config.write_text(json.dumps({"models": {"m": model}}))
+    models: Json = {"m": {"source": str(folder), "family": "qwen3", "compute_ahead": ahead}}
+    server: Json = {}
+    if other:
+        models[OWN_OTHER] = {"source": str(other), "family": "qwen3"}
+        server["memory_budget"] = _room_for_one(folder, other)
+    data = {"data_dir": str(folder.parent / "data")}
+    config.write_text(json.dumps({"server": server, "store": data, "models": models}))
     command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
     with answering(command, "m", folder, {}) as (_, target):
         yield target
 
 
+def _room_for_one(*folders: Path) -> int:
+    """A memory budget for either of the models and its prompts, and not for both."""
+    weights = [(folder / "model.safetensors").stat().st_size for folder in folders]
+    return max(weights) + int(PROMPT_SHARE * min(weights))
+
+
 @contextmanager
-def _mlx_lm(folder: Path) -> Iterator[Target]:
+def _mlx_lm(folder: Path, other: Path | None) -> Iterator[Target]:
     command = ["mlx_lm.server", "--model", str(folder), "--log-level", "ERROR"]
     with answering(command, "default_model", folder, fast()) as (_, target):
         yield target
 
 
-SERVERS: Mapping[str, Callable[[Path], AbstractContextManager[Target]]] = {
+SERVERS: Mapping[str, Callable[[Path, Path | None], AbstractContextManager[Target]]] = {
     "mlx-server": _ours,
     "mlx-server (never ahead)": partial(_ours, ahead="never"),
     "mlx_lm.server": _mlx_lm,
 }
 
 
-def counts(only: Sequence[str]) -> Iterator[Count]:
+def counts(only: Sequence[str], interruptions: Sequence[Interruption]) -> Iterator[Count]:
     for model in MODELS:
         for scenario in SCENARIOS:
             for server in [server for server in SERVERS if server in only]:
-                yield counted(model, scenario, server)
+                for interruption in interruptions:
+                    yield counted(model, scenario, server, interruption=interruption)
 
 
 def rows(counts: Sequence[Count]) -> Iterator[Row]:
     for c in counts:
         share = f"{100 * c.again / c.prompt_tokens:.1f} %"
         each = f"{c.computed / c.requests:.0f}"
-        yield c.model, c.scenario, c.server, str(c.prompt_tokens), str(c.again), share, each
+        sessions = f"{c.scenario}, {c.interruption}" if c.interruption else c.scenario
+        yield c.model, sessions, c.server, str(c.prompt_tokens), str(c.again), share, each

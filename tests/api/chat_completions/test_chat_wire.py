@@ -405,7 +405,7 @@ def test_messages_of_all_shapes(
         ),
         (
             {"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]},
-            "tool_calls[0].type",
+            "tool_calls[0].custom",
         ),
         ("x", ""),
         (None, ""),

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.api.messages.input import ParsedRequest, to_request
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
-from mlx_server.api.messages.signatures import Signer
+from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import JsonFormat, NamedTool
@@ -450,7 +450,7 @@ def test_a_failed_search_references_nothing() -> None:
             7,
         ),
         ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}, None),
-        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "xhigh"}, None),
+        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}, None),
         (
             {"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}},
             {"reasoning_effort": "xhigh"},

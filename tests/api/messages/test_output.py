@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_server.api.messages.output import MessagesOutput, OutputOptions
-from mlx_server.api.messages.signatures import Signer
+from mlx_server.api.signatures import Signer
 from mlx_server.events import (
     Event,
     Finished,

@@ -46,6 +46,7 @@ OUTPUTS = {
     "final again": FINAL + NEXT + FINAL,
     "all of it": THOUGHT + PREAMBLE + NEXT + FINAL,
     "two preambles": PREAMBLE + NEXT + THOUGHT + PREAMBLE + NEXT + FINAL,
+    "two thoughts": THOUGHT + THOUGHT + FINAL,
     "call": THOUGHT + PREAMBLE + NEXT + CALL + "<|call|>",
     "no header": "It is so, and I go on for a while.",
     "no channel": "<|message|>It is so.",
@@ -100,6 +101,7 @@ BECOME: dict[str, list[Json]] = {
     "final again": [{**ANSWER, "text": "It is so.\nIt is so."}],
     "all of it": [REASONING, COMMENTARY, ANSWER],
     "two preambles": [COMMENTARY, REASONING, COMMENTARY, ANSWER],
+    "two thoughts": [REASONING, REASONING, ANSWER],
     "call": [REASONING, COMMENTARY, FUNCTION_CALL],
     "no header": [{**ANSWER, "text": OUTPUTS["no header"]}],
     "no channel": [ANSWER],
@@ -232,8 +234,8 @@ def test_chat_tells_of_text_and_reasoning_as_ever(client: TestClient, name: str)
     of_messages = [item.get("text", "") for item in BECOME[name] if item["type"] == "message"]
     if "call" not in name:  # nobody offered it there
         assert said["content"] == "\n".join(of_messages)
-    whole = any(item in BECOME[name] for item in (REASONING, incomplete(REASONING)))
-    thought = "Hm." if whole else "Hm" if name == "reasoning, cut" else ""
+    whole = [item for item in BECOME[name] if item in (REASONING, incomplete(REASONING))]
+    thought = "Hm" if name == "reasoning, cut" else "\n".join(item["text"] for item in whole)
     assert said.get("reasoning", "") == thought
 
 

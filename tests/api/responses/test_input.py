@@ -11,6 +11,7 @@ from mlx_server.api.responses.item_messages import SUMMARY
 from mlx_server.api.responses.items import read_items, sealed, wire
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.truncation import drop_oldest, truncate_to_fit
+from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest, ContextTooLong, NotFound
 from mlx_server.events import Event, Finished, Started
 from mlx_server.messages import Conversation, Message, ToolCall
@@ -312,9 +313,26 @@ def test_reasoning_in_each_of_its_forms(more: Json, reasoning: str | None) -> No
     assert turn == Message("assistant", "so", reasoning=reasoning)
 
 
-def test_reasoning_that_is_sealed_by_others_is_refused() -> None:
-    item = {"type": "reasoning", "encrypted_content": "gAAAAABo", "summary": []}
-    error = refused(input=[USER, item])
+@pytest.mark.parametrize("token", ["gAAAAABo", Signer(b"theirs").seal("hm"), "mlx2.%", "x" * 99])
+def test_reasoning_that_is_sealed_by_others_is_dropped(token: str) -> None:
+    ours = Signer(b"ours")
+    item = {"type": "reasoning", "encrypted_content": token, "summary": []}
+    found = body(input=[USER, item, ASSISTANT])
+    made = to_request(found, input_items(found, unknown), opened=ours.opened)
+    (prompt,) = made.request.prompts
+    assert isinstance(prompt, Conversation)
+    assert prompt.messages == (USER_SAID, Message("assistant", "so"))
+    assert made.ignored == ("input.encrypted_content",)
+    own = body(input=[USER, {**item, "encrypted_content": ours.seal("hm")}, ASSISTANT])
+    made = to_request(own, input_items(own, unknown), opened=ours.opened)
+    (prompt,) = made.request.prompts
+    assert isinstance(prompt, Conversation)
+    assert prompt.messages[1].reasoning == "hm"
+    assert made.ignored == ()
+
+
+def test_a_summary_that_is_sealed_by_others_is_refused() -> None:
+    error = refused(input=[USER, {"type": "compaction", "encrypted_content": "gAAAAABo"}])
     assert (error.param, error.code) == ("input[1].encrypted_content", "invalid_encrypted_content")
 
 
@@ -479,7 +497,6 @@ def test_choice_among_some() -> None:
     ("tools", "choice"),
     [
         ([], "required"),
-        ([{"type": "web_search"}], "required"),
         ([FUNCTION], {"type": "function", "name": "g"}),
         ([FUNCTION], {"type": "mcp", "server_label": "docs"}),
         ([SERVER], {"type": "mcp", "server_label": "mail"}),

@@ -13,6 +13,7 @@ from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
 from mlx_server.api.responses.run import NullRunStore, Run, RunRecord
+from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest, EngineDied
 from mlx_server.events import (
     ApprovalRequested,
@@ -148,6 +149,9 @@ WITH_MCP: dict[str, list[Event]] = {
 }
 
 
+SIGNER = Signer(b"a key")
+
+
 async def _told(events: Sequence[Event], failure: Exception | None = None) -> AsyncGenerator[Event]:
     for event in [STARTED, *events]:
         yield event
@@ -157,7 +161,11 @@ async def _told(events: Sequence[Event], failure: Exception | None = None) -> As
 
 def output(**asked: Any) -> ResponseOutput:
     body = ResponsesBody.model_validate({"model": "tiny", "input": "hi", **asked})
-    return ResponseOutput(new_response(body, "resp_1", stored=False), encrypts=body.encrypts)
+    return ResponseOutput(
+        new_response(body, "resp_1", stored=False),
+        seal=SIGNER.seal if body.encrypts else None,
+        summarizes=body.summary is not None,
+    )
 
 
 def streamed(events: Sequence[Event], failure: Exception | None = None, **asked: Any) -> list[Json]:
@@ -301,8 +309,39 @@ def test_reasoning_is_sealed_for_those_who_ask() -> None:
     assert "encrypted_content" not in plain
     include = ["reasoning.encrypted_content"]
     (sealed, _) = assert_stream(streamed(answer, include=include))["output"]
-    assert unsealed(sealed["encrypted_content"]) == "Grüezi, 世界"
+    assert SIGNER.opened(sealed["encrypted_content"]) == "Grüezi, 世界"
     assert sealed["content"] == plain["content"]
+
+
+@pytest.mark.parametrize("kind", ["auto", "concise", "detailed"])
+def test_reasoning_is_its_own_summary_for_those_who_ask(kind: str) -> None:
+    answer = [*thought("Grüezi, ", "世界"), *said("a"), *thought("Und?"), *said("b"), STOPPED]
+    chunks = streamed(answer, reasoning={"summary": kind})
+    response = assert_stream(chunks, is_open=False)
+    assert response["reasoning"]["summary"] == kind
+    thoughts = [item for item in response["output"] if item["type"] == "reasoning"]
+    for item, text in zip(thoughts, ["Grüezi, 世界", "Und?"], strict=True):
+        assert item["summary"] == [{"type": "summary_text", "text": text}]
+        assert item["content"] == [{"type": "reasoning_text", "text": text}]
+    told = [c["type"] for c in chunks if c.get("item_id") == thoughts[1]["id"]]
+    summary, reasoning = "response.reasoning_summary_", "response.reasoning_text."
+    assert told == [
+        "response.content_part.added",
+        f"{summary}part.added",
+        f"{reasoning}delta",
+        f"{summary}text.delta",
+        f"{summary}text.done",
+        f"{summary}part.done",
+        f"{reasoning}done",
+        "response.content_part.done",
+    ]
+    assert timeless(gathered(answer, reasoning={"generate_summary": kind})) == timeless(response)
+
+
+def test_nobody_gets_a_summary_who_did_not_ask() -> None:
+    answer = [*thought("Hm"), *said("a"), STOPPED]
+    assert "reasoning_summary" not in str(streamed(answer))
+    assert gathered(answer)["output"][0]["summary"] == []
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ REQUESTS: dict[str, Json] = {
             "tools": [{"type": "function", "name": "f"}],
         },
     },
-    "tools of others": {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n"}]},
+    "tools of others": {"tools": [{"type": "web_search"}, FUNCTION]},
 }
 
 # (least, most) that are taken, and what is just outside
@@ -116,6 +116,19 @@ def test_bodies_and_events_are_what_others_expect(client: TestClient, asked: Jso
     assert_response(body)
     response = assert_stream(stream(client, **asked))
     assert timeless(response) == timeless(body)
+
+
+def test_tools_of_all_kinds_are_told_again(client: TestClient) -> None:
+    """Open Responses has no such tools."""
+    tools = [
+        {**FUNCTION, "defer_loading": True},
+        {"type": "custom", "name": "c", "format": {"type": "text"}},
+        {"type": "tool_search", "execution": "client", "description": "s", "parameters": {}},
+        {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
+    ]
+    response = assert_stream(stream(client, tools=tools), is_open=False)
+    assert [tool["type"] for tool in response["tools"]] == [tool["type"] for tool in tools]
+    assert response["tools"][1:3] == tools[1:3]
 
 
 def test_an_answer(client: TestClient) -> None:
@@ -183,11 +196,14 @@ def test_numbers(client: TestClient, name: str) -> None:
         assert refused(client, **{name: wrong})["param"] == name
 
 
+NAMESPACE: Json = {"type": "namespace", "name": "n", "tools": [{"type": "web_search"}, FUNCTION]}
+
+
 def test_what_has_no_use_here_is_told_in_the_header(client: TestClient) -> None:
     response = post(
         client,
         input=[{"role": "user", "content": "hi"}, {"type": "web_search_call", "id": "ws_1"}],
-        tools=[{"type": "web_search"}, {"type": "web_search"}, {"type": "custom", "name": "p"}],
+        tools=[{"type": "web_search"}, {"type": "web_search"}, NAMESPACE],
         reasoning={"summary": "auto"},
         text={"verbosity": "low"},
         frobnicate=1,
@@ -196,10 +212,9 @@ def test_what_has_no_use_here_is_told_in_the_header(client: TestClient) -> None:
     assert text_of(ok(response)) == TEXT
     assert response.headers[IGNORED].split(", ") == [
         "frobnicate",
-        "reasoning.summary",
         "text.verbosity",
         "tools.web_search",
-        "tools.custom",
+        "tools.n.web_search",
         "input.web_search_call",
     ]
 

@@ -2,7 +2,8 @@
 
 from tests.hostile.parameters.chatting import CHATTING
 from tests.hostile.parameters.messaging import MESSAGING
+from tests.hostile.parameters.ollamas import OLLAMAS
 from tests.hostile.parameters.owning import OWNING
 from tests.hostile.parameters.responding import RESPONDING
 
-__all__ = ["CHATTING", "MESSAGING", "OWNING", "RESPONDING"]
+__all__ = ["CHATTING", "MESSAGING", "OLLAMAS", "OWNING", "RESPONDING"]

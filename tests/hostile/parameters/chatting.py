@@ -60,6 +60,9 @@ FUNCTION: Json = {
     "parameters": {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]},
 }
 
+CUSTOM = "tests/api/chat_completions/test_custom_tools.py::test_a_custom_tool_has_one_argument"
+TAKEN_BACK = "tests/api/chat_completions/test_custom_tools.py::test_a_call_is_taken_back"
+
 
 def offered(*functions: Json, **more: Any) -> Json:
     """As chat completions have it."""
@@ -142,8 +145,8 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     formats.JsonObjectFormat: {"type": Case({"response_format": {"type": "json_object"}})},
     formats.JsonSchemaParam: {
         "schema_": Case(schema({"const": "x"}), schema({"const": "y"})),
-        "name": f"{FORMATS}::test_the_model_is_told_of_a_schema_and_of_nothing_else",
-        "description": f"{FORMATS}::test_the_model_is_told_of_a_schema_and_of_nothing_else",
+        "name": f"{FORMATS}::test_the_prompt_describes_every_format_but_a_grammar",
+        "description": f"{FORMATS}::test_the_prompt_describes_every_format_but_a_grammar",
         "strict": refused(schema(UNIQUE, strict=True), **schema(UNIQUE)),
     },
     formats.StructuredOutputs: {
@@ -176,7 +179,11 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "refusal": Case(answered(content=None, refusal="No"), answered(content=None)),
         "tool_call_id": refused(answered(result={"tool_call_id": None}), **answered()),
     },
-    chat.ToolCallParam: {"id": Case(calling("d"), calling("c"))},
+    chat.FunctionCallParam: {"id": Case(calling("d"), calling("c"))},
+    chat.FreeformCallParam: {"id": TAKEN_BACK},
+    chat.FreeformCall: dict.fromkeys(("name", "input"), TAKEN_BACK),
+    chat.FreeformParam: dict.fromkeys(("name", "description", "format"), CUSTOM),
+    chat.GrammarParam: {"grammar": CUSTOM},
     chat.FunctionCall: {
         "name": Case(answered({"function": {"name": "g", "arguments": "{}"}}), answered()),
         "arguments": Case(

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import adapters, replay
+from mlx_server.api import adapters, freeform, replay
 from mlx_server.api.conversations import protocol as conversations
 from mlx_server.api.responses import items, tools
 from mlx_server.api.responses import protocol as responses
@@ -31,6 +31,9 @@ USER: Json = {"role": "user", "content": "Hi"}
 ASSISTANT: Json = {"role": "assistant", "content": "Yes?"}
 LONG: Json = {"role": "user", "content": "x" * 1200}
 LOOP, INPUT = "tests/generation/test_tool_loop.py", "tests/api/responses/test_input.py"
+CLIENT_TOOLS = "tests/api/responses/test_client_tools.py"
+FOUND_TOOLS = f"{CLIENT_TOOLS}::test_a_deferred_tool_is_offered_once_it_is_found"
+REGEX: Json = {"type": "grammar", "syntax": "regex", "definition": "a+"}
 LIVE, ADAPTERS = "tests/live/test_responses.py", "tests/live/test_adapters.py"
 APPROVALS = f"{INPUT}::test_answers_to_requests_are_handed_on"
 SOME_TOOLS = f"{INPUT}::test_allowed_tools_of_a_server"
@@ -41,6 +44,18 @@ CONVERSATION = "tests/api/conversations/test_conversations.py"
 
 def tool(**more: Any) -> Json:
     return {"tools": [{"type": "function", **FUNCTION, **more}]}
+
+
+def custom(**more: Any) -> Json:
+    return {"tools": [{"type": "custom", "name": "f", **more}]}
+
+
+def namespace(**more: Any) -> Json:
+    return {"tools": [{"type": "namespace", "name": "n", **OFFERED, **more}]}
+
+
+def search(**more: Any) -> Json:
+    return {"tools": [{"type": "tool_search", "execution": "client", **more}]}
 
 
 def allowed(mode: str, *names: str) -> Json:
@@ -150,11 +165,16 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     items.FunctionCallItem: {
         "call_id": refused(given({**CALL, "call_id": "d"}, RESULT), **given(CALL, RESULT)),
         "name": CALLING.with_(name="g"),
+        "namespace": CALLING.with_(namespace="n"),
         "arguments": CALLING.with_(arguments='{"b": 1}'),
     },
+    items.ToolSearchCallItem: dict.fromkeys(("call_id", "arguments"), FOUND_TOOLS),
+    items.ToolSearchOutputItem: dict.fromkeys(("call_id", "tools"), FOUND_TOOLS),
+    items.AdditionalToolsItem: {"tools": f"{CLIENT_TOOLS}::test_items_add_tools"},
     items.CustomCallItem: {
         "call_id": refused(given({**TEXT, "call_id": "d"}, TEXTS), **given(TEXT, TEXTS)),
         "name": CUSTOM.with_(name="g"),
+        "namespace": CUSTOM.with_(namespace="n"),
         "input": CUSTOM.with_(input="y"),
     },
     items.CallOutputItem: {
@@ -191,12 +211,35 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "name": Case(tool(name="g"), OFFERED),
         "description": Case(tool(description="does g"), OFFERED),
         "parameters": Case(tool(parameters={"type": "object"}), OFFERED),
+        "defer_loading": FOUND_TOOLS,
         "strict": refused(
             tool(parameters={"properties": {"a": UNIQUE}}, strict=True),
             **tool(parameters={"properties": {"a": UNIQUE}}),
         ),
     },
-    tools.OtherTool: {"type": Case({"tools": [{"type": "web_search"}]})},
+    tools.FreeformTool: {
+        "name": Case(custom(name="g"), custom()),
+        "description": Case(custom(description="does g"), custom()),
+        "format": Case(custom(format=REGEX), custom()),
+        "defer_loading": FOUND_TOOLS,
+    },
+    freeform.TextGrammar: {
+        "definition": Case(custom(format={**REGEX, "definition": "b"}), custom(format=REGEX)),
+        "syntax": Case(custom(format={**REGEX, "syntax": "lark"}), status=400),
+    },
+    tools.ToolNamespace: {
+        "name": Case(namespace(name="m"), namespace()),
+        "description": Case(namespace(description="More."), namespace()),
+        "tools": Case(namespace(tools=custom()["tools"]), namespace()),
+    },
+    tools.ToolSearchTool: {
+        "execution": f"{CLIENT_TOOLS}::test_where_nobody_can_search_every_tool_is_offered",
+        "description": Case(search(description="More."), search()),
+        "parameters": Case(search(parameters={"type": "object"}), search()),
+    },
+    tools.OtherTool: {
+        "type": Case({"tools": [*OFFERED["tools"], {"type": "web_search"}]}, OFFERED)
+    },
     tools.McpTool: {
         **dict.fromkeys(
             (
@@ -214,6 +257,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
             {"tool_choice": {"type": "function", "name": "g"}},
             {**TWO, "tool_choice": {"type": "function", "name": "f"}},
         ),
+        "namespace": f"{CLIENT_TOOLS}::test_a_choice_may_name_the_namespace",
     },
     tools.McpChoiceParam: dict.fromkeys(("server_label", "name"), CHOSEN),
     tools.AllowedToolsChoice: {

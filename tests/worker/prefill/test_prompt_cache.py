@@ -92,7 +92,7 @@ def test_what_is_too_large_is_said_once(caplog: pytest.LogCaptureFixture) -> Non
     (record,) = caplog.records
     assert "15000 tokens takes 3.8 MB" in record.getMessage()
     assert "room for 0.0 MB" in record.getMessage()
-    assert "`prompt_cache_bytes`" in record.getMessage()
+    assert "`prompt_cache`" in record.getMessage()
 
 
 def test_none_is_kept_where_none_is_wanted() -> None:

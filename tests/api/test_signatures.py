@@ -1,6 +1,6 @@
 import pytest
 
-from mlx_server.api.messages.signatures import Signer
+from mlx_server.api.signatures import Signer
 
 OURS, OTHER = Signer(b"a key"), Signer(b"another key")
 THOUGHTS = ["", "Hm.", "世界 🙂", "x" * 10_000, "half \ud83d of one"]

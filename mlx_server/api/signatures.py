@@ -1,4 +1,5 @@
-"""Signatures of thoughts: clients send a thought back with the signature that it came with."""
+"""Signatures of thoughts, which clients send back with the signature that they came with, or only
+as a signature that carries them."""
 
 import base64
 import hashlib

@@ -1,0 +1,134 @@
+"""Tools whose input is free text (OpenAI's `custom` tools), as the functions that models can call.
+
+Such a function has one argument, the text. Calls are converted back: the text is decoded from the
+arguments while they arrive.
+"""
+
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mlx_server import limits
+from mlx_server.api.fields import WireModel
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars.lark_regex import NotRegular, regex_of
+from mlx_server.messages import Tool
+from mlx_server.schemas import patterns
+
+INPUT = "input"
+"""The name of the argument that is the text."""
+
+
+class FreeformText(WireModel):
+    type: Literal["text"]
+
+
+class TextGrammar(WireModel):
+    definition: Annotated[str, Field(max_length=limits.GRAMMAR_CHARACTERS.value)]
+    syntax: Literal["lark", "regex"]
+
+
+SYNTAX = {"lark": "Lark grammar", "regex": "regular expression"}
+
+
+def freeform_tool(name: str, description: str | None, grammar: TextGrammar | None) -> Tool:
+    """The function for a tool that takes free text, which may have to follow a grammar. Raises
+    InvalidGrammar."""
+    pattern = _pattern_of(grammar) if grammar else None
+    about = "The text for the tool, as one string."
+    if grammar:
+        about += f" It must match this {SYNTAX[grammar.syntax]}:\n{grammar.definition}"
+    text = {"type": "string", "description": about, **({"pattern": pattern} if pattern else {})}
+    schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+    return Tool(
+        name,
+        description,
+        {**schema, "additionalProperties": False},
+        unenforced=("format",) if grammar and pattern is None else (),
+    )
+
+
+def _pattern_of(grammar: TextGrammar) -> str | None:
+    """The grammar as the `pattern` of a JSON schema, to which texts within JSON are held; None for
+    one that no regular expression can say. Raises InvalidGrammar."""
+    expression = patterns.unanchored(grammar.definition)
+    if grammar.syntax == "lark":
+        try:
+            expression = regex_of(grammar.definition)
+        except NotRegular:
+            return None
+        except InvalidGrammar as error:
+            error.param = "tools"
+            raise
+    return f"^(?:{expression})$"
+
+
+def arguments_of_text(text: str) -> str:
+    """The arguments of a call with this text."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+def text_of_arguments(arguments: str) -> str:
+    """The text of a complete call."""
+    decoded = FreeformInput()
+    return decoded.feed(arguments) + decoded.finish()
+
+
+_BEGIN = json.dumps({INPUT: ""})[:-2]
+_WHOLE_TEXT = re.compile(r'(?:[^"\\]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
+_HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class FreeformInput:
+    """Decodes the arguments of a call to the text in them, as far as it is certain."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._arguments: list[str] = []
+        self._waiting = ""
+        """Arguments that are not decoded yet."""
+        self._is_inside: bool | None = None
+        """Whether the arguments so far end within the text; None before it begins."""
+
+    def feed(self, piece: str) -> str:
+        """Returns what the piece adds to the text."""
+        self._arguments.append(piece)
+        self._waiting += piece
+        if self._is_inside is None and len(self._waiting) >= len(_BEGIN):
+            self._is_inside = self._waiting.startswith(_BEGIN)
+            self._waiting = self._waiting.removeprefix(_BEGIN)
+        return self._decode() if self._is_inside else ""
+
+    def finish(self) -> str:
+        """Returns the text of a complete call that `feed` could not read: its only argument by
+        another name, or all of its arguments."""
+        arguments = "".join(self._arguments)
+        return "" if arguments.startswith(_BEGIN) else self._add(_only_text_in(arguments))
+
+    def _decode(self) -> str:
+        found = _WHOLE_TEXT.match(self._waiting)
+        assert found, "it matches the empty text"
+        end = found.end()
+        if half := _HALF_PAIR.search(self._waiting, 0, end):
+            end = half.start()
+        taken, self._waiting = self._waiting[:end], self._waiting[end:]
+        if self._waiting.startswith('"'):
+            self._is_inside = False
+        return self._add(json.loads(f'"{taken}"', strict=False))
+
+    def _add(self, text: str) -> str:
+        whole = _SURROGATES.sub("\ufffd", text)
+        self.text += whole
+        return whole
+
+
+def _only_text_in(arguments: str) -> str:
+    try:
+        found: Any = json.loads(arguments)
+    except ValueError:
+        return arguments
+    values = list(found.values()) if isinstance(found, dict) else []
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else arguments

@@ -1,0 +1,128 @@
+"""Converts the bodies of `/api/chat` and `/api/generate` to a `GenerateRequest`."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlx_server.api import formats
+from mlx_server.api.formats import FormatChoice
+from mlx_server.api.ollama.protocol import (
+    AnswerBody,
+    ChatBody,
+    GenerateBody,
+    MessageParam,
+    Options,
+    ToolCallParam,
+)
+from mlx_server.api.thinking import SOME_EFFORT
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.requests import GenerateRequest, JsonFormat, Prompt
+
+EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "xhigh"}
+"""Ollama's words for an effort that the families know by another one."""
+
+
+def chat_request(body: ChatBody, model: str) -> GenerateRequest:
+    tools = [tool.function for tool in body.tools or ()]
+    conversation = Conversation(
+        messages=tuple(_messages(body.messages or ())),
+        tools=tuple(Tool(each.name, each.description, each.parameters or {}) for each in tools),
+        **_rendering(body),
+    )
+    return _request(body, model, conversation)
+
+
+def generate_request(body: GenerateBody, model: str) -> GenerateRequest:
+    _check_text("images", body.images)
+    if body.raw:
+        if body.system:
+            raise BadRequest(
+                "`raw` takes the prompt as it is: put the system prompt into it, or leave out "
+                "`system`.",
+                param="system",
+            )
+        return _request(body, model, body.prompt or "")
+    system = [Message("system", body.system)] if body.system else []
+    conversation = Conversation(
+        messages=(*system, Message("user", body.prompt or "")), **_rendering(body)
+    )
+    return _request(body, model, conversation)
+
+
+def _request(body: AnswerBody, model: str, prompt: Prompt) -> GenerateRequest:
+    options = body.options or Options()
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    return GenerateRequest(
+        model=model,
+        **options.adapter_choice(),
+        include_raw=options.include_raw,
+        **_format(body),
+        buffered=not body.streams,
+        prompts=(prompt,),
+        max_tokens=options.most_tokens,
+        stop=options.stops(),
+        choices=options.choices(),
+        logit_bias=options.biases(),
+        seed=options.seed,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def _rendering(body: AnswerBody) -> dict[str, Any]:
+    effort = None if body.think is None else EFFORTS.get(body.think, body.think)
+    return {
+        "template_kwargs": {} if effort is None else {"reasoning_effort": effort},
+        "response_format": formats.prompt_description(_format(body)["format"]),
+    }
+
+
+def _format(body: AnswerBody) -> FormatChoice:
+    match body.format:
+        case "json":
+            return {"format": JsonFormat(), "format_param": "format"}
+        case dict(schema):
+            return {"format": JsonFormat(schema, strict=False), "format_param": "format"}
+    return {"format": None, "format_param": "format"}
+
+
+def _messages(given: Sequence[MessageParam]) -> Iterator[Message]:
+    unanswered: list[ToolCall] = []
+    for i, message in enumerate(given):
+        _check_text(f"messages[{i}].images", message.images)
+        calls = tuple(_calls(message.tool_calls or (), i))
+        answered = None
+        if message.role == "assistant":
+            unanswered = list(calls)
+        elif message.role == "tool":
+            answered = _answered(message, unanswered)
+            unanswered = [call for call in unanswered if call.id != answered]
+        yield Message(
+            message.role,
+            message.content or "",
+            name=message.tool_name,
+            reasoning=message.thinking or None,
+            tool_calls=calls,
+            tool_call_id=answered,
+        )
+
+
+def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
+    for number, call in enumerate(given):
+        arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
+        yield ToolCall(call.id or f"call_{place}_{number}", call.function.name, arguments)
+
+
+def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | None:
+    """The id of the call that a result answers. Most clients send none: it is then the next call of
+    its name, or the next one."""
+    if message.tool_call_id:
+        return message.tool_call_id
+    name = message.tool_name
+    return next((call.id for call in unanswered if name in (None, call.name)), None)
+
+
+def _check_text(param: str, images: Sequence[str] | None) -> None:
+    if images:
+        raise BadRequest("Images are not supported: these models read only text.", param=param)

@@ -1,0 +1,171 @@
+"""Folds events into an answer, or the lines of its stream."""
+
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from mlx_server.api.accumulator import Accumulator
+from mlx_server.api.ollama.errors import error_body
+from mlx_server.api.sse import Frames
+from mlx_server.events import (
+    Event,
+    Finished,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallFinished,
+)
+from mlx_server.messages import ToolCall
+
+Wire = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer, or all of it."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: Sequence[Wire] = ()
+
+
+Shape = Callable[[Piece], Wire]
+"""A piece as one of the endpoints has it."""
+
+
+def chat_shape(piece: Piece) -> Wire:
+    thinking = {"thinking": piece.thinking} if piece.thinking else {}
+    calls = {"tool_calls": list(piece.calls)} if piece.calls else {}
+    return {"message": {"role": "assistant", "content": piece.text, **thinking, **calls}}
+
+
+def generate_shape(piece: Piece) -> Wire:
+    thinking = {"thinking": piece.thinking} if piece.thinking else {}
+    return {"response": piece.text, **thinking}
+
+
+class Timing:
+    """The nanoseconds of each phase; the clock starts when the request has been read."""
+
+    def __init__(self) -> None:
+        self._began = self._loaded = self._answered = time.perf_counter_ns()
+        self._has_answered = False
+
+    def note(self, event: Event) -> None:
+        if self._has_answered:
+            return
+        self._answered = time.perf_counter_ns()
+        if isinstance(event, Started):
+            self._loaded = self._answered
+        else:
+            self._has_answered = True
+
+    def durations(self, prompt_tokens: int, tokens: int) -> Wire:
+        ended = time.perf_counter_ns()
+        return {
+            "total_duration": ended - self._began,
+            "load_duration": self._loaded - self._began,
+            "prompt_eval_count": prompt_tokens,
+            "prompt_eval_duration": self._answered - self._loaded,
+            "eval_count": tokens,
+            "eval_duration": ended - self._answered,
+        }
+
+
+class OllamaOutput:
+    def __init__(self, *, model: str, shape: Shape) -> None:
+        self._accumulator = Accumulator(model=model, prompts=1, n=1)
+        self._shape = shape
+        self._timing = Timing()
+
+    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
+        (answer,) = self._accumulator.answers
+        last: Wire = {}
+        async for chunk in self.chunks(events):
+            last = chunk
+        whole = Piece(
+            "".join(answer.texts), "".join(answer.reasoning), list(map(_called, answer.calls))
+        )
+        return {**last, **self._shape(whole), **_logprobs(answer.logprobs)}
+
+    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
+        (answer,) = self._accumulator.answers
+        async for event in events:
+            self._timing.note(event)
+            self._accumulator.add(event)
+            match event:
+                case TextDelta(_, _, logprobs):
+                    yield {**self._chunk(Piece(text=event.separated)), **_logprobs(logprobs)}
+                case ReasoningDelta():
+                    yield self._chunk(Piece(thinking=event.separated))
+                case ToolCallFinished():
+                    yield self._chunk(Piece(calls=[_called(answer.calls[-1])]))
+                case Finished():
+                    yield self._last(event)
+
+    def frames(self) -> Frames:
+        """Lines of JSON. A client parses each line, so what keeps a stream alive is a chunk too."""
+        return Frames(
+            keep_alive=line(self._chunk(Piece())),
+            end=b"",
+            error=error_body,
+            encode=line,
+            media_type="application/x-ndjson",
+        )
+
+    def _last(self, event: Finished) -> Wire:
+        (answer,) = self._accumulator.answers
+        tokens = event.completion_tokens
+        return {
+            **self._chunk(Piece()),
+            "done": True,
+            "done_reason": "length" if event.reason == "length" else "stop",
+            **self._timing.durations(self._accumulator.prompt_tokens, tokens),
+            **self._accumulator.warnings(answer),
+        }
+
+    def _chunk(self, piece: Piece) -> Wire:
+        return chunk(self._accumulator.model, self._shape(piece))
+
+
+def chunk(model: str, content: Wire) -> Wire:
+    return {"model": model, "created_at": rfc3339(time.time()), **content, "done": False}
+
+
+def loaded(model: str, shape: Shape, reason: str) -> Wire:
+    """The answer to a request without a prompt, which loads the model or unloads it."""
+    return {**chunk(model, shape(Piece())), "done": True, "done_reason": reason}
+
+
+def rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def line(data: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(data) + b"\n"
+
+
+def _called(call: ToolCall) -> Wire:
+    return {"id": call.id, "function": {"name": call.name, "arguments": _object(call.arguments)}}
+
+
+def _object(arguments: str) -> Wire:
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _logprobs(given: Sequence[TokenLogprob]) -> Wire:
+    def entry(token: TokenLogprob) -> Wire:
+        return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+    found = [{**entry(each), "top_logprobs": list(map(entry, each.top))} for each in given]
+    return {"logprobs": found} if found else {}

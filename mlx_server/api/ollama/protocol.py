@@ -1,0 +1,148 @@
+"""`/api/chat`, `/api/generate` and `/api/show` on the wire, as Ollama documents them."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from mlx_server import limits
+from mlx_server.api.fields import Items, SamplingBody, WireModel
+from mlx_server.api.ollama.keep_alive import KeepAlive, seconds_of
+from mlx_server.errors import BadRequest
+from mlx_server.requests import SamplingChoices
+
+Name = Annotated[str, Field(min_length=1)]
+Think = bool | Literal["low", "medium", "high", "max"]
+Format = Literal["", "json"] | dict[str, Any]
+Images = Items[str]
+
+
+class Options(SamplingBody):
+    """Ollama's names of the sampling parameters, besides those of the other endpoints."""
+
+    num_predict: Annotated[int, Field(ge=-2, lt=2**53)] | None = None
+    """As many as fit the context, if it is not positive."""
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+
+    def choices(self) -> SamplingChoices:
+        found = super().choices()
+        if self.repeat_penalty is not None and self.repetition_penalty is not None:
+            raise BadRequest(
+                "`repeat_penalty` and `repetition_penalty` are two names of one parameter: send "
+                "only one of them.",
+                param="options.repetition_penalty",
+            )
+        if self.repeat_penalty is not None:
+            found["repetition_penalty"] = self.repeat_penalty
+        if found.get("top_k") == -1:
+            found["top_k"] = 0
+        return found
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.num_predict if self.num_predict and self.num_predict > 0 else None
+
+
+class AnswerBody(WireModel):
+    """The fields that `/api/chat` and `/api/generate` share."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
+    """Fields that are refused unless they are empty, with the reason."""
+
+    model: Name
+    stream: bool | None = None
+    """Unlike elsewhere, an answer is streamed by default."""
+    format: Format | None = None
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+    think: Think | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """How long the model is to be kept; None: as models.yaml has it."""
+        return None if self.keep_alive is None else seconds_of(self.keep_alive)
+
+    @property
+    def unloads(self) -> bool:
+        return self.keep_seconds is not None and math.isclose(self.keep_seconds, 0)
+
+    def ignored(self) -> list[str]:
+        given = self.model_extra or {}
+        for name, reason in self.UNSUPPORTED.items():
+            if given.get(name):
+                raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
+        unknown = [
+            name
+            for name, value in given.items()
+            if name not in self.UNSUPPORTED and value is not None
+        ]
+        options = self.options.ignored() if self.options else []
+        return [
+            *unknown[: limits.IGNORED_NAMES.value],
+            *(f"options.{name}" for name in options),
+        ]
+
+
+class CalledFunction(WireModel):
+    name: Name
+    arguments: dict[str, Any] | None = None
+
+
+class ToolCallParam(WireModel):
+    id: str | None = None
+    function: CalledFunction
+
+
+class MessageParam(WireModel):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Images | None = None
+    tool_calls: Items[ToolCallParam] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionParam(WireModel):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolParam(WireModel):
+    type: Literal["function"] | None = None
+    function: FunctionParam
+
+
+class ChatBody(AnswerBody):
+    messages: Items[MessageParam] | None = None
+    """Without any, the model is loaded, or unloaded if `keep_alive` is 0."""
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
+
+
+class GenerateBody(AnswerBody):
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "template": "the model's owner sets it in models.yaml",
+        "suffix": "these models can't insert text before a suffix",
+    }
+
+    prompt: str | None = None
+    """Without one, the model is loaded, or unloaded if `keep_alive` is 0."""
+    system: str | None = None
+    raw: bool | None = None
+    """Whether the prompt is continued as it is, and not answered as a message."""
+    images: Images | None = None
+
+
+class ShowBody(WireModel):
+    model: Name | None = None
+    name: Name | None = None
+    """The older name of `model`."""

@@ -1,0 +1,152 @@
+"""Ollama's routes. Those that would change the machine say which command does it."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from mlx_server import __version__
+from mlx_server.api.body import documented, read
+from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.fields import ignored_header
+from mlx_server.api.handlers import json_response, respond
+from mlx_server.api.ollama import models
+from mlx_server.api.ollama.input import chat_request, generate_request
+from mlx_server.api.ollama.output import (
+    OllamaOutput,
+    Shape,
+    chat_shape,
+    generate_shape,
+    loaded,
+)
+from mlx_server.api.ollama.protocol import AnswerBody, ChatBody, GenerateBody, ShowBody
+from mlx_server.errors import BadRequest, Forbidden
+from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest
+
+CHAT, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
+
+API_VERSION = "0.12.0"
+"""The version of Ollama whose API this is. Clients compare it with the one they need."""
+
+COMMANDS: Mapping[str, str] = {
+    "/api/pull": "`mlx-server pull NAME` fetches a model, and models.yaml lists it",
+    "/api/push": "`hf upload` publishes a model's folder",
+    "/api/create": "an entry under `models` in models.yaml makes a model with its own settings",
+    "/api/copy": "`aliases` in models.yaml give a model further names",
+    "/api/delete": "remove the model from models.yaml, and its files with `hf cache`",
+}
+"""What a user does instead, by the route that is refused."""
+
+Body = TypeVar("Body", bound=AnswerBody)
+
+router = APIRouter()
+
+
+@router.post(CHAT, openapi_extra=documented(CHAT, ChatBody))
+async def chat(http: Request) -> Response:
+    body = await read(http, ChatBody)
+    if not body.messages:
+        return await _load(http, body, chat_shape)
+    return await _answer(http, body, chat_request, chat_shape)
+
+
+@router.post(GENERATE, openapi_extra=documented(GENERATE, GenerateBody))
+async def generate(http: Request) -> Response:
+    body = await read(http, GenerateBody)
+    if not body.prompt:
+        return await _load(http, body, generate_shape)
+    return await _answer(http, body, generate_request, generate_shape)
+
+
+async def _answer(
+    http: Request, body: Body, to_request: Callable[[Body, str], GenerateRequest], shape: Shape
+) -> Response:
+    pool: Pool = http.app.state.pool
+    ignored, seconds = body.ignored(), body.keep_seconds
+    name = models.own_name(pool, body.model)
+    request = await in_thread(to_request, body, name)
+    output = OllamaOutput(model=name, shape=shape)
+    if seconds is not None and _is_pinned(pool, name):
+        ignored.append("keep_alive")
+    response = await respond(
+        http, request, output, stream=body.streams, ignored=ignored, frames=output.frames()
+    )
+    if seconds is not None:
+        pool.keep(pool.spec(pool.named(name)[0]).id, seconds)
+    return response
+
+
+async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
+    """Answers a request without a prompt, which loads the model, or unloads it."""
+    pool: Pool = http.app.state.pool
+    ignored, seconds = body.ignored(), body.keep_seconds
+    name = models.own_name(pool, body.model)
+    id = await models.checked(pool, name)
+    if not body.unloads:
+        await while_connected(http, pool.load(id))
+    elif _is_pinned(pool, name):
+        raise BadRequest(
+            f"{id} is `pinned` in models.yaml: only its owner can unload it.", param="keep_alive"
+        )
+    if seconds is not None:
+        pool.keep(id, seconds)
+    answer = loaded(name, shape, "unload" if body.unloads else "load")
+    return json_response(answer, ignored_header(ignored))
+
+
+def _is_pinned(pool: Pool, name: str) -> bool:
+    return pool.spec(pool.named(name)[0]).pinned
+
+
+@router.get("/api/tags")
+async def tags(http: Request) -> Response:
+    return json_response(
+        {"models": await models.listed(http.app.state.pool, http.app.state.started)}
+    )
+
+
+@router.get("/api/ps")
+async def ps(http: Request) -> Response:
+    return json_response({"models": await models.running(http.app.state.pool)})
+
+
+@router.post(SHOW, openapi_extra=documented(SHOW, ShowBody))
+async def show(http: Request) -> Response:
+    body = await read(http, ShowBody)
+    if not (wanted := body.model or body.name):
+        raise BadRequest("`model` is missing: it names the model to describe.", param="model")
+    pool: Pool = http.app.state.pool
+    id = await models.checked(pool, models.own_name(pool, wanted))
+    return json_response(await models.described(pool, id, http.app.state.started))
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    return json_response({"version": API_VERSION, "server": f"mlx-server {__version__}"})
+
+
+@router.head("/api/version", include_in_schema=False)
+@router.head("/api/tags", include_in_schema=False)
+@router.head("/", include_in_schema=False)
+@router.get("/")
+async def running() -> Response:
+    """What clients ask to find out whether a server is there."""
+    return Response("mlx-server is running", media_type="text/plain")
+
+
+@router.post("/api/embed")
+@router.post("/api/embeddings")
+async def embed() -> Response:
+    raise BadRequest("This server has no embeddings: its models generate text.", param="model")
+
+
+@router.delete("/api/delete")
+@router.post("/api/copy")
+@router.post("/api/create")
+@router.post("/api/push")
+@router.post("/api/pull")
+async def refuse(http: Request) -> Response:
+    what = COMMANDS[http.url.path]
+    raise Forbidden(f"No client may change the models of this server. Its owner can: {what}.")

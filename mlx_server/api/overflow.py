@@ -1,0 +1,45 @@
+"""The overflow in OpenAI's words, by which clients know that they have to shorten."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from mlx_server.errors import ContextTooLong
+from mlx_server.events import Event
+from mlx_server.generation.overflow import OverflowWords, PromptOverflow
+
+
+def messages_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"This model's maximum context length is {overflow.context} tokens. However, your messages "
+        f"resulted in {tokens} tokens. Please reduce the length of the messages.",
+        param="messages",
+    )
+
+
+def prompt_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    answer = overflow.request.max_tokens or 0
+    return ContextTooLong(
+        f"This model's maximum context length is {overflow.context} tokens, however you requested "
+        f"{tokens + answer} tokens ({tokens} in your prompt; {answer} for the completion). Please "
+        "reduce your prompt.",
+        param="prompt",
+    )
+
+
+def input_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    return ContextTooLong(
+        "Your input exceeds the context window of this model. Please adjust your input and try "
+        f"again. This model's maximum context length is {overflow.context} tokens. However, your "
+        f"input resulted in {tokens} tokens.",
+        param="input",
+    )
+
+
+async def in_words(events: AsyncGenerator[Event], words: OverflowWords) -> AsyncGenerator[Event]:
+    """The events; an overflow is raised in these words, with its exact number of tokens."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except PromptOverflow as overflow:
+        raise words(overflow, await overflow.tokens()) from None

@@ -1,0 +1,69 @@
+"""`mlx-server connect`."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from mlx_server.cli.root import app
+
+
+@app.command()
+def connect(
+    client: Annotated[
+        str | None, typer.Argument(metavar="CLIENT", help="Shows the clients if left out.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="ID", help="Model [the first].")] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="[what the server says].")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the lines into the client's files.")
+    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="Start the client.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Show all clients as Markdown.")
+    ] = False,
+) -> None:
+    """Let a coding agent or another client use this server.
+
+    \b
+    mlx-server connect                          which clients there are
+    mlx-server connect codex                    the lines that Codex needs, and where
+    mlx-server connect codex --write --run      write them, with a backup, and start it
+    mlx-server connect claude --run             Claude Code, for this one session
+    """
+    from mlx_server.clients.chat import key_at_home
+    from mlx_server.clients.connect.clients import CLIENTS
+    from mlx_server.clients.connect.lookup import connection_to
+    from mlx_server.clients.connect.running import command_of
+    from mlx_server.clients.connect.showing import listing, shown
+    from mlx_server.clients.connect.showing import markdown as table
+    from mlx_server.clients.connect.writing import changes
+    from mlx_server.clients.connect.writing import write as written
+    from mlx_server.errors import SettingsError, nearest_names
+
+    if client is None:
+        print(table() if markdown else listing(), end="")
+        return
+    if client not in CLIENTS:
+        nearest = ", ".join(nearest_names(client, CLIENTS))
+        raise SettingsError(
+            f"There is no client {client[:100]!r} here. The nearest: {nearest}. "
+            "`mlx-server connect` lists all."
+        )
+    record = CLIENTS[client]
+    found = connection_to(url, api_key or key_at_home(), model, context_length)
+    if not write and not run:
+        print(shown(record, found), end="")
+        return
+    if write:
+        for sentence in written(changes(record, found)):
+            print(sentence)
+    if run:
+        command, environment = command_of(client, record, found)
+        os.execvpe(command[0], command, {**os.environ, **environment})  # noqa: S606

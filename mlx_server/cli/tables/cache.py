@@ -1,0 +1,102 @@
+"""`mlx-server cache`: the prompt caches on disk, by model."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from mlx_server.config.settings import Settings
+from mlx_server.prompt_files.contents import DamagedFile, model_in
+from mlx_server.prompt_files.folder import FileUse, PromptFolder
+from mlx_server.prompt_files.names import PromptFile
+
+UNKNOWN = "unknown"
+
+
+@dataclass
+class ModelFiles:
+    model: str
+    files: int = 0
+    nbytes: int = 0
+    used: int = 0
+    """When one was last used, in nanoseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class CacheSummary:
+    path: Path | None
+    """None: nothing is kept on disk."""
+    most_bytes: int
+    models: Sequence[ModelFiles] = ()
+    removed: int | None = None
+    """How many files were removed; None: not asked to."""
+
+
+def look(settings: Settings, *, clear: bool = False, model: str | None = None) -> CacheSummary:
+    """Reads the folder, also while a server uses it."""
+    path, most = settings.prompt_folder, settings.server.prompt_cache.disk
+    if path is None or not path.is_dir():
+        return CacheSummary(path, most, (), 0 if clear else None)
+    folder = PromptFolder(path, most)
+    folder.scan()
+    groups = folder.by_group()
+    names = {group: _model(folder, files) for group, files in groups.items()}
+    if not clear:
+        return CacheSummary(path, most, _by_model(groups, names))
+    before = folder.count
+    folder.remove_if(lambda file: model in (None, names[file.group]))
+    removed = before - folder.count
+    return CacheSummary(path, most, _by_model(folder.by_group(), names), removed)
+
+
+def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) -> str:
+    """The model of a group, as the first readable one of its files says."""
+    for file, _ in files[:8]:
+        with suppress(OSError, DamagedFile):
+            if found := model_in(folder.place(file)):
+                return found
+    return UNKNOWN
+
+
+def _by_model(
+    groups: dict[str, list[tuple[PromptFile, FileUse]]], names: dict[str, str]
+) -> list[ModelFiles]:
+    found: dict[str, ModelFiles] = {}
+    for group, files in groups.items():
+        own = found.setdefault(names[group], ModelFiles(names[group]))
+        own.files += len(files)
+        own.nbytes += sum(use.nbytes for _, use in files)
+        own.used = max(own.used, *(use.used for _, use in files))
+    return sorted(found.values(), key=lambda each: -each.nbytes)
+
+
+def show(found: CacheSummary, console: Console) -> None:
+    for line in _lines(found):
+        console.print(_printable(line), soft_wrap=True)
+
+
+def _lines(found: CacheSummary) -> list[str]:
+    if found.path is None:
+        return ["prompt caches are not kept on disk: `prompt_cache: {disk: 0}` in models.yaml"]
+    nbytes = sum(each.nbytes for each in found.models)
+    removed = [] if found.removed is None else [f"removed        {found.removed} files"]
+    return [
+        str(found.path),
+        *removed,
+        f"size           {nbytes / 1e6:.1f} MB, at most {found.most_bytes / 1e6:.0f} MB",
+        *map(_line, found.models),
+    ]
+
+
+def _line(each: ModelFiles) -> str:
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used / 1e9))
+    return f"{each.model}: {each.files} files, {each.nbytes / 1e6:.1f} MB, last used {day}"
+
+
+def _printable(text: str) -> Text:
+    """Rich text without markup or control characters."""
+    return Text("".join(c if c.isprintable() else " " for c in text))

@@ -1,0 +1,45 @@
+"""Asks a running server what a client has to know of its model."""
+
+from typing import Any
+
+import httpx
+
+from mlx_server.clients.chat import client_of, served_models
+from mlx_server.clients.connect.template import Connection
+from mlx_server.errors import SettingsError
+
+NO_KEY = "none"
+"""For servers without keys: most clients refuse an empty one."""
+
+
+def connection_to(url: str, key: str, model: str | None, context: int | None) -> Connection:
+    """A model and a context length that are not given are those of the server.
+
+    Raises ServerError if there is no server, or no such model.
+    """
+    base = url.rstrip("/").removesuffix("/v1")
+    if model is None or context is None:
+        with client_of(base, key) as client:
+            model = model or _first(served_models(client))
+            context = context or _context_of(client, model)
+    return Connection(base, key or NO_KEY, model, context)
+
+
+def _first(models: list[str]) -> str:
+    if not models:
+        raise SettingsError("That server has no models. List one in models.yaml.")
+    return models[0]
+
+
+def _context_of(client: httpx.Client, model: str) -> int:
+    response = client.get(f"/v1/models/{model}")
+    found: Any = response.json()
+    if response.status_code != 200:
+        raise SettingsError(str(found["error"]["message"]))
+    context = found.get("context_length")
+    if not isinstance(context, int):
+        raise SettingsError(
+            f"That server does not know yet how long the context of {model} is. Say so with "
+            "--context-length, or send it a request first."
+        )
+    return context

@@ -1,0 +1,29 @@
+"""What starts a client that uses this server."""
+
+import shutil
+from collections.abc import Mapping
+
+from mlx_server.clients.connect.clients import ClientRecord
+from mlx_server.clients.connect.template import Connection, filled
+from mlx_server.clients.connect.writing import changes
+from mlx_server.errors import SettingsError
+
+
+def command_of(
+    name: str, client: ClientRecord, connection: Connection
+) -> tuple[list[str], Mapping[str, str]]:
+    """The command and what it needs in its environment.
+
+    Raises SettingsError if it is not installed, or needs files that are not written.
+    """
+    if not client.starts_without_files:
+        missing = [each.path for each in changes(client, connection) if each.is_needed]
+        if missing:
+            raise SettingsError(
+                f"{client.title} reads {', '.join(map(str, missing))}, which lacks these lines. "
+                f"Add --write, or see them with `mlx-server connect {name}`."
+            )
+    command = filled(client.command, connection)
+    if shutil.which(command[0]) is None:
+        raise SettingsError(f"There is no command `{command[0]}`: install {client.title} first.")
+    return command, filled(client.environment, connection)

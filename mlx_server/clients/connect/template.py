@@ -1,0 +1,52 @@
+"""Fills the values of one server into what a client's files hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NAME = "mlx-server"
+"""What clients call this server."""
+
+CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
+"""A whole text that stands for a number, and not for its digits."""
+
+ANSWER_SHARE = 4
+"""An answer gets the fourth part of the context: clients compact a conversation before it takes the
+rest."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a client has to know."""
+
+    url: str
+    """Without `/v1`."""
+    key: str
+    model: str
+    context: int
+
+    @property
+    def output(self) -> int:
+        return self.context // ANSWER_SHARE
+
+
+def filled(template: Any, connection: Connection) -> Any:
+    if isinstance(template, Mapping):
+        return {
+            filled(name, connection): filled(value, connection) for name, value in template.items()
+        }
+    if isinstance(template, list | tuple):
+        return [filled(value, connection) for value in template]
+    if template in (CONTEXT, OUTPUT):
+        return connection.context if template == CONTEXT else connection.output
+    if not isinstance(template, str):
+        return template
+    values = {
+        "{url}": connection.url,
+        "{key}": connection.key,
+        "{model}": connection.model,
+        "{context}": str(connection.context),
+    }
+    for place, value in values.items():
+        template = template.replace(place, value)
+    return template

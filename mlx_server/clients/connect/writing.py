@@ -1,0 +1,99 @@
+"""Writes a client's files, each with a backup of what was there."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_server.clients.connect.clients import ClientFile, ClientRecord
+from mlx_server.clients.connect.formats import CannotMerge, with_content, written
+from mlx_server.clients.connect.template import Connection, filled
+from mlx_server.errors import SettingsError, public_message
+
+PRIVATE = 0o600
+"""The mode of new files, since they hold a key."""
+
+
+@dataclass(frozen=True)
+class Change:
+    path: Path
+    before: str | None
+    """None: there is no file."""
+    after: str
+
+    @property
+    def is_needed(self) -> bool:
+        return self.before != self.after
+
+
+def lines_of(file: ClientFile, connection: Connection) -> str:
+    """What the file holds if there is nothing else in it."""
+    return with_content("", file, filled(file.content, connection))
+
+
+def changes(client: ClientRecord, connection: Connection) -> list[Change]:
+    """Raises SettingsError if adding to one of the files would lose something."""
+    return [_change(file, connection) for file in client.files]
+
+
+def _change(file: ClientFile, connection: Connection) -> Change:
+    path = Path(file.path).expanduser()
+    content = filled(file.content, connection)
+    try:
+        before = path.read_text("utf-8") if path.exists() else None
+        return Change(path, before, with_content(before or "", file, content))
+    except CannotMerge as error:
+        raise SettingsError(
+            f"{path} can't be changed without losing something: {error}. Add this yourself:\n\n"
+            f"{written(content, file.format)}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} can't be read: {public_message(error)}") from None
+
+
+def write(found: list[Change]) -> Iterator[str]:
+    """Yields a sentence about each file."""
+    for change in found:
+        if not change.is_needed:
+            yield f"{change.path} has it already."
+            continue
+        try:
+            backup = _back_up(change) if change.before is not None else None
+            _replace(change)
+        except OSError as error:
+            raise SettingsError(
+                f"{change.path} can't be written: {public_message(error)}"
+            ) from None
+        yield f"{change.path} is written." + (f" It was {backup.name} before." if backup else "")
+
+
+def _back_up(change: Change) -> Path:
+    """A copy next to the file, under a name that is not taken."""
+    assert change.before is not None
+    number = 0
+    while True:
+        name = change.path.name + ".backup" + (f"-{number}" if number else "")
+        path = change.path.with_name(name)
+        if not path.exists():
+            _write_private(path, change.before)
+            return path
+        number += 1
+
+
+def _replace(change: Change) -> None:
+    path = change.path.resolve()  # a link stays a link
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = path.stat().st_mode & 0o777 if path.exists() else PRIVATE
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write_private(temporary, change.after)
+        temporary.chmod(mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,279 @@
+"""The folder of prompt cache files: what is in it, what was used when, and its size on disk."""
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_server import limits
+from mlx_server.prompt_files.contents import written
+from mlx_server.prompt_files.names import (
+    BLOCK_TOKENS,
+    Ids,
+    PromptFile,
+    block_file,
+    parsed,
+    state_file,
+)
+
+log = logging.getLogger("mlx_server.engine")
+
+LOCK, DRAFT = "lock", ".draft"
+
+UNIT = 4096
+"""Bytes in which disks count."""
+
+RESERVE_BYTES = 1 << 30
+"""Free space that is left to other programs."""
+
+SCAN_SECONDS = 30.0
+
+KEPT_SHARE = 0.95
+"""The share of the limit that is kept when files have to be removed, so that this is rare."""
+
+
+class FolderInUse(Exception):
+    """Another engine uses the folder."""
+
+
+@dataclass(slots=True)
+class FileUse:
+    nbytes: int
+    """As the disk counts them."""
+    used: int
+    """When it was last used, in nanoseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files that restore the longest prefix of a prompt."""
+
+    length: int
+    blocks: tuple[PromptFile, ...]
+    state: PromptFile | None = None
+    most: int = 0
+    """If the state's tokens may go on differently: the length if they do not."""
+
+    @property
+    def files(self) -> tuple[PromptFile, ...]:
+        return (*self.blocks, *filter(None, [self.state]))
+
+
+class PromptFolder:
+    """The index of a folder. Several threads may use it."""
+
+    def __init__(self, path: Path, most_bytes: int, block: int = BLOCK_TOKENS) -> None:
+        self.path, self.most_bytes, self.block = path, most_bytes, block
+        self._files: dict[PromptFile, FileUse] = {}
+        self._states: dict[tuple[str, str], set[PromptFile]] = {}
+        """The states by group and link."""
+        self.nbytes = 0
+        self._lock = threading.RLock()
+        self._locked: int | None = None
+        self._scanned = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, file: PromptFile) -> bool:
+        return file in self._files
+
+    def open(self) -> None:
+        """Makes the folder, or reads what it has. Raises FolderInUse or OSError."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(self.path, 0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._locked = os.open(self.path / LOCK, flags, 0o600)
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise FolderInUse from None
+        for draft in self.path.glob(f"*{DRAFT}"):
+            draft.unlink(missing_ok=True)
+        self.scan()
+        self.make_room(0)
+
+    def close(self) -> None:
+        if self._locked is not None:
+            os.close(self._locked)
+            self._locked = None
+
+    def scan(self) -> None:
+        """Reads the folder again. Only regular files with the right names count."""
+        found: list[tuple[PromptFile, os.stat_result]] = []
+        foreign = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                file = parsed(entry.name)
+                if file and entry.is_file(follow_symlinks=False):
+                    with suppress(OSError):
+                        found.append((file, entry.stat(follow_symlinks=False)))
+                else:
+                    foreign += entry.name != LOCK and not entry.name.endswith(DRAFT)
+        with self._lock:
+            self._files, self._states, self.nbytes = {}, {}, 0
+            for file, stat in found:
+                self._add(file, stat)
+        if foreign:
+            log.warning("the prompt cache's folder has %d foreign entries", foreign)
+        self._scanned = time.monotonic()
+
+    def scan_again(self) -> None:
+        """Notices from time to time what other programs have removed."""
+        if time.monotonic() - self._scanned > SCAN_SECONDS:
+            self.scan()
+
+    def _add(self, file: PromptFile, found: os.stat_result) -> None:
+        self._drop(file)
+        self._files[file] = FileUse(found.st_blocks * 512, found.st_mtime_ns)
+        self.nbytes += found.st_blocks * 512
+        if file.tail:
+            self._states.setdefault((file.group, file.link), set()).add(file)
+
+    def _drop(self, file: PromptFile) -> None:
+        if use := self._files.pop(file, None):
+            self.nbytes -= use.nbytes
+        if states := self._states.get(place := (file.group, file.link)):
+            states.discard(file)
+            if not states:
+                del self._states[place]
+
+    def size_of(self, file: PromptFile) -> int:
+        """The file's bytes on disk; 0 if there is none."""
+        use = self._files.get(file)
+        return use.nbytes if use else 0
+
+    def place(self, file: PromptFile) -> Path:
+        return self.path / file.name
+
+    def longest(
+        self, group: str, ids: Ids, links: Sequence[str], *, blocks: bool, states: bool
+    ) -> FoundFiles | None:
+        """The files for the longest prefix of `ids`. blocks: whether the model's caches have
+        layers that can be cut back. states: whether they have others, so that they can be
+        restored only where there is a state."""
+        with self._lock:
+            whole = [block_file(group, links, at, self.block) for at in range(len(links) - 1)]
+            missing = (at for at, file in enumerate(whole) if file not in self._files)
+            there = next(missing, len(whole)) if blocks else len(whole)
+            for at in range(there, -1, -1):
+                state = max(self._matching(group, ids, links, at), key=_length, default=None)
+                if state:
+                    before, length = tuple(whole[:at]) if blocks else (), state.length
+                    return FoundFiles(length, before, state, most=length)
+                if not states:
+                    return self._with_next(group, links[at], tuple(whole[:at]), len(ids))
+        return None
+
+    def _with_next(
+        self, group: str, link: str, blocks: tuple[PromptFile, ...], length: int
+    ) -> FoundFiles | None:
+        """The blocks and, of the states after them, the one that was used last: it can be cut back
+        to where its tokens differ from the prompt's."""
+        begin = blocks[-1].length if blocks else 0
+        after = self._states.get((group, link), ())
+        if last := max(after, key=lambda file: self._files[file].used, default=None):
+            return FoundFiles(begin, blocks, last, most=min(length, last.length))
+        return FoundFiles(begin, blocks, most=begin) if blocks else None
+
+    def states_of(self, group: str, ids: Ids, links: Sequence[str]) -> list[PromptFile]:
+        """The states of all prefixes of `ids`."""
+        with self._lock:
+            places = range(len(links))
+            return [file for at in places for file in self._matching(group, ids, links, at)]
+
+    def _matching(
+        self, group: str, ids: Ids, links: Sequence[str], at: int
+    ) -> Iterator[PromptFile]:
+        for file in self._states.get((group, links[at]), ()):
+            is_here = file.length <= len(ids) and file.length // self.block == at
+            if is_here and file == state_file(group, links, ids, file.length, self.block):
+                yield file
+
+    def write(self, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+        """Writes a file unless it is there, and removes others if they exceed the limit. Returns
+        its bytes on disk. Raises OSError."""
+        self.scan_again()
+        if file in self:
+            return 0
+        nbytes = sum(piece.nbytes for piece in pieces)
+        if nbytes + UNIT > self.most_bytes:
+            return 0
+        self.make_room(nbytes + UNIT)
+        if shutil.disk_usage(self.path).free < nbytes + RESERVE_BYTES:
+            raise OSError(f"less than {RESERVE_BYTES >> 30} GiB would be left free")
+        draft = self.path / f"{secrets.token_hex(8)}{DRAFT}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            with os.fdopen(os.open(draft, flags, 0o600), "wb", buffering=0) as opened:
+                for part in written(pieces):
+                    _write_all(opened, part)
+                found = os.fstat(opened.fileno())
+            os.replace(draft, self.place(file))
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            self._add(file, found)
+        self.make_room(0)
+        return found.st_blocks * 512
+
+    def make_room(self, nbytes: int) -> None:
+        """Removes the least recently used files until `nbytes` more are within the limits."""
+        most_files = limits.PROMPT_FILES.value - bool(nbytes)
+        with self._lock:
+            if self.nbytes + nbytes <= self.most_bytes and self.count <= most_files:
+                return
+            most = int(self.most_bytes * KEPT_SHARE) - nbytes
+            for file in sorted(self._files, key=lambda each: self._files[each].used):
+                if self.nbytes <= most and self.count <= most_files * KEPT_SHARE:
+                    break
+                self.remove(file)
+
+    def remove(self, file: PromptFile) -> None:
+        with self._lock:
+            with suppress(OSError):
+                self.place(file).unlink(missing_ok=True)
+            self._drop(file)
+
+    def remove_if(self, is_unwanted: Callable[[PromptFile], bool]) -> None:
+        with self._lock:
+            for file in [file for file in self._files if is_unwanted(file)]:
+                self.remove(file)
+
+    def touch(self, files: Iterable[PromptFile]) -> None:
+        """Notes that files were used. Of files used at once the last is removed first: no block is
+        of use without those before it."""
+        now = time.time_ns()
+        for at, file in enumerate(files):
+            with self._lock:
+                if use := self._files.get(file):
+                    use.used = now - at * 1000
+            with suppress(OSError):
+                os.utime(self.place(file), ns=(now, now - at * 1000), follow_symlinks=False)
+
+    def by_group(self) -> dict[str, list[tuple[PromptFile, FileUse]]]:
+        groups: dict[str, list[tuple[PromptFile, FileUse]]] = {}
+        with self._lock:
+            for file, use in self._files.items():
+                groups.setdefault(file.group, []).append((file, use))
+        return groups
+
+
+def _length(file: PromptFile) -> int:
+    return file.length
+
+
+def _write_all(opened: object, part: memoryview) -> None:
+    while part:
+        part = part[opened.write(part) :]  # type: ignore[attr-defined]

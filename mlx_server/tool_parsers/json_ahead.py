@@ -1,0 +1,44 @@
+"""Reads a JSON object or array among values that delimiters end: its strings may spell these."""
+
+import json
+
+from mlx_server import limits
+from mlx_server.tool_parsers.source import Source, Steps
+
+
+def read_json(source: Source) -> Steps[str]:
+    """Read white space and the object or array that comes next, and return their text. What is not
+    JSON stays to be read."""
+    space = yield from source.space()
+    if (yield from source.peek()) not in ("{", "["):
+        return space
+    size = yield from _size(source)
+    try:
+        json.loads(source.ahead()[:size])
+    except (ValueError, RecursionError):
+        return space
+    return space + source.take(size)
+
+
+def _size(source: Source) -> Steps[int]:
+    """How long the object or array is, by its brackets; 0 if it has no end."""
+    size, depth, in_string, escaped = 0, 0, False, False
+    while size <= limits.READ_JSON_CHARACTERS.value:
+        for character in source.ahead(size):
+            size += 1
+            if escaped or (in_string and character not in '"\\'):
+                escaped = False
+            elif character == "\\":
+                escaped = in_string
+            elif character == '"':
+                in_string = not in_string
+            elif character in "{[":
+                depth += 1
+            elif character in "}]":
+                depth -= 1
+                if not depth:
+                    return size
+        if source.closed:
+            break
+        yield
+    return 0

@@ -1,0 +1,145 @@
+"""The call formats whose calls and arguments stand in tags."""
+
+from dataclasses import replace
+
+from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
+from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
+
+_FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>")
+_QWEN3_CODER = replace(_FUNCTION, block_end="</tool_call>", margin="\n")
+
+QWEN3_CODER = tagged("<tool_call>", _QWEN3_CODER)
+QWEN3_CODER_WITHOUT_BLOCK = without_block(_QWEN3_CODER)
+
+_SEED_OSS = replace(_FUNCTION, block_end="</seed:tool_call>")
+
+SEED_OSS = tagged("<seed:tool_call>", _SEED_OSS)
+SEED_OSS_WITHOUT_BLOCK = without_block(_SEED_OSS)
+
+
+def _invoked(closes: str, prefix: str = "") -> TagSyntax:
+    """`<invoke name="f"><parameter name="key">value</parameter></invoke>`, in a block."""
+    return TagSyntax(
+        function=f"<{prefix}invoke name=",
+        function_end=f"</{prefix}invoke>",
+        parameter=f"<{prefix}parameter name=",
+        parameter_end=f"</{prefix}parameter>",
+        block_end=closes,
+        quote='"',
+    )
+
+
+_MINIMAX_M2 = _invoked("</minimax:tool_call>")
+MINIMAX_M2 = tagged("<minimax:tool_call>", _MINIMAX_M2)
+MINIMAX_M2_WITHOUT_BLOCK = without_block(_MINIMAX_M2)
+DOTS = tagged("<dots_function_call>", _invoked("</dots_function_call>"))
+MUSE = tagged("<atem:function_calls>", _invoked("</atem:function_calls>", "atem:"))
+
+_STEP3_CALL = ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>")
+STEP3 = replace(
+    tagged(
+        "<｜tool_calls_begin｜>",
+        TagSyntax(
+            function=f"{_STEP3_CALL[0]}<steptml:invoke name=",
+            function_end=f"</steptml:invoke>{_STEP3_CALL[1]}",
+            parameter="<steptml:parameter name=",
+            parameter_end="</steptml:parameter>",
+            block_end="<｜tool_calls_end｜>",
+            quote='"',
+        ),
+    ),
+    inner=_STEP3_CALL,
+)
+
+_MINICPM5_TAGS = TagSyntax(
+    function="<function name=",
+    function_end="</function>",
+    parameter="<param name=",
+    parameter_end="</param>",
+    quote='"',
+    cdata=True,
+)
+MINICPM5 = replace(
+    without_block(_MINICPM5_TAGS, taught=True),
+    inner=(
+        _MINICPM5_TAGS.parameter,
+        _MINICPM5_TAGS.parameter_end,
+        _MINICPM5_TAGS.function_end,
+    ),
+)
+
+DSML, GCML = "｜DSML｜", "｜GCML｜"
+"""The signs of DeepSeek's markup language, from V3.2 on, and of GigaChat's."""
+
+
+def _dsml(block: str, sign: str = DSML, gap: str = "") -> CallFormat:
+    """gap: what stands between the sign and each name."""
+    mark = sign + gap
+    tags = TagSyntax(
+        function=f"<{mark}invoke name=",
+        function_end=f"</{mark}invoke>",
+        parameter=f"<{mark}parameter name=",
+        parameter_end=f"</{mark}parameter>",
+        block_end=f"</{mark}{block}>",
+        quote='"',
+        says_types=True,
+    )
+    return replace(tagged(f"<{mark}{block}>", tags), inner=(sign,))
+
+
+DSML_FORMATS = (_dsml("function_calls"), _dsml("tool_calls"), _dsml("calls", gap=" "))
+"""Of V3.2, V4 and V4.1."""
+GIGACHAT35 = _dsml("tool_calls", GCML)
+
+
+# Keys and values in marks of their own
+
+
+def _suffixed(suffix: str) -> CallFormat:
+    """Hy3's marks end in a suffix that is the same throughout a checkpoint."""
+    return KeyedCallFormat(
+        opens=f"<tool_calls{suffix}>",
+        before_name=f"<tool_call{suffix}>",
+        after_name=f"<tool_sep{suffix}>",
+        key_opens=f"<arg_key{suffix}>",
+        key_closes=f"</arg_key{suffix}>",
+        value_opens=f"<arg_value{suffix}>",
+        value_closes=f"</arg_value{suffix}>",
+        closes_call=f"</tool_call{suffix}>",
+        closes=f"</tool_calls{suffix}>",
+    ).call_format()
+
+
+HY3 = _suffixed("")
+HY3_OPEN_SOURCE = _suffixed(":opensource")
+
+LONGCAT = KeyedCallFormat(
+    before_name="<longcat_tool_call>",
+    key_opens="<longcat_arg_key>",
+    key_closes="</longcat_arg_key>",
+    value_opens="<longcat_arg_value>",
+    value_closes="</longcat_arg_value>",
+    closes_call="</longcat_tool_call>",
+).call_format()
+
+SOLAR_OPEN2 = KeyedCallFormat(
+    before_name="<|tool_call:start|>",
+    key_opens="<|tool_arg:start|>",
+    key_closes="<|tool_arg:value|>",
+    value_closes="<|tool_arg:end|>",
+    closes_call="<|tool_call:end|>",
+).call_format()
+
+K2_HORIZON = KeyedCallFormat(
+    opens="<ifm|tool_calls>",
+    before_name="<ifm|tool_call>",
+    key_opens="<ifm|arg_key>",
+    key_closes="</ifm|arg_key>",
+    type_opens="<ifm|arg_type>",
+    type_closes="</ifm|arg_type>",
+    value_opens="<ifm|arg_value>",
+    value_closes="</ifm|arg_value>",
+    closes_call="</ifm|tool_call>",
+    closes="</ifm|tool_calls>",
+).call_format()

@@ -1,0 +1,255 @@
+"""Writes cached prompts to disk, a piece at a time.
+
+The thread that owns MLX copies some arrays to contiguous ones and does not wait for them. When they
+are computed, another thread writes their memory to a file.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_server import limits
+from mlx_server.prompt_files.contents import DamagedFile, RawTensor, encoded
+from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files.names import PromptFile, block_file, links_of, state_file
+from mlx_server.worker.prefill.cache_layout import (
+    NAMES,
+    Arrays,
+    CacheLayout,
+    check_numbers,
+    named_arrays,
+    numbers_of,
+    rest_sizes,
+    shapes_fit,
+)
+from mlx_server.worker.prefill.cached_prompt import CachedPrompt, Ids, Layers, superfluous
+from mlx_server.worker.prefill.disk_models import DiskModel, DiskModels
+from mlx_server.worker.prefill.prompt_cache import SNAPSHOT_SHARE, PromptCache
+
+log = logging.getLogger("mlx_server.engine")
+
+PIECE_BYTES = 32 << 20
+"""How much is copied at a time."""
+
+PAUSE_SECONDS = 60.0
+"""How long nothing is written after the disk has refused a file."""
+
+
+class PromptSaver:
+    def __init__(
+        self,
+        folder: PromptFolder,
+        models: DiskModels,
+        cache: PromptCache,
+        wake: Callable[[], None],
+    ) -> None:
+        """wake: called in another thread when a file has been written."""
+        self._folder, self._models, self._cache, self._wake = folder, models, cache, wake
+        self._thread = ThreadPoolExecutor(1, "prompt-writer")
+        self._writes: deque[tuple[Future[None], int]] = deque()
+        self._prompt: CachedPrompt | None = None
+        self._work: Iterator[None] = iter(())
+        self._lock = threading.Lock()
+        self._written_bytes = 0
+        self._misfits: set[str] = set()
+        """The models with caches of an unexpected shape."""
+        self._paused_until = 0.0
+        self._is_refused = False
+        """Whether the last file could not be written, which has been logged."""
+
+    @property
+    def written_bytes(self) -> int:
+        """The bytes written since this was last read."""
+        with self._lock:
+            count, self._written_bytes = self._written_bytes, 0
+            return count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many bytes as may wait do wait for the disk."""
+        while self._writes and self._writes[0][0].done():
+            self._writes.popleft()
+        waiting = sum(nbytes for _, nbytes in self._writes)
+        return waiting >= limits.PROMPT_WRITE_BYTES.value
+
+    def next(self, key: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
+        """The prompt that is written now or next. key: only one of this model. since: only one
+        that is older than this."""
+        if self._prompt and self._prompt in self._cache:
+            return self._prompt
+        self._prompt, self._work = None, iter(())
+        for prompt in self._cache.unsaved():
+            model = self._models.of(prompt.key)
+            if model is None:
+                prompt.is_saved = True
+            elif prompt.since <= since and key in (None, model.id):
+                return prompt
+        return None
+
+    def save_piece(self, prompt: CachedPrompt) -> None:
+        """Copies a piece of the prompt that `next` returned, or has one written."""
+        if prompt is not self._prompt:
+            model = self._models.of(prompt.key)
+            assert model is not None
+            self._prompt, self._work = prompt, self._saving(model, prompt)
+        try:
+            next(self._work)
+        except StopIteration:
+            prompt.is_saved, self._prompt = True, None
+
+    def give_up(self) -> None:
+        """Drops the prompt that is being written."""
+        if self._prompt:
+            self._prompt.is_saved = True
+        self._prompt, self._work = None, iter(())
+
+    def flush(self, deadline: float, key: str | None = None) -> None:
+        """Writes what is not written, until this time of `time.monotonic`."""
+        while time.monotonic() < deadline and (prompt := self.next(key)):
+            if self.is_full:
+                wait([self._writes[0][0]], deadline - time.monotonic())
+            else:
+                self.save_piece(prompt)
+
+    def join(self, deadline: float) -> None:
+        wait([future for future, _ in self._writes], max(0.0, deadline - time.monotonic()))
+
+    def stop(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Runs work on the folder after the writes so far."""
+        self._submit(work, 0)
+
+    def _submit(self, work: Callable[[], None], nbytes: int) -> None:
+        future = self._thread.submit(self._guarded, work)
+        self._writes.append((future, nbytes))
+        future.add_done_callback(lambda done: self._wake())
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        if time.monotonic() < self._paused_until:
+            return
+        try:
+            work()
+            self._is_refused = False
+        except OSError as error:
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            if not self._is_refused:
+                log.warning(
+                    "prompt caches can't be written to disk: %s. They are kept in memory only, and "
+                    "the disk is tried again now and then.",
+                    error.strerror or error,
+                )
+            self._is_refused = True
+        except Exception:
+            log.exception("a prompt could not be written to disk")
+
+    def _saving(self, model: DiskModel, prompt: CachedPrompt) -> Iterator[None]:
+        ids, group = prompt.tokens[: prompt.disk_length], model.group(prompt.key)
+        links = links_of(ids, self._folder.block)
+        assert prompt.layers is not None
+        files = []
+        if model.layout.cut:
+            for at in range(len(links) - 1):
+                files.append(file := block_file(group, links, at, self._folder.block))
+                begin = at * self._folder.block
+                yield from self._save(model, prompt, file, begin, {})
+        kept, dropped = self._states(model, prompt, ids, links)
+        for length in kept:
+            file = state_file(group, links, ids, length, self._folder.block)
+            files.append(file)
+            begin = length - length % self._folder.block
+            rest = prompt.snapshots[length].layers if model.layout.has_states else {}
+            yield from self._save(model, prompt, file, begin, rest)
+        self.later(partial(self._tidy, files, dropped))
+
+    def _states(
+        self, model: DiskModel, prompt: CachedPrompt, ids: Ids, links: Sequence[str]
+    ) -> tuple[list[int], list[PromptFile]]:
+        """The lengths at which states are kept, and the files of others that this makes
+        superfluous."""
+        known = {f.length: f for f in self._folder.states_of(model.group(prompt.key), ids, links)}
+        if not model.layout.has_states:  # all but the last tokens are in blocks
+            ends = [len(ids)] if len(ids) % self._folder.block else []
+            return ends, [file for length, file in known.items() if length not in ends]
+        taken = {n: each.nbytes for n, each in prompt.snapshots.items() if n <= len(ids)}
+        sizes = taken | {n: self._folder.size_of(file) for n, file in known.items()}
+        unwanted = superfluous(sizes, self._folder.most_bytes // SNAPSHOT_SHARE)
+        kept = [length for length in sorted(taken) if length not in unwanted]
+        return kept, [file for length, file in known.items() if length in unwanted]
+
+    def _tidy(self, used: Sequence[PromptFile], dropped: Sequence[PromptFile]) -> None:
+        for file in dropped:
+            self._folder.remove(file)
+        self._folder.touch(used)
+
+    def _save(
+        self, model: DiskModel, prompt: CachedPrompt, file: PromptFile, begin: int, rest: Layers
+    ) -> Iterator[None]:
+        if file in self._folder:
+            return
+        cut = named_arrays(prompt.layers or {})
+        arrays = {name: array[:, :, begin : file.length] for name, array in cut.items()}
+        arrays |= (own := named_arrays(rest))
+        numbers = {str(layer): numbers_of(entry) for layer, entry in rest.items()}
+        about = {"model": model.id, "rest": numbers}
+        if not _can_be_restored(model.layout, cut, own, numbers, file):
+            self._log_misfit(model.id)
+            return
+        raw: dict[str, mx.array] = {}
+        size = 0
+        for name, array in arrays.items():
+            raw[name] = mx.contiguous(array).reshape(-1).view(mx.uint8)
+            mx.async_eval(raw[name])
+            size += array.nbytes
+            if size >= PIECE_BYTES:
+                size = 0
+                yield
+        yield
+        tensors = {name: _raw_tensor(array, raw[name]) for name, array in arrays.items()}
+        pieces = encoded(file, prompt.tokens[begin : file.length], about, tensors)
+        nbytes = sum(piece.nbytes for piece in pieces)
+        self._submit(partial(self._write, file, pieces), nbytes)
+
+    def _log_misfit(self, model: str) -> None:
+        if model not in self._misfits:
+            self._misfits.add(model)
+            log.warning(
+                "a prompt cache of %s has an unexpected shape, so it is not written to disk. This "
+                "is logged only once.",
+                model,
+            )
+
+    def _write(self, file: PromptFile, pieces: Sequence[memoryview]) -> None:
+        nbytes = self._folder.write(file, pieces)
+        with self._lock:
+            self._written_bytes += nbytes
+
+
+def _raw_tensor(array: mx.array, raw: mx.array) -> RawTensor:
+    data = memoryview(raw) if raw.size else memoryview(b"")  # type: ignore[arg-type]
+    return RawTensor(NAMES[array.dtype], array.shape, data)
+
+
+def _can_be_restored(
+    layout: CacheLayout, cut: Arrays, rest: Arrays, numbers: Mapping[str, Any], file: PromptFile
+) -> bool:
+    """Whether the arrays are what the reader of the file will expect."""
+    found = {n: (NAMES.get(a.dtype, ""), a.shape) for n, a in (cut | rest).items()}
+    if not shapes_fit(layout.cut if not rest else {**layout.cut, **layout.rest}, found):
+        return False
+    shapes = {name: array.shape for name, array in rest.items()}
+    try:
+        for layer, own in numbers.items():
+            sizes = rest_sizes(int(layer), shapes)
+            check_numbers(layout.fresh[int(layer)], sizes, own, file.length)
+    except DamagedFile:  # a window that is not in one of the known forms
+        return False
+    return True

@@ -1,0 +1,79 @@
+"""Clients that `mlx-server connect` knows, unchanged, each in a network without a way out."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+
+from conformance_parts import installed, namespaces
+from conformance_parts.outcomes import Outcome, Verdict
+
+SUITE = "connected"
+
+
+@dataclass(frozen=True)
+class Agent:
+    package: str
+    """With its version: of npm, or of PyPI if it has `==`."""
+    arguments: tuple[str, ...]
+    """What has it answer one prompt, after its program."""
+    call: tuple[str, Mapping[str, str]] | None = None
+    """The tool with which it writes a file, if it has one."""
+    overflow: str | None = "maximum context length"
+    """What it says if a prompt exceeds the context; None: it says nothing, and has the model sum
+    the conversation up."""
+
+
+AGENTS: Mapping[str, Agent] = {
+    "llm": Agent("llm==0.36", ("-m", "mlx-server", "{prompt}")),
+    "pi": Agent(
+        "@mariozechner/pi-coding-agent@0.73.1",
+        ("--provider", "mlx-server", "--model", "{model}", "-p", "{prompt}"),
+        ("write", {"path": "{file}", "content": "{content}"}),
+        overflow=None,
+    ),
+    "qwen-code": Agent(
+        "@qwen-code/qwen-code@0.15.10",
+        ("--yolo", "-p", "{prompt}"),
+        ("write_file", {"file_path": "{file}", "content": "{content}"}),
+    ),
+    "opencode": Agent(
+        "opencode-ai@1.18.33",
+        ("run", "{prompt}"),
+        ("write", {"filePath": "{file}", "content": "{content}"}),
+    ),
+    "codex": Agent(
+        "@openai/codex@0.169.0",
+        ("--profile", "mlx-server", "exec", "--skip-git-repo-check", "{prompt}"),
+        overflow="ran out of room in the model's context window",
+    ),
+    "cline": Agent("cline@3.0.65", ("{prompt}",)),
+}
+
+
+def agents() -> Iterator[Outcome]:
+    for name, agent in AGENTS.items():
+        yield from _agent(name, agent)
+
+
+def _agent(name: str, agent: Agent) -> Iterator[Outcome]:
+    try:
+        folder = installed.programs(agent.package)
+        command = [*namespaces.alone(), sys.executable, "-m", "conformance_parts.agent_sessions"]
+    except installed.Missing as missing:
+        yield Outcome(SUITE, name, "all sessions", "skipped", (str(missing),))
+        return
+    with TemporaryFile("w+") as errors:
+        done = subprocess.run(
+            [*command, name, str(folder)], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        for line in done.stdout.splitlines():
+            test, error = json.loads(line)
+            verdict: Verdict = "failed" if error else "passed"
+            yield Outcome(SUITE, agent.package, test, verdict, (error,))
+        if done.returncode:
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or ["nothing was said"])[-1]
+            yield Outcome(SUITE, name, "all sessions", "failed", (last,))

@@ -1,0 +1,330 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ollama import ListResponse, ProcessResponse, ShowResponse
+from starlette.testclient import TestClient
+
+from mlx_server.errors import GenerationFailed
+from tests.api import wire
+from tests.api.ollama.talking import (
+    BODIES,
+    CHAT,
+    DURATIONS,
+    GENERATE,
+    HI,
+    content,
+    post,
+    refused,
+    streamed,
+    whole,
+)
+from tests.api.wire import MODEL, TEXT, Json, ScriptedEngine
+
+IGNORED = "x-mlx-server-ignored"
+BOTH = pytest.mark.parametrize("path", BODIES)
+ALL = len(TEXT.encode()) + 1
+"""Tokens of a whole answer, its last one included."""
+
+NEVER_THE_SAME = {"created_at", *DURATIONS}
+
+pytestmark = pytest.mark.usefixtures("_as_before")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"options": {"num_predict": 4}},
+        {"options": {"stop": "!"}},
+        {"options": {"stop": ["nd so", "界"], "seed": 3}},
+        {"logprobs": True, "top_logprobs": 2},
+        {"think": False, "format": "", "options": None, "keep_alive": None},
+    ],
+)
+def test_a_stream_is_the_answer_in_pieces(client: TestClient, path: str, asked: Json) -> None:
+    chunks, answer = streamed(client, path, **asked), whole(client, path, **asked)
+    assert "".join(content(path, chunk) for chunk in chunks) == content(path, answer)
+    scored = [entry for chunk in chunks for entry in chunk.get("logprobs", [])]
+    assert scored == answer.get("logprobs", [])
+    ends = [
+        {k: v for k, v in end.items() if k not in {*NEVER_THE_SAME, "logprobs"}}
+        for end in (chunks[-1], answer)
+    ]
+    assert ends[0].keys() == ends[1].keys()
+    assert ends[0]["eval_count"] == ends[1]["eval_count"]
+
+
+@BOTH
+def test_an_answer(client: TestClient, path: str) -> None:
+    answer = whole(client, path)
+    assert content(path, answer) == TEXT
+    assert (answer["model"], answer["done"], answer["done_reason"]) == (MODEL, True, "stop")
+    assert answer["eval_count"] == ALL
+    assert answer["total_duration"] == sum(answer[name] for name in DURATIONS[1:])
+
+
+def test_tokens_of_the_prompt_are_those_of_other_routes(client: TestClient) -> None:
+    usage = wire.ok(client.post("/v1/chat/completions", json=BODIES[CHAT]))["usage"]
+    for path in BODIES:
+        assert whole(client, path)["prompt_eval_count"] == usage["prompt_tokens"]
+
+
+@BOTH
+@pytest.mark.parametrize(("most", "tokens"), [(3, 3), (-1, ALL), (-2, ALL), (0, ALL)])
+def test_num_predict(client: TestClient, path: str, most: int, tokens: int) -> None:
+    answer = whole(client, path, options={"num_predict": most})
+    assert answer["eval_count"] == tokens
+    assert answer["done_reason"] == ("length" if most == 3 else "stop")
+
+
+def test_options_reach_the_sampler(client: TestClient, engine: ScriptedEngine) -> None:
+    options = {
+        "temperature": 0.5,
+        "top_p": 0.4,
+        "top_k": -1,
+        "min_p": 0.1,
+        "seed": 7,
+        "repeat_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+    }
+    whole(client, CHAT, options=options)
+    found = engine.taken[-1].sampling
+    assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.5, 0.4, 0, 0.1)
+    assert (found.seed, found.repetition_penalty) == (7, 1.2)
+    assert (found.presence_penalty, found.frequency_penalty) == (0.3, 0.2)
+
+
+@BOTH
+@pytest.mark.parametrize("top", [None, 0, 2])
+def test_log_probabilities(client: TestClient, path: str, top: int | None) -> None:
+    assert "logprobs" not in whole(client, path)
+    found = whole(client, path, logprobs=True, top_logprobs=top)["logprobs"]
+    assert b"".join(bytes(entry["bytes"]) for entry in found).decode() == TEXT
+    assert {len(entry["top_logprobs"]) for entry in found} == {top or 0}
+
+
+@BOTH
+def test_what_is_not_known_is_listed(client: TestClient, path: str) -> None:
+    asked = {"options": {"num_ctx": 9, "mirostat": 1, "x": {}}, "truncate": True, "y": 1}
+    for stream in (True, False):
+        header = post(client, path, stream=stream, **asked).headers[IGNORED]
+        assert set(header.split(", ")) == {
+            *("truncate", "y", "options.num_ctx", "options.mirostat", "options.x"),
+        }
+
+
+def test_a_context_of_tokens_is_listed(client: TestClient) -> None:
+    assert post(client, GENERATE, context=[1, 2, 3]).headers[IGNORED] == "context"
+
+
+@pytest.mark.parametrize("name", ["template", "suffix"])
+def test_what_only_the_owner_or_other_models_can_do(client: TestClient, name: str) -> None:
+    assert f"`{name}` is not supported" in refused(post(client, GENERATE, **{name: "x"}))
+    assert content(GENERATE, whole(client, GENERATE, **{name: ""})) == TEXT
+
+
+def test_a_raw_prompt_is_not_rendered(client: TestClient, engine: ScriptedEngine) -> None:
+    whole(client, GENERATE, raw=True)
+    assert len(engine.taken[-1].prompt) == len("hi")
+    assert "put the system prompt into it" in refused(
+        post(client, GENERATE, raw=True, system="Be brief.")
+    )
+
+
+def test_a_system_prompt(client: TestClient) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, HI]
+    expected = whole(client, CHAT, messages=messages)["prompt_eval_count"]
+    assert whole(client, GENERATE, system="Be brief.")["prompt_eval_count"] == expected
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+@pytest.mark.parametrize("name", [MODEL, f"{MODEL}:latest"])
+def test_latest_is_the_model(client: TestClient, path: str, name: str) -> None:
+    assert whole(client, path, model=name)["model"] == MODEL
+    assert wire.ok(client.post("/api/show", json={"model": name}))
+
+
+@pytest.mark.parametrize("name", ["other", f"{MODEL}:other", f"{MODEL}:latest:latest", ":latest"])
+@pytest.mark.parametrize("path", [CHAT, GENERATE, "/api/show"])
+def test_no_such_model(client: TestClient, path: str, name: str) -> None:
+    for asked in ({}, {"stream": True}, {"messages": [], "prompt": ""}):
+        body = {**BODIES.get(path, {}), "model": name, **asked}
+        said = refused(client.post(path, json=body), 404)
+        assert "not served here" in said or "no adapter" in said
+
+
+@BOTH
+def test_without_a_prompt_the_model_is_loaded_and_unloaded(tiny_path: Path, path: str) -> None:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        asked = {name: None for name in BODIES[path] if name != "model"}
+        assert running(client) == []
+        answer = wire.ok(post(client, path, **asked))
+        assert (answer["done"], answer["done_reason"]) == (True, "load")
+        (model,) = running(client)
+        assert (model["name"], model["context_length"]) == (MODEL, 2048)
+        assert model["expires_at"].startswith("9999-")
+        wire.ok(post(client, path, **asked, keep_alive="5m"))
+        assert not running(client)[0]["expires_at"].startswith("9999-")
+        wire.ok(post(client, path, **asked, keep_alive=-1))
+        assert running(client)[0]["expires_at"].startswith("9999-")
+        assert wire.ok(post(client, path, **asked, keep_alive=0))["done_reason"] == "unload"
+        assert running(client) == []
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_model_that_is_not_kept_is_unloaded_after_its_answer(
+    tiny_path: Path, path: str, stream: bool
+) -> None:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        post(client, path, stream=stream, keep_alive=0)
+        assert running(client) == []
+        whole(client, path)
+        assert len(running(client)) == 1, "the next request loads it as models.yaml has it"
+
+
+def running(client: TestClient) -> list[Json]:
+    found = wire.ok(client.get("/api/ps"))
+    ProcessResponse.model_validate_json(json.dumps(found))
+    models: list[Json] = found["models"]
+    return models
+
+
+def test_the_models(client: TestClient) -> None:
+    found = wire.ok(client.get("/api/tags"))
+    ListResponse.model_validate_json(json.dumps(found))
+    (model,) = found["models"]
+    assert (model["name"], model["model"]) == (MODEL, MODEL)
+    assert len(model["digest"]) == 64
+
+
+def test_a_model_is_described(client: TestClient) -> None:
+    found = wire.ok(client.post("/api/show", json={"model": MODEL, "verbose": True}))
+    ShowResponse.model_validate_json(json.dumps(found))
+    family = found["details"]["family"]
+    info = found["model_info"]
+    assert (info["general.architecture"], info[f"{family}.context_length"]) == (family, 2048)
+    assert "completion" in found["capabilities"]
+    by_its_older_name = wire.ok(client.post("/api/show", json={"name": MODEL}))
+    assert by_its_older_name == found
+    assert "`model` is missing" in refused(client.post("/api/show", json={}))
+
+
+def test_clients_find_out_that_a_server_is_there(client: TestClient) -> None:
+    assert client.get("/").text == "mlx-server is running"
+    for path in ("/", "/api/version", "/api/tags"):
+        assert client.head(path).status_code == 200
+    major, minor, _ = map(int, wire.ok(client.get("/api/version"))["version"].split("."))
+    assert (major, minor) >= (0, 12)
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+def test_there_are_no_embeddings(client: TestClient, path: str) -> None:
+    assert "no embeddings" in refused(client.post(path, json={"model": MODEL, "input": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "command"),
+    [
+        ("POST", "/api/pull", "mlx-server pull"),
+        ("POST", "/api/push", "hf upload"),
+        ("POST", "/api/create", "models.yaml"),
+        ("POST", "/api/copy", "aliases"),
+        ("DELETE", "/api/delete", "models.yaml"),
+    ],
+)
+def test_no_client_changes_the_machine(
+    client: TestClient, method: str, path: str, command: str
+) -> None:
+    said = refused(client.request(method, path, json={"model": MODEL}), 403)
+    assert command in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"options": {"temperature": "hot"}}, "`options.temperature`"),
+        ({"options": {"num_predict": 10**30}}, "`options.num_predict`"),
+        ({"options": {"num_predict": -3}}, "`options.num_predict`"),
+        ({"options": {"stop": [""]}}, "`options.stop"),
+        ({"options": {"repeat_penalty": 1.1, "repetition_penalty": 1.1}}, "two names"),
+        ({"options": []}, "`options`"),
+        ({"think": "a lot"}, "`think`"),
+        ({"think": 1}, "`think`"),
+        ({"format": "xml"}, "`format`"),
+        ({"format": {"type": "no such"}}, "The schema can't be used"),
+        ({"keep_alive": "soon"}, "`keep_alive`"),
+        ({"keep_alive": "9" * 10_000}, "`keep_alive`"),
+        ({"keep_alive": {}}, "`keep_alive`"),
+        ({"stream": "yes"}, "`stream`"),
+        ({"model": ""}, "`model`"),
+        ({"model": 5}, "`model`"),
+        ({"top_logprobs": 3}, "`top_logprobs` needs"),
+        ({"logprobs": True, "top_logprobs": 1000}, "`top_logprobs`"),
+    ],
+)
+@BOTH
+def test_wrong_values_are_named(client: TestClient, path: str, asked: Json, said: str) -> None:
+    assert said in refused(post(client, path, **asked))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user", "content": ["x"]}, "`messages[0].content`"),
+        ({"role": "boss", "content": "x"}, "`messages[0].role`"),
+        ({"role": "user", "content": "x", "images": ["aGk="]}, "only text"),
+        ({"role": "user", "content": "x", "images": 5}, "`messages[0].images`"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+         "`messages[0].tool_calls[0].function.arguments`"),
+        ("hi", "`messages[0]`"),
+    ],
+)  # fmt: skip
+def test_wrong_messages_are_named(client: TestClient, message: Any, said: str) -> None:
+    assert said in refused(post(client, CHAT, messages=[message]))
+
+
+def test_pictures_are_refused_by_name(client: TestClient) -> None:
+    assert "only text" in refused(post(client, GENERATE, images=["aGk="]))
+
+
+def test_an_overflow_has_its_exact_number(client: TestClient) -> None:
+    said = refused(post(client, GENERATE, prompt="x" * 3000, raw=True))
+    assert "maximum context length is 2048 tokens" in said
+    assert "resulted in 3000 tokens" in said
+
+
+@BOTH
+def test_a_failure_in_mid_stream_is_its_last_line(
+    client: TestClient, engine: ScriptedEngine, path: str
+) -> None:
+    engine.failure = GenerationFailed("No more.")
+    *chunks, last = post(client, path).text.splitlines()
+    assert "".join(content(path, json.loads(line)) for line in chunks) == TEXT[:3]
+    assert json.loads(last) == {"error": "No more."}
+    assert refused(post(client, path, stream=False), 500) == "No more."
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/nothing", "/api/chat/x", "/api/blobs/sha256:0"])
+def test_no_such_route(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 404
+    if path != "/api":
+        assert "There is no route" in refused(response, 404)
+
+
+@pytest.fixture(scope="module")
+def locked(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine(), api_keys=(wire.key("a-key"),)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/api/tags", "/api/ps", "/api/version"])
+def test_a_key_is_needed(locked: TestClient, path: str) -> None:
+    assert "key" in refused(locked.get(path), 401)
+    assert locked.get(path, headers={"authorization": "Bearer a-key"}).status_code == 200

@@ -1,0 +1,58 @@
+"""Of Ollama's `/api/chat`, `/api/generate` and `/api/show`."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from mlx_server.api.ollama import protocol
+from tests.hostile.parameters.case import Shown
+
+INPUT = "tests/api/ollama/test_input.py"
+WIRE = "tests/api/ollama/test_ollama_wire.py"
+
+CALLS = f"{INPUT}::test_calls_of_earlier_turns"
+RESULTS = f"{INPUT}::test_results_answer_the_calls_before_them"
+TOOLS = f"{INPUT}::test_tools"
+LOADED = f"{WIRE}::test_without_a_prompt_the_model_is_loaded_and_unloaded"
+SCORED = f"{WIRE}::test_a_stream_is_the_answer_in_pieces"
+PICTURES = f"{WIRE}::test_pictures_are_refused_by_name"
+
+OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
+    protocol.Options: {
+        "num_predict": f"{WIRE}::test_num_predict",
+        "repeat_penalty": f"{WIRE}::test_options_reach_the_sampler",
+        "top_k": f"{WIRE}::test_options_reach_the_sampler",
+    },
+    protocol.AnswerBody: {
+        "model": f"{WIRE}::test_no_such_model",
+        "stream": SCORED,
+        "format": f"{INPUT}::test_a_format_is_held_and_described",
+        "keep_alive": LOADED,
+        "think": f"{INPUT}::test_thinking_is_an_effort",
+        "logprobs": f"{WIRE}::test_log_probabilities",
+        "top_logprobs": f"{WIRE}::test_log_probabilities",
+    },
+    protocol.CalledFunction: {"name": CALLS, "arguments": CALLS},
+    protocol.ToolCallParam: {"id": CALLS},
+    protocol.MessageParam: {
+        "role": CALLS,
+        "content": CALLS,
+        "thinking": CALLS,
+        "images": f"{WIRE}::test_wrong_messages_are_named",
+        "tool_name": RESULTS,
+        "tool_call_id": RESULTS,
+    },
+    protocol.FunctionParam: {"name": TOOLS, "description": TOOLS, "parameters": TOOLS},
+    protocol.ToolParam: {"type": TOOLS},
+    protocol.ChatBody: {"messages": LOADED},
+    protocol.GenerateBody: {
+        "prompt": LOADED,
+        "system": f"{WIRE}::test_a_system_prompt",
+        "raw": f"{WIRE}::test_a_raw_prompt_is_not_rendered",
+        "images": PICTURES,
+    },
+    protocol.ShowBody: {
+        "model": f"{WIRE}::test_a_model_is_described",
+        "name": f"{WIRE}::test_a_model_is_described",
+    },
+}

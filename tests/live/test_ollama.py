@@ -1,0 +1,185 @@
+"""Ollama's own client against a live server: answers, streams, tools, thoughts, loading."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import ollama
+import pytest
+from ollama import AsyncClient, ChatResponse, Client, ResponseError
+
+from tests.live.server import LiveServer, eventually, serving
+
+THINKER, PLAIN, BROKEN = "thinker", "plain-one", "broken"
+LONG = "No end. " * 400
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+ENTRIES: list[dict[str, Any]] = [
+    {"match": "poem", "output": "Grüezi, 世界! 🙂"},
+    {"match": "slow", "output": LONG, "delay_ms": 20},
+    {"match": "think", "output": "<think>\nHm, well.\n</think>\n\nIt is so."},
+    {"match": "weather", "output": f"<think>\nI look.\n</think>\n\n{CALL}"},
+    {"match": "weather", "output": "It rains in Paris."},
+    {"match": "city", "output": '{"name": "Paris", "people": 2}'},
+]
+CITY = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "people": {"type": "integer"}},
+    "required": ["name", "people"],
+}
+
+
+def get_weather(city: str) -> str:
+    """How the weather is in a city.
+
+    Args:
+        city: The city's name.
+    """
+    return f"It rains in {city}."
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("ollama")
+    lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
+    (folder / "said.jsonl").write_text(lines, "utf-8")
+    families = {THINKER: "qwen3", PLAIN: "plain"}
+    models = {id: {"source": "replay:said.jsonl", "family": it} for id, it in families.items()}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        with serving(folder, {"models": models}) as server:
+            yield server
+            assert "Traceback" not in server.log
+            assert " ERROR " not in server.log
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[Client]:
+    with Client(host=server.url) as client:
+        yield client
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_an_answer(client: Client) -> None:
+    found = client.chat(PLAIN, user("poem"))
+    assert found.message.content == ENTRIES[0]["output"]
+    assert (found.done, found.done_reason) == (True, "stop")
+    assert found.eval_count
+    assert found.prompt_eval_count
+    assert found.total_duration == sum(
+        part or 0 for part in (found.load_duration, found.prompt_eval_duration, found.eval_duration)
+    )
+
+
+def test_a_stream(client: Client) -> None:
+    *chunks, last = client.chat(PLAIN, user("poem"), stream=True)
+    assert "".join(chunk.message.content or "" for chunk in chunks) == ENTRIES[0]["output"]
+    assert not any(chunk.done for chunk in chunks)
+    assert last.done
+
+
+def test_generate(client: Client) -> None:
+    assert client.generate(PLAIN, "poem").response == ENTRIES[0]["output"]
+    pieces = [chunk.response or "" for chunk in client.generate(PLAIN, "poem", stream=True)]
+    assert "".join(pieces) == ENTRIES[0]["output"]
+
+
+def test_thoughts(client: Client) -> None:
+    message = client.chat(THINKER, user("think"), think=True).message
+    assert (message.thinking, message.content) == ("Hm, well.", "It is so.")
+    chunks = list(client.chat(THINKER, user("think"), think="low", stream=True))
+    assert "".join(chunk.message.thinking or "" for chunk in chunks) == "Hm, well."
+    generated = client.generate(THINKER, "think", think=True)
+    assert (generated.thinking, generated.response) == ("Hm, well.", "It is so.")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_loop_with_a_tool(client: Client, stream: bool) -> None:
+    ask: Any = partial(client.chat, THINKER, tools=[get_weather], stream=stream)
+    messages: list[Any] = user("weather")
+    first = one(ask(messages))
+    assert first.thinking == "I look."
+    (call,) = first.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
+    result = get_weather(**call.function.arguments)
+    messages += [first, {"role": "tool", "tool_name": "get_weather", "content": result}]
+    last = one(ask(messages))
+    assert (last.content, last.tool_calls) == ("It rains in Paris.", None)
+
+
+def one(answer: Any) -> Any:
+    """The message of an answer, or that of all the chunks of its stream."""
+    if isinstance(answer, ChatResponse):
+        return answer.message
+    chunks = [chunk.message for chunk in answer]
+    return ollama.Message(
+        role="assistant",
+        content="".join(chunk.content or "" for chunk in chunks),
+        thinking="".join(chunk.thinking or "" for chunk in chunks) or None,
+        tool_calls=[call for chunk in chunks for call in chunk.tool_calls or ()] or None,
+    )
+
+
+def test_a_schema_is_held(client: Client) -> None:
+    found = client.chat(PLAIN, user("city"), format=CITY)
+    assert json.loads(found.message.content or "") == {"name": "Paris", "people": 2}
+    with pytest.raises(ResponseError, match="entry 1 of") as caught:
+        client.chat(PLAIN, user("poem"), format=CITY)
+    assert caught.value.status_code == 400
+
+
+def test_models_are_loaded_and_unloaded(client: Client, server: LiveServer) -> None:
+    client.generate(PLAIN, keep_alive="10m")
+    (model,) = [each for each in client.ps().models if each.name == PLAIN]
+    assert model.expires_at
+    assert model.expires_at.year < 3000
+    client.generate(PLAIN, keep_alive=0)
+    eventually(lambda: PLAIN not in [each.name for each in client.ps().models], "it is unloaded")
+    client.generate(f"{PLAIN}:latest", "poem", keep_alive=0)
+    eventually(lambda: PLAIN not in [each.name for each in client.ps().models], "and once more")
+
+
+def test_models_are_listed_and_described(client: Client) -> None:
+    assert {model.model for model in client.list().models} == {THINKER, PLAIN}
+    shown = client.show(THINKER)
+    assert set(shown.capabilities or ()) == {"completion", "tools", "thinking"}
+    assert shown.modelinfo
+    family = shown.modelinfo["general.architecture"]
+    assert shown.modelinfo[f"{family}.context_length"]
+
+
+def test_errors_are_the_clients_own(client: Client) -> None:
+    for ask in (client.chat, client.generate, client.show):
+        with pytest.raises(ResponseError, match="not served here") as caught:
+            ask("other")
+        assert caught.value.status_code == 404
+    for change in (client.pull, client.push, client.delete):
+        with pytest.raises(ResponseError, match="Its owner can") as caught:
+            change(PLAIN)
+        assert caught.value.status_code == 403
+    with pytest.raises(ResponseError, match="no embeddings"):
+        client.embed(PLAIN, "x")
+    with pytest.raises(ResponseError, match=r"options\.temperature"):
+        client.chat(PLAIN, user("poem"), options={"temperature": "hot"})
+
+
+def test_a_client_that_leaves_frees_its_row(client: Client, server: LiveServer) -> None:
+    begun = len(server.log)
+    stream = client.chat(PLAIN, user("slow"), stream=True)
+    assert next(iter(stream)).message.content
+    stream.close()  # type: ignore[attr-defined]  # it is a generator
+    eventually(server.idle, "the row is free")
+    eventually(lambda: "/api/chat gone" in server.log[begun:], "the log says so")
+
+
+def test_answers_together(server: LiveServer) -> None:
+    async def answers() -> list[str | None]:
+        async with AsyncClient(host=server.url) as client:
+            asked = [client.chat(PLAIN, user("poem")) for _ in range(4)]
+            return [found.message.content for found in await asyncio.gather(*asked)]
+
+    assert asyncio.run(answers()) == [ENTRIES[0]["output"]] * 4

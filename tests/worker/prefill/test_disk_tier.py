@@ -1,0 +1,529 @@
+"""Prompts that come back from disk: the same answers as a cold engine's, and no others' prompts."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from threading import Event
+from typing import Any
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.engine.messages import (
+    CancelRows,
+    ComputeAhead,
+    ComputedAhead,
+    DiskCacheUse,
+    Generate,
+    LimitCache,
+    LoadAdapter,
+    LoadModel,
+    ModelLoaded,
+    Prefilled,
+    Report,
+    StepOutput,
+    UnloadModel,
+)
+from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files.names import PromptFile
+from mlx_server.worker.prefill import disk_tier, prompt_saver
+from mlx_server.worker.worker import Engine
+from tests.worker.kinds import KINDS, SIZES, Kind
+from tests.worker.lora_files import mlx_adapter
+from tests.worker.test_kinds import GREEDY
+
+QWEN3_5 = Kind(
+    "qwen3_5",
+    {
+        "model_type": "qwen3_5",
+        "text_config": {
+            **SIZES,
+            "model_type": "qwen3_5_text",
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 2,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+)
+NAMES = ("llama", "llama-4bit", "gpt-oss", "gemma3", "mamba2", "lfm2")
+ON_DISK = [*(kind for kind in KINDS if kind.name in NAMES), QWEN3_5]
+
+BLOCK = 64
+MOST = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "IDLE_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module", params=ON_DISK, ids=lambda kind: kind.name)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(request.param.save(tmp_path_factory.mktemp("disk") / request.param.name))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return KINDS[0].save(tmp_path_factory.mktemp("disk") / "llama")
+
+
+class Process:
+    """An engine with a folder, as after a start of the server."""
+
+    def __init__(
+        self,
+        path: Path,
+        folder: Path | None,
+        most_bytes: int = MOST,
+        adapter: Path | None = None,
+        kv_bits: int | None = None,
+    ) -> None:
+        self.folder = PromptFolder(folder, most_bytes, BLOCK) if folder else None
+        if self.folder:
+            self.folder.open()
+        self.engine = Engine(cache_bytes=1 << 30, disk=self.folder)
+        self.reports: list[Report] = []
+        self.rows = 0
+        self.path, self.kv_bits = path, kv_bits
+        self.load()
+        if adapter:
+            self.engine.handle(LoadAdapter("m", "digest", str(adapter)))
+
+    def load(self) -> None:
+        self.engine.handle(LoadModel("m", str(self.path), kv_bits=self.kv_bits))
+        self.settle()
+        assert any(isinstance(report, ModelLoaded) for report in self.reports)
+
+    def settle(self) -> None:
+        """Steps until nothing is left to do, and all is written."""
+        while self.engine.pause is not None:
+            self.reports += self.engine.step()
+
+    def answer(self, prompt: list[int], tokens: int = 8, **fields: Any) -> list[int]:
+        self.rows += 1
+        request = Generate(self.rows, "m", prompt, tokens, [], GREEDY)
+        for name, value in fields.items():
+            setattr(request, name, value)
+        self.reports += self.engine.handle(request)
+        self.settle()
+        outputs = [report for report in self.reports if isinstance(report, StepOutput)]
+        return [t.id for each in outputs for t in each.tokens if t.row == self.rows]
+
+    @property
+    def cached(self) -> int:
+        """How many tokens of the last prompt were known."""
+        prefilled = [report for report in self.reports if isinstance(report, Prefilled)]
+        assert prefilled[-1].row == self.rows
+        return prefilled[-1].cached_tokens
+
+    def total(self, name: str) -> int:
+        uses = [report for report in self.reports if isinstance(report, DiskCacheUse)]
+        return sum(getattr(use, name) for use in uses)
+
+    def stop(self) -> None:
+        self.engine.stop()
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    processes: list[Process] = []
+
+    def begin(*arguments: Any, **named: Any) -> Process:
+        processes.append(Process(*arguments, **named))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.stop()
+
+
+def on_disk(folder: Path) -> int:
+    """The bytes of all files while some come and go."""
+    nbytes = 0
+    for entry in folder.iterdir():
+        with suppress(FileNotFoundError):
+            nbytes += entry.stat().st_blocks * 512
+    return nbytes
+
+
+def words(seed: int, count: int) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(256) for _ in range(count)]
+
+
+def test_answers_after_a_restart_are_those_of_a_cold_engine(
+    path: Path, tmp_path: Path, start: Start
+) -> None:
+    cold = start(path, None)
+    system = words(0, 150)
+    first = [*system, *words(1, 150)]
+    process = start(path, tmp_path)
+    said = process.answer(first, branches=[150, 290])
+    assert process.cached == 0
+    process.stop()
+
+    after = start(path, tmp_path)
+    turns = [
+        [*first, *said, *words(2, 20)],  # the next turn
+        [*system, *words(3, 90)],  # another chat with the same system prompt
+        [*first[:290], *words(4, 40)],  # another last question
+        [*system, *words(3, 90), *words(5, 90)],
+    ]
+    known = []
+    for turn in turns:
+        assert after.answer(turn) == cold.answer(turn)
+        known.append(after.cached)
+    assert known[0] >= len(first)
+    assert known[1] >= 150 // BLOCK * BLOCK
+    assert known[2] >= 290 // BLOCK * BLOCK
+    assert after.total("hits") >= 1
+    assert after.total("tokens") >= len(first)
+
+
+def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start: Start) -> None:
+    """Thoughts of earlier turns are dropped, so each prompt leaves the one before."""
+    cold, process = start(path, None), start(path, tmp_path)
+    history, prompt_tokens, seen, again = words(7, 200), 0, [0], 0
+    for turn in range(6):
+        last = len(history)
+        history += words(20 + turn, 60)
+        prompt = [*history, 301, 302]
+        answer = process.answer(prompt, branches=[200, last, len(history)])
+        assert answer == cold.answer(prompt)
+        again += max(0, min(seen[-1], len(prompt)) - process.cached)
+        prompt_tokens += len(prompt)
+        seen.append(len(history))
+        history += answer[4:]
+        if turn in (1, 3):
+            process.stop()
+            process = start(path, tmp_path)
+    assert again <= 2 * BLOCK + 0.02 * prompt_tokens, "of each restart less than a block is lost"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_sessions(path: Path, tmp_path: Path, start: Start, seed: int) -> None:
+    """They branch anywhere, have keys, restart, and push each other off a small disk."""
+    random, cold = Random(seed), start(path, None)
+    process, prompts, hits = start(path, tmp_path, 700_000), [words(seed, 100)], 0
+    for turn in range(14):
+        before = random.choice(prompts)
+        cut = random.choice([len(before), random.randrange(len(before))])
+        prompt = [*before[:cut], *words(100 * seed + turn, random.randint(1, 90))]
+        scope = random.choice(["", "", "key"])
+        places = sorted(random.sample(range(len(prompt)), min(2, len(prompt))))
+        said = process.answer(prompt, branches=places, cache_scope=scope)
+        assert said == cold.answer(prompt)
+        prompts.append([*prompt, *said[: random.randint(0, 8)]])
+        if random.random() < 0.4:
+            hits += process.total("hits")
+            process.stop()
+            process = start(path, tmp_path, 700_000)
+    assert hits + process.total("hits") > 0
+
+
+def test_bytes_that_wait_for_the_disk_are_limited(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk takes nothing, one file waits and no other is prepared."""
+    most = limits.PROMPT_WRITE_BYTES
+    monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", replace(most, value=1))
+    goes_on, write, begun = Event(), PromptFolder.write, []
+
+    def slow(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+        begun.append(file)
+        goes_on.wait(30)
+        return write(self, file, pieces)
+
+    monkeypatch.setattr(PromptFolder, "write", slow)
+    process = start(llama, tmp_path)
+    process.answer(words(1, 400))
+    assert process.engine.pause is None, "it waits for the disk"
+    assert len(process.engine._disk._saver._writes) == 1
+    assert process.folder
+    assert process.folder.count == 0
+    goes_on.set()
+    process.stop()
+    assert process.folder.count == len(begun) == 400 // BLOCK + 1
+
+
+def test_a_long_session_takes_the_disk_of_one_cache(
+    path: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(path, tmp_path)
+    history = words(1, 200)
+    for turn in range(30):
+        history += words(30 + turn, 30)
+        said = process.answer(history, branches=[200, len(history) - 30, len(history)])
+        history += said
+    assert process.folder
+    memory = process.engine._cache.nbytes
+    overhead = 4096 + 2048 * 2  # of each file: the rest of a unit, and its header
+    assert process.folder.nbytes <= 1.5 * memory + overhead * process.folder.count
+    assert process.folder.count <= len(history) // BLOCK + 20
+
+
+def test_what_another_model_replaced_in_memory_comes_back(llama: Path, tmp_path: Path) -> None:
+    process = Process(llama, tmp_path)
+    prompt = words(1, 200)
+    process.rows += 1
+    process.engine.handle(Generate(process.rows, "m", prompt, 1, [], GREEDY))
+    while process.engine._is_busy:
+        process.engine.step()
+    process.engine.handle(LimitCache(0))  # at once: there was no time to write
+    process.engine.handle(UnloadModel("m"))
+    process.engine.handle(LimitCache(1 << 30))
+    process.load()
+    process.answer([*prompt, 1, 2, 3])
+    assert process.cached == 200
+    process.stop()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cache_scope": "another key"},
+        {"adapter": "digest"},
+        {"adapter": "digest", "adapter_scale": 0.5},
+    ],
+    ids=str,
+)
+def test_no_other_key_or_adapter_hits(
+    llama: Path, tmp_path: Path, start: Start, other: dict[str, Any]
+) -> None:
+    adapter = mlx_adapter(tmp_path / "lora", llama)
+    process = start(llama, tmp_path / "disk", adapter=adapter)
+    prompt = words(1, 200)
+    process.answer(prompt)
+    process.stop()
+    after = start(llama, tmp_path / "disk", adapter=adapter)
+    after.answer(prompt, **other)
+    assert after.cached == 0
+    after.stop()
+    last = start(llama, tmp_path / "disk", adapter=adapter)
+    last.answer(prompt, **other)
+    assert last.cached == 199
+
+
+def test_other_files_of_the_model_miss(tmp_path: Path, start: Start) -> None:
+    path = KINDS[0].save(tmp_path / "model")
+    process = start(path, tmp_path / "disk")
+    prompt = words(1, 200)
+    process.answer(prompt)
+    process.stop()
+    weights = path / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    after = start(path, tmp_path / "disk")
+    after.answer(prompt)
+    assert after.cached == 0
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_what_is_computed_ahead_is_written_unless_the_request_is_not_stored(
+    llama: Path, tmp_path: Path, start: Start, is_stored: bool
+) -> None:
+    process, prompt, answer = start(llama, tmp_path), words(1, 200), words(2, 200)
+    process.answer(prompt, on_disk=is_stored)
+    before = process.total("written_bytes")
+    process.engine.handle(ComputeAhead("m", [*prompt, *answer], 4096, on_disk=is_stored))
+    process.settle()
+    computed = [r.computed for r in process.reports if isinstance(r, ComputedAhead)]
+    assert sum(computed) >= len(answer)
+    process.stop()
+    assert (process.total("written_bytes") > before) == is_stored
+    after = start(llama, tmp_path)
+    after.answer([*prompt, *answer, 1, 2])
+    assert after.cached == (len(prompt) + len(answer) if is_stored else 0)
+
+
+def test_pieces_ahead_and_pieces_for_the_disk_alternate(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_server.worker.ahead.PIECE_SECONDS", 1e-6)
+    process, done = start(llama, tmp_path), list[str]()
+    process.rows += 1
+    process.engine.handle(Generate(process.rows, "m", words(1, 400), 1, [], GREEDY))
+    while process.engine._is_busy:
+        process.engine.step()
+    ahead, saver = process.engine._ahead, process.engine._disk._saver
+
+    def noted(name: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(argument: Any) -> Any:
+            done.append(name)
+            return work(argument)
+
+        return run
+
+    monkeypatch.setattr(ahead, "step", noted("ahead", ahead.step))
+    monkeypatch.setattr(saver, "save_piece", noted("disk", saver.save_piece))
+    tokens = [*words(1, 400), *words(2, 1500)]
+    process.engine.handle(ComputeAhead("m", tokens, 4096))
+    process.settle()
+    assert done[:6] == ["ahead", "disk"] * 3
+    process.answer([*tokens, 1, 2])
+    assert process.cached == len(tokens)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_keys_and_values_in_fewer_bits_come_back(
+    llama: Path, tmp_path: Path, start: Start, bits: int
+) -> None:
+    prompt = words(1, 200)
+    process = start(llama, tmp_path, kv_bits=bits)
+    process.answer(prompt)
+    process.stop()
+    after, cold = (start(llama, folder, kv_bits=bits) for folder in (tmp_path, None))
+    following = [*prompt, *words(2, 30)]
+    assert after.answer(following) == cold.answer(following)
+    assert after.cached >= len(prompt)
+    after.stop()
+    whole = start(llama, tmp_path)
+    whole.answer(following)
+    assert whole.cached == 0, "the caches of other bits are others"
+
+
+def test_what_a_client_does_not_want_stored_stays_off_the_disk(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(llama, tmp_path)
+    public, private = words(1, 200), words(2, 200)
+    process.answer(private, on_disk=False)
+    assert process.folder
+    assert process.folder.count == 0
+    process.answer(public)
+    process.answer([*public, *private], on_disk=False)
+    process.stop()
+    after = start(llama, tmp_path)
+    after.answer([*public, *private])
+    assert after.cached in range(200, 200 + 9)  # the public answer may be known too
+    after.answer(private)
+    assert after.cached == 0
+
+
+def test_a_prompt_with_invalid_values_leaves_no_files(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(llama, tmp_path)
+    process.answer(words(1, 200))
+    assert process.folder
+    assert process.folder.count > 0
+    process.engine._disk.forget("m")
+    process.stop()
+    assert process.folder.count == 0
+
+
+def test_the_limit_holds_over_many_sessions(llama: Path, tmp_path: Path, start: Start) -> None:
+    most = 600_000
+    process = start(llama, tmp_path, most)
+    for session in range(40):
+        process.answer(words(session, 150))
+        assert on_disk(tmp_path) <= most
+    process.stop()
+    assert on_disk(tmp_path) <= most
+    after = start(llama, tmp_path, most)
+    after.answer(words(39, 150))
+    assert after.cached == 149, "the latest is there"
+    after.answer(words(0, 150))
+    assert after.cached == 0
+
+
+def test_only_one_engine_uses_a_folder(
+    llama: Path, tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(llama, tmp_path)
+    assert disk_tier.opened(tmp_path, MOST) is None
+    assert "another server uses the folder" in caplog.text
+
+
+@pytest.mark.parametrize("why", ["full", "read-only"])
+def test_a_disk_that_takes_no_more_is_a_line_in_the_log(
+    llama: Path,
+    tmp_path: Path,
+    start: Start,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuses(self: PromptFolder, *arguments: Any) -> int:
+        raise OSError(28 if why == "full" else 30, why)
+
+    monkeypatch.setattr(PromptFolder, "write", refuses)
+    process, cold = start(llama, tmp_path), start(llama, None)
+    for seed in range(3):
+        assert process.answer(words(seed, 200)) == cold.answer(words(seed, 200))
+    process.stop()
+    assert caplog.text.count("can't be written to disk") == 1
+
+
+def test_a_folder_that_cant_be_made_is_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert disk_tier.opened(tmp_path / "file" / "folder", MOST) is None
+    assert "can't be used" in caplog.text
+
+
+def test_nothing_is_written_between_steps_but_single_pieces(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "OLD_SECONDS", 0.0)
+    monkeypatch.setattr(disk_tier, "BUSY_SECONDS", 0.0)
+    pieces: list[int] = []
+    save = prompt_saver.PromptSaver.save_piece
+
+    def counted(self: Any, prompt: Any) -> None:
+        pieces.append(len(process.reports))
+        save(self, prompt)
+
+    process = start(llama, tmp_path)
+    monkeypatch.setattr(prompt_saver.PromptSaver, "save_piece", counted)
+    process.answer(words(1, 300), tokens=40)
+    assert process.folder
+    busy = [at for at in pieces if at < len(process.reports)]
+    assert busy, "some were written while the row decoded"
+    assert process.folder.count > 0
+
+
+def test_a_row_that_is_cancelled_while_its_prompt_is_read(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(llama, tmp_path)
+    prompt = words(1, 300)
+    process.answer(prompt)
+    process.stop()
+    after = start(llama, tmp_path)
+    after.engine.handle(Generate(77, "m", prompt, 3, [], GREEDY))
+    assert after.engine._disk.is_reading(77)
+    after.engine.handle(CancelRows([77]))
+    after.settle()
+    assert after.answer([*prompt, 5]) == start(llama, None).answer([*prompt, 5])
+    assert after.cached == 299, "what was read is kept for others"
+
+
+def test_a_model_that_is_unloaded_while_a_prompt_is_read(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(llama, tmp_path)
+    prompt = words(1, 300)
+    process.answer(prompt)
+    process.stop()
+    after = start(llama, tmp_path)
+    after.engine.handle(Generate(77, "m", prompt, 3, [], GREEDY))
+    after.engine.handle(UnloadModel("m"))
+    deadline = time.monotonic() + 10
+    while after.engine._disk.is_reading(77) and time.monotonic() < deadline:
+        after.settle()
+    after.load()
+    after.answer(prompt)
+    assert after.cached == 299
