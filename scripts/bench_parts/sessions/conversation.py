@@ -6,6 +6,7 @@ earlier turns. Each server gets the same requests: the last answer of a turn is 
 word, with a few tokens of thoughts before it, and what the model says otherwise is not used.
 """
 
+import json
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -64,7 +65,7 @@ class Session:
 
 def _word_by_word(answer: str) -> Json:
     return {
-        "structured_outputs": {"choice": [answer]},
+        "structured_outputs": {"grammar": f"start: {json.dumps(answer)}"},
         "tool_choice": "none",
         "thinking_budget": THOUGHT_TOKENS,
         "max_tokens": ANSWER_TOKENS,
