@@ -140,6 +140,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.metrics = metrics.Metrics(pool)
     app.state.started = int(time.time())
     pool.on_step = app.state.metrics.on_step
+    pool.on_ahead = app.state.metrics.on_ahead
     pool.on_disk_cache = app.state.metrics.on_disk_cache
     errors.install(app)
 
@@ -370,6 +371,9 @@ def _spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> Mo
         include_raw=model.include_raw,
         tools_in_prompt=model.tools_in_prompt,
         schema_in_prompt=model.schema_in_prompt,
+        compute_ahead=model.compute_ahead,
+        kv_bits=None if model.kv_cache.bits == 16 else model.kv_cache.bits,
+        volatile_lines=model.volatile_lines,
         misplaced_calls=model.misplaced_calls,
         reasoning_tags=model.reasoning_tags,
         repair=RepairPolicy(**model.repair.model_dump(by_alias=True)),

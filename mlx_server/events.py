@@ -60,6 +60,8 @@ class Started:
     """The prompt as messages of the family's own library, if requested."""
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
+    normalized: tuple[str, ...] = ()
+    """Names of the lines that were taken out of the prompt, see `prompts.volatile_lines`."""
     unfinished: Callable[[], TokenCounts] = field(default=TokenCounts, compare=False, repr=False)
     """What the answers without a `Finished` have used so far. An answer that is abandoned or fails
     never has one."""

@@ -75,6 +75,7 @@ class Accumulator:
         self._n = n
         self.prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
+        self._normalized: Sequence[str] = ()
 
     def add(self, event: Event) -> None:
         match event:
@@ -84,6 +85,7 @@ class Accumulator:
                 self.prompt_tokens = event.prompt_tokens
                 self._tool_output_tokens = event.tool_output_tokens
                 self._unenforced = event.unenforced
+                self._normalized = event.normalized
             case TextDelta(index, _, logprobs):
                 self.answers[index].texts.append(event.separated)
                 self.answers[index].logprobs.extend(logprobs)
@@ -135,7 +137,9 @@ class Accumulator:
         raw = [
             (i, text) for i, each in enumerate(self.answers) if each in answers for text in each.raw
         ]
-        return warnings_body(repairs, self._unenforced, violations, raw=raw)
+        return warnings_body(
+            repairs, self._unenforced, violations, normalized=self._normalized, raw=raw
+        )
 
 
 def tool_output_tokens(count: int) -> dict[str, int]:
@@ -148,15 +152,21 @@ def warnings_body(
     unenforced: Sequence[str],
     violations: Sequence[Violation],
     ignored: Sequence[str] = (),
+    normalized: Sequence[str] = (),
     raw: Sequence[tuple[int, str]] = (),
 ) -> dict[str, Any]:
     """The body's `mlx_server` field, for which OpenAI's schema has no place; empty without
     warnings. raw: the index of an answer and what the model wrote, if requested."""
-    if not (repairs or unenforced or violations or ignored or raw):
+    if not (repairs or unenforced or violations or ignored or normalized or raw):
         return {}
     repaired = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
     unmet = [{"index": each.index, "what": each.what} for each in violations]
     written = [{"index": index, "text": text} for index, text in raw]
-    optional = {"unmet": unmet, "ignored": list(ignored), "raw": written}
+    optional = {
+        "unmet": unmet,
+        "ignored": list(ignored),
+        "normalized": list(normalized),
+        "raw": written,
+    }
     rest = {name: found for name, found in optional.items() if found}
     return {"mlx_server": {"repairs": repaired, "unenforced": list(unenforced), **rest}}

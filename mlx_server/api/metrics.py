@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as exposition
 
-from mlx_server.engine.messages import DiskCacheUse, StepOutput
+from mlx_server.engine.messages import ComputedAhead, DiskCacheUse, StepOutput
 from mlx_server.events import (
     Event,
     Finished,
@@ -46,6 +46,18 @@ class Metrics:
         self.cached_tokens = Counter(
             "mlx_server_cached_prompt_tokens",
             "Prompt tokens found in the cache.",
+            by_model,
+            registry=registry,
+        )
+        self.ahead_tokens = Counter(
+            "mlx_server_ahead_tokens",
+            "Tokens of conversations' next prompts computed while nobody waited.",
+            by_model,
+            registry=registry,
+        )
+        self.used_ahead_tokens = Counter(
+            "mlx_server_used_ahead_tokens",
+            "Those of them that a prompt then found in the cache.",
             by_model,
             registry=registry,
         )
@@ -157,6 +169,10 @@ class Metrics:
         self.active.set(step.active_bytes)
         self.buffers.set(step.buffer_bytes)
         self.peak.set(step.peak_bytes)
+
+    def on_ahead(self, ahead: ComputedAhead) -> None:
+        self.ahead_tokens.labels(ahead.model).inc(ahead.computed)
+        self.used_ahead_tokens.labels(ahead.model).inc(ahead.used)
 
     def on_disk_cache(self, use: DiskCacheUse) -> None:
         self.disk_hits.inc(use.hits)

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from mlx_server.config.settings import (
     AdapterSettings,
     ConnectorSettings,
+    KvCacheSettings,
     ModelSettings,
     OAuthSettings,
     PromptCacheSettings,
@@ -108,6 +109,8 @@ def _unknown_key(loc: Loc) -> str:
         schema = PromptCacheSettings
     elif loc[2:3] == ("repair",):
         schema = RepairSettings
+    elif loc[2:3] == ("kv_cache",):
+        schema = KvCacheSettings
     known = [field.alias or name for name, field in schema.model_fields.items()]
     nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
     if nearest:

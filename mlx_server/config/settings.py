@@ -73,6 +73,15 @@ def _wired(size: object) -> object:
     raise ValueError("should be auto, never or a size such as 20GB")
 
 
+def _ahead(tokens: object) -> object:
+    known = {"auto": limits.AHEAD_TOKENS.value, "never": 0}
+    if isinstance(tokens, str) and tokens in known:
+        return known[tokens]
+    if type(tokens) is int and 0 <= tokens < 2**31:
+        return tokens
+    raise ValueError("should be auto, never or a number of tokens")
+
+
 def _tokenizer(path: object, info: ValidationInfo) -> object:
     if not isinstance(path, str):
         return path
@@ -137,6 +146,7 @@ AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 Bytes = Annotated[int, Field(gt=0), BeforeValidator(_bytes)]
 BytesOrNone = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
 Wired = Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)]
+ComputeAhead = Annotated[int, BeforeValidator(_ahead)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
 
 
@@ -256,6 +266,11 @@ class RepairSettings(_Frozen):
     streaming: Literal["live", "accumulate"] = "live"
 
 
+class KvCacheSettings(_Frozen):
+    bits: Literal[4, 8, 16] = 16
+    """The bits in which keys and values are kept; 16: as they are computed. 4 is an experiment."""
+
+
 class ModelSettings(_Frozen):
     source: Source
     """An absolute path, a hub id, `demo:smollm2` or `replay:` followed by an absolute path."""
@@ -281,6 +296,11 @@ class ModelSettings(_Frozen):
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
+    compute_ahead: ComputeAhead = limits.AHEAD_TOKENS.value
+    """The most tokens of a conversation's next prompt that are computed while nobody waits."""
+    kv_cache: KvCacheSettings = KvCacheSettings()
+    volatile_lines: Literal["drop", "keep"] = "drop"
+    """Whether lines that change with every request and mean nothing are taken out of the prompt."""
     misplaced_calls: Literal["make", "text"] = "make"
     """Whether calls that the model writes as JSON, instead of in its own format, are made."""
     reasoning_tags: tuple[TagName, ...] | None = None

@@ -30,6 +30,8 @@ from mlx_server.engine.messages import (
     CacheNotMeasured,
     CancelRows,
     Command,
+    ComputeAhead,
+    ComputedAhead,
     DeviceFailed,
     DiskCacheUse,
     Generate,
@@ -186,6 +188,7 @@ class EngineClient:
         self.lost = asyncio.Event()
         """Set when the process has died or was abandoned."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
+        self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_prefill: Callable[[PrefillProgress], None] = lambda progress: None
         self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
@@ -257,9 +260,10 @@ class EngineClient:
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
+        kv_bits: int | None = None,
     ) -> ModelLoaded:
         self._on_loading[model] = progress
-        command = LoadModel(model, path, list(stop_tokens), tokenizer)
+        command = LoadModel(model, path, list(stop_tokens), tokenizer, kv_bits)
         try:
             loaded: ModelLoaded = await self._ask(command, model)
         finally:
@@ -270,9 +274,9 @@ class EngineClient:
         """Returns when the engine has freed the model's memory."""
         await self._ask(UnloadModel(model), model)
 
-    async def kv_cost(self, model: str, path: str) -> KvCost:
+    async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
         """The memory that the rows of a model will take, which need not be loaded."""
-        cost: KvCost = await self._ask(MeasureCache(model, path), model)
+        cost: KvCost = await self._ask(MeasureCache(model, path, kv_bits), model)
         return cost
 
     async def load_adapter(self, model: str, adapter: str, path: str) -> AdapterLoaded:
@@ -333,6 +337,9 @@ class EngineClient:
 
     def resume(self, rows: Sequence[int]) -> None:
         self._send(ResumeRows(list(rows)))
+
+    def compute_ahead(self, command: ComputeAhead) -> None:
+        self._send(command)
 
     def _pause(self, answers: RowStream) -> None:
         answers.is_paused = True
@@ -403,6 +410,8 @@ class EngineClient:
                 for token in tokens:
                     self._deliver(token.row, token, last=token.finish is not None)
                 self.on_step(report)
+            case ComputedAhead():
+                self.on_ahead(report)
             case DiskCacheUse():
                 self.on_disk_cache(report)
             case DeviceFailed(message=message, ends=ends):

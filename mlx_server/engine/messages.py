@@ -26,6 +26,8 @@ class LoadModel(msgspec.Struct, tag=True):
     """The tokens that a grammar allows where it may end."""
     tokenizer: str = ""
     """The folder of tokenizer.json if it is not the model's folder."""
+    kv_bits: int | None = None
+    """The bits in which keys and values are kept; None: as they are computed."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -132,6 +134,21 @@ class ResumeRows(msgspec.Struct, tag=True):
     rows: list[int]
 
 
+class ComputeAhead(msgspec.Struct, tag=True):
+    """Asks to compute the beginning of a conversation's next prompt into the prompt cache, while
+    nobody waits for the engine."""
+
+    model: str
+    tokens: list[int]
+    most: int
+    """The most tokens to compute after those in the prompt cache."""
+    adapter: str | None = None
+    adapter_scale: float = 1.0
+    cache_scope: str = ""
+    on_disk: bool = True
+    """See Generate."""
+
+
 class UnloadModel(msgspec.Struct, tag=True):
     """Unloads a model. Its unfinished rows fail."""
 
@@ -143,6 +160,8 @@ class MeasureCache(msgspec.Struct, tag=True):
 
     model: str
     path: str
+    kv_bits: int | None = None
+    """See LoadModel."""
 
 
 class LoadAdapter(msgspec.Struct, tag=True):
@@ -183,6 +202,7 @@ Command = (
     | UnpauseRows
     | PreemptRows
     | ResumeRows
+    | ComputeAhead
     | LimitCache
     | LimitMemory
 )
@@ -330,6 +350,16 @@ class StepOutput(msgspec.Struct, tag=True):
     """The largest value that active_bytes has had."""
 
 
+class ComputedAhead(msgspec.Struct, tag=True):
+    """Numbers of tokens of conversations' next prompts, since the last report of this kind."""
+
+    model: str
+    computed: int = 0
+    """Computed before their prompt came."""
+    used: int = 0
+    """Computed before, and found in the prompt cache by a prompt."""
+
+
 class DiskCacheUse(msgspec.Struct, tag=True):
     """What the prompt cache's tier on disk has done since the last report."""
 
@@ -404,6 +434,7 @@ Report = (
     | PrefillProgress
     | PromptLogprobs
     | StepOutput
+    | ComputedAhead
     | DiskCacheUse
     | DeviceFailed
     | RowFailed

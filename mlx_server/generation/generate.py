@@ -9,7 +9,9 @@ from mlx_server.engine.client import EngineClient, Item, RowStream
 from mlx_server.engine.messages import Admitted
 from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
 from mlx_server.events import Event, Started, TokenCounts, total
+from mlx_server.generation.ahead import AnswerMessage, compute_ahead
 from mlx_server.generation.constraints import is_format_required
+from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.overflow import PromptOverflow
 from mlx_server.generation.plan import (
     RequestPlan,
@@ -35,6 +37,7 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
         log_model(prepared.id, prepared.family.name)
+        request, left_out = without_volatile_lines(prepared, request)
         request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await _planned(prepared, request, adapter)
@@ -49,14 +52,17 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
                 row.row: RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
                 for index, row in enumerate(planned.rows)
             }
-            yield _started(prepared, planned, adapter, partial(_unfinished, answers.values()))
+            started = _started(prepared, planned, adapter, partial(_unfinished, answers.values()))
+            yield replace(started, normalized=left_out)
             for answer in answers.values():
                 for event in answer.begin():
                     yield event
+            first, answered = planned.rows[0], AnswerMessage()
             while True:
                 for item in items:
                     answer = answers[item.row]
                     async for event in answer.feed(item):
+                        answered.add(event)
                         yield event
                     if answer.finished:
                         engine.cancel([item.row])
@@ -66,8 +72,9 @@ async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event
                         lease.began([more])
                         answers[more.row] = answer
                 if all(answer.finished for answer in answers.values()):
-                    return
+                    break
                 items = await feed.take()
+        compute_ahead(pool, prepared, request, first, answered)
 
 
 async def _planned(
@@ -132,7 +139,7 @@ def _started(
         planned.rows[0].sampling,
         planned.messages,
         planned.tool_output_tokens,
-        unfinished,
+        unfinished=unfinished,
     )
 
 

@@ -11,6 +11,7 @@ from mlx_server.errors import BadRequest, ContextTooLong, NoRecording
 from mlx_server.families.base import RenderedPrompt
 from mlx_server.generation import replay
 from mlx_server.generation.constraints import NO_TOOL, budget_of, constrain, template_kwargs
+from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
 from mlx_server.pool.adapters import LeasedAdapter
@@ -168,6 +169,7 @@ def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
     """The prompts' tokens, also if the context has no room for them. Raises ContextTooLong for
     more text than is read at all. Call it in a thread, as `plan`."""
     _check_text(prepared, request)
+    request, _ = without_volatile_lines(prepared, request)
     request = with_continued_messages(prepared, request)
     roomy = replace(prepared, spec=replace(prepared.spec, context_length=UNLIMITED))
     return sum(len(_rendered(roomy, prompt).tokens) for prompt in request.prompts)
@@ -283,7 +285,7 @@ def _characters(prompt: Prompt) -> int:
 def _tokens(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
     match prompt:
         case Conversation():
-            return _chat(prepared, prompt)
+            return chat_prompt(prepared, prompt)
         case str():
             tokenizer = prepared.checkpoint.tokenizer
             return RenderedPrompt(tokenizer.encode_prompt(prompt, prepared.context_length))
@@ -291,7 +293,7 @@ def _tokens(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
             return RenderedPrompt(list(ids))
 
 
-def _chat(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
+def chat_prompt(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
     completed = replace(conversation, template_kwargs=template_kwargs(prepared, conversation))
     if prepared.spec.schema_in_prompt == "never":
         completed = replace(completed, response_format=None)

@@ -75,6 +75,20 @@ PROMPT_SNAPSHOTS = Limit(
     per="request",
     beyond="the one whose neighbours are the nearest is dropped",
 )
+PROMPTS_AHEAD = Limit(
+    bounds="next prompts of conversations to be computed ahead",
+    value=16,
+    unit="items",
+    per="server",
+    beyond="the oldest is dropped",
+)
+AHEAD_TOKENS = Limit(
+    bounds="a conversation's next prompt computed ahead, or `compute_ahead`",
+    value=4096,
+    unit="tokens",
+    per="conversation",
+    beyond="the rest is computed when it is sent",
+)
 
 PROMPT_FILE_BYTES = Limit(
     bounds="the prompt cache's files, as the disk counts them",

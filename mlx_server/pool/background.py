@@ -9,6 +9,9 @@ class BackgroundWork:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)

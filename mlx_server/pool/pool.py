@@ -19,6 +19,8 @@ from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
 from mlx_server.engine.device_errors import Streak
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
+    ComputeAhead,
+    ComputedAhead,
     DeviceFailed,
     DiskCacheUse,
     ModelLoaded,
@@ -61,6 +63,7 @@ from mlx_server.pool.prepare import (
     prepare,
 )
 from mlx_server.pool.refusals import refusal
+from mlx_server.request_threads import in_thread
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -107,6 +110,7 @@ class Pool:
         self._leases = Leases(lambda: self.engine, self._resize)
         self._timer: asyncio.TimerHandle | None = None
         self._background = BackgroundWork()
+        self._rendering_ahead = BackgroundWork()
         self._disk = DiskThreads(self._entries.keys())
         self.budget = budget_of(self._limits.budget, None)
         self._policy = self._policy_for()
@@ -119,6 +123,7 @@ class Pool:
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
+        self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that has been loaded."""
@@ -173,6 +178,7 @@ class Pool:
         await self.supervisor.stop(error)
         await self._disk.stop()
         await self._background.stop()
+        await self._rendering_ahead.stop()
 
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
@@ -392,6 +398,7 @@ class Pool:
         )
         client.on_disk_cache = lambda use: self.on_disk_cache(use)
         client.on_step = self._stepped
+        client.on_ahead = self.on_ahead
         client.on_prefill = self._leases.prefilled
         client.on_device_failed = self._device_failed
         return client
@@ -420,6 +427,20 @@ class Pool:
             self._cache_room = None  # a finished row's cache was added: the limit is sent again
         self._count_idle()
         self.on_step(step)
+
+    def compute_ahead(self, prepared: PreparedModel, render: Callable[[], ComputeAhead]) -> None:
+        """Has the engine compute the beginning of a next prompt while it is idle, after `render`,
+        which runs in a thread."""
+        if self.keeps_prompts and len(self._rendering_ahead) < limits.PROMPTS_AHEAD.value:
+            self._rendering_ahead.begin(self._compute_ahead(prepared.id, render))
+
+    async def _compute_ahead(self, model: str, render: Callable[[], ComputeAhead]) -> None:
+        try:
+            self.engine.compute_ahead(await in_thread(render, model=model))
+        except ServerError:
+            pass  # no next message fits the template or the context, or the server is busy
+        except Exception:
+            log.exception("the next prompt of a conversation can't be rendered")
 
     def _count_adapters(self) -> None:
         for model in self.loaded:
@@ -472,7 +493,9 @@ class Pool:
                 )
             )
             if prepared.transcript is None:  # a replay model caches nothing
-                kv = await self.engine.kv_cost(prepared.id, str(prepared.path))
+                kv = await self.engine.kv_cost(
+                    prepared.id, str(prepared.path), prepared.spec.kv_bits
+                )
                 prepared = replace(prepared, kv=kv)
         except asyncio.CancelledError:
             self._check_open()
@@ -586,6 +609,7 @@ class Pool:
             lambda done, total: report("loading", done, total),
             sorted(prepared.family.stops(prepared.checkpoint)),
             str(prepared.tokenizer_json.parent),
+            prepared.spec.kv_bits,
         )
         try:
             await self._disk.run(partial(check_files, prepared))

@@ -81,6 +81,12 @@ class ModelSpec:
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
+    compute_ahead: int = 0
+    """The most tokens of a conversation's next prompt that are computed while nobody waits."""
+    volatile_lines: Literal["drop", "keep"] = "drop"
+    """Whether lines that change with every request and mean nothing are taken out of the prompt."""
+    kv_bits: int | None = None
+    """The bits in which keys and values are kept; None: as they are computed."""
     misplaced_calls: MisplacedCalls = "make"
     """Whether calls that the model writes as JSON, instead of in its own format, are made."""
     reasoning_tags: tuple[str, ...] | None = None

@@ -19,6 +19,7 @@ import mlx.nn as nn
 from mlx_server import limits
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
+    ComputeAhead,
     Generate,
     Prefilled,
     PrefillProgress,
@@ -30,7 +31,7 @@ from mlx_server.engine.messages import (
 from mlx_server.worker.batch_support import one_row, why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
-from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler, make_prompt_cache
+from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
 from mlx_server.worker.phases import DecodeBatch, PrefillBatch
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import MOST, PrefillBudget
@@ -40,6 +41,7 @@ from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.prefill.snapshot_places import snapshot_places
 from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt, begin_alike
+from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import ReplayModel, force_tokens
 from mlx_server.worker.sampling import Row
 
@@ -82,7 +84,7 @@ class Batch:
         self._key = key
         self._cache = cache or PromptCache(0)
         self._invalid = on_invalid
-        self._takes_snapshots = not all(map(can_always_be_cut, make_prompt_cache(model)))
+        self._takes_snapshots = not all(map(can_always_be_cut, make_caches(model)))
         self._budget = PrefillBudget(schedule)
         self._clock = clock
         self._turns: PromptScheduler[WaitingPrompt | PrefillGroup] = PromptScheduler()
@@ -385,7 +387,7 @@ class Batch:
             cache, cached = waiting.cache, len(beginning)
         else:
             known, cached = self._cache.fetch(self._computed_by(waiting.row), beginning)
-            cache = known or make_prompt_cache(self.model)
+            cache = known or make_caches(self.model)
         if waiting.forced_tokens is not None:
             force_tokens(cache, waiting.forced_tokens, waiting.forced_from)
         return one_row(cache) if self.why_alone else cache, cached
@@ -475,14 +477,7 @@ class Batch:
         return not row.failure and self._cache.wants(tokens)
 
     def _computed_by(self, row: Row) -> str:
-        return self.key_of(row.row_adapter, row.cache_scope)
-
-    def key_of(self, row_adapter: RowAdapter, cache_scope: str) -> str:
-        """The key in the prompt cache of what computes a row."""
-        if not cache_scope:
-            own = () if row_adapter == NO_ADAPTER else row_adapter
-            return cache_key(self._key, *own)
-        return cache_key(self._key, *row_adapter, cache_scope)
+        return prompt_key(self._key, row.row_adapter, row.cache_scope)
 
 
 def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
@@ -493,7 +488,15 @@ def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
     return RowFailed(row.number, failure)
 
 
-def row_adapter_of(request: Generate) -> RowAdapter:
+def prompt_key(model: str, row_adapter: RowAdapter, scope: str) -> str:
+    """Returns the key under which the prompt cache has the prompts of such rows."""
+    if not scope:
+        own = () if row_adapter == NO_ADAPTER else row_adapter
+        return cache_key(model, *own)
+    return cache_key(model, *row_adapter, scope)
+
+
+def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
     """Returns the request's adapter and scale. A scale of 0 is the base model, and shares its
     prompt cache."""
     return (

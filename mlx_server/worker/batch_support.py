@@ -8,7 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.errors import public_message
-from mlx_server.worker.mlx_lm_internals import ChunkedKVCache, make_prompt_cache
+from mlx_server.worker.mlx_lm_internals import ChunkedKVCache
+from mlx_server.worker.quantized_kv import make_caches
 
 UNBATCHABLE = {
     "afm7": "its last layers take the position of a token from the longest row",
@@ -32,7 +33,7 @@ def why_alone(model: nn.Module) -> str:
     """
     if reason := UNBATCHABLE.get(getattr(model, "model_type", "")):
         return reason
-    caches = [make_prompt_cache(model) for _ in LENGTHS]
+    caches = [make_caches(model) for _ in LENGTHS]
     if unsupported := sorted({type(c).__name__ for c in caches[0] if not hasattr(c, "merge")}):
         return f"mlx-lm can't batch its {', '.join(unsupported)}"
     try:

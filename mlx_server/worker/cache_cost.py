@@ -12,19 +12,23 @@ import mlx.nn as nn
 
 from mlx_server.checkpoints.architectures import texts
 from mlx_server.engine.kv_cost import STEP, KvCost
-from mlx_server.worker.mlx_lm_internals import CacheList, make_prompt_cache
+from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
+from mlx_server.worker.quantized_kv import make_caches, set_kv_bits
 from mlx_server.worker.weights import arrays, model_classes
 
 SHORT, LONG = 1, 1 + STEP
 """Prompt lengths whose caches differ by one step."""
 
 
-def cache_cost(config: dict[str, Any]) -> KvCost:
-    """The cost of one row of a model with this config.json. Raises what mlx-lm raises for it."""
+def cache_cost(config: dict[str, Any], kv_bits: int | None = None) -> KvCost:
+    """The cost of one row of a model with this config.json. Raises what mlx-lm raises for it, and
+    ValueError if its keys and values can't be kept in `kv_bits`."""
     model_class, arguments = model_classes(config)
     model = model_class(arguments.from_dict(config)).eval()
     mx.random.seed(0)  # see weights.load
     model.set_dtype(_activations(config))
+    if kv_bits:
+        _check_kv_bits(model, kv_bits)
     try:
         short, long = _caches(model, SHORT), _caches(model, LONG)
     except ValueError as error:
@@ -40,6 +44,19 @@ def cache_cost(config: dict[str, Any]) -> KvCost:
     )
 
 
+def _check_kv_bits(model: nn.Module, bits: int) -> None:
+    set_kv_bits(model, bits)
+    try:
+        caches = _caches(model, SHORT)
+    except Exception as error:
+        raise ValueError(f"`kv_cache: {{bits: {bits}}}` does not fit it: {error}") from None
+    if not any(isinstance(cache, QuantizedKVCache) for cache in caches):
+        raise ValueError(
+            f"`kv_cache: {{bits: {bits}}}` is of no use: it has no layers that keep all keys and "
+            "values. Leave it out."
+        )
+
+
 def _activations(config: dict[str, Any]) -> mx.Dtype:
     """The type that the model computes in; half precisions are loaded as float32 without Metal."""
     types = {text.get(key) for text in texts(config) for key in ("dtype", "torch_dtype")}
@@ -47,7 +64,7 @@ def _activations(config: dict[str, Any]) -> mx.Dtype:
 
 
 def _caches(model: nn.Module, tokens: int) -> list[Any]:
-    cache = make_prompt_cache(model)
+    cache = make_caches(model)
 
     def compute(prompt: mx.array) -> list[mx.array]:
         model(prompt, cache=cache)

@@ -24,11 +24,13 @@ try:
     from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, StopSequences
     from mlx_lm.models.cache import (
         ArraysCache,
+        BatchKVCache,
         CacheList,
         ChunkedKVCache,
         KVCache,
         QuantizedKVCache,
         RotatingKVCache,
+        dynamic_roll,
         make_prompt_cache,
     )
     from mlx_lm.models.switch_layers import (
@@ -45,6 +47,7 @@ except ImportError as error:
 
 __all__ = [
     "ArraysCache",
+    "BatchKVCache",
     "CacheList",
     "ChunkedKVCache",
     "GenerationBatch",
@@ -58,6 +61,7 @@ __all__ = [
     "SwitchLinear",
     "SwitchMLP",
     "WrongMlxLm",
+    "dynamic_roll",
     "get_classes",
     "greedy_sampler",
     "load_model",

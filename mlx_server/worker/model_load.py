@@ -10,6 +10,7 @@ import mlx.nn as nn
 from mlx_server.engine.wired_memory import next_limit, parse_wired, wiring
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
+from mlx_server.worker.quantized_kv import set_kv_bits
 from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.warm_up import warm_up
 
@@ -20,7 +21,11 @@ Progress = Generator[tuple[int, int] | None, None, nn.Module]
 
 
 def load(
-    path: Path, pace: WeightReadPace, wire: Callable[[int], None], concurrency: int
+    path: Path,
+    pace: WeightReadPace,
+    wire: Callable[[int], None],
+    concurrency: int,
+    kv_bits: int | None = None,
 ) -> Progress:
     """wire: called with the total bytes of the weights before they are read."""
     reading = weights.load(path, pace)
@@ -31,6 +36,7 @@ def load(
         network = yield from reading
     except StopIteration as end:  # a model without weights
         network = end.value
+    set_kv_bits(network, kv_bits)
     # A separate batch leaves nothing in the prompt cache and no measurement in the budget.
     for _ in warm_up(Batch(network, concurrency=concurrency), concurrency):
         yield None

@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from mlx_server.engine.messages import Logprobs
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter, RowAdapters, using
-from mlx_server.worker.mlx_lm_internals import make_prompt_cache
+from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.sampling import RowLogprobs, step_logprobs
 
 PIECE = 128
@@ -22,7 +22,7 @@ def prompt_logprobs(
 ) -> Scoring:
     """Yields after each piece; returns the log probabilities of all tokens but the first, and the
     cache of all tokens but the last."""
-    cache = make_prompt_cache(model)
+    cache = make_caches(model)
     rows = RowAdapters([row_adapter])
     found: list[Logprobs] = []
     for start in range(0, len(prompt) - 1, PIECE):

@@ -32,6 +32,7 @@ from mlx_server.engine.messages import (
     CacheNotMeasured,
     CancelRows,
     Command,
+    ComputeAhead,
     DeviceFailed,
     Generate,
     LimitCache,
@@ -61,7 +62,8 @@ from mlx_server.engine.messages import (
 from mlx_server.errors import ServerError, public_message
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker import weights
-from mlx_server.worker.batch import Batch, row_adapter_of
+from mlx_server.worker.ahead import AheadComputation
+from mlx_server.worker.batch import Batch, prompt_key, row_adapter_of
 from mlx_server.worker.buffer_cache import Buffers
 from mlx_server.worker.cache_cost import cache_cost
 from mlx_server.worker.constrained_decoding.grammar_compiler import CompilerBusy, GrammarRefused
@@ -106,6 +108,7 @@ class Engine:
         self._concurrency = concurrency
         self._schedule, self._clock = schedule, clock
         self._cache = PromptCache(cache_bytes)
+        self._ahead = AheadComputation(self._cache, clock)
         self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
         self._wired = WiredLimit(wired)
         self._read_pace = WeightReadPace()
@@ -138,7 +141,7 @@ class Engine:
     @property
     def pause(self) -> float | None:
         """Seconds until there is something to do; None if only a command gives something to do."""
-        if self._loads or self._prompt_logprobs:
+        if self._loads or self._prompt_logprobs or (self._is_idle and self._ahead.has_work):
             return 0.0
         now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
@@ -187,21 +190,25 @@ class Engine:
         return failed if self.broken else [*failed, *self.handle(command)]
 
     def _handle(self, command: Command) -> list[Report]:
+        if not isinstance(command, ComputeAhead):  # whatever else it is comes first
+            self._ahead.interrupt()
         match command:
-            case LoadModel(model, path, stop_tokens, tokenizer):
+            case LoadModel(model, path, stop_tokens, tokenizer, kv_bits):
                 self._paths[model] = Path(path)
-                self._loads[model] = self._loading(Path(path))
+                self._loads[model] = self._loading(Path(path), kv_bits)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
             case UnloadModel(model):
                 return self._unload(model)
-            case MeasureCache(model, path):
-                return [_measured(model, Path(path))]
+            case MeasureCache(model, path, kv_bits):
+                return [_measured(model, Path(path), kv_bits)]
             case LoadAdapter():
                 return [self._load_adapter(command)]
             case UnloadAdapter(model, adapter):
                 return self._unload_adapter(model, adapter)
             case Generate(row):
                 return self._run_row(row, partial(self._generate, command))
+            case ComputeAhead():
+                self._compute_later(command)
             case CancelRows(rows):
                 return self._cancel(rows)
             case PauseRows(rows):
@@ -223,7 +230,17 @@ class Engine:
 
     def step(self) -> list[Report]:
         """Computes a piece of every load, one piece of prompt log probabilities and a step of one
-        model."""
+        model; without all of them, a piece of what is computed ahead. Then reads or writes a piece
+        of a prompt."""
+        is_ahead = self._is_idle and self._ahead.has_work
+        reports = self._compute_ahead() if is_ahead else self._step_all()
+        try:
+            self._disk.step(busy=self._is_busy)
+        except Exception as error:
+            reports += self._device_failed(error)
+        return [*reports, *self._disk.report()]
+
+    def _step_all(self) -> list[Report]:
         reports = [report for model in list(self._loads) for report in self._load(model)]
         for row, command in list(self._unconstrained.items()):
             reports += self._run_row(row, partial(self._constrain, command))
@@ -236,15 +253,37 @@ class Engine:
             reports += self._step(model)
         if not (self._prompt_logprobs or any(self._batches.values())):
             self._constraints.read_ahead()
-        try:
-            self._disk.step(busy=self._is_busy)
-        except Exception as error:
-            reports += self._device_failed(error)
-        return [*reports, *self._disk.report()]
+        return reports
 
     def stop(self) -> None:
         """Writes cached prompts to disk; the engine takes no step after it."""
         self._disk.stop()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is no load and no row, not even one that is paused or preempted."""
+        return not self._is_busy and not any(batch.rows for batch in self._batches.values())
+
+    def _compute_later(self, command: ComputeAhead) -> None:
+        """Ignores prompts of models and adapters that were unloaded meanwhile."""
+        batch, adapters = self._batches.get(command.model), self._adapters.get(command.model)
+        if batch is None or adapters is None or batch.plays:
+            return
+        has_adapter = command.adapter is None or command.adapter in adapters
+        if has_adapter and all(0 <= token < batch.vocabulary for token in command.tokens):
+            self._ahead.add(command, _key_of(command), row_adapter_of(command))
+
+    def _compute_ahead(self) -> list[Report]:
+        try:
+            networks = {model: batch.model for model, batch in self._batches.items()}
+            computed = self._ahead.step(networks)
+        except Exception as error:
+            log.exception("a prompt could not be computed ahead")
+            self._ahead.clear()
+            return self._device_failed(error)
+        if not self._ahead.has_work:
+            mx.clear_cache()  # other processes and models need the memory
+        return [*computed, *(self._step_output(report.model, []) for report in computed)]
 
     def _next_model(self) -> str | None:
         now = self._clock()
@@ -295,6 +334,7 @@ class Engine:
         self._batches = {m: self._batch(m, b.model) for m, b in self._batches.items()}
         self._unconstrained.clear()
         self._prompt_logprobs.clear()
+        self._ahead.clear()
         self._cache.clear()
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
@@ -337,11 +377,12 @@ class Engine:
         check_row(command, batch)
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
+        key = _key_of(command)
+        used = self._ahead.arrived(command.model, key, command.prompt)
         if not command.prompt_logprobs:
-            key = batch.key_of(row_adapter_of(command), command.cache_scope)
             self._disk.begin(command.row, key, command.prompt[:-1])
         self._unconstrained[command.row] = command
-        return self._constrain(command)
+        return [*used, *self._constrain(command)]
 
     def _constrain(self, command: Generate) -> list[Report]:
         if self._disk.is_reading(command.row):
@@ -445,12 +486,12 @@ class Engine:
         nbytes = sum(array.nbytes for array in weights.arrays(network))
         return [ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
-    def _loading(self, path: Path) -> Progress:
+    def _loading(self, path: Path, kv_bits: int | None) -> Progress:
         def wire(nbytes: int) -> None:
             present = [batch.model for batch in self._batches.values()]
             self._wired.before_reading(nbytes, present, rows=any(self._batches.values()))
 
-        return load(path, self._read_pace, wire, self._concurrency)
+        return load(path, self._read_pace, wire, self._concurrency, kv_bits)
 
     def _batch(self, model: str, network: nn.Module) -> Batch:
         return Batch(
@@ -469,6 +510,7 @@ class Engine:
         if not self._is_busy:
             self._disk.flush(model)
         self._disk.unloaded(model)
+        self._ahead.forget(model)
         self._cache.forget(model)
         batch = self._batches.pop(model, None)
         self._adapters.pop(model, None)
@@ -504,6 +546,7 @@ class Engine:
             lost = self._rows_with(model, adapter)
             reports += self._cancel(lost) if lost else []
             reports += [RowFailed(row, ADAPTER_GONE) for row in lost]
+            self._ahead.forget(model, adapter)
             self._cache.forget(cache_key(model, adapter))
             self._adapters[model].unload(adapter)
             mx.clear_cache()
@@ -518,10 +561,15 @@ class Engine:
         return [c for c in [*self._unconstrained.values(), *scored] if c.model == model]
 
 
-def _measured(model: str, path: Path) -> Report:
+def _key_of(command: Generate | ComputeAhead) -> str:
+    adapter = row_adapter_of(command)
+    return prompt_key(command.model, adapter, command.cache_scope)
+
+
+def _measured(model: str, path: Path, kv_bits: int | None) -> Report:
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
-        return CacheMeasured(model, cache_cost(config))
+        return CacheMeasured(model, cache_cost(config, kv_bits))
     except Exception as error:
         log.exception("%s can't be built", model)
         return CacheNotMeasured(model, _message(error))

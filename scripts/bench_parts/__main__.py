@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from bench_parts import adapters, grammars, tables
+from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
 from bench_parts.machine import Others
@@ -55,6 +56,9 @@ def main(
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Tokens of agents' sessions computed again instead.")
     ] = False,
+    kv_bits: Annotated[
+        bool, typer.Option("--kv-bits", help="Keys and values in fewer bits instead.")
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="With --sessions: start servers anew in the middle.")
     ] = False,
@@ -78,6 +82,7 @@ def main(
     scripts/bench --lora
     scripts/bench --structured
     scripts/bench --sessions
+    scripts/bench --kv-bits
     scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
@@ -87,6 +92,9 @@ def main(
     """
     if lora or structured:
         (_lora if lora else _structured)(json, markdown)
+        return
+    if kv_bits:
+        _kv_bits(json, markdown)
         return
     if sessions:
         wanted: list[count.Interruption] = ["restart"] if restart else []
@@ -141,6 +149,11 @@ def _sessions(
         found.append(each)
         progress.out(" ".join(next(count.rows([each]))))
     _show({"sessions": found}, [(count.COLUMNS, count.rows(found))], json, markdown)
+
+
+def _kv_bits(json: Path | None, markdown: bool) -> None:
+    found = list(drift.drifts())
+    _show({"kv_bits": found}, [(drift.COLUMNS, drift.rows(found))], json, markdown)
 
 
 def _simulated(

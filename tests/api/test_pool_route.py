@@ -95,6 +95,7 @@ class Slow(ScriptedEngine):
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
+        kv_bits: int | None = None,
     ) -> ModelLoaded:
         if self.failure_of_load:
             raise self.failure_of_load

@@ -597,6 +597,32 @@ def test_folders_of_adapters_must_be_there(folder: Path, key: str) -> None:
     assert "no such folder: 'nowhere'" in str(problem(f"server: {{{key}}}\n"))
 
 
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [("auto", limits.AHEAD_TOKENS.value), ("never", 0), ("0", 0), ("300", 300)],
+)
+def test_what_is_computed_ahead_is_a_number_of_tokens(given: str, tokens: int) -> None:
+    path = written(f"models:\n  a: {{source: demo:smollm2, compute_ahead: {given}}}\n")
+    assert load(path).models["a"].compute_ahead == tokens
+
+
+@pytest.mark.parametrize("given", ["always", "-1", "1.5", "true", "4294967296", "[1]", "'1'"])
+def test_other_amounts_are_told(given: str) -> None:
+    text = f"models:\n  a: {{source: demo:smollm2, compute_ahead: {given}}}\n"
+    assert problem(text).message == "should be auto, never or a number of tokens"
+
+
+def test_keys_and_values_are_kept_in_some_bits() -> None:
+    path = written("models:\n  a: {source: x/y, kv_cache: {bits: 8}}\n  b: {source: x/z}\n")
+    assert [model.kv_cache.bits for model in load(path).models.values()] == [8, 16]
+
+
+@pytest.mark.parametrize("given", ["{bits: 5}", "{bits: '8'}", "{bits: 1e9}", "8", "{bit: 8}"])
+def test_other_bits_are_told(given: str) -> None:
+    found = problem(f"models:\n  a: {{source: x/y, kv_cache: {given}}}\n")
+    assert "models.a.kv_cache" in str(found)
+
+
 def test_where_responses_are_stored(folder: Path) -> None:
     path = written("store: {data_dir: kept, days: 2}\n" + MINIMAL)
     store = load(path).store

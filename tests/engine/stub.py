@@ -34,6 +34,7 @@ class StubEngine(EngineClient):
         progress: OnLoading,
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
+        kv_bits: int | None = None,
     ) -> ModelLoaded:
         self.read(path)
         return ModelLoaded(model, self._vocabulary, 0)
@@ -43,5 +44,5 @@ class StubEngine(EngineClient):
     def read(self, path: str) -> None:
         """Called with the folder of a model that is loaded."""
 
-    async def kv_cost(self, model: str, path: str) -> KvCost:
+    async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
         return self._kv

@@ -307,7 +307,7 @@ COUNTED: tuple[Json, ...] = (
     {
         "model": TINY,
         "messages": TURNS,
-        "system": [{"type": "text", "text": "x-anthropic-billing-header: a"}],
+        "system": [{"type": "text", "text": "x-anthropic-billing-header: a=b;"}],
         "stop_sequences": ["x", "yz"],
         "tools": OFFERED,
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},

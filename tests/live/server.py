@@ -83,6 +83,13 @@ class LiveServer:
         assert found, f"no {name} among the metrics"
         return float(found[1])
 
+    def counted(self, name: str) -> float:
+        """A counter with labels, which is there once it has counted."""
+        with self.http() as http:
+            exposition = http.get("/metrics").text
+        found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", exposition, re.MULTILINE)
+        return sum(map(float, found))
+
     def idle(self) -> bool:
         gauges = ("mlx_server_batch_size", "mlx_server_queue")
         return all(self.gauge(name) == 0 for name in gauges)

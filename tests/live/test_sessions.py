@@ -1,11 +1,16 @@
 """An agent's session computes each token of its prompts once, on every kind of cache."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bench_parts.sessions.count import Interruption, counted
+import tokenizers
+from bench_parts.sessions.conversation import Session
+from bench_parts.sessions.count import Interruption, Seen, common, counted
+from bench_parts.sessions.models import MODELS, save
 
-from tests.live.server import serving
+from tests.live.server import LiveServer, serving
 
 
 @pytest.mark.parametrize("scenario", ["two agents", "two chats"])
@@ -14,6 +19,91 @@ def test_two_sessions_with_one_system_prompt(model: str, scenario: str) -> None:
     count = counted(model, scenario, "mlx-server", turns=2)
     assert count.prompt_tokens > 6_000
     assert count.again <= 0.02 * count.prompt_tokens
+
+
+READ_SECONDS = 60.0
+TRIMMED = 8
+"""Tokens by which the test's own prompts differ, since the server trims white space."""
+
+
+def computed_ahead(live: LiveServer, tokens: int) -> None:
+    """Waits until the engine has computed so many."""
+    deadline = time.monotonic() + READ_SECONDS
+    while (found := live.counted("mlx_server_ahead_tokens_total")) < tokens:
+        assert time.monotonic() < deadline, f"{found} of {tokens} tokens"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_only_the_new_message_is_left_for_the_next_turn(model: str, tmp_path: Path) -> None:
+    """The template drops the answer's thoughts, so that its tokens are not those of the prompt."""
+    path = save(model, tmp_path)
+    seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
+    first, second = Session(3, rounds=0).requests(2)
+    other = {**second, "messages": [*second["messages"][:-1], {"role": "user", "content": "why"}]}
+    prompt, following = seen.tokens(first), seen.tokens(second)
+    known, end = common(prompt, following), common(following, seen.tokens(other))
+    models = {"m": {"source": str(path), "family": "qwen3"}}
+    with serving(tmp_path, {"models": models}) as live, live.http() as http:
+
+        def ask(body: dict[str, Any]) -> dict[str, Any]:
+            answer = http.post("/v1/chat/completions", json={"model": "m", **body}).json()
+            assert answer["choices"][0]["finish_reason"] == "stop", answer
+            usage: dict[str, Any] = answer["usage"]
+            return usage
+
+        ask(first)
+        assert end - known > 32
+        computed_ahead(live, end - known - TRIMMED)
+        cached = ask(second)["prompt_tokens_details"]["cached_tokens"]
+        assert abs(cached - end) <= TRIMMED
+        used = live.counted("mlx_server_used_ahead_tokens_total")
+        assert used >= end - known - TRIMMED
+
+
+BILLING = "x-anthropic-billing-header"
+SHORT = {"options": {"num_predict": 2}}
+RULES = "Answer as briefly as you can, and in the language of the question. " * 3
+
+
+def asked_with_billing(live: LiveServer, number: int) -> list[dict[str, Any]]:
+    """The answers of all endpoints to one request, as Claude Code or a proxy sends it."""
+    system = f"{BILLING}: cc_version=2.1.222; cch=0000{number};\n{RULES}"
+    question = {"role": "user", "content": f"Question {number}"}
+    both = [{"role": "system", "content": system}, question]
+    least = {"model": "tiny", "max_tokens": 2}
+    bodies = {
+        "/v1/chat/completions": {**least, "messages": both},
+        "/v1/responses": {
+            "model": "tiny",
+            "max_output_tokens": 16,
+            "instructions": system,
+            "input": [question],
+        },
+        "/v1/messages": {**least, "system": system, "messages": [question]},
+        "/generate": {**least, "messages": both},
+        "/api/chat": {"model": "tiny", "messages": both, "stream": False, **SHORT},
+    }
+    with live.http() as http:
+        return [http.post(path, json=body).json() for path, body in bodies.items()]
+
+
+def test_a_volatile_line_is_taken_out_for_everybody(server: LiveServer) -> None:
+    first = asked_with_billing(server, 1)
+    assert [answer["mlx_server"]["normalized"] for answer in first] == [[BILLING]] * 5
+    before = server.counted("mlx_server_cached_prompt_tokens_total")
+    asked_with_billing(server, 2)
+    found = server.counted("mlx_server_cached_prompt_tokens_total") - before
+    assert found > 5 * len(RULES)
+
+
+def test_the_owner_keeps_a_volatile_line(tmp_path: Path, tiny_path: Path) -> None:
+    tiny = {"source": str(tiny_path), "volatile_lines": "keep"}
+    with serving(tmp_path, {"models": {"tiny": tiny}}) as live:
+        answers = asked_with_billing(live, 1)
+        assert ["normalized" in answer.get("mlx_server", {}) for answer in answers] == [False] * 5
+        asked_with_billing(live, 2)
+        assert live.counted("mlx_server_prompt_tokens_total") > 10 * (len(RULES) + len(BILLING))
 
 
 @pytest.mark.parametrize("interruption", ["restart", "swap"])

@@ -181,7 +181,7 @@ class Engine(EngineClient):
         self.ended_with.append(error)
         await super().stop(error)
 
-    async def kv_cost(self, model: str, path: str) -> KvCost:
+    async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
         return BYTES
 
     def _send(self, command: Command) -> None:

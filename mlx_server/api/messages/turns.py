@@ -32,10 +32,6 @@ from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Message, ToolCall
 
-BILLING = "x-anthropic-billing-header:"
-"""Claude Code's first line of `system`. It differs by session and means nothing to a model, and
-without it the sessions share their prefix."""
-
 SUMMARY = "What was said before, in short:\n\n"
 FAILED = "Error: "
 """Before a result with `is_error`, for which chat templates have no place."""
@@ -234,8 +230,6 @@ def turns_of(messages: Sequence[MessageParam], signer: Signer) -> Turns:
 
 
 def instructions(system: Texts | None) -> str:
-    """The system prompt, without the line that concerns only Anthropic's billing."""
-    given = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    if given and given[0].startswith(BILLING):
-        given[0] = given[0].partition("\n")[2]
-    return "\n".join(filter(None, given))
+    if isinstance(system, str):
+        return system
+    return "\n".join(block.text for block in system or () if block.text)

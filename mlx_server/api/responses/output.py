@@ -77,6 +77,7 @@ class ResponseOutput:
         self._prompt_tokens = 0
         self._input_messages: tuple[Wire, ...] = ()
         self._unenforced: tuple[str, ...] = ()
+        self._normalized: tuple[str, ...] = ()
         self._ignored: list[str] | None = None
         self._repairs: list[Repaired] = []
         self._violations: list[Violation] = []
@@ -134,6 +135,7 @@ class ResponseOutput:
             self._unenforced,
             self._violations,
             self._ignored or (),
+            self._normalized,
             [(0, text) for text in self._written],
         )
         self._response.update(status=status, **more, **warnings)
@@ -189,6 +191,7 @@ class ResponseOutput:
         self._prompt_tokens = event.prompt_tokens
         self._tool_output_tokens = event.tool_output_tokens
         self._unenforced = event.unenforced
+        self._normalized = event.normalized
         if self._ignored is not None:
             self._ignored += event.ignored
         self._input_messages = tuple(map(dict, event.messages))

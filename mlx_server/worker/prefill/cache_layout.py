@@ -21,15 +21,16 @@ from mlx_server.worker.mlx_lm_internals import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
-    make_prompt_cache,
 )
 from mlx_server.worker.prefill.cached_prompt import Cache, Layers, split
+from mlx_server.worker.quantized_kv import QuantizedRow, make_caches
 
 Arrays = dict[str, mx.array]
 
 NUMBERS: Mapping[type, tuple[str, ...]] = {
     KVCache: ("offset",),
     QuantizedKVCache: ("offset", "group_size", "bits"),
+    QuantizedRow: ("offset", "group_size", "bits"),
     RotatingKVCache: ("offset", "keep", "max_size", "_idx"),
     ArraysCache: (),
 }
@@ -200,10 +201,10 @@ class CacheLayout:
 
 def layout_of(network: nn.Module) -> CacheLayout | None:
     """None if some of the model's caches can't be kept on disk. Nothing is computed."""
-    fresh = make_prompt_cache(network)
+    fresh = make_caches(network)
     if not all(map(is_known, fresh)):
         return None
-    used = make_prompt_cache(network)
+    used = make_caches(network)
     network(mx.zeros((1, 2), mx.int32), cache=used)
     layers = dict(enumerate(used))
     arrays = named_arrays(layers)

@@ -2,9 +2,11 @@
 
 The words are made up, the shape is that of coding agents: a long system prompt, tools, rounds of
 calls whose results are read, thoughts that the client sends back and the template drops from
-earlier turns. What the model says is not used: each server gets the same requests.
+earlier turns. Each server gets the same requests: the last answer of a turn is asked for word by
+word, with a few tokens of thoughts before it, and what the model says otherwise is not used.
 """
 
+import json
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -17,6 +19,8 @@ TOOLS = ("read_file", "write_file", "run_tests", "search", "list_files", "git_lo
 
 SYSTEM_WORDS, RESULT_WORDS = 900, (40, 200)
 TURNS, ROUNDS = 8, 3
+
+THOUGHT_TOKENS, ANSWER_TOKENS = 16, 160
 
 
 class Session:
@@ -36,8 +40,9 @@ class Session:
             for round in range(self._rounds):
                 yield self._body()
                 self._call(f"call_{turn}_{round}")
-            yield self._body()
-            self._add(role="assistant", content=self._words(20, 60), **self._thought())
+            answer = self._words(20, 60)
+            yield {**self._body(), **_word_by_word(answer)}
+            self._add(role="assistant", content=answer, **self._thought())
 
     def _body(self) -> Json:
         return {"messages": list(self.messages), "tools": self.tools}
@@ -58,6 +63,15 @@ class Session:
         return _words(self._random, self._random.randint(least, most))
 
 
+def _word_by_word(answer: str) -> Json:
+    return {
+        "structured_outputs": {"grammar": f"start: {json.dumps(answer)}"},
+        "tool_choice": "none",
+        "thinking_budget": THOUGHT_TOKENS,
+        "max_tokens": ANSWER_TOKENS,
+    }
+
+
 def _words(random: Random, count: int) -> str:
     return " ".join(random.choice(WORDS) for _ in range(count))
 
@@ -67,6 +81,10 @@ def _tool(random: Random, name: str) -> Json:
     parameters = {"type": "object", "properties": {"path": path}, "required": ["path"]}
     function = {"name": name, "description": _words(random, 40), "parameters": parameters}
     return {"type": "function", "function": function}
+
+
+def is_last_of_turn(body: Json) -> bool:
+    return "structured_outputs" in body
 
 
 def alone(turns: int = TURNS) -> Iterator[Json]:

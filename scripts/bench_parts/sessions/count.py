@@ -1,6 +1,7 @@
 """Counts the prompt tokens that a server computes although it computed them before."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,20 +15,26 @@ import jinja2
 import tokenizers
 
 from bench_parts.contenders import answering, fast
-from bench_parts.sessions.conversation import SCENARIOS, TURNS
+from bench_parts.sessions.conversation import SCENARIOS, TURNS, is_last_of_turn
 from bench_parts.sessions.models import MODELS, TEMPLATE, save
 from bench_parts.tables import Row
 from mlx_server.clients.bench.exchange import Target
 
 Json = dict[str, Any]
 
-COLUMNS = ("model", "sessions", "server", "prompt tokens", "computed again", "share")
+COLUMNS = (
+    *("model", "sessions", "server", "prompt tokens"),
+    *("computed again", "share", "computed a request"),
+)
 
 Interruption = Literal["", "restart", "swap"]
 """What happens in the middle of the sessions: nothing, the server starts anew, or another model is
 loaded for which the present one has to make room."""
 
 ANSWER_TOKENS = 4
+
+READING_SECONDS = 1.0
+"""How long a person reads the last answer of a turn; a server may use that time."""
 
 OTHER_TOKENS = 8
 """Tokens by which a server's prompt may be longer or shorter, since servers trim white space."""
@@ -54,6 +61,9 @@ class Count:
     prompt_tokens: int
     again: int
     """Tokens that were computed although an earlier prompt began with them, up to and with each."""
+    computed: int
+    """Tokens that were computed after their request had come."""
+    requests: int
     interruption: Interruption = ""
 
 
@@ -104,7 +114,7 @@ def counted(
         path = save(model, Path(folder))
         other = save(OTHER, Path(folder) / "other") if interruption == "swap" else None
         seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
-        total = again = 0
+        total = again = computed = requests = 0
         target = running.enter_context(SERVERS[server](path, other))
         bodies = list(SCENARIOS[scenario](turns))
         with httpx.Client(trust_env=False, timeout=SECONDS) as http:
@@ -123,7 +133,11 @@ def counted(
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
                 total += usage["prompt_tokens"]
                 again += max(0, ideal - cached)
-    return Count(model, scenario, server, total, again, interruption)
+                computed += usage["prompt_tokens"] - cached
+                requests += 1
+                if is_last_of_turn(body):
+                    time.sleep(READING_SECONDS)
+    return Count(model, scenario, server, total, again, computed, requests, interruption)
 
 
 def _swapped(server: str, target: Target, other: Path) -> Target:
@@ -140,10 +154,10 @@ def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
 
 
 @contextmanager
-def _ours(folder: Path, other: Path | None) -> Iterator[Target]:
+def _ours(folder: Path, other: Path | None, ahead: str = "auto") -> Iterator[Target]:
     config = folder.parent / "models.yaml"
     # JSON is YAML. The checkpoints' own families have tokenizers that these do not have.
-    models = {"m": {"source": str(folder), "family": "qwen3"}}
+    models: Json = {"m": {"source": str(folder), "family": "qwen3", "compute_ahead": ahead}}
     server: Json = {}
     if other:
         models[OWN_OTHER] = {"source": str(other), "family": "qwen3"}
@@ -170,6 +184,7 @@ def _mlx_lm(folder: Path, other: Path | None) -> Iterator[Target]:
 
 SERVERS: Mapping[str, Callable[[Path, Path | None], AbstractContextManager[Target]]] = {
     "mlx-server": _ours,
+    "mlx-server (never ahead)": partial(_ours, ahead="never"),
     "mlx_lm.server": _mlx_lm,
 }
 
@@ -185,5 +200,6 @@ def counts(only: Sequence[str], interruptions: Sequence[Interruption]) -> Iterat
 def rows(counts: Sequence[Count]) -> Iterator[Row]:
     for c in counts:
         share = f"{100 * c.again / c.prompt_tokens:.1f} %"
+        each = f"{c.computed / c.requests:.0f}"
         sessions = f"{c.scenario}, {c.interruption}" if c.interruption else c.scenario
-        yield c.model, sessions, c.server, str(c.prompt_tokens), str(c.again), share
+        yield c.model, sessions, c.server, str(c.prompt_tokens), str(c.again), share, each

@@ -74,24 +74,16 @@ def thinking(words: str, signature: str | None = None) -> Json:
         "A\nB",
         [text("A"), text("B")],
         [text("A", **CACHED), text("B", citations=None)],
-        [text("x-anthropic-billing-header: cc_version=1; cch=0ab;"), text("A"), text("B")],
-        [text("x-anthropic-billing-header: cc_version=2;"), text(""), text("A\nB")],
-        "x-anthropic-billing-header: cc_version=3;\nA\nB",
+        [text(""), text("A\nB")],
     ],
 )
 def test_the_system_prompt_does_not_depend_on_its_form(system: Any) -> None:
     assert conversation(system=system).messages[0] == Message("system", "A\nB")
 
 
-@pytest.mark.parametrize("system", [None, "", [], [text("x-anthropic-billing-header: a")]])
+@pytest.mark.parametrize("system", [None, "", [], [text("")]])
 def test_no_system_prompt(system: Any) -> None:
     assert conversation(system=system).messages == (Message("user", "hi"),)
-
-
-def test_the_billing_line_is_only_taken_out_where_it_is_first() -> None:
-    line = "x-anthropic-billing-header: a"
-    (found, _) = conversation(system=[text("A"), text(line)]).messages
-    assert found.content == f"A\n{line}"
 
 
 def test_a_system_message_stays_in_its_place_in_either_form() -> None:

@@ -65,11 +65,16 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
             {"tools_in_prompt": "never"}, {**offered(FUNCTION), "tool_choice": "none"}, DEAF
         ),
         "schema_in_prompt": Setting({"schema_in_prompt": "never"}, schema({"const": "x"})),
+        "compute_ahead": "tests/generation/test_ahead.py::test_the_owner_turns_it_off",
+        "volatile_lines": "tests/live/test_sessions.py::test_the_owner_keeps_a_volatile_line",
         "misplaced_calls": Setting({"misplaced_calls": "text"}, asked(MISPLACES, **TYPED), SAID),
         "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),
         "preload": f"{POOL}::test_preloading_begins_at_the_start_and_only_where_asked_for",
         "pinned": Told({"pinned": True}, "pinned", True),
         "ttl": Told({"ttl": 3600.0}, "ttl", 3600.0),
+    },
+    settings.KvCacheSettings: {
+        "bits": "tests/worker/test_quantized_kv.py::test_a_row_takes_half_the_memory_or_less",
     },
     settings.RepairSettings: {
         "names": repaired("names", MISNAMES),

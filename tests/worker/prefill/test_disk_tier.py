@@ -14,6 +14,8 @@ import pytest
 from mlx_server import limits
 from mlx_server.engine.messages import (
     CancelRows,
+    ComputeAhead,
+    ComputedAhead,
     DiskCacheUse,
     Generate,
     LimitCache,
@@ -81,6 +83,7 @@ class Process:
         folder: Path | None,
         most_bytes: int = MOST,
         adapter: Path | None = None,
+        kv_bits: int | None = None,
     ) -> None:
         self.folder = PromptFolder(folder, most_bytes, BLOCK) if folder else None
         if self.folder:
@@ -88,13 +91,13 @@ class Process:
         self.engine = Engine(cache_bytes=1 << 30, disk=self.folder)
         self.reports: list[Report] = []
         self.rows = 0
-        self.path = path
+        self.path, self.kv_bits = path, kv_bits
         self.load()
         if adapter:
             self.engine.handle(LoadAdapter("m", "digest", str(adapter)))
 
     def load(self) -> None:
-        self.engine.handle(LoadModel("m", str(self.path)))
+        self.engine.handle(LoadModel("m", str(self.path), kv_bits=self.kv_bits))
         self.settle()
         assert any(isinstance(report, ModelLoaded) for report in self.reports)
 
@@ -324,6 +327,70 @@ def test_other_files_of_the_model_miss(tmp_path: Path, start: Start) -> None:
     after = start(path, tmp_path / "disk")
     after.answer(prompt)
     assert after.cached == 0
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_what_is_computed_ahead_is_written_unless_the_request_is_not_stored(
+    llama: Path, tmp_path: Path, start: Start, is_stored: bool
+) -> None:
+    process, prompt, answer = start(llama, tmp_path), words(1, 200), words(2, 200)
+    process.answer(prompt, on_disk=is_stored)
+    before = process.total("written_bytes")
+    process.engine.handle(ComputeAhead("m", [*prompt, *answer], 4096, on_disk=is_stored))
+    process.settle()
+    computed = [r.computed for r in process.reports if isinstance(r, ComputedAhead)]
+    assert sum(computed) >= len(answer)
+    process.stop()
+    assert (process.total("written_bytes") > before) == is_stored
+    after = start(llama, tmp_path)
+    after.answer([*prompt, *answer, 1, 2])
+    assert after.cached == (len(prompt) + len(answer) if is_stored else 0)
+
+
+def test_pieces_ahead_and_pieces_for_the_disk_alternate(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_server.worker.ahead.PIECE_SECONDS", 1e-6)
+    process, done = start(llama, tmp_path), list[str]()
+    process.rows += 1
+    process.engine.handle(Generate(process.rows, "m", words(1, 400), 1, [], GREEDY))
+    while process.engine._is_busy:
+        process.engine.step()
+    ahead, saver = process.engine._ahead, process.engine._disk._saver
+
+    def noted(name: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(argument: Any) -> Any:
+            done.append(name)
+            return work(argument)
+
+        return run
+
+    monkeypatch.setattr(ahead, "step", noted("ahead", ahead.step))
+    monkeypatch.setattr(saver, "save_piece", noted("disk", saver.save_piece))
+    tokens = [*words(1, 400), *words(2, 1500)]
+    process.engine.handle(ComputeAhead("m", tokens, 4096))
+    process.settle()
+    assert done[:6] == ["ahead", "disk"] * 3
+    process.answer([*tokens, 1, 2])
+    assert process.cached == len(tokens)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_keys_and_values_in_fewer_bits_come_back(
+    llama: Path, tmp_path: Path, start: Start, bits: int
+) -> None:
+    prompt = words(1, 200)
+    process = start(llama, tmp_path, kv_bits=bits)
+    process.answer(prompt)
+    process.stop()
+    after, cold = (start(llama, folder, kv_bits=bits) for folder in (tmp_path, None))
+    following = [*prompt, *words(2, 30)]
+    assert after.answer(following) == cold.answer(following)
+    assert after.cached >= len(prompt)
+    after.stop()
+    whole = start(llama, tmp_path)
+    whole.answer(following)
+    assert whole.cached == 0, "the caches of other bits are others"
 
 
 def test_what_a_client_does_not_want_stored_stays_off_the_disk(

@@ -1,0 +1,25 @@
+"""Takes out of a request what its client changes each time and what means nothing to a model."""
+
+from dataclasses import replace
+
+from mlx_server.messages import Conversation
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.prompts import volatile_lines
+from mlx_server.requests import GenerateRequest, Prompt
+
+
+def without_volatile_lines(
+    prepared: PreparedModel, request: GenerateRequest
+) -> tuple[GenerateRequest, tuple[str, ...]]:
+    """Returns the request without such lines, and their names."""
+    if prepared.spec.volatile_lines == "keep":
+        return request, ()
+    cleaned = [_cleaned(prompt) for prompt in request.prompts]
+    names = dict.fromkeys(name for _, found in cleaned for name in found)
+    return replace(request, prompts=tuple(prompt for prompt, _ in cleaned)), tuple(names)
+
+
+def _cleaned(prompt: Prompt) -> tuple[Prompt, tuple[str, ...]]:
+    if isinstance(prompt, Conversation):
+        return volatile_lines.without_volatile_lines(prompt)
+    return prompt, ()

@@ -1,0 +1,165 @@
+"""Computes the beginnings of conversations' next prompts while nobody waits for the engine.
+
+A next prompt is computed in short pieces. Whatever the engine is asked to do comes before the next
+piece: what has been computed by then is kept in the prompt cache, and computing goes on from there
+when the engine is idle again.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server import limits
+from mlx_server.engine.messages import ComputeAhead, ComputedAhead
+from mlx_server.worker.lora.slots import RowAdapter, RowAdapters, using
+from mlx_server.worker.prefill.budget import LEAST, MOST
+from mlx_server.worker.prefill.cached_prompt import Cache, common_length, ids_of
+from mlx_server.worker.prefill.cost import PrefillCost, PrefillPiece
+from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prefill.snapshot_places import NEAREST
+from mlx_server.worker.quantized_kv import make_caches
+
+PIECE_SECONDS = 0.1
+"""The intended time of a piece: so long a request may wait that arrives meanwhile."""
+
+
+@dataclass
+class NextPrompt:
+    """The beginning of a conversation's next prompt."""
+
+    model: str
+    key: str
+    """See `PromptCache`."""
+    tokens: list[int]
+    row_adapter: RowAdapter
+    known: int
+    """How many of the tokens were in the prompt cache when the conversation's last answer ended."""
+    on_disk: bool
+    """Whether it may be written to the prompt cache's files."""
+    is_computed: bool = False
+
+    def common(self, prompt: list[int]) -> int:
+        return common_length(ids_of(prompt), ids_of(self.tokens))
+
+
+@dataclass
+class _Present:
+    """The prompt that is being computed."""
+
+    prompt: NextPrompt
+    cache: Cache
+    computed: int
+    """The number of its tokens that `cache` has."""
+    began: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(entry.nbytes) for entry in self.cache)
+
+
+class AheadComputation:
+    def __init__(self, cache: PromptCache, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._cache = cache
+        self._clock = clock
+        self._prompts: list[NextPrompt] = []
+        """In their order of arrival. Computed ones stay until their conversation goes on."""
+        self._present: _Present | None = None
+        self._costs: dict[str, PrefillCost] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self._present is not None or self._next() is not None
+
+    def _next(self) -> NextPrompt | None:
+        return next((prompt for prompt in self._prompts if not prompt.is_computed), None)
+
+    def add(self, command: ComputeAhead, key: str, row_adapter: RowAdapter) -> None:
+        known = self._cache.known(key, command.tokens)
+        tokens = command.tokens[: known + command.most]
+        if not self._cache.wants(tokens) or len(tokens) - known < NEAREST:
+            return
+        prompt = NextPrompt(command.model, key, tokens, row_adapter, known, command.on_disk)
+        self._prompts.append(prompt)
+        del self._prompts[: -limits.PROMPTS_AHEAD.value]
+
+    def arrived(self, model: str, key: str, prompt: list[int]) -> list[ComputedAhead]:
+        """Drops what the request's prompt makes useless. Returns how much of it was used."""
+        going_on = [p for p in self._prompts if p.key == key and p.common(prompt) > p.known]
+        self._prompts = [p for p in self._prompts if p not in going_on]
+        if not going_on:
+            return []
+        cached = self._cache.known(key, prompt[:-1])
+        used = max(min(p.common(prompt), cached) - p.known for p in going_on)
+        return [ComputedAhead(model, used=used)] if used > 0 else []
+
+    def forget(self, model: str, adapter: str | None = None) -> None:
+        """Drops the prompts of a model, or only those of one of its adapters."""
+        self._prompts = [
+            prompt
+            for prompt in self._prompts
+            if prompt.model != model or adapter not in (None, prompt.row_adapter[0])
+        ]
+
+    def clear(self) -> None:
+        self._prompts, self._present = [], None
+
+    def interrupt(self) -> None:
+        """Keeps what has been computed in the prompt cache, and frees everything else."""
+        present, self._present = self._present, None
+        if present is not None and present.computed > present.began:
+            prompt, length = present.prompt, present.computed
+            self._cache.store(
+                prompt.key,
+                prompt.tokens[:length],
+                present.cache,
+                continued_from=length,
+                disk_length=length if prompt.on_disk else 0,
+                goes_on=True,
+            )
+
+    def step(self, networks: Mapping[str, nn.Module]) -> list[ComputedAhead]:
+        """Computes one piece. networks: those of all models in memory."""
+        if self._present is None:
+            self._present = self._begin(networks)
+        if (present := self._present) is None:
+            return []
+        piece = self._compute_piece(networks[present.prompt.model], present)
+        if present.computed == len(present.prompt.tokens):
+            present.prompt.is_computed = True
+            self.interrupt()
+        return [ComputedAhead(present.prompt.model, computed=piece)]
+
+    def _begin(self, networks: Mapping[str, nn.Module]) -> _Present | None:
+        prompt = self._next()
+        if prompt is None:
+            return None
+        cache, known = self._cache.fetch(prompt.key, prompt.tokens)
+        cache = cache or make_caches(networks[prompt.model])
+        present = _Present(prompt, cache, known, known)
+        if known == len(prompt.tokens) or not self._has_room(present):
+            self._prompts.remove(prompt)
+            return None
+        return present
+
+    def _has_room(self, present: _Present) -> bool:
+        """Makes room for a second cache of the conversation, as its next turn will need it too."""
+        room = self._cache.max_bytes - present.nbytes
+        if room < present.nbytes:
+            return False
+        self._cache.shrink(room)
+        return True
+
+    def _compute_piece(self, model: nn.Module, present: _Present) -> int:
+        cost = self._costs.setdefault(present.prompt.model, PrefillCost())
+        size = max(LEAST, min(MOST, cost.tokens(PIECE_SECONDS, 1, present.computed)))
+        piece = present.prompt.tokens[present.computed : present.computed + size]
+        began = self._clock()
+        with using(RowAdapters([present.prompt.row_adapter])):
+            model(mx.array([piece]), cache=present.cache)
+        mx.eval([entry.state for entry in present.cache])
+        cost.learn(PrefillPiece(1, len(piece), present.computed), self._clock() - began)
+        present.computed += len(piece)
+        return len(piece)

@@ -1,0 +1,347 @@
+"""The beginnings of next prompts are computed while nobody waits, and answers stay the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.engine.messages import (
+    CancelRows,
+    ComputeAhead,
+    ComputedAhead,
+    Generate,
+    LoadAdapter,
+    ModelUnloaded,
+    Prefilled,
+    Report,
+    UnloadAdapter,
+    UnloadModel,
+)
+from mlx_server.worker.prefill.budget import LEAST
+from tests.worker.architectures import LINEAR
+from tests.worker.kinds import KINDS, Kind
+from tests.worker.lora_files import mlx_adapter
+from tests.worker.test_kinds import GREEDY, Bench
+
+pytestmark = pytest.mark.tables
+
+QWEN3_5 = Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR})
+LLAMA = next(kind for kind in KINDS if kind.name == "llama")
+ONE_OF_EACH = [
+    *(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "gemma3", "mamba2", "lfm2")),
+    QWEN3_5,
+]
+ROOM = 1 << 30
+
+HISTORY, ANSWER, QUESTION = 150, 200, 30
+
+
+@pytest.fixture(scope="module", params=ONE_OF_EACH, ids=lambda kind: kind.name)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(request.param.save(tmp_path_factory.mktemp("ahead") / request.param.name))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(LLAMA.save(tmp_path_factory.mktemp("ahead") / "llama"))
+
+
+class Engine(Bench):
+    """An engine whose computing ahead can be watched."""
+
+    def __init__(self, path: Path, cache_bytes: int = ROOM) -> None:
+        super().__init__(path, cache_bytes)
+        self.reports: list[Report] = []
+        handle, step = self.engine.handle, self.engine.step
+
+        def handled(command: object) -> list[Report]:
+            self.reports += (reports := handle(command))  # type: ignore[arg-type]
+            return reports
+
+        def stepped() -> list[Report]:
+            self.reports += (reports := step())
+            return reports
+
+        self.engine.handle, self.engine.step = handled, stepped  # type: ignore[method-assign]
+
+    def ahead(self, tokens: list[int], **more: object) -> None:
+        command = ComputeAhead("m", tokens, **{"most": 4096, **more})  # type: ignore[arg-type]
+        self.engine.handle(command)
+
+    @property
+    def pieces(self) -> list[int]:
+        reports = (report for report in self.reports if isinstance(report, ComputedAhead))
+        return [report.computed for report in reports if report.computed]
+
+    @property
+    def used(self) -> int:
+        return sum(report.used for report in self.reports if isinstance(report, ComputedAhead))
+
+
+def words(seed: int, count: int) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(256) for _ in range(count)]
+
+
+def conversation() -> tuple[list[int], list[int], list[int]]:
+    """A prompt, what the next prompt is known to begin with, and the next prompt."""
+    history = words(1, HISTORY)
+    known = [*history, *words(2, ANSWER)]
+    return [*history, *words(3, 4)], known, [*known, *words(4, QUESTION)]
+
+
+def first_turn(engine: Engine) -> None:
+    prompt, *_ = conversation()
+    request = Generate(1000, "m", prompt, 12, [], GREEDY)
+    request.branches, request.continued_from = [HISTORY], HISTORY
+    engine.engine.handle(request)
+    engine.finish()
+
+
+def test_the_next_prompt_is_computed_but_for_its_new_message(path: Path) -> None:
+    engine = Engine(path)
+    first_turn(engine)
+    _, known, following = conversation()
+    engine.ahead(known)
+    engine.finish()
+    assert sum(engine.pieces) == ANSWER
+    assert engine.used == 0
+    row = engine.begin(following)
+    answer = engine.finish()[row]
+    assert engine.cached[row] == len(known)
+    assert engine.used == ANSWER
+    assert answer == Bench(path).answer(following)
+
+
+def test_a_request_comes_before_the_next_piece(path: Path) -> None:
+    engine = Engine(path)
+    first_turn(engine)
+    _, known, following = conversation()
+    engine.ahead(known)
+    engine.engine.step()
+    (first,) = engine.pieces
+    assert LEAST <= first < ANSWER
+    stranger, own = engine.begin(words(9, 50)), engine.begin(following)
+    answers = engine.finish()
+    assert engine.pieces == [first], "the conversation has gone on"
+    assert engine.cached[stranger] == 0
+    assert engine.cached[own] == HISTORY + first
+    assert engine.used == first
+    cold = Bench(path)
+    assert answers[own] == cold.answer(following)
+    assert answers[stranger] == cold.answer(words(9, 50))
+
+
+def test_no_row_waits_for_more_than_the_piece_under_way(path: Path) -> None:
+    engine = Engine(path)
+    for seed in range(3):
+        engine.ahead(words(seed, 400))
+    engine.engine.step()
+    begun = engine.pieces
+    row = engine.begin(words(9, 50))
+    while row not in engine.step():
+        assert engine.pieces == begun
+    while row in engine.engine._batches["m"].rows:
+        engine.step()
+        assert engine.pieces == begun
+    engine.finish()
+    assert sum(engine.pieces) == 3 * 400
+
+
+def test_it_goes_on_after_another_clients_request(path: Path) -> None:
+    engine = Engine(path)
+    first_turn(engine)
+    _, known, following = conversation()
+    engine.ahead(known)
+    engine.engine.step()
+    stranger = engine.begin(words(9, 50))
+    while stranger not in engine.finish():
+        pass
+    assert sum(engine.pieces) == ANSWER
+    row = engine.begin(following)
+    assert engine.finish()[row] == Bench(path).answer(following)
+    assert engine.cached[row] == len(known)
+
+
+def test_the_tokens_are_bounded(path: Path) -> None:
+    engine = Engine(path)
+    first_turn(engine)
+    _, known, following = conversation()
+    engine.ahead(known, most=64)
+    engine.finish()
+    assert sum(engine.pieces) == 64
+    row = engine.begin(following)
+    assert engine.finish()[row] == Bench(path).answer(following)
+    assert engine.cached[row] == HISTORY + 64
+
+
+def test_nothing_is_computed_that_is_known_or_hardly_new(llama: Path) -> None:
+    engine = Engine(llama)
+    first_turn(engine)
+    prompt, known, _ = conversation()
+    engine.ahead(prompt)
+    engine.ahead(known[: HISTORY + 20])
+    engine.finish()
+    assert engine.pieces == []
+
+
+def test_nothing_is_computed_without_a_prompt_cache_or_room_in_it(llama: Path) -> None:
+    _, known, _ = conversation()
+    for nbytes in (0, 400_000):
+        engine = Engine(llama, cache_bytes=nbytes)
+        first_turn(engine)
+        engine.ahead(known)
+        engine.finish()
+        assert engine.pieces == []
+
+
+def test_the_cache_keeps_to_its_limit(llama: Path) -> None:
+    engine = Engine(llama, cache_bytes=3_000_000)
+    for seed in range(8):
+        engine.ahead(words(seed, 600))
+        engine.finish()
+        assert engine.engine._cache.nbytes <= 3_000_000
+    assert sum(engine.pieces) == 8 * 600
+
+
+def test_only_the_latest_prompts_wait(llama: Path) -> None:
+    engine = Engine(llama)
+    most = limits.PROMPTS_AHEAD.value
+    for seed in range(most + 1):
+        engine.ahead(words(seed, 64))
+    engine.finish()
+    assert sum(engine.pieces) == most * 64
+    assert len(engine.engine._ahead._prompts) == most
+
+
+@pytest.mark.parametrize("tokens", [[], [1] * 15, [10**30] * 64, [-1] * 64, [320] * 64])
+def test_tokens_that_can_not_be_computed_are_left_out(llama: Path, tokens: list[int]) -> None:
+    engine = Engine(llama)
+    engine.ahead(tokens)
+    engine.ahead(words(1, 64), most=0)
+    engine.ahead(words(1, 64), adapter="unknown")
+    engine.finish()
+    assert engine.pieces == []
+    assert not engine.engine._ahead.has_work
+    assert len(engine.answer(words(2, 20))) == 12
+
+
+def test_an_unknown_model_is_left_out(llama: Path) -> None:
+    engine = Engine(llama)
+    engine.engine.handle(ComputeAhead("other", words(1, 64), 64))
+    assert engine.engine.pause is None
+
+
+def test_a_model_can_be_unloaded_meanwhile(llama: Path) -> None:
+    engine = Engine(llama)
+    engine.ahead(words(1, 500))
+    engine.ahead(words(2, 500))
+    engine.engine.step()
+    reports = engine.engine.handle(UnloadModel("m"))
+    assert any(isinstance(report, ModelUnloaded) for report in reports)
+    assert engine.engine.pause is None
+    assert engine.engine._cache.nbytes == 0
+
+
+def test_an_adapter_can_be_unloaded_meanwhile(llama: Path, tmp_path: Path) -> None:
+    engine = Engine(llama)
+    adapter = mlx_adapter(tmp_path / "adapter", llama)
+    engine.engine.handle(LoadAdapter("m", "a", str(adapter)))
+    known = words(1, 500)
+    engine.ahead(known, adapter="a")
+    engine.ahead(words(2, 64))
+    engine.engine.step()
+    engine.engine.handle(UnloadAdapter("m", "a"))
+    engine.finish()
+    assert sum(engine.pieces[1:]) == 64
+    row = engine.begin(known)
+    engine.finish()
+    assert engine.cached[row] == 0
+
+
+def test_an_adapters_prompt_is_computed_with_it(llama: Path, tmp_path: Path) -> None:
+    adapter = mlx_adapter(tmp_path / "adapter", llama)
+    _, known, following = conversation()
+    answers: list[list[int]] = []
+    for engine in (Engine(llama), Engine(llama)):
+        engine.engine.handle(LoadAdapter("m", "a", str(adapter)))
+        if not answers:
+            engine.ahead(known, adapter="a")
+            engine.finish()
+        row = engine.begin(following, adapter="a")
+        answers.append(engine.finish()[row])
+        assert engine.cached[row] == (0 if len(answers) == 2 else len(known))
+    assert answers[0] == answers[1]
+    assert answers[0] != Bench(llama).answer(following)
+
+
+def test_scopes_and_other_adapters_do_not_use_it(llama: Path) -> None:
+    engine = Engine(llama)
+    _, known, following = conversation()
+    engine.ahead(known, cache_scope="a")
+    engine.finish()
+    row = engine.begin(following)
+    engine.finish()
+    assert engine.cached[row] == 0
+    assert engine.used == 0
+
+
+def test_a_cancelled_request_lets_it_go_on(llama: Path) -> None:
+    engine = Engine(llama)
+    _, known, _ = conversation()
+    engine.ahead(known)
+    engine.engine.step()
+    row = engine.begin(words(9, 3000))
+    engine.engine.step()
+    engine.engine.handle(CancelRows([row]))
+    engine.finish()
+    assert sum(engine.pieces) == len(known)
+
+
+def test_an_error_ends_only_the_computing_ahead(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(llama)
+
+    def fails(*_: object) -> int:
+        raise ValueError("no")
+
+    monkeypatch.setattr(engine.engine._ahead, "_compute_piece", fails)
+    engine.ahead(words(1, 500))
+    engine.finish()
+    assert not engine.engine._ahead.has_work
+    assert len(engine.answer(words(2, 20))) == 12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_sessions_answer_as_a_cold_engine_does(path: Path, seed: int) -> None:
+    """Turns of two conversations, with computing ahead that is interrupted anywhere."""
+    random = Random(seed)
+    warm, cold = Engine(path), Bench(path)
+    histories = [words(seed, 120), words(seed + 50, 120)]
+    for _ in range(8):
+        history = random.choice(histories)
+        prompt = [*history, *words(random.randrange(1000), random.randint(5, 60))]
+        row = warm.begin(prompt)
+        assert warm.finish()[row] == cold.answer(prompt)
+        history[:] = [*prompt, *words(random.randrange(1000), random.randint(1, 120))]
+        warm.ahead(list(history), most=random.choice([16, 64, 4096]))
+        for _ in steps(random):
+            warm.engine.step()
+
+
+def steps(random: Random) -> Iterator[int]:
+    yield from range(random.randint(0, 5))
+
+
+def test_a_prefilled_report_counts_what_was_computed_ahead_as_cached(llama: Path) -> None:
+    engine = Engine(llama)
+    _, known, following = conversation()
+    engine.ahead(known)
+    engine.finish()
+    engine.begin(following)
+    engine.finish()
+    prefilled = [report for report in engine.reports if isinstance(report, Prefilled)]
+    assert [report.cached_tokens for report in prefilled] == [len(known)]

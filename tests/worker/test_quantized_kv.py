@@ -1,0 +1,282 @@
+"""Keys and values in 8 or 4 bits: a batch of such rows answers as each row alone does."""
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.messages import (
+    CacheMeasured,
+    CacheNotMeasured,
+    CancelRows,
+    ComputeAhead,
+    LoadModel,
+    MeasureCache,
+    ModelLoaded,
+)
+from mlx_server.worker.cache_cost import cache_cost
+from mlx_server.worker.quantized_kv import (
+    QuantizedRow,
+    QuantizedRows,
+    make_caches,
+    set_kv_bits,
+)
+from mlx_server.worker.worker import Engine
+from tests.worker.architectures import LINEAR
+from tests.worker.kinds import KINDS, SIZES, Kind
+from tests.worker.lora_files import network
+from tests.worker.test_kinds import Bench, prompts
+
+pytestmark = pytest.mark.tables
+
+BITS = (8, 4)
+QUANTIZED = [
+    *(kind for kind in KINDS if kind.name in ("llama", "llama-4bit", "gemma3")),
+    Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR}),
+]
+HEADS, WIDTH = 2, 32
+
+
+@pytest.fixture(scope="module", params=QUANTIZED, ids=lambda kind: kind.name)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(request.param.save(tmp_path_factory.mktemp("bits") / request.param.name))
+
+
+class BitsBench(Bench):
+    def __init__(self, path: Path, bits: int | None, cache_bytes: int = 0) -> None:
+        self.engine = Engine(concurrency=8, cache_bytes=cache_bytes)
+        self.cached: dict[int, int] = {}
+        self._next = 0
+        command = LoadModel("m", str(path), kv_bits=bits)
+        reports = [*self.engine.handle(command), *self._until_idle()]
+        assert any(isinstance(report, ModelLoaded) for report in reports), reports
+
+
+def words(seed: int, count: int) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(256) for _ in range(count)]
+
+
+# The cache
+
+
+def tokens(seed: int, count: int, rows: int = 1) -> tuple[mx.array, mx.array]:
+    mx.random.seed(seed)
+    keys = mx.random.normal((rows, HEADS, count, WIDTH))
+    return keys, mx.random.normal((rows, HEADS, count, WIDTH))
+
+
+def a_row(seed: int, count: int, bits: int = 8) -> QuantizedRow:
+    row = QuantizedRow(bits)
+    if count:
+        row.update_and_fetch(*tokens(seed, count))
+    return row
+
+
+def contents(row: QuantizedRow) -> list[Any]:
+    if not row.size():
+        return []
+    sides: Sequence[Any] = row.keys_and_values()
+    return [x.tolist() for side in sides for x in side]
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_leave_a_batch_as_they_came(bits: int) -> None:
+    lengths = [3, 0, 300, 1, 256]
+    rows = [a_row(seed, length, bits) for seed, length in enumerate(lengths)]
+    batch = QuantizedRow.merge(rows)
+    for at, row in enumerate(rows):
+        extracted = batch.extract(at)
+        assert extracted.size() == lengths[at]
+        assert contents(extracted) == contents(row)
+
+
+def test_rows_join_and_leave_in_any_order() -> None:
+    random = Random(5)
+    for _ in range(20):
+        rows = [a_row(seed, random.choice([0, 1, 5, 255, 257])) for seed in range(4)]
+        first, second = QuantizedRow.merge(rows[:2]), QuantizedRow.merge(rows[2:])
+        first.extend(second)
+        kept = random.sample(range(4), random.randint(1, 4))
+        first.filter(kept)
+        assert [contents(first.extract(at)) for at in range(len(kept))] == [
+            contents(rows[at]) for at in kept
+        ]
+
+
+def test_a_row_grows_in_a_batch_as_alone() -> None:
+    rows = [a_row(seed, length) for seed, length in enumerate([5, 250])]
+    batch = QuantizedRow.merge(rows)
+    for seed in range(10, 30):
+        keys, values = tokens(seed, 1, rows=2)
+        batch.update_and_fetch(keys, values)
+        for at, row in enumerate(rows):
+            row.update_and_fetch(keys[at : at + 1], values[at : at + 1])
+    assert [contents(batch.extract(at)) for at in (0, 1)] == [contents(row) for row in rows]
+
+
+def test_padding_at_the_right_is_moved_to_the_left() -> None:
+    batch = QuantizedRow.merge([QuantizedRow(8), QuantizedRow(8)])
+    batch.prepare(lengths=[7, 4], right_padding=[0, 3])
+    keys, values = tokens(1, 7, rows=2)
+    batch.update_and_fetch(keys, values)
+    batch.finalize()
+    alone = QuantizedRow(8)
+    alone.update_and_fetch(keys[1:, :, :4], values[1:, :, :4])
+    assert contents(batch.extract(1)) == contents(alone)
+    assert batch.left_padding.tolist() == [0, 3]
+    assert batch.offset.tolist() == [7, 4]
+
+
+def test_a_copy_is_cut_and_the_original_is_not() -> None:
+    row = a_row(1, 300)
+    before = contents(row)
+    copy = deepcopy(row)
+    copy.trim(100)
+    copy.update_and_fetch(*tokens(2, 50))
+    assert copy.size() == 250
+    assert contents(row) == before
+
+
+def test_a_batch_is_trimmed() -> None:
+    batch = QuantizedRow.merge([a_row(1, 10), a_row(2, 6)])
+    assert batch.trim(4) == 4
+    assert [batch.extract(at).size() for at in (0, 1)] == [6, 2]
+
+
+def test_widths_that_have_no_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiples of 32"):
+        QuantizedRow(8).update_and_fetch(mx.zeros((1, 1, 1, 24)), mx.zeros((1, 1, 1, 24)))
+
+
+def test_a_batch_takes_the_bytes_of_its_bits() -> None:
+    sizes = [QuantizedRow.merge([a_row(1, 256, bits)]).nbytes for bits in BITS]
+    whole = 2 * 4 * HEADS * 256 * WIDTH
+    assert whole / 4 < sizes[0] < whole / 2
+    assert sizes[1] < sizes[0]
+    assert isinstance(QuantizedRow.merge([QuantizedRow(8)]), QuantizedRows)
+
+
+# The engine
+
+
+NOISE = 0.2
+"""Float noise may move a value into the next of 16 or 256 steps, so log probabilities differ by
+more than noise. A wrong mask or position makes differences of 1 and more."""
+
+
+def log_probabilities(network: Any, inputs: mx.array, cache: list[Any]) -> mx.array:
+    logits: mx.array = network(inputs, cache=cache)[:, -1]
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def differences(a: mx.array, b: mx.array) -> list[float]:
+    found: Any = (a - b).tolist()
+    return list(found)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_of_a_batch_are_computed_as_alone(path: Path, bits: int) -> None:
+    net = network(path)
+    set_kv_bits(net, bits)
+    lengths, following = [40, 5, 70], words(7, 12)
+    alone = [make_caches(net) for _ in lengths]
+    for seed, (length, cache) in enumerate(zip(lengths, alone, strict=True)):
+        net(mx.array([words(seed, length)]), cache=cache)
+    batch = [entries[0].merge(list(entries)) for entries in deepcopy([*zip(*alone, strict=True)])]
+    furthest = 0.0
+    for token in following:
+        together = log_probabilities(net, mx.array([[token]] * len(lengths)), batch)
+        for at, cache in enumerate(alone):
+            by_itself = log_probabilities(net, mx.array([[token]]), cache)[0]
+            furthest = max(furthest, *map(abs, differences(together[at], by_itself)))
+    assert furthest < NOISE
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(QUANTIZED[0].save(tmp_path_factory.mktemp("bits") / "llama"))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
+    asked = prompts(8)
+    alone = BitsBench(llama, bits)
+    expected = [alone.answer(prompt) for prompt in asked]
+    together = BitsBench(llama, bits)
+    rows = [together.begin(prompt) for prompt in asked]
+    answers = together.finish()
+    assert [answers[row] for row in rows] == expected
+
+
+def test_rows_that_leave_change_no_other(llama: Path) -> None:
+    asked = prompts(6)
+    alone = BitsBench(llama, 8)
+    expected = alone.answer(asked[5])
+    engine = BitsBench(llama, 8)
+    rows = [engine.begin(prompt) for prompt in asked]
+    answer = [*engine.step().get(rows[5], [])]
+    for row in rows[:5]:
+        engine.engine.handle(CancelRows([row]))
+        answer += engine.step().get(rows[5], [])
+    answer += engine.finish().get(rows[5], [])
+    assert answer == expected
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_cached_prompts_answer_as_a_cold_engine_does(llama: Path, seed: int) -> None:
+    random = Random(seed)
+    warm, cold = BitsBench(llama, 8, cache_bytes=1 << 30), BitsBench(llama, 8)
+    history = words(seed, 120)
+    for _ in range(5):
+        prompt = [*history, *words(random.randrange(999), random.randint(5, 60))]
+        row = warm.begin(prompt)
+        assert warm.finish()[row] == cold.answer(prompt)
+        history = [*prompt, *words(random.randrange(999), random.randint(1, 90))]
+        if random.random() < 0.5:
+            warm.engine.handle(ComputeAhead("m", history, 4096))
+            warm.finish()
+
+
+def test_eight_bits_say_nearly_the_same(path: Path) -> None:
+    """Random weights are the hardest: no token is much likelier than others."""
+    prompt = words(3, 200)
+    first, quantized = (BitsBench(path, bits).answer(prompt, 1) for bits in (None, 8))
+    assert first == quantized
+
+
+# What it costs
+
+
+def config_of(name: str) -> dict[str, Any]:
+    kind = next(kind for kind in KINDS if kind.name == name)
+    return {**SIZES, **kind.config, "dtype": "float32"}
+
+
+def test_a_row_takes_half_the_memory_or_less() -> None:
+    whole, eight, four = (cache_cost(config_of("llama"), bits) for bits in (None, 8, 4))
+    assert eight.per_token < 0.55 * whole.per_token
+    assert four.per_token <= 0.6 * eight.per_token
+    windowed = cache_cost(config_of("gemma3"), 8)
+    assert windowed.windowed_per_token == cache_cost(config_of("gemma3")).windowed_per_token
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("gpt-oss", "attention sinks"), ("mamba2", "of no use"), ("lfm2", "multiples of 32")],
+)
+def test_a_model_whose_cache_has_no_such_form_is_refused(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of(name)))
+    (found,) = Engine().handle(MeasureCache("m", str(tmp_path), 8))
+    assert isinstance(found, CacheNotMeasured)
+    assert why in found.message
+    assert "kv_cache: {bits: 8}" in found.message
+    (found,) = Engine().handle(MeasureCache("m", str(tmp_path)))
+    assert isinstance(found, CacheMeasured)
