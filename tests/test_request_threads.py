@@ -179,7 +179,7 @@ def test_every_text_of_a_conversation_counts() -> None:
     """A field that is added later has to be filled in here, or this fails."""
     call = ToolCall("i" * 1, "n" * 2, "a" * 4, server="s" * 8)
     message = Message("user", "c" * 16, "n" * 32, "r" * 64, (call,), "t" * 128, phase="commentary")
-    tool = Tool("t" * 256, "d" * 512, {"k" * 1024: [{"enum": ["e" * 2048]}]}, strict=True)
+    tool = Tool("t" * 256, "d" * 512, {"k" * 1024: [{"enum": ["e" * 2048]}]}, True, ("u" * 32768,))
     whole = Conversation(
         (message,), (tool,), {"o" * 4096: ["v"] * 8192}, {"f": {"x": "y" * 16384}}, True
     )
@@ -187,4 +187,4 @@ def test_every_text_of_a_conversation_counts() -> None:
         for field in fields(each):
             assert getattr(each, field.name), field.name
     own = len("user") + len("commentary") + len("enum") + len("fx")
-    assert characters_of(whole) == 2**15 - 1 + own
+    assert characters_of(whole) == 2**16 - 1 + own

@@ -93,13 +93,17 @@ class AdapterCatalog:
             return AdapterLocation(path) if _looks_like_adapter(path) else None
         return None
 
+    def _names(self) -> set[str]:
+        """As in `locations`, and those of folders that are none: no folder is looked into."""
+        return {*self._named, *self.added.locations, *self._listed, *_names(self._folder)}
+
     def location(self, name: str) -> AdapterLocation:
         """Raises AdapterNotFound."""
         location = self._location_of(name)
         if location is None:
             raise AdapterNotFound(
                 f"There is no adapter {name[:100]!r} for this model. "
-                f"{served_names(name, self.locations())} `mlx-server adapters` lists them.",
+                f"{served_names(name, self._names())} `mlx-server adapters` lists them.",
                 param="adapter",
             )
         return location
@@ -131,7 +135,7 @@ class AdapterCatalog:
         with self.added.lock:
             self._check_free(name)
             self.added.locations[name] = location
-            names = {*self._named, *self.added.locations, *self._listed, *_names(self._folder)}
+            names = self._names()
             self._known = {key: known for key, known in self._known.items() if key[0] in names}
             self._known[name, location] = stamp, found
         return found

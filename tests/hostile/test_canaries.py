@@ -301,7 +301,9 @@ def test_headers(http: httpx.Client, headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("model", BROKEN_MODELS)
 def test_models_that_fail(http: httpx.Client, model: str) -> None:
     answer = http.post(CHAT, json={**GOOD[CHAT], "model": model})
-    assert answer.status_code == 500
+    assert answer.status_code == (
+        400 if model == "said" else 500
+    )  # a transcript is mended by its owner
     assert answer.json()["error"]["message"].count(" ") > 3, "it says what is wrong"
     assert_discreet(answer)
 
