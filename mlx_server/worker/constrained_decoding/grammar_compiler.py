@@ -43,13 +43,10 @@ class GrammarFailed(ValueError):
 class CompiledGrammar(NamedTuple):
     matcher: LLMatcher
     completion: CompletionHints
-    search: LLMatcher
-    """A matcher for the search of endings. Copies of a matcher share its lexer, whose states are
-    limited: the search would use up those of the rows."""
 
     def copy(self) -> "CompiledGrammar":
         """Returns a copy for one row."""
-        return self._replace(matcher=self.matcher.deep_copy(), search=self.search.deep_copy())
+        return CompiledGrammar(self.matcher.deep_copy(), self.completion)
 
 
 class GrammarCompiler:
@@ -85,10 +82,9 @@ class GrammarCompiler:
             self._running[key] = in_thread(work, self._wake), time.monotonic()
         left = self._seconds_left()
         if key in self._running and left[key] <= 0:
-            # how long it takes depends on what else the machine does, so nothing is wrong with it
-            raise CompilerBusy(
-                f"the grammar is still being compiled after {limits.COMPILE_SECONDS.value:.0f} "
-                "seconds. Try again later, or simplify the schema or grammar."
+            raise GrammarRefused(
+                f"the grammar takes longer than {limits.COMPILE_SECONDS.value:.0f} seconds to "
+                "compile; simplify the schema or grammar"
             )
         if key not in self._running and max(left.values()) <= 0:
             raise CompilerBusy("other slow grammars are still being compiled. Try again later.")
@@ -154,20 +150,16 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
 def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) -> CompiledGrammar:
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
         raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
-    build = partial(LLMatcher, vocabulary.trie, source, log_level=0, limits=LIMITS)
-    second = in_thread(build, lambda: None)  # llguidance releases the GIL meanwhile
-    matcher, search = build(), second.result()
+    matcher = LLMatcher(vocabulary.trie, source, log_level=0, limits=LIMITS)
     if not matcher.is_error() and matcher.validate_tokens(list(prefix)) < len(prefix):
         raise GrammarRefused("the message to be continued is not the beginning of such an answer")
     matcher.consume_tokens(list(prefix))
-    search.consume_tokens(list(prefix))
     try:
         # Some errors appear only when the first mask is computed.
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
-    hints = completion_hints(vocabulary.token_classes, search, source)
-    return CompiledGrammar(matcher, hints, search)
+    return CompiledGrammar(matcher, completion_hints(vocabulary.token_classes, matcher, source))
 
 
 def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -> None:

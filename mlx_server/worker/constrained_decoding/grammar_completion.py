@@ -1,22 +1,54 @@
 """Completes a row's grammar before the row reaches its token limit.
 
-From any state of a matcher an ending can be found: tokens that lead to where the grammar may stop
-(see ending_search.py). While far more tokens are left than the ending needs, nothing is restricted.
-Later a token is allowed only if the ending that it would require still fits. So text and numbers
-continue while there is room, new members and items begin only where they can be finished, and in
-the end only the ending itself is allowed.
+From any state of a matcher an ending can be searched: tokens that lead to where the grammar may
+stop. While far more tokens are left than the ending needs, nothing is restricted. Later a token is
+allowed only if the ending that it would require still fits. So text and numbers continue while
+there is room, new members and items begin only where they can be finished, and in the end only the
+ending itself is allowed.
 """
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from mlx_server.worker.constrained_decoding.completion_guide import CompletionGuide, guide_of
-from mlx_server.worker.constrained_decoding.ending_search import CONSUMED, EndingSearch, Probe
-from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
+from mlx_server.worker.constrained_decoding.token_classes import (
+    BLANK,
+    STARTS,
+    Ids,
+    Mask,
+    TokenClasses,
+)
+
+REACH = 64
+"""A row with this many tokens more than its ending needs is not restricted, unless one token of the
+grammar can lengthen the ending by more (see `CompletionHints.reach`)."""
+
+WALK = 24
+"""Choices that `explore` makes at most."""
+
+FORCED = 128
+"""Forced tokens that `explore` passes at most between two choices."""
+
+HINTS = 64
+"""Token sequences that are tried as ends of free text, at most."""
+
+TAILS = 5
+"""The known ending is tried again without its first 0 to TAILS - 1 tokens."""
+
+SPAN = 32
+"""The most tokens of an ending that are left out at once when it is shortened."""
+
+MANY = 192
+"""Where more tokens than this are allowed, filler text is chosen from `TokenClasses.fillers`."""
+
+TRIED = 32
+"""The number of filler tokens that are tried as the last token of the answer."""
 
 FEW = 8
 """In a class of more tokens than this, a sample of three stands for all."""
@@ -24,18 +56,11 @@ FEW = 8
 RESERVE = 2
 """Tokens by which the others of a class may lengthen the ending more than the sample."""
 
-MARGIN = 8
-"""A row is restricted up to this many tokens before what its ending and a token may need."""
+STEPS = 600
+"""Simulated tokens per search while rows wait."""
 
-FIRST_WORK = 15_000
-"""What the search from a grammar's beginning may spend, where the grammar is compiled."""
-
-STEP_WORK = 750
-"""What one row may spend between two of its tokens on each of its two tasks: to find an ending, and
-to judge the tokens that may come next. It is about a millisecond."""
-
-TOKEN_WORK = 120
-"""What the search after one of the allowed tokens may spend."""
+FIRST_STEPS = 4000
+"""Simulated tokens per search at compile time, when no row waits."""
 
 NEVER = 1 << 20
 """The cost of a token after which no ending was found."""
@@ -45,151 +70,335 @@ NEVER = 1 << 20
 class CompletionHints:
     """What was found out about a grammar's endings at compile time, shared by all of its rows."""
 
-    guide: CompletionGuide = field(default_factory=CompletionGuide)
+    hints: Sequence[list[int]] = ()
+    """Token sequences that may end free text."""
     tokens: list[int] | None = None
     """An ending from the grammar's start; None if none was found."""
-
-    @property
-    def reach(self) -> int:
-        """A row with this many tokens more than its ending needs is not restricted."""
-        return self.guide.growth + self.guide.reserve + MARGIN
+    reach: int = REACH
+    """A row with this many tokens more than its ending needs is not restricted."""
 
 
 def completion_hints(
     classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
 ) -> CompletionHints:
-    """Finds an ending from the grammar's beginning, in a thread where no row waits.
+    """Searches the grammar's endings. It takes tens of milliseconds, so not on the MLX thread.
 
-    matcher: in its initial state, where it is left. grammar: its source in Lark.
+    matcher: in its initial state; it is not changed. grammar: its source in Lark.
     """
-    guide, probe = guide_of(grammar, classes), Probe(matcher)
-    probe.allow(FIRST_WORK)
-    return CompletionHints(guide, EndingSearch(classes, guide).find(probe, [], NEVER))
+    control_ids = dict.fromkeys(re.findall(r"<\[(\d+)\]>", grammar))
+    texts = [*_line_hints(grammar), *_literal_hints(grammar)]
+    spelled = [way for text in texts if (way := classes.cut(text))]
+    hints = [*_control_hints(classes, grammar), *([int(id)] for id in control_ids), *spelled]
+    hints = hints[:HINTS]
+    row = GrammarCompletion(classes, CompletionHints(hints))
+    tokens = row.shortest(matcher, FIRST_STEPS)
+    return CompletionHints(hints, tokens, max(REACH, 2 * row.explore(matcher)))
 
 
-class Judgement(NamedTuple):
-    """By how many tokens the tokens of a mask lengthen the ending; -1 is the ending's own next
-    token."""
+def _control_hints(classes: TokenClasses, grammar: str) -> list[list[int]]:
+    """Returns delimiters that consist of a control token, a text and another control token."""
+    found = re.findall(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>', grammar)
+    cut = ((b, classes.cut(_spelled(text).encode()), e) for b, text, e in dict.fromkeys(found))
+    return [[int(begin), *way, int(end)] for begin, way, end in cut if way]
 
-    ids: Ids
-    growth: NDArray[np.int64]
-    plain: int | None
-    """The growth of all the others, which are the plain tokens, if they were not judged singly."""
+
+def _line_hints(grammar: str) -> list[bytes]:
+    """Returns the end of a line within JSON, if the pattern of a string has lines. A search would
+    hardly find its two characters among all that a line may contain."""
+    lines = (line for line in grammar.splitlines() if "%json" in line)
+    return [rb"\n"] if any('"pattern"' in line and r"\\n" in line for line in lines) else []
+
+
+def _literal_hints(grammar: str) -> list[bytes]:
+    """Returns the string literals of a grammar, such as closing tags, which may end free text."""
+    own = [line for line in grammar.splitlines() if "%json" not in line and line[:1] != "%"]
+    # The first alternative skips regular expressions, whose quotes begin no literal.
+    found = re.findall(r'/(?:[^/\\]|\\.)+/|("(?:[^"\\]|\\.)+")', "\n".join(own))
+    texts = (_spelled(text) for text in dict.fromkeys(found) if text)
+    return [text.encode() for text in texts if text]
+
+
+def _spelled(text: str) -> str:
+    """Decodes a Lark string; returns "" where a client used an escape that JSON does not have."""
+    try:
+        found: str = json.loads(text)
+        found.encode()
+    except ValueError:
+        return ""
+    return found
 
 
 class GrammarCompletion:
     """Restricts one row's tokens so that its grammar can be completed within the token limit."""
 
-    def __init__(self, classes: TokenClasses, hints: CompletionHints, matcher: LLMatcher) -> None:
-        """matcher: one for the search alone, in the state of the row's own."""
+    def __init__(self, classes: TokenClasses, hints: CompletionHints | None = None) -> None:
+        known = hints or CompletionHints()
         self._classes = classes
-        self._search = EndingSearch(classes, hints.guide)
-        self._guide = hints.guide
-        self._probe = Probe(matcher)
-        self._reach = hints.reach
-        self._tokens = hints.tokens
+        self._hints = known.hints
+        self._tokens = known.tokens
         """The latest ending that was found; None if there was none."""
-        self._fits = hints.tokens is not None
-        """Whether that ending is one of the present state."""
+        self._reach = known.reach
         self._next = NEVER * NEVER
         """The remaining tokens at which the next search is due."""
-        self._judged: tuple[bytes, list[int], Judgement] | None = None
-        """The latest judgement, with the mask and the ending that it was made for."""
+        self._steps = 0
+        """Simulated tokens left in the present search."""
+        self._judged: tuple[bytes, list[int], Ids, NDArray[np.int64]] | None = None
+        """The latest result of `_judge`, with the mask and the ending that it was made for."""
 
     @property
     def ending(self) -> list[int] | None:
         """The ending that `allow` found last; None if there was none."""
         return self._tokens
 
-    def advance(self, token: int) -> None:
-        """Follows the row's latest token."""
-        self._probe.take([token])
-        following, *rest = self._tokens or [-1]
-        self._fits = self._fits and following == token
-        if self._fits:
-            self._tokens = rest
-
-    def extend(self) -> None:
-        """Begins with a new token limit."""
-        self._next = NEVER * NEVER
-
-    def allow(self, mask: Mask, remaining: int) -> None:
+    def allow(self, matcher: LLMatcher, mask: Mask, remaining: int) -> None:
         """Removes the tokens from the matcher's present mask that would leave no room for an
         ending. remaining: the tokens left to the row, including the next one and a stop token."""
-        if remaining > self._next or self._probe.failed:
+        if remaining > self._next:
             return
-        self._probe.allow(STEP_WORK)
-        if not self._fits:
-            found = self._search.find(self._probe, self._tokens or [], NEVER)
-            self._fits = found is not None
-            self._tokens = found if found is not None else self._tokens
-        if not self._fits or self._tokens is None or len(self._tokens) >= remaining:
-            self._next = remaining - 1 - remaining // 8
+        self._tokens = self.shortest(matcher)
+        if self._tokens is None or len(self._tokens) >= remaining:
+            self._next = remaining * 3 // 4
             return
         slack = remaining - 1 - len(self._tokens)
         if slack > self._reach:
-            self._next = remaining - max(1, (slack - self._reach) // (1 + self._guide.growth))
+            self._next = remaining - (slack - self._reach + 1) // 2
             return
-        self._restrict(mask, slack - 1, self._judged_for(mask, self._tokens, max(0, remaining - 2)))
+        ids, growth = self._judge(matcher, mask, remaining - 2)
+        _forbid(mask, ids[growth > slack - 1])
 
-    def _restrict(self, mask: Mask, most: int, judged: Judgement) -> None:
-        following = next(iter(self._tokens or ()), -1)
-        keeps = following >= 0 and bool(mask[following >> 5] >> (following & 31) & 1)
-        if judged.plain is not None and judged.plain > most:
-            np.bitwise_and(mask, ~self._classes.plain[: len(mask)], out=mask)
-        _forbid(mask, judged.ids[judged.growth > most])
-        if keeps:
-            mask.view(np.uint32)[following >> 5] |= np.uint32(1 << (following & 31))
+    def explore(self, matcher: LLMatcher) -> int:
+        """Follows the tokens that lengthen the ending most, and returns by how much one did."""
+        matcher = matcher.deep_copy()
+        most = 0
+        for _ in range(WALK):
+            self._pass_forced(matcher)
+            self._tokens = self.shortest(matcher)
+            if self._tokens is None:
+                break
+            following = self._tokens[0] if self._tokens else None
+            if not self._reads_text(matcher):
+                mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
+                ids, growth = self._judge(matcher, mask, FIRST_STEPS)
+                growth = np.where(growth > FIRST_STEPS, 0, growth)
+                if (largest := int(growth.max(initial=0))) > RESERVE:
+                    most = max(most, largest)
+                    following = int(ids[growth.argmax()])
+            if following is None:
+                break
+            matcher.consume_token(following)
+        return most
 
-    def _judged_for(self, mask: Mask, ending: list[int], limit: int) -> Judgement:
+    def _pass_forced(self, matcher: LLMatcher) -> None:
+        for _ in range(FORCED):
+            ids = self._classes.allowed(np.frombuffer(matcher.compute_bitmask(), dtype=np.int32))
+            if len(ids) != 1 or matcher.is_accepting():
+                return
+            matcher.consume_token(int(ids[0]))
+            self._tokens = self._tokens and self._tokens[1:]
+
+    def shortest(self, matcher: LLMatcher, steps: int = STEPS) -> list[int] | None:
+        """Returns a short ending, not always the shortest; None if none was found."""
+        self._steps = steps
+        found = self._after(matcher, NEVER)
+        return self._shrink(matcher.deep_copy(), found) if found else found
+
+    def _shrink(self, matcher: LLMatcher, path: list[int]) -> list[int]:
+        """Leaves out the optional parts of an ending: members, items and filler text."""
+        new = len(path) - _alike(path, self._tokens or [])
+        short: list[int] = []
+        at = 0
+        while at < new:
+            mask = matcher.compute_bitmask()
+            for after in range(min(new, at + SPAN), at, -1):
+                if after < len(path) and not mask[path[after] >> 3] >> (path[after] & 7) & 1:
+                    continue
+                rest = [*path[after:], self._classes.stop]
+                if matcher.validate_tokens(rest) == len(rest):
+                    at = after
+                    break
+            else:
+                matcher.consume_token(path[at])
+                short.append(path[at])
+                at += 1
+        return short + path[at:]
+
+    def _judge(self, matcher: LLMatcher, mask: Mask, limit: int) -> tuple[Ids, NDArray[np.int64]]:
+        """Returns the allowed tokens, and by how many tokens each lengthens the ending; -1 is the
+        ending's own next token."""
+        assert self._tokens is not None
         key = mask.tobytes()
-        if not self._judged or self._judged[:2] != (key, ending):
-            self._probe.allow(STEP_WORK)
-            self._judged = (key, ending, self._judge(mask, ending, limit))
-        return self._judged[2]
+        if self._judged and self._judged[:2] == (key, self._tokens):
+            return self._judged[2:]
+        self._steps = STEPS
+        ids = self._classes.allowed(mask)
+        growth = np.zeros(len(ids), dtype=np.int64)
+        kinds = self._classes.kind[ids]
+        order = np.argsort(kinds, kind="stable")
+        edges = np.flatnonzero(np.diff(kinds[order])) + 1
+        for group in np.split(order, edges):
+            growth[group] = self._judge_alike(matcher, ids[group].tolist(), limit)
+        growth[ids == next(iter(self._tokens), -1)] = -1
+        if not self._tokens and self._reads_text(matcher):
+            growth[growth <= RESERVE] = -1  # the grammar may stop anywhere in this text
+        self._judged = (key, self._tokens, ids, growth)
+        return ids, growth
 
-    def _judge(self, mask: Mask, ending: list[int], limit: int) -> Judgement:
-        reads_text = self._search.reads_text(self._probe)
-        is_plain = reads_text and self._search.reads_plain_text(self._probe)
-        plain, reserve = None, RESERVE
-        if is_plain:
-            plain = 0
-        elif reads_text and ending and self._guide.reserve:
-            reserve = max(RESERVE, self._guide.reserve)
-            plain = None if self._guide.literals or self._guide.controls else reserve
-        judged = mask if plain is None else mask & ~self._classes.plain[: len(mask)]
-        grouping = self._classes.by_marks if reads_text else self._classes.by_kind
-        groups = grouping.of(judged)
-        growth = [self._judge_alike(ids.tolist(), ending, limit, reserve) for ids in groups]
-        ids = np.concatenate([np.zeros(0, dtype=np.intp), *groups])
-        grown = np.array([grown for few in growth for grown in few], dtype=np.int64)
-        if not ending and reads_text:
-            grown[grown <= RESERVE] = -1  # the grammar may stop anywhere in this text
-            plain = None if plain is None else -1
-        return Judgement(ids, grown, plain)
-
-    def _judge_alike(
-        self, ids: list[int], ending: list[int], limit: int, reserve: int
-    ) -> list[int]:
-        if not self._probe.left:
-            return [NEVER] * len(ids)
+    def _judge_alike(self, matcher: LLMatcher, ids: list[int], limit: int) -> list[int] | int:
         if len(ids) > FEW:
             three = (ids[0], ids[len(ids) // 2], ids[-1])
-            some = {self._cost_after(id, ending, limit) for id in three}
+            some = {self._cost_after(matcher, id, limit) for id in three}
             if len(some) == 1 or len(ids) > 4 * FEW:
-                return [max(some) + reserve] * len(ids)
-        return [self._cost_after(id, ending, limit) for id in ids]
+                return max(some) + RESERVE
+        return [self._cost_after(matcher, id, limit) for id in ids]
 
-    def _cost_after(self, token: int, ending: list[int], limit: int) -> int:
-        left = self._probe.left
-        if not left or not self._probe.take([token]):
-            return NEVER
-        before = self._probe.work
-        self._probe.allow(min(left, TOKEN_WORK))
-        found = self._search.find(self._probe, ending, limit)
-        self._probe.back(1)
-        self._probe.allow(max(0, left - (self._probe.work - before) - CONSUMED))
-        return NEVER if found is None else len(found) - len(ending)
+    def _cost_after(self, matcher: LLMatcher, token: int, limit: int) -> int:
+        assert self._tokens is not None
+        after = matcher.deep_copy()
+        after.consume_token(token)
+        found = self._after(after, limit)
+        return NEVER if found is None else len(found) - len(self._tokens)
+
+    def _after(self, matcher: LLMatcher, limit: int) -> list[int] | None:
+        """Returns an ending from the state after one more token. The known ending, or a tail of
+        it, is tried first, since it often still applies."""
+        if matcher.is_accepting():
+            return []
+        known = self._tokens or []
+        tails = [[*known[n:], self._classes.stop] for n in range(min(TAILS, len(known)))][::-1]
+        return self._search(matcher.deep_copy(), tails, limit)
+
+    def _search(self, matcher: LLMatcher, tails: list[list[int]], limit: int) -> list[int] | None:
+        path: list[int] = []
+        used: Counter[int] = Counter()
+        while len(path) <= limit:
+            if matcher.is_accepting():
+                return path
+            for tail in tails:
+                if matcher.validate_tokens(tail) == len(tail):
+                    return path + tail[:-1] if len(path) + len(tail) - 1 <= limit else None
+            self._steps -= 1
+            step = self._step(matcher, used) if self._steps > 0 else []
+            if not step or not matcher.consume_tokens(step):
+                return None
+            path += step
+        return None
+
+    def _step(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
+        """Returns tokens that lead closer to an end, [] if none are known."""
+        if self._reads_text(matcher):
+            return self._leave(matcher) or self._fill(matcher, used)
+        return self._close(matcher) or self._part(matcher) or self._fill(matcher, used)
+
+    def _reads_text(self, matcher: LLMatcher) -> bool:
+        prose = self._classes.prose
+        return bool(prose) and all(matcher.validate_tokens([id]) for id in prose)
+
+    def _leave(self, matcher: LLMatcher) -> list[int]:
+        """Returns tokens that end free text."""
+        quotes = [[quote] for quote, _ in self._classes.quotes]
+        for way in [*quotes, *self._hints]:
+            if matcher.validate_tokens(way) == len(way):
+                after = matcher.deep_copy()
+                after.consume_tokens(way)
+                if after.is_accepting() or not self._reads_text(after):
+                    return way
+        return []
+
+    def _close(self, matcher: LLMatcher) -> list[int]:
+        for id in self._classes.closers:
+            if matcher.validate_tokens([id]):
+                return [id]
+        for quote, closing in self._classes.quotes:
+            if self._closes(matcher, quote):
+                return next([id] for id in closing if matcher.validate_tokens([id]))
+        if any(self._parts(matcher, id) for id in self._classes.parting):
+            return []
+        return next(([id] for id in self._classes.small if self._stands(matcher, id)), [])
+
+    def _parts(self, matcher: LLMatcher, id: int) -> bool:
+        return bool(matcher.validate_tokens([id])) and self._no_text(matcher, [id])
+
+    def _no_text(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+        """Whether the tokens may follow and free text may not follow them."""
+        on = [[*tokens, id] for id in self._classes.prose] or [tokens]
+        return min(map(matcher.validate_tokens, on)) == len(tokens)
+
+    def _stands(self, matcher: LLMatcher, id: int) -> bool:
+        """Whether the token is a complete value here, rather than the beginning of free text."""
+        return bool(matcher.validate_tokens([id])) and (
+            any(matcher.validate_tokens([id, after]) == 2 for after in self._classes.after)
+            and self._no_text(matcher, [id])
+        )
+
+    def _closes(self, matcher: LLMatcher, quote: int) -> bool:
+        """Whether a quote ends a string here, rather than begins one."""
+        return bool(matcher.validate_tokens([quote])) and not any(
+            matcher.validate_tokens([quote, id]) == 2 for id in [quote, *self._classes.prose]
+        )
+
+    def _part(self, matcher: LLMatcher) -> list[int]:
+        """Returns a comma where a value is complete and another one is required."""
+        found = (id for id in self._classes.parting if self._parts(matcher, id))
+        return next(([id] for id in found), [])
+
+    def _continues(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+        """Whether a delimiter may follow the tokens; it may not inside a longer required name."""
+        delimiters = (*self._classes.after, *self._classes.colon)
+        size = len(tokens) + 1
+        return any(matcher.validate_tokens([*tokens, id]) == size for id in delimiters)
+
+    def _peek(self, matcher: LLMatcher) -> list[int]:
+        """Returns the one character that a pattern requires before its string may end, and the
+        closing quote."""
+        for quote, _ in self._classes.quotes:
+            if not matcher.validate_tokens([quote]):
+                for id in self._classes.single:
+                    way = [id, quote]
+                    if self._no_text(matcher, way) and self._continues(matcher, way):
+                        return way
+        return []
+
+    def _fill(self, matcher: LLMatcher, used: Counter[int]) -> list[int]:
+        """Returns a token of required text. Of several, it prefers beginnings that were not used
+        before, so that what a pattern or a recursive schema requires comes soon."""
+        classes = self._classes
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
+        if np.count_nonzero(mask) > MANY:
+            fillers = classes.fillers
+            ids = fillers[(mask[fillers >> 5] >> (fillers & 31)) & 1 != 0]
+        else:
+            ids = classes.allowed(mask)
+        if len(ids) > FEW and (close := self._peek(matcher)):
+            return close
+        dense = ids[classes.start[ids] < BLANK]
+        ids = dense if len(dense) else ids
+        if not len(ids):
+            return []
+        # A longer token may contain the end together with what follows it.
+        ends = (
+            id for id in ids[:TRIED].tolist() if matcher.validate_tokens([id, classes.stop]) == 2
+        )
+        if (last := next(ends, None)) is not None:
+            return [last]
+        starts = classes.start[ids]
+        score = classes.cost[ids]
+        for key, times in used.items():
+            if key < STARTS:
+                score += 64 * times * (starts == key)
+            elif times > 2:
+                score += 64 * (times // 3) * (ids == key - STARTS)
+        best = int(score.argmin())
+        token = int(ids[best])
+        if not classes.linking[token]:
+            used[starts[best]] += 1
+            used[token + STARTS] += 1
+        return [token]
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Returns the length of the common suffix."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _forbid(mask: Mask, ids: Ids) -> None:
