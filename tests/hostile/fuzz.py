@@ -141,7 +141,7 @@ def judge(route: Route, answer: Answer) -> None:
     elif is_ollama(route):
         assert answer.kind == "application/x-ndjson", answer
         *_, last = map(strictly, answer.content.splitlines())
-        assert last["done"], last
+        assert last.get("done") or last["error"], last
     else:
         assert answer.kind.startswith("text/event-stream"), answer
         _judge_stream(route, answer.content.decode())
@@ -209,8 +209,9 @@ JUDGES: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def _judge_stream(route: Route, text: str) -> None:
     *events, end = text.split("\n\n")
-    last = "event: message_stop" if is_anthropic(route) else "data: [DONE]"
-    assert (events[-1].partition("\n")[0], end) == (last, ""), text[-200:]
+    last = ("event: message_stop", "event: error") if is_anthropic(route) else ("data: [DONE]",)
+    assert events[-1].partition("\n")[0] in last, text[-200:]
+    assert not end, text[-200:]
     if not is_anthropic(route):
         events.pop()
     for event in events:

@@ -168,7 +168,7 @@ CHAT: tuple[Json, ...] = (
 COMPLETIONS: tuple[Json, ...] = (
     {"model": TINY, "prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 2, **SAMPLING},
     {"model": TINY, "prompt": [[1, 5], [6]], "max_tokens": 2, "n": 2, "best_of": 2, **STREAMED},
-    {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True},
+    {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True, "store": False},
     {"model": TINY, "prompt": [5, 6], "max_tokens": 2, "response_format": {"type": "json_object"}},
     *({"model": TINY, "prompt": "Hi", "max_tokens": 2, **guided} for guided in GUIDED),
 )
@@ -185,7 +185,14 @@ NATIVE: tuple[Json, ...] = (
         "tool_parser": "hermes",
         "stream": False,
     },
-    {"messages": [HI], "two_pass": False, "max_response_tokens": 2, **SAMPLING},
+    {
+        "messages": [HI],
+        "two_pass": False,
+        "max_response_tokens": 2,
+        "response_format": {"type": "json_object"},
+        "store": False,
+        **SAMPLING,
+    },
     {
         "messages": BEGUN,
         "max_response_tokens": 2,
@@ -312,6 +319,7 @@ COUNTED: tuple[Json, ...] = (
         "tools": OFFERED,
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
         "mcp_servers": [],
+        "store": False,
         "cache_control": {"type": "ephemeral"},
         **SAMPLING,
     },
@@ -379,6 +387,12 @@ NO_SUCH_THING = {
 
 ROUTES = (
     Route("/v1/chat/completions", ChatBody, CHAT),
+    Route(
+        "/v1/chat/completions/{id}",
+        UpdateBody,
+        ({"metadata": {"a": "b"}},),
+        answers=404,  # the id is that of another thing
+    ),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
     Route("/generate", NativeBody, NATIVE),
     Route("/v1/responses", ResponsesBody, RESPONSES),
