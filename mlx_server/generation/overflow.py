@@ -1,6 +1,7 @@
 """A prompt that exceeds the context, whose tokens are counted once the error is reported."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from mlx_server.errors import ContextTooLong
@@ -9,6 +10,10 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
+
+
+COUNTED_CHARACTERS = 2 << 20
+"""Longer texts are not tokenised only to be refused: it takes twenty times their memory."""
 
 
 class PromptOverflow(ContextTooLong):
@@ -36,11 +41,11 @@ class PromptOverflow(ContextTooLong):
         return max(self._count(replace(self.request, prompts=(prompt,))) for prompt in prompts)
 
     def _count(self, request: GenerateRequest) -> int:
-        try:
-            return count_prompt(self._prepared, request)
-        except ContextTooLong:
-            fewest = characters_of(request) // self._prepared.checkpoint.tokenizer.longest
-            return max(self.context, fewest)
+        characters = characters_of(request)
+        if characters <= COUNTED_CHARACTERS:
+            with suppress(ContextTooLong):
+                return count_prompt(self._prepared, request)
+        return max(self.context, characters // self._prepared.checkpoint.tokenizer.longest)
 
 
 OverflowWords = Callable[[PromptOverflow, int], ContextTooLong]

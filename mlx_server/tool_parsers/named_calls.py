@@ -103,6 +103,14 @@ class LiteralArguments:
         return unsupported_keywords.unsupported_one_by_one(tool)
 
 
+def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
+    """Malformed if a quote follows a call that nothing closes and that models end their answers with:
+    its string may have ended at a quote that was not escaped."""
+    ahead = source.lookahead()
+    if '"' in (yield from ahead.text_up_to(*ends)):
+        raise Malformed("a quote in a string was not escaped")
+
+
 JSON = JsonArguments()
 PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
 
@@ -280,6 +288,8 @@ class NamedCallFormat:
         marks = (self.closes_call, self.closes, self.opens, self.before_name, *self.follows)
         ends = tuple(filter(None, marks))
         call = yield from arguments.read(source, start, ends)
+        if self.ends_answer and not self.closes_call:
+            yield from _check_quotes(source, ends)
         is_closed = not self.closes_call or (yield from self._end(source, call, ends))
         call.finish()
         return is_closed

@@ -34,7 +34,9 @@ Json = dict[str, Any]
 Path = tuple[str, ...]
 
 PROBE = "frobnicate"
-BODIES = sorted({route.wire_type for route in ROUTES}, key=lambda wire: wire.__name__)
+BODIES = sorted(
+    {route.wire_type for route in ROUTES}, key=lambda wire: (wire.__name__, wire.__module__)
+)
 
 
 # Every object of our own wire types
