@@ -11,7 +11,6 @@ from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
-
 COUNTED_CHARACTERS = 2 << 20
 """Longer texts are not tokenised only to be refused: it takes twenty times their memory."""
 

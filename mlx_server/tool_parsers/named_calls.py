@@ -104,7 +104,7 @@ class LiteralArguments:
 
 
 def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
-    """Malformed if a quote follows a call that nothing closes and that models end their answers with:
+    """Malformed if a quote follows a call that nothing closes and that ends an answer:
     its string may have ended at a quote that was not escaped."""
     ahead = source.lookahead()
     if '"' in (yield from ahead.text_up_to(*ends)):
