@@ -8,10 +8,10 @@ from mlx_server.tool_parsers.source import Source, Steps
 
 def read_json(source: Source) -> Steps[str]:
     """Read white space and the object or array that comes next, and return their text. What is not
-    JSON stays to be read."""
+    JSON stays to be read, and so does white space before it, which may belong to a delimiter."""
+    if not (yield from source.after_space("{", "[")):
+        return ""
     space = yield from source.space()
-    if (yield from source.peek()) not in ("{", "["):
-        return space
     size = yield from _size(source)
     try:
         json.loads(source.ahead()[:size])
