@@ -47,6 +47,7 @@ OTHERS = {
     "engine/supervisor.LONGEST_PAUSE": "a pause of our own",
     "engine/wired_memory.MOST_SHARE": "a share of the budget",
     "generation/output.LONGEST_DELIMITER": "how far back a delimiter's first token is looked for",
+    "generation/overflow.COUNTED_CHARACTERS": "beyond it a message has an estimate",
     "lora/config.LARGEST": "a factor, which makes nothing grow",
     "parsers/harmony_text.LONGEST_HEADER": "how far a mark is looked for before text is an answer",
     "parsers/harmony_text.LONGEST_MARK": "the longest of the format's own marks",

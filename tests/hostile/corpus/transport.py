@@ -157,7 +157,7 @@ def groups(target: Target) -> list[Group]:
                 "PATCH chat": case(method="PATCH", to="/v1/chat/completions"),
                 "OPTIONS chat": case(method="OPTIONS", to="/v1/chat/completions"),
                 "TRACE chat": case(method="TRACE", to="/v1/chat/completions"),
-                "GET chat": case(method="GET", to="/v1/chat/completions"),
+                "GET completions": case(method="GET", to="/v1/completions"),
                 "HEAD models": case(method="HEAD", to="/v1/models"),
                 "PUT models": case(method="PUT", to="/v1/models"),
                 "DELETE models": case(method="DELETE", to="/v1/models"),
