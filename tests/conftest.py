@@ -91,6 +91,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """What a file's tests left open is found in that file, and not in one that runs later."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Also of what its servers did since the test before it."""
     yield

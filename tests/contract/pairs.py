@@ -171,6 +171,9 @@ STOP = "~"
 ROOM = 200
 """Tokens in which any of the formats and calls can be written, byte by byte."""
 LIMIT, DEMO_LIMIT = 400, 72
+OPENING = 24
+"""Tokens of an answer before its first output, which no limit counts: delimiters, white space, and
+a call up to the end of its name."""
 BUDGET = 7
 TORN = len("</think>")
 """Tokens of a mark that is text, most of which come before it is known for one."""
@@ -270,9 +273,8 @@ def thought(tokens: int | None) -> Check:
 
 
 def is_short(row: Row, found: Completion) -> None:
-    answers = len(found.answers)
-    marks = 12 * answers
-    assert found.tokens - found.reasoning_tokens <= ROOM * answers + marks
+    most = len(found.answers) * (ROOM + OPENING)
+    assert found.tokens - found.reasoning_tokens <= most, found.usage
 
 
 def has_logprobs(tops: int) -> Check:

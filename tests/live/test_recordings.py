@@ -291,8 +291,9 @@ def test_only_replay_models_are_reset(tmp_path: Path, tiny_path: Path) -> None:
     (tmp_path / "said.yaml").write_text("- output: one\n")
     tiny = {"source": str(tiny_path)}
     models = {"fake": {"source": "replay:said.yaml", "family": "plain"}, "tiny": tiny}
-    with serving(tmp_path / "both", None, "--config", str(_config(tmp_path, models))) as server:
-        found = server.http().post("/v1/replay/reset", json={"model": "tiny"})
+    both = serving(tmp_path / "both", None, "--config", str(_config(tmp_path, models)))
+    with both as server, server.http() as http:
+        found = http.post("/v1/replay/reset", json={"model": "tiny"})
         assert found.status_code == 400
         assert "Replay models here: fake." in found.json()["error"]["message"]
     with serving(tmp_path / "one", {"models": {"tiny": tiny}}) as server, server.http() as http:

@@ -106,6 +106,11 @@ class Process:
         while self.engine.pause is not None:
             self.reports += self.engine.step()
 
+    def write(self) -> None:
+        """Waits until all that was copied is in files, and is reported."""
+        self.engine._disk._saver.join(time.monotonic() + 30)
+        self.reports += self.engine.step()
+
     def answer(self, prompt: list[int], tokens: int = 8, **fields: Any) -> list[int]:
         self.rows += 1
         request = Generate(self.rows, "m", prompt, tokens, [], GREEDY)
@@ -266,6 +271,7 @@ def test_a_long_session_takes_the_disk_of_one_cache(
         said = process.answer(history, branches=[200, len(history) - 30, len(history)])
         history += said
     assert process.folder
+    process.write()
     memory = process.engine._cache.nbytes
     overhead = 4096 + 2048 * 2  # of each file: the rest of a unit, and its header
     assert process.folder.nbytes <= 1.5 * memory + overhead * process.folder.count
@@ -335,11 +341,13 @@ def test_what_is_computed_ahead_is_written_unless_the_request_is_not_stored(
 ) -> None:
     process, prompt, answer = start(llama, tmp_path), words(1, 200), words(2, 200)
     process.answer(prompt, on_disk=is_stored)
+    process.write()
     before = process.total("written_bytes")
     process.engine.handle(ComputeAhead("m", [*prompt, *answer], 4096, on_disk=is_stored))
     process.settle()
     computed = [r.computed for r in process.reports if isinstance(r, ComputedAhead)]
     assert sum(computed) >= len(answer)
+    process.write()
     process.stop()
     assert (process.total("written_bytes") > before) == is_stored
     after = start(llama, tmp_path)
@@ -399,6 +407,7 @@ def test_what_a_client_does_not_want_stored_stays_off_the_disk(
     process = start(llama, tmp_path)
     public, private = words(1, 200), words(2, 200)
     process.answer(private, on_disk=False)
+    process.write()
     assert process.folder
     assert process.folder.count == 0
     process.answer(public)
@@ -416,6 +425,7 @@ def test_a_prompt_with_invalid_values_leaves_no_files(
 ) -> None:
     process = start(llama, tmp_path)
     process.answer(words(1, 200))
+    process.write()
     assert process.folder
     assert process.folder.count > 0
     process.engine._disk.forget("m")
@@ -492,6 +502,7 @@ def test_nothing_is_written_between_steps_but_single_pieces(
     assert process.folder
     busy = [at for at in pieces if at < len(process.reports)]
     assert busy, "some were written while the row decoded"
+    process.write()
     assert process.folder.count > 0
 
 
