@@ -167,14 +167,22 @@ def test_what_is_not_served_names_what_is(http: httpx.Client) -> None:
 
 
 def test_the_access_log_names_model_and_family(server: LiveServer, http: httpx.Client) -> None:
-    before = len(server.log)
-    http.post("/v1/chat/completions", json=body(CALLER))
-    http.post("/v1/chat/completions", json=body(CALLER, include_raw="x"))
-    http.post("/v1/chat/completions", json=body(CALLER, logit_bias={"99999": 1}))
-    http.post("/v1/responses", json={"model": "gpt_oss", "input": "x"})
-    eventually(lambda: "(gpt_oss)" in server.log[before:], "the last one is logged")
-    lines = [line for line in server.log[before:].splitlines() if "mlx_server.access" in line]
-    named = [re.search(r"\d tokens(?:, (\S+) \((\S+)\))?", line) for line in lines]
+    wanted = [
+        ("/v1/chat/completions", body(CALLER)),
+        ("/v1/chat/completions", body(CALLER, include_raw="x")),
+        ("/v1/chat/completions", body(CALLER, logit_bias={"99999": 1})),
+        ("/v1/responses", {"model": "gpt_oss", "input": "x"}),
+    ]
+    for number, (path, asked) in enumerate(wanted):
+        http.post(path, json=asked, headers={"x-request-id": f"named-{number}"})
+
+    def lines() -> list[str]:
+        logged = [line for line in server.log.splitlines() if "mlx_server.access" in line]
+        named = [line for line in logged if " named-" in line]
+        return sorted(named, key=lambda line: line.rpartition("-")[2])
+
+    eventually(lambda: len(lines()) == len(wanted), "all of them are logged")
+    named = [re.search(r"\d tokens(?:, (\S+) \((\S+)\))?", line) for line in lines()]
     assert [found and found.groups() for found in named] == [
         (CALLER, "qwen3"),
         (None, None),
