@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -24,6 +24,13 @@ from mlx_server.sandbox.child import LENGTH_BYTES
 
 LOOK_SECONDS = 0.05
 """Interval at which a running request's memory, deadline and cancellation are checked."""
+
+FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""Exit codes of a child that the system or a person has ended. Its own limits end it otherwise: too
+much memory is an error of its allocations, and too much time another signal."""
+
+START_SECONDS = 30.0
+"""How long a child may take to start, as on a busy machine. It is no time of the first request."""
 
 ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """The variables that a child inherits."""
@@ -57,27 +64,15 @@ class WarmProcess:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", program.file, str(program.memory)],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=_environment(),
-                    # in a group of its own Ctrl-C does not reach it, and if the server dies while
-                    # the child is stopped, the kernel sends SIGHUP to the orphaned group
-                    process_group=0,
-                )
-            except OSError as error:
-                ours.close()
-                raise program.unavailable(
-                    f"The process that {program.task} can't be started: "
-                    f"{error.strerror}. Try again in a moment."
-                ) from None
-        self._socket = ours
-        self._memory = psutil.Process(self._process.pid)
+        try:
+            self._socket, self._process = _started(program)
+        except OSError as error:
+            raise program.unavailable(
+                f"The process that {program.task} can't be started: "
+                f"{error.strerror}. Try again in a moment."
+            ) from None
+        self._memory: psutil.Process | None = None
+        self._serves = False
 
     @property
     def pid(self) -> int:
@@ -88,11 +83,13 @@ class WarmProcess:
         return self._process.poll() is None
 
     def ask(self, request: bytearray, seconds: float) -> tuple[bytearray, bytearray]:
-        """Send a request; return the reply and its payload. Raises Stopped if the child has ended.
+        """Send a request; return the reply and its payload. Raises Stopped if the child has ended,
+        or the program's `unavailable` if that was not the request's fault.
 
         The request is cleared as soon as it is sent. `seconds` limits processor time, which the
         child enforces itself; four times as much wall-clock time is allowed.
         """
+        self._await_start()
         deadline = time.monotonic() + 4 * seconds + 1
         try:
             self._send(request, seconds)
@@ -105,10 +102,24 @@ class WarmProcess:
             self.end()
             raise Stopped(self._too_much()) from None
         except (OSError, _ChildLost):
-            raise Stopped(self._why_it_ended(seconds)) from None
+            raise self._why_it_ended(seconds) from None
         except BaseException:
             self.end()
             raise
+
+    def _await_start(self) -> None:
+        try:
+            if not self._serves:
+                self._frame(time.monotonic() + START_SECONDS)
+        except (OSError, MemoryError, _ChildLost):  # a TimeoutError is an OSError
+            self.end()
+            raise self._program.unavailable(
+                f"The process that {self._program.task} did not start. Try again in a moment."
+            ) from None
+        except BaseException:
+            self.end()
+            raise
+        self._serves = True
 
     def _send(self, packed: bytearray, seconds: float) -> None:
         self._socket.settimeout(4 * seconds + 1)
@@ -139,20 +150,25 @@ class WarmProcess:
         if time.monotonic() > deadline:
             raise TimeoutError
         try:
+            self._memory = self._memory or psutil.Process(self._process.pid)
             size = self._memory.memory_info().rss
-        except psutil.Error:
-            return  # the child has ended, so the next read fails
+        except (psutil.Error, OSError):
+            return  # the child has ended, so the next read fails; or there is no free descriptor
         if size > self._program.memory + (64 << 20):
             raise MemoryError
 
-    def _why_it_ended(self, seconds: float) -> str:
+    def _why_it_ended(self, seconds: float) -> Exception:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         code = self._process.returncode
         self.end()
         if code in (-signal.SIGPROF, -signal.SIGALRM):
-            return _too_slow(seconds)
-        return self._too_much() if code == -signal.SIGKILL else "ended its process"
+            return Stopped(_too_slow(seconds))
+        if code in FROM_OUTSIDE:
+            return self._program.unavailable(
+                f"The process that {self._program.task} was ended. Try again in a moment."
+            )
+        return Stopped("ended its process")
 
     def _too_much(self) -> str:
         return f"needs more than {self._program.memory >> 20} MiB of memory"
@@ -161,6 +177,25 @@ class WarmProcess:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+
+
+def _started(program: Program) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The child, and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    with theirs, ExitStack() as unless_it_starts:
+        unless_it_starts.enter_context(ours)
+        process = subprocess.Popen(
+            [sys.executable, "-I", program.file, str(program.memory)],
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            # in a group of its own Ctrl-C does not reach it, and if the server dies while
+            # the child is stopped, the kernel sends SIGHUP to the orphaned group
+            process_group=0,
+        )
+        unless_it_starts.pop_all()
+    return ours, process
 
 
 def _environment() -> dict[str, str]:
