@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -31,6 +31,10 @@ much memory is an error of its allocations, and too much time another signal."""
 
 START_SECONDS = 30.0
 """How long a child may take to start, as on a busy machine. It is no time of the first request."""
+
+STARVED_SHARE = 0.25
+"""A request whose time by the clock is over with less than this share of its processor time used
+was not slow itself: the machine was too busy."""
 
 ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """The variables that a child inherits."""
@@ -71,8 +75,10 @@ class WarmProcess:
                 f"The process that {program.task} can't be started: "
                 f"{error.strerror}. Try again in a moment."
             ) from None
-        self._memory: psutil.Process | None = None
+        self._watched: psutil.Process | None = None
         self._serves = False
+        self._used = self._used_before = 0.0
+        """Seconds of processor time: of this request, and of all before it."""
 
     @property
     def pid(self) -> int:
@@ -90,14 +96,16 @@ class WarmProcess:
         child enforces itself; four times as much wall-clock time is allowed.
         """
         self._await_start()
+        self._used, self._used_before = 0.0, self._look(_processor_seconds)
         deadline = time.monotonic() + 4 * seconds + 1
         try:
             self._send(request, seconds)
             request.clear()
             return self._frame(deadline), self._frame(deadline)
         except TimeoutError:
+            error = self._out_of_time(seconds)
             self.end()
-            raise Stopped(_too_slow(seconds)) from None
+            raise error from None
         except MemoryError:
             self.end()
             raise Stopped(self._too_much()) from None
@@ -149,20 +157,41 @@ class WarmProcess:
         check_wanted()
         if time.monotonic() > deadline:
             raise TimeoutError
-        try:
-            self._memory = self._memory or psutil.Process(self._process.pid)
-            size = self._memory.memory_info().rss
-        except (psutil.Error, OSError):
-            return  # the child has ended, so the next read fails; or there is no free descriptor
-        if size > self._program.memory + (64 << 20):
+        self._measure_time()
+        if self._look(_memory) > self._program.memory + (64 << 20):
             raise MemoryError
 
+    def _look(self, measure: Callable[[psutil.Process], float]) -> float:
+        """A measure of the child; 0 if it has ended, so that the next read from it fails, or if no
+        descriptor is free to look at it."""
+        try:
+            self._watched = self._watched or psutil.Process(self._process.pid)
+            return measure(self._watched)
+        except (psutil.Error, OSError):
+            return 0.0
+
+    def _measure_time(self) -> None:
+        self._used = max(self._used, self._look(_processor_seconds) - self._used_before)
+
+    def _out_of_time(self, seconds: float) -> Exception:
+        """The error for a request whose time by the clock is over."""
+        self._measure_time()
+        if self._used >= seconds * STARVED_SHARE:
+            return Stopped(_too_slow(seconds))
+        return self._program.unavailable(
+            f"The process that {self._program.task} did not get enough processor time: the machine "
+            "is busy. Try again in a moment."
+        )
+
     def _why_it_ended(self, seconds: float) -> Exception:
+        self._measure_time()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         code = self._process.returncode
         self.end()
-        if code in (-signal.SIGPROF, -signal.SIGALRM):
+        if code == -signal.SIGALRM:
+            return self._out_of_time(seconds)
+        if code == -signal.SIGPROF:
             return Stopped(_too_slow(seconds))
         if code in FROM_OUTSIDE:
             return self._program.unavailable(
@@ -202,6 +231,15 @@ def _environment() -> dict[str, str]:
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     # the setting returns the memory of large texts to the system
     return {**inherited, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
+
+def _memory(child: psutil.Process) -> float:
+    return float(child.memory_info().rss)
+
+
+def _processor_seconds(child: psutil.Process) -> float:
+    times = child.cpu_times()
+    return float(times.user + times.system)
 
 
 def _too_slow(seconds: float) -> str:

@@ -59,9 +59,33 @@ def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
     ask(own, child.CompileTemplate(b"", "a", 1))
     os.kill(own.pid, signal.SIGSTOP)
-    with pytest.raises(Stopped):
+    with pytest.raises(TemplatesUnavailable, match="the machine is busy"):
         ask(own, child.CompileTemplate(b"", "a", 0.05))
     assert not own.is_alive
+
+
+@pytest.mark.parametrize(
+    ("blow", "share", "error"),
+    [
+        (signal.SIGALRM, 0.25, TemplatesUnavailable),
+        (signal.SIGALRM, 0.0, Stopped),
+        (signal.SIGPROF, 0.25, Stopped),
+    ],
+)
+def test_a_request_that_got_no_processor_time_may_be_sent_again(
+    blow: signal.Signals, share: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends it when its time by the clock is over, or that of the processor."""
+    monkeypatch.setattr(parent, "STARVED_SHARE", share)
+    own = WarmProcess(PROGRAM)
+    ask(own, child.CompileTemplate(b"", ENDLESS, 1))
+    with ThreadPoolExecutor(1) as thread:
+        before = psutil.Process(own.pid).cpu_times().user
+        asked = thread.submit(ask, own, child.RenderTemplate(b"", {}, 30, 9))
+        eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+        os.kill(own.pid, blow)
+        with pytest.raises(error):
+            asked.result()
 
 
 def test_a_slow_start_is_no_time_of_the_first_request() -> None:
