@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +90,8 @@ STOP_SECONDS = 0.5
 
 ON_THE_WAY_BYTES = 8 << 10
 """Size of the socket buffers for reports: it bounds what a row still sends after PauseRows."""
+
+DIED = "The engine process died. Send the request again."
 
 ITEM_BYTES = 128
 """Estimated memory of one token, or of one log probability."""
@@ -196,7 +198,13 @@ class EngineClient:
     @property
     def alive(self) -> bool:
         """Whether the process has reported that it is ready and has not died since."""
-        return self._serves and self._death is None
+        return self._serves and self._death is None and not self._is_cut_off
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether the socket is closed, which a failed write may show before `_read_reports` does.
+        A write to it is lost, or with uvloop a RuntimeError."""
+        return self._writer is not None and self._writer.is_closing()
 
     @property
     def pid(self) -> int | None:
@@ -245,7 +253,7 @@ class EngineClient:
                 async with asyncio.timeout(self._stop_seconds):
                     await self._process.wait()
             except TimeoutError:
-                self._process.kill()
+                self.kill()
                 await self._process.wait()
         if self._lifeline:
             await self._lifeline.let_go()
@@ -353,6 +361,8 @@ class EngineClient:
     def _send(self, command: Command) -> None:
         if self._death:
             raise _fresh(self._death)
+        if self._is_cut_off:
+            raise EngineDied(DIED)
         assert self._writer is not None, "the engine was not started"
         payload = messages.encode_command(command)
         messages.decode_command(payload)  # an unreadable command would end the engine
@@ -372,7 +382,7 @@ class EngineClient:
                 log.error("the engine process %s died", self.pid)
         except Exception:
             log.exception("the reports of the engine process %s can't be processed", self.pid)
-        self._die(EngineDied("The engine process died. Send the request again."))
+        self._die(EngineDied(DIED))
 
     async def _watch(self, pid: int) -> None:
         """Abandons the process when it is silent and dead; `_dispatch` judges its heartbeats."""
@@ -395,8 +405,9 @@ class EngineClient:
         self.kill()
 
     def kill(self) -> None:
-        if self._process and self._process.returncode is None:
-            self._process.kill()
+        if self._process:
+            with suppress(ProcessLookupError):  # it may have ended just now
+                self._process.kill()
 
     def _dispatch(self, report: Report) -> None:
         match report:

@@ -40,13 +40,15 @@ class Lifeline:
     async def let_go(self) -> None:
         """Releases the lifeline once the engine has ended."""
         assert self._guard.stdin
-        with suppress(ConnectionError):
-            self._guard.stdin.write(b"\n")
-            await self._guard.stdin.drain()
-        self._guard.stdin.close()
+        if not self._guard.stdin.is_closing():  # as it is if the shell was killed
+            with suppress(ConnectionError):
+                self._guard.stdin.write(b"\n")
+                await self._guard.stdin.drain()
+            self._guard.stdin.close()
         try:
             async with asyncio.timeout(LET_GO_SECONDS):
                 await self._guard.wait()
         except TimeoutError:
-            self._guard.kill()
+            with suppress(ProcessLookupError):  # it may have ended just now
+                self._guard.kill()
             await self._guard.wait()

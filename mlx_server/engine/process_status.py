@@ -13,17 +13,17 @@ RUNNABLE = frozenset("RD")
 
 
 def vitals(pid: int) -> Vitals | None:
-    """Returns None if there is no such process."""
+    """Returns None if there is no such process, or no free descriptor to look at it."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
             times = process.cpu_times()
             pageins = getattr(process.memory_info(), "pageins", 0)  # on a Mac
-    except psutil.Error:
+        wants = sys.platform == "linux" and _wants(pid)
+    except (psutil.Error, OSError):
         return None
     processor = times.user + times.system
-    wants = sys.platform == "linux" and _wants(pid)
     return Vitals("stopped" if stopped else "running", processor + pageins, processor, wants)
 
 

@@ -36,7 +36,7 @@ TEMPLATE_SECONDS = Limit(
     value=2,
     unit="seconds",
     per="request",
-    beyond="400, and the process is killed",
+    beyond="400, or 503 on a machine too busy to give it that time, and the process is killed",
 )
 TEMPLATE_MEMORY = Limit(
     bounds="memory of a process that renders chat templates",

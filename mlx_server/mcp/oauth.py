@@ -27,15 +27,16 @@ class RememberedToken:
         pass
 
 
-_tokens: dict[ClientCredentials, RememberedToken] = {}
-"""One for each connector of models.yaml: no client can add to them."""
+_tokens: dict[tuple[str, ClientCredentials], RememberedToken] = {}
+"""One for each connector of models.yaml, so no client can add to them. A token is for one server:
+others that the owner has registered with the same credentials never get it."""
 
 
 def authorization(url: str, credentials: ClientCredentials) -> ClientCredentialsOAuthProvider:
     """Asks for a token when the server refuses a request without one, or with an old one."""
     return ClientCredentialsOAuthProvider(
         url,
-        _tokens.setdefault(credentials, RememberedToken()),
+        _tokens.setdefault((url, credentials), RememberedToken()),
         credentials.client_id,
         credentials.client_secret,
         issuer=credentials.issuer,

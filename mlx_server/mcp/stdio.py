@@ -142,6 +142,8 @@ async def _write_messages(
 ) -> None:
     with suppress(OSError):
         async for each in out_of:
+            if stdin.is_closing():  # a write would be lost, or with uvloop a RuntimeError
+                raise BrokenPipeError
             text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
             stdin.write(text.encode() + b"\n")
             await stdin.drain()

@@ -112,7 +112,7 @@ class Lease:
         for row in rows:
             self._tokens.pop(row, None)
             self._computed.pop(row, None)
-            self._leases.of_row.pop(row, None)
+            self._leases.forget(row, self)
         if not self._tokens and self._reserved:
             self._set(0)  # until another row begins, or the lease ends
 
@@ -148,7 +148,13 @@ class Leases:
     def remove(self, ticket: Ticket) -> None:
         if lease := self._by_ticket.pop(ticket, None):
             for row in lease.rows:
-                self.of_row.pop(row, None)
+                self.forget(row, lease)
+
+    def forget(self, row: int, lease: Lease) -> None:
+        """Forgets a row of the lease. Engines begin to count rows anew, so a lease that outlives
+        its engine may have the number of another lease's row."""
+        if self.of_row.get(row) is lease:
+            del self.of_row[row]
 
     def preempt(self, ticket: Ticket) -> None:
         lease = self._by_ticket[ticket]

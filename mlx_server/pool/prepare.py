@@ -216,7 +216,7 @@ def check_files(prepared: PreparedModel) -> None:
 def is_current(prepared: PreparedModel) -> bool:
     """Whether the source still resolves to these files; reads the disk, so it may block."""
     spec = prepared.spec
-    path = prepared.path if spec.source.startswith(REPLAY) else on_disk(spec.source)
+    path = prepared.path if spec.source.startswith(REPLAY) else on_disk(spec.source, spec.revision)
     return path == prepared.path and prepared.stamp == _stamp(spec, path)
 
 

@@ -134,13 +134,15 @@ def model_in(path: Path) -> str | None:
 
 
 def _opened(path: Path) -> Any:
-    """Opens a regular file and no link; a pipe would keep its reader waiting for ever."""
+    """Opens a regular file of our own and no link; a pipe would keep its reader waiting for ever.
+    Another user may know the tokens of a prompt, and so how to name a file for them."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     opened = os.fdopen(os.open(path, flags), "rb", buffering=0)
-    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
-        raise DamagedFile("is not a regular file")
-    return opened
+    found = os.fstat(opened.fileno())
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return opened
+    opened.close()
+    raise DamagedFile("is not a regular file of this user")
 
 
 def _checked_bytes(path: Path, most_bytes: int) -> bytearray:

@@ -3,8 +3,10 @@
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +28,9 @@ from mlx_server.prompt_files.names import (
 log = logging.getLogger("mlx_server.engine")
 
 LOCK, DRAFT = "lock", ".draft"
+
+DRAFT_NAME = re.compile(rf"[0-9a-f]{{16}}{re.escape(DRAFT)}")
+"""Names of our own drafts: in a folder of the owner's choice other files may end like them."""
 
 UNIT = 4096
 """Bytes in which disks count."""
@@ -98,7 +103,8 @@ class PromptFolder:
             self.close()
             raise FolderInUse from None
         for draft in self.path.glob(f"*{DRAFT}"):
-            draft.unlink(missing_ok=True)
+            if DRAFT_NAME.fullmatch(draft.name):
+                draft.unlink(missing_ok=True)
         self.scan()
         self.make_room(0)
 
@@ -108,21 +114,22 @@ class PromptFolder:
             self._locked = None
 
     def scan(self) -> None:
-        """Reads the folder again. Only regular files with the right names count."""
+        """Reads the folder again. Only the owner's regular files with the right names count."""
         found: list[tuple[PromptFile, os.stat_result]] = []
         foreign = 0
         with os.scandir(self.path) as entries:
             for entry in entries:
                 file = parsed(entry.name)
-                if file and entry.is_file(follow_symlinks=False):
-                    with suppress(OSError):
-                        found.append((file, entry.stat(follow_symlinks=False)))
-                else:
-                    foreign += entry.name != LOCK and not entry.name.endswith(DRAFT)
+                with suppress(OSError):
+                    about = entry.stat(follow_symlinks=False)
+                    if file and stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+                        found.append((file, about))
+                    else:
+                        foreign += entry.name != LOCK and not DRAFT_NAME.fullmatch(entry.name)
         with self._lock:
             self._files, self._states, self.nbytes = {}, {}, 0
-            for file, stat in found:
-                self._add(file, stat)
+            for file, about in found:
+                self._add(file, about)
         if foreign:
             log.warning("the prompt cache's folder has %d foreign entries", foreign)
         self._scanned = time.monotonic()

@@ -21,6 +21,7 @@ class Served(NamedTuple):
 
 
 def serve(channel: socket.socket, answer: Callable[[bytearray], Served]) -> None:
+    channel.sendall(bytes(LENGTH_BYTES))  # an empty frame, by which the server knows of the start
     while (frame := _received(channel)) is not None:
         served = answer(frame)
         del frame

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -24,6 +24,17 @@ from mlx_server.sandbox.child import LENGTH_BYTES
 
 LOOK_SECONDS = 0.05
 """Interval at which a running request's memory, deadline and cancellation are checked."""
+
+FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""Exit codes of a child that the system or a person has ended. Its own limits end it otherwise: too
+much memory is an error of its allocations, and too much time another signal."""
+
+START_SECONDS = 30.0
+"""How long a child may take to start, as on a busy machine. It is no time of the first request."""
+
+STARVED_SHARE = 0.25
+"""A request whose time by the clock is over with less than this share of its processor time used
+was not slow itself: the machine was too busy."""
 
 ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """The variables that a child inherits."""
@@ -57,27 +68,17 @@ class WarmProcess:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", program.file, str(program.memory)],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=_environment(),
-                    # in a group of its own Ctrl-C does not reach it, and if the server dies while
-                    # the child is stopped, the kernel sends SIGHUP to the orphaned group
-                    process_group=0,
-                )
-            except OSError as error:
-                ours.close()
-                raise program.unavailable(
-                    f"The process that {program.task} can't be started: "
-                    f"{error.strerror}. Try again in a moment."
-                ) from None
-        self._socket = ours
-        self._memory = psutil.Process(self._process.pid)
+        try:
+            self._socket, self._process = _started(program)
+        except OSError as error:
+            raise program.unavailable(
+                f"The process that {program.task} can't be started: "
+                f"{error.strerror}. Try again in a moment."
+            ) from None
+        self._watched: psutil.Process | None = None
+        self._serves = False
+        self._used = self._used_before = 0.0
+        """Seconds of processor time: of this request, and of all before it."""
 
     @property
     def pid(self) -> int:
@@ -88,27 +89,45 @@ class WarmProcess:
         return self._process.poll() is None
 
     def ask(self, request: bytearray, seconds: float) -> tuple[bytearray, bytearray]:
-        """Send a request; return the reply and its payload. Raises Stopped if the child has ended.
+        """Send a request; return the reply and its payload. Raises Stopped if the child has ended,
+        or the program's `unavailable` if that was not the request's fault.
 
         The request is cleared as soon as it is sent. `seconds` limits processor time, which the
         child enforces itself; four times as much wall-clock time is allowed.
         """
+        self._await_start()
+        self._used, self._used_before = 0.0, self._look(_processor_seconds)
         deadline = time.monotonic() + 4 * seconds + 1
         try:
             self._send(request, seconds)
             request.clear()
             return self._frame(deadline), self._frame(deadline)
         except TimeoutError:
+            error = self._out_of_time(seconds)
             self.end()
-            raise Stopped(_too_slow(seconds)) from None
+            raise error from None
         except MemoryError:
             self.end()
             raise Stopped(self._too_much()) from None
         except (OSError, _ChildLost):
-            raise Stopped(self._why_it_ended(seconds)) from None
+            raise self._why_it_ended(seconds) from None
         except BaseException:
             self.end()
             raise
+
+    def _await_start(self) -> None:
+        try:
+            if not self._serves:
+                self._frame(time.monotonic() + START_SECONDS)
+        except (OSError, MemoryError, _ChildLost):  # a TimeoutError is an OSError
+            self.end()
+            raise self._program.unavailable(
+                f"The process that {self._program.task} did not start. Try again in a moment."
+            ) from None
+        except BaseException:
+            self.end()
+            raise
+        self._serves = True
 
     def _send(self, packed: bytearray, seconds: float) -> None:
         self._socket.settimeout(4 * seconds + 1)
@@ -138,21 +157,47 @@ class WarmProcess:
         check_wanted()
         if time.monotonic() > deadline:
             raise TimeoutError
-        try:
-            size = self._memory.memory_info().rss
-        except psutil.Error:
-            return  # the child has ended, so the next read fails
-        if size > self._program.memory + (64 << 20):
+        self._measure_time()
+        if self._look(_memory) > self._program.memory + (64 << 20):
             raise MemoryError
 
-    def _why_it_ended(self, seconds: float) -> str:
+    def _look(self, measure: Callable[[psutil.Process], float]) -> float:
+        """A measure of the child; 0 if it has ended, so that the next read from it fails, or if no
+        descriptor is free to look at it."""
+        try:
+            self._watched = self._watched or psutil.Process(self._process.pid)
+            return measure(self._watched)
+        except (psutil.Error, OSError):
+            return 0.0
+
+    def _measure_time(self) -> None:
+        self._used = max(self._used, self._look(_processor_seconds) - self._used_before)
+
+    def _out_of_time(self, seconds: float) -> Exception:
+        """The error for a request whose time by the clock is over."""
+        self._measure_time()
+        if self._used >= seconds * STARVED_SHARE:
+            return Stopped(_too_slow(seconds))
+        return self._program.unavailable(
+            f"The process that {self._program.task} did not get enough processor time: the machine "
+            "is busy. Try again in a moment."
+        )
+
+    def _why_it_ended(self, seconds: float) -> Exception:
+        self._measure_time()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         code = self._process.returncode
         self.end()
-        if code in (-signal.SIGPROF, -signal.SIGALRM):
-            return _too_slow(seconds)
-        return self._too_much() if code == -signal.SIGKILL else "ended its process"
+        if code == -signal.SIGALRM:
+            return self._out_of_time(seconds)
+        if code == -signal.SIGPROF:
+            return Stopped(_too_slow(seconds))
+        if code in FROM_OUTSIDE:
+            return self._program.unavailable(
+                f"The process that {self._program.task} was ended. Try again in a moment."
+            )
+        return Stopped("ended its process")
 
     def _too_much(self) -> str:
         return f"needs more than {self._program.memory >> 20} MiB of memory"
@@ -163,10 +208,38 @@ class WarmProcess:
         self._process.wait()
 
 
+def _started(program: Program) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The child, and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    with theirs, ExitStack() as unless_it_starts:
+        unless_it_starts.enter_context(ours)
+        process = subprocess.Popen(
+            [sys.executable, "-I", program.file, str(program.memory)],
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            # in a group of its own Ctrl-C does not reach it, and if the server dies while
+            # the child is stopped, the kernel sends SIGHUP to the orphaned group
+            process_group=0,
+        )
+        unless_it_starts.pop_all()
+    return ours, process
+
+
 def _environment() -> dict[str, str]:
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     # the setting returns the memory of large texts to the system
     return {**inherited, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
+
+def _memory(child: psutil.Process) -> float:
+    return float(child.memory_info().rss)
+
+
+def _processor_seconds(child: psutil.Process) -> float:
+    times = child.cpu_times()
+    return float(times.user + times.system)
 
 
 def _too_slow(seconds: float) -> str:

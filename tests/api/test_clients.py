@@ -10,6 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.api.security import _peer
+from mlx_server.api.transport.web_sockets import OpenSockets
+from mlx_server.pool.concurrency import RowSlots
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
 
@@ -20,6 +22,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": MODEL, "input": "hi"},
     "/v1/responses/compact": {"model": MODEL, "input": "hi"},
     "/generate": {"messages": HI},
+    "/v1/messages": {"model": MODEL, "messages": HI, "max_tokens": 5},
+    "/api/chat": {"model": MODEL, "messages": HI},
+    "/api/generate": {"model": MODEL, "prompt": "hi"},
 }
 
 Send = Callable[[TestClient], None]
@@ -69,6 +74,27 @@ def test_every_endpoint_tells_the_engine_who_asks(tiny_path: Path, way: str) -> 
         with TestClient(app, "http://localhost", headers=headers, client=("192.0.2.7", 1)) as sent:
             WAYS[way](sent)
         assert [row.client for row in engine.taken] == [expected]
+
+
+def test_sockets_and_loads_count_for_whoever_has_the_network(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine has 2**64 addresses of IPv6."""
+    counted: list[str] = []
+    for slots in (OpenSockets, RowSlots):
+        name = "one_more" if slots is OpenSockets else "take"
+        real = getattr(slots, name)
+
+        def noted(self: Any, *arguments: Any, real: Any = real) -> Any:
+            counted.append(arguments[-1])
+            return real(self, *arguments)
+
+        monkeypatch.setattr(slots, name, noted)
+    app = wire.app(tiny_path, ScriptedEngine())
+    with TestClient(app, "http://localhost", client=("2001:db8:1:2::9", 1)) as sent:
+        over_a_web_socket(sent)
+        assert sent.post("/api/generate", json={"model": MODEL}).status_code == 200
+    assert counted == ["2001:db8:1:2::/64"] * 3
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, cast
 import msgspec
 import psutil
 import pytest
+import uvloop
 
 from mlx_server.engine import client, messages
 from mlx_server.engine.blas import fast_blas
@@ -369,6 +370,34 @@ async def test_what_still_comes_from_a_lost_engine_is_dropped(
     frames.feed_eof()
     await reading
     assert not caplog.records
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_command_to_a_process_that_has_just_died_says_so(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A write that fails closes the socket before reading from it has noticed anything."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(asyncio.wait_for(_commands_after_a_death(), HANG))
+
+
+async def _commands_after_a_death() -> None:
+    engine = EngineClient()
+    engine._serves = True
+    ours, theirs = socket.socketpair()
+    reader, engine._writer = await asyncio.open_connection(sock=ours)
+    reading = asyncio.create_task(engine._read_reports(reader))
+    theirs.close()
+    fails = False
+    while not engine.lost.is_set():
+        try:
+            engine.limit_cache(0)
+        except EngineDied:
+            fails = True
+            assert not engine.alive
+        await asyncio.sleep(0)
+    assert fails
+    await reading
 
 
 @asynchronous

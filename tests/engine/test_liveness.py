@@ -181,3 +181,17 @@ def test_the_vitals_of_a_process_that_sleeps_or_was_stopped() -> None:
         os.kill(pid, signal.SIGSTOP)
         eventually(lambda: seen(pid).state == "stopped", "it is stopped")
     assert vitals(pid) is None
+
+
+@pytest.mark.parametrize("where", ["psutil.Process", "pathlib.Path.glob"])
+def test_without_a_free_descriptor_nothing_is_judged(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next look may tell more."""
+
+    def refuse(*args: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    if where == "psutil.Process" or sys.platform == "linux":
+        monkeypatch.setattr(where, refuse)
+        assert vitals(os.getpid()) is None

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import uvloop
 
 from mlx_server.engine import liveness, supervisor
 from mlx_server.engine.client import EngineClient, RowStream
@@ -20,6 +21,7 @@ from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
 from tests.engine.test_client import (
     ENDLESS,
+    HANG,
     answered,
     ask,
     asynchronous,
@@ -169,6 +171,37 @@ async def test_no_guard_is_left_when_an_engine_ends_as_it_should() -> None:
         assert lifeline
         assert psutil.pid_exists(lifeline._guard.pid)
     assert not psutil.pid_exists(lifeline._guard.pid)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_engine_whose_guard_was_killed_is_replaced_too(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(asyncio.wait_for(_lost_after_its_guard(), HANG))
+
+
+async def _lost_after_its_guard() -> None:
+    async with supervised() as house:
+        lifeline = house.supervisor.client._lifeline
+        assert lifeline
+        lifeline._guard.kill()
+        await lifeline._guard.wait()
+        house.supervisor.kill()
+        await house.started.wait()
+        assert house.supervisor.restarts == 1
+
+
+@asynchronous
+async def test_an_engine_that_ends_as_it_is_killed_is_stopped_all_the_same() -> None:
+    """The time for its end is over in the moment in which it ends."""
+    async with supervised() as house:
+        engine = house.supervisor.client
+        house.supervisor.kill()
+        assert engine._process
+        await engine._process.wait()
+        engine.kill()
+        await house.started.wait()
 
 
 @asynchronous

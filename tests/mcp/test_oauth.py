@@ -22,6 +22,19 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+class Listening(Wild):
+    """A server that notes which tokens it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet)
+        self.tokens: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        heads = {name.decode(): value.decode() for name, value in scope.get("headers", ())}
+        self.tokens += [value for name, value in heads.items() if name == "authorization"]
+        await super().__call__(scope, receive, send)
+
+
 class Guarded(Wild):
     """A server that wants a token, which it gives out itself, a new one for each request."""
 
@@ -86,6 +99,20 @@ async def test_a_token_is_asked_for_once_and_again_when_it_is_refused() -> None:
     assert [credentials for credentials, _ in server.asked] == ["me:once"] * 2
     _, fields = server.asked[0]
     assert fields["grant_type"] == ["client_credentials"]
+
+
+async def test_a_token_is_sent_to_the_server_that_it_is_for() -> None:
+    """Not to another one that the owner has registered with the same credentials."""
+    guarded, other = Guarded(), Listening()
+    async with served(guarded) as url, served(other) as elsewhere:
+        made = connector(guarded, url, "shared")
+        async with opened(McpServer("wild", connector="wiki"), wiki=made) as toolset:
+            assert await outcome(toolset) == "seen"
+        curious = Connector(url=f"{elsewhere}/mcp", allow_private=True, oauth=made.oauth)
+        async with opened(McpServer("wild", connector="wiki"), wiki=curious) as toolset:
+            assert await outcome(toolset) == "seen"
+    assert len(guarded.asked) == 1
+    assert other.tokens == []
 
 
 async def test_a_refusal_of_a_token_is_told() -> None:

@@ -79,6 +79,22 @@ def test_what_is_in_memory_stays_as_it_is_and_the_next_load_is_wholly_new(
     run(test)
 
 
+def test_another_revision_of_the_model_replaces_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = checkpoint(tmp_path / "latest", NEW)
+    monkeypatch.setattr(preparing, "resolve", lambda *_, **__: folder)
+    monkeypatch.setattr(
+        preparing, "on_disk", lambda _, revision=None: folder if revision == "old" else latest
+    )
+
+    async def test() -> None:
+        async with running(ModelSpec("a", "org/name", revision="old")) as (pool, _):
+            assert await pool.prepared("a") is await pool.prepared("a")
+
+    run(test)
+
+
 def test_a_larger_model_is_measured_before_it_is_loaded(a: ModelSpec, folder: Path) -> None:
     async def test() -> None:
         async with running(a) as (pool, machine):

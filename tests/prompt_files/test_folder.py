@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlx_server import limits
 from mlx_server.prompt_files import folder as folders
-from mlx_server.prompt_files.contents import encoded
+from mlx_server.prompt_files.contents import DamagedFile, encoded, read
 from mlx_server.prompt_files.folder import FolderInUse, PromptFolder
 from mlx_server.prompt_files.names import (
     Ids,
@@ -172,6 +172,31 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptur
     put(folder, file)
     assert (tmp_path / "elsewhere").read_text() == "mine"
     assert (tmp_path / file.name).is_file()
+
+
+def test_drafts_of_other_programs_are_left_alone(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "novel.draft", tmp_path / f"{'0a' * 8}.draft"
+    for draft in (theirs, ours):
+        draft.write_text("Call me Ishmael.")
+    made(tmp_path)
+    assert theirs.exists()
+    assert not ours.exists()
+
+
+def test_files_of_another_user_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who knows a prompt could have made them."""
+    folder = made(tmp_path)
+    file = PromptFile(GROUP, GROUP, 4)
+    folder.write(file, encoded(file, ids(1), {}, {}))
+    assert read(folder.place(file), file, 1 << 20)
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(DamagedFile, match="of this user"):
+        read(folder.place(file), file, 1 << 20)
+    folder.scan()
+    assert file not in folder
+    assert folder.place(file).exists()
 
 
 def test_a_disk_that_is_nearly_full_takes_nothing(

@@ -2,16 +2,20 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
 
 import psutil
 import pytest
 
 from mlx_server import limits
 from mlx_server.errors import TemplatesUnavailable
+from mlx_server.sandbox import parent
 from mlx_server.sandbox.parent import Stopped, WarmProcess
 from mlx_server.templates import child
 from mlx_server.templates.chat_template import ChatTemplate
@@ -53,10 +57,86 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
 
 def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
+    ask(own, child.CompileTemplate(b"", "a", 1))
     os.kill(own.pid, signal.SIGSTOP)
-    with pytest.raises(Stopped):
+    with pytest.raises(TemplatesUnavailable, match="the machine is busy"):
         ask(own, child.CompileTemplate(b"", "a", 0.05))
     assert not own.is_alive
+
+
+@pytest.mark.parametrize(
+    ("blow", "share", "error"),
+    [
+        (signal.SIGALRM, 0.25, TemplatesUnavailable),
+        (signal.SIGALRM, 0.0, Stopped),
+        (signal.SIGPROF, 0.25, Stopped),
+    ],
+)
+def test_a_request_that_got_no_processor_time_may_be_sent_again(
+    blow: signal.Signals, share: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends it when its time by the clock is over, or that of the processor."""
+    monkeypatch.setattr(parent, "STARVED_SHARE", share)
+    own = WarmProcess(PROGRAM)
+    ask(own, child.CompileTemplate(b"", ENDLESS, 1))
+    with ThreadPoolExecutor(1) as thread:
+        before = psutil.Process(own.pid).cpu_times().user
+        asked = thread.submit(ask, own, child.RenderTemplate(b"", {}, 30, 9))
+        eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+        os.kill(own.pid, blow)
+        with pytest.raises(error):
+            asked.result()
+
+
+def test_a_slow_start_is_no_time_of_the_first_request() -> None:
+    own = WarmProcess(PROGRAM)
+    os.kill(own.pid, signal.SIGSTOP)
+    Timer(1.5, lambda: os.kill(own.pid, signal.SIGCONT)).start()  # after 4 * 0.05 s and 1 s
+    reply, _ = ask(own, child.CompileTemplate(b"", "a", 0.05))
+    assert isinstance(reply, child.CompiledReply)
+    own.end()
+
+
+def test_one_that_does_not_start_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parent, "START_SECONDS", 0.1)
+    own = WarmProcess(PROGRAM)
+    os.kill(own.pid, signal.SIGSTOP)
+    with pytest.raises(TemplatesUnavailable, match="renders chat templates did not start"):
+        ask(own, child.CompileTemplate(b"", "a", 2))
+    assert not own.is_alive
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_is_killed_at_work_is_not_the_template_s_fault(blow: signal.Signals) -> None:
+    own = WarmProcess(PROGRAM)
+    ask(own, child.CompileTemplate(b"", ENDLESS, 1))
+    with ThreadPoolExecutor(1) as thread:
+        before = psutil.Process(own.pid).cpu_times().user
+        asked = thread.submit(ask, own, child.RenderTemplate(b"", {}, 30, 9))
+        eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+        os.kill(own.pid, blow)
+        with pytest.raises(TemplatesUnavailable, match="was ended") as told:
+            asked.result()
+    assert told.value.status == 503
+
+
+@pytest.mark.parametrize("what", ["socketpair", "Process"])
+def test_no_free_descriptor_is_not_the_template_s_fault(
+    what: str, monkeypatch: pytest.MonkeyPatch, processes: TemplateProcesses
+) -> None:
+    """Neither for a process that is started nor for one whose memory is watched."""
+
+    def refuse(*args: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(parent, "LOOK_SECONDS", 0.001)
+    if what == "Process":
+        monkeypatch.setattr(psutil, "Process", refuse)
+        assert processes.render("a", {}) == "a"
+    else:
+        monkeypatch.setattr(socket, "socketpair", refuse)
+        with pytest.raises(TemplatesUnavailable, match="Too many open files"):
+            processes.render("a", {})
 
 
 def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

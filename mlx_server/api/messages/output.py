@@ -1,6 +1,5 @@
 """Folds events into a message, or the events of its stream."""
 
-import json
 import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api.accumulator import Accumulator
+from mlx_server.api.call_arguments import arguments_object
 from mlx_server.api.signatures import Signer
 from mlx_server.events import (
     Event,
@@ -207,7 +207,7 @@ def _fold(message: Wire, chunk: Wire) -> None:
             _fold_delta(message["content"][-1], chunk["delta"])
         case "content_block_stop" if message["content"][-1]["type"] == "tool_use":
             block = message["content"][-1]
-            block["input"] = _input(block.pop("json", ""))
+            block["input"] = arguments_object(block.pop("json", ""))
         case "message_delta":
             usage = message["usage"] | chunk["usage"]
             message |= {**chunk["delta"], "usage": usage}
@@ -224,12 +224,3 @@ def _fold_delta(block: Wire, delta: Wire) -> None:
             block["signature"] = signature
         case {"partial_json": piece}:
             block["json"] = block.get("json", "") + piece
-
-
-def _input(text: str) -> Wire:
-    """The arguments of a call; of one that was cut off, which is left out of the message, none."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -1,6 +1,7 @@
 """Converts the bodies of `/api/chat` and `/api/generate` to a `GenerateRequest`."""
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -90,16 +91,16 @@ def _format(body: AnswerBody) -> FormatChoice:
 
 
 def _messages(given: Sequence[MessageParam]) -> Iterator[Message]:
-    unanswered: list[ToolCall] = []
+    unanswered = _UnansweredCalls(())
     for i, message in enumerate(given):
         _check_text(f"messages[{i}].images", message.images)
         calls = tuple(_calls(message.tool_calls or (), i))
         answered = None
         if message.role == "assistant":
-            unanswered = list(calls)
+            unanswered = _UnansweredCalls(calls)
         elif message.role == "tool":
-            answered = _answered(message, unanswered)
-            unanswered = [call for call in unanswered if call.id != answered]
+            answered = message.tool_call_id or unanswered.next(message.tool_name)
+            unanswered.remove(answered)
         yield Message(
             message.role,
             message.content or "",
@@ -116,13 +117,25 @@ def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
         yield ToolCall(call.id or f"call_{place}_{number}", call.function.name, arguments)
 
 
-def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | None:
-    """The id of the call that a result answers. Most clients send none: it is then the next call of
-    its name, or the next one."""
-    if message.tool_call_id:
-        return message.tool_call_id
-    name = message.tool_name
-    return next((call.id for call in unanswered if name in (None, call.name)), None)
+class _UnansweredCalls:
+    """The calls of a turn that no result has answered yet. Most clients send no id with a result:
+    it then answers the next call of its name, or without a name the next one."""
+
+    def __init__(self, calls: Sequence[ToolCall]) -> None:
+        self._ids = {call.id for call in calls}
+        self._next: dict[str | None, deque[str]] = {None: deque(call.id for call in calls)}
+        """Ids by name, and all by None; answered ones are left out when they are reached."""
+        for call in calls:
+            self._next.setdefault(call.name, deque()).append(call.id)
+
+    def next(self, name: str | None) -> str | None:
+        ids = self._next.get(name, deque())
+        while ids and ids[0] not in self._ids:
+            ids.popleft()
+        return ids[0] if ids else None
+
+    def remove(self, id: str | None) -> None:
+        self._ids.discard(id or "")
 
 
 def _check_text(param: str, images: Sequence[str] | None) -> None:

@@ -1,6 +1,5 @@
 """Folds events into an answer, or the lines of its stream."""
 
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from mlx_server.api.accumulator import Accumulator
+from mlx_server.api.call_arguments import arguments_object
 from mlx_server.api.ollama.errors import error_body
 from mlx_server.api.sse import Frames
 from mlx_server.events import (
@@ -152,15 +152,10 @@ def line(data: Mapping[str, Any]) -> bytes:
 
 
 def _called(call: ToolCall) -> Wire:
-    return {"id": call.id, "function": {"name": call.name, "arguments": _object(call.arguments)}}
-
-
-def _object(arguments: str) -> Wire:
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return {
+        "id": call.id,
+        "function": {"name": call.name, "arguments": arguments_object(call.arguments)},
+    }
 
 
 def _logprobs(given: Sequence[TokenLogprob]) -> Wire:

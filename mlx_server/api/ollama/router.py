@@ -64,7 +64,7 @@ async def _answer(
     http: Request, body: Body, to_request: Callable[[Body, str], GenerateRequest], shape: Shape
 ) -> Response:
     pool: Pool = http.app.state.pool
-    ignored, seconds = body.ignored(), body.keep_seconds
+    ignored, seconds = await in_thread(body.ignored), body.keep_seconds
     name = models.own_name(pool, body.model)
     request = await in_thread(to_request, body, name)
     output = OllamaOutput(model=name, shape=shape)
@@ -81,11 +81,11 @@ async def _answer(
 async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
     """Answers a request without a prompt, which loads the model, or unloads it."""
     pool: Pool = http.app.state.pool
-    ignored, seconds = body.ignored(), body.keep_seconds
+    ignored, seconds = await in_thread(body.ignored), body.keep_seconds
     name = models.own_name(pool, body.model)
     id = await models.checked(pool, name)
     if not body.unloads:
-        await while_connected(http, pool.load(id))
+        await while_connected(http, pool.load(id, http.state.client))
     elif _is_pinned(pool, name):
         raise BadRequest(
             f"{id} is `pinned` in models.yaml: only its owner can unload it.", param="keep_alive"

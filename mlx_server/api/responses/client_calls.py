@@ -1,7 +1,6 @@
 """The items of calls that the client runs, each as the client knows the tool."""
 
-import json
-
+from mlx_server.api.call_arguments import arguments_object
 from mlx_server.api.freeform import FreeformInput
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, Events, StreamedCall
@@ -72,14 +71,7 @@ class StreamedToolSearch(ClientCall):
         yield from ()
 
     def _read(self) -> object:
-        return _without_halves("".join(self._pieces)) if self.status == "completed" else {}
-
-
-def _without_halves(arguments: str) -> object:
-    """The arguments as an object. Halves of surrogate pairs, which a model may write, are
-    replaced."""
-    text = json.dumps(json.loads(arguments), ensure_ascii=False)
-    return json.loads(text.encode(errors="replace"))
+        return arguments_object("".join(self._pieces)) if self.status == "completed" else {}
 
 
 ITEMS: dict[str, type[ClientCall]] = {

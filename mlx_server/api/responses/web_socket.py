@@ -110,9 +110,7 @@ class Socket:
     async def serve(self) -> None:
         """Serves until the client disconnects or the server stops. Raises Overloaded if there are
         too many WebSockets."""
-        peer = self._websocket.client
-        client = self._websocket.state.owner or (peer.host if peer else "")
-        with self._runs.sockets.one_more(client):
+        with self._runs.sockets.one_more(self._websocket.state.client):
             try:
                 await self._serve()
             finally:

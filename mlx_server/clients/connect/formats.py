@@ -1,8 +1,10 @@
 """Reads a client's file, and adds to it without changing what else is there."""
 
 import json
+import math
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -11,6 +13,11 @@ from mlx_server.clients.connect.clients import ClientFile, Format
 
 IDENTITIES = ("id", "model_id", "name")
 """Fields by which two entries of a list are the same one."""
+
+
+COMMENT = re.compile(r"^\s*#|\s#", re.MULTILINE)
+"""Matches where a comment of YAML or TOML may begin. A `#` within a text counts too: then a file is
+left alone that could be changed."""
 
 
 class CannotMerge(Exception):
@@ -24,14 +31,55 @@ def parsed(text: str, format: Format) -> Any:
     try:
         match format:
             case "json":
-                return json.loads(text)
+                return json.loads(
+                    text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float
+                )
             case "yaml":
-                return yaml.safe_load(text)
+                return _yaml(text)
             case "toml":
                 return tomllib.loads(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         why = str(error).splitlines()[0]
         raise CannotMerge(f"it is not plain {format.upper()} ({why})") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return found
+
+
+def _constant(literal: str) -> Any:
+    raise ValueError(f"{literal} is no number of JSON")
+
+
+def _float(literal: str) -> float:
+    if math.isinf(number := float(literal)):
+        raise ValueError(f"the number {literal[:20]} is too large")
+    return number
+
+
+def _yaml(text: str) -> Any:
+    for node in _nodes(yaml.compose(text, yaml.SafeLoader)):
+        if isinstance(node, yaml.MappingNode):
+            keys = [str(key.value) for key, _ in node.value]
+            if len(set(keys)) < len(keys):
+                raise ValueError("a key occurs twice in one mapping")
+    return yaml.safe_load(text)
+
+
+def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
+    """Each once: an anchor may be referred to from within itself."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        for inner in node.value if isinstance(node.value, list) else ():
+            waiting += inner if isinstance(inner, tuple) else [inner]
 
 
 def written(content: Any, format: Format) -> str:
@@ -52,18 +100,18 @@ def with_content(text: str, file: ClientFile, content: Any) -> str:
         return text + written(whole, file.format)
     if not isinstance(before, type(content)):
         raise CannotMerge("it holds something else than this client writes")
+    if isinstance(content, Mapping):
+        content = {**{k: v for k, v in file.defaults.items() if k not in before}, **content}
     wanted = merged(before, content)
-    if isinstance(wanted, dict):
-        wanted = {**wanted, **{k: v for k, v in file.defaults.items() if k not in wanted}}
     if wanted == before:
         return text
     match file.format:
         case "json":
             return written(wanted, "json")
         case "yaml":
-            return _with_yaml(text, before, wanted)
+            return _with_yaml(text, before, wanted, content)
         case "toml":
-            return _with_toml(before, content)
+            return _with_toml(text, before, content)
 
 
 def merged(before: Any, content: Any) -> Any:
@@ -75,6 +123,8 @@ def merged(before: Any, content: Any) -> Any:
         return {**before, **added}
     if isinstance(before, list) and isinstance(content, Sequence) and not isinstance(content, str):
         return _merged_lists(before, content)
+    if isinstance(before, dict | list) and before:
+        raise CannotMerge("it holds several values where this client writes something else")
     return content
 
 
@@ -96,7 +146,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return name is not None and one.get(name) == other[name]
 
 
-def _with_yaml(text: str, before: Any, wanted: Any) -> str:
+def _with_yaml(text: str, before: Any, wanted: Any, content: Any) -> str:
     """What is new at the top is appended; elsewhere the file is written anew, if it has no
     comments, which would be lost."""
     ended = text if text.endswith("\n") else text + "\n"
@@ -108,14 +158,26 @@ def _with_yaml(text: str, before: Any, wanted: Any) -> str:
     appended = ended + written(added, "yaml") if added else text
     if parsed(appended, "yaml") == wanted:
         return appended
-    if any(line.lstrip().startswith("#") or " #" in line for line in text.splitlines()):
+    if COMMENT.search(text):
         raise CannotMerge("it has comments, which would be lost")
-    return written(wanted, "yaml")
+    anew = written(wanted, "yaml")
+    if _spelled(anew) != merged(_spelled(text), _spelled(written(content, "yaml"))):
+        raise CannotMerge("it has values that would be spelled differently")
+    return anew
 
 
-def _with_toml(before: Any, content: Any) -> str:
+def _spelled(text: str) -> Any:
+    """YAML with each value as it is spelled: programs differ on whether `on` or `12:30` is text."""
+    return yaml.load(text, yaml.BaseLoader)  # noqa: S506, it makes nothing but text
+
+
+def _with_toml(text: str, before: Any, content: Any) -> str:
+    if not before:  # there is nothing but comments
+        return (text if text.endswith("\n") else text + "\n") + written(content, "toml")
     if not _holds_only(before, content):
         raise CannotMerge("it has tables of its own, or others of these names")
+    if COMMENT.search(text):
+        raise CannotMerge("it has comments, which would be lost")
     return written(content, "toml")
 
 

@@ -1,6 +1,8 @@
 """Writes a client's files, each with a backup of what was there."""
 
+import errno
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from mlx_server.clients.connect.clients import ClientFile, ClientRecord
 from mlx_server.clients.connect.formats import CannotMerge, with_content, written
 from mlx_server.clients.connect.template import Connection, filled
 from mlx_server.errors import SettingsError, public_message
+from mlx_server.system.regular_files import read_regular
 
 PRIVATE = 0o600
 """The mode of new files, since they hold a key."""
@@ -17,9 +20,9 @@ PRIVATE = 0o600
 @dataclass(frozen=True)
 class Change:
     path: Path
-    before: str | None
+    before: bytes | None
     """None: there is no file."""
-    after: str
+    after: bytes
 
     @property
     def is_needed(self) -> bool:
@@ -40,13 +43,16 @@ def _change(file: ClientFile, connection: Connection) -> Change:
     path = Path(file.path).expanduser()
     content = filled(file.content, connection)
     try:
-        before = path.read_text("utf-8") if path.exists() else None
-        return Change(path, before, with_content(before or "", file, content))
+        before = read_regular(path) if path.exists() else None
+        after = with_content((before or b"").decode(), file, content).encode()
+        return Change(path, before, after)
     except CannotMerge as error:
         raise SettingsError(
             f"{path} can't be changed without losing something: {error}. Add this yourself:\n\n"
             f"{written(content, file.format)}"
         ) from None
+    except UnicodeEncodeError:
+        raise SettingsError(f"{path} has half of a surrogate pair, which can't be kept.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} can't be read: {public_message(error)}") from None
 
@@ -84,16 +90,20 @@ def _replace(change: Change) -> None:
     path = change.path.resolve()  # a link stays a link
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else PRIVATE
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         _write_private(temporary, change.after)
         temporary.chmod(mode)
+        if change.before != (read_regular(path) if path.exists() else None):
+            raise OSError(errno.EBUSY, "it was changed meanwhile; try again", str(path))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _write_private(path: Path, text: str) -> None:
+def _write_private(path: Path, text: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(text)
+        file.flush()
+        os.fsync(descriptor)  # else a power cut could leave an empty file under the name

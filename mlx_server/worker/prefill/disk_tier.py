@@ -63,8 +63,7 @@ class DiskTier:
     def forget(self, key: str) -> None:
         """Removes the files of this key, which may be wrong."""
         if model := self._models.of(key):
-            group = model.group(key)
-            self._saver.later(lambda: self._folder.remove_if(lambda file: file.group == group))
+            self._saver.remove(model.group(key))
 
     def begin(self, row: int, key: str, tokens: list[int]) -> bool:
         """Whether the row has to wait until some of its prompt has been read."""

@@ -124,12 +124,12 @@ class PromptSaver:
     def stop(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Runs work on the folder after the writes so far."""
-        self._submit(work, 0)
+    def remove(self, group: str) -> None:
+        """Removes a group's files after the writes so far, also while the disk takes no others."""
+        self._submit(lambda: self._folder.remove_if(lambda file: file.group == group), 0)
 
     def _submit(self, work: Callable[[], None], nbytes: int) -> None:
-        future = self._thread.submit(self._guarded, work)
+        future = self._thread.submit(work)
         self._writes.append((future, nbytes))
         future.add_done_callback(lambda done: self._wake())
 
@@ -168,7 +168,7 @@ class PromptSaver:
             begin = length - length % self._folder.block
             rest = prompt.snapshots[length].layers if model.layout.has_states else {}
             yield from self._save(model, prompt, file, begin, rest)
-        self.later(partial(self._tidy, files, dropped))
+        self._submit(partial(self._guarded, partial(self._tidy, files, dropped)), 0)
 
     def _states(
         self, model: DiskModel, prompt: CachedPrompt, ids: Ids, links: Sequence[str]
@@ -216,7 +216,7 @@ class PromptSaver:
         tensors = {name: _raw_tensor(array, raw[name]) for name, array in arrays.items()}
         pieces = encoded(file, prompt.tokens[begin : file.length], about, tensors)
         nbytes = sum(piece.nbytes for piece in pieces)
-        self._submit(partial(self._write, file, pieces), nbytes)
+        self._submit(partial(self._guarded, partial(self._write, file, pieces)), nbytes)
 
     def _log_misfit(self, model: str) -> None:
         if model not in self._misfits:

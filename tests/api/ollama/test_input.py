@@ -64,6 +64,20 @@ def test_results_answer_the_calls_before_them(
     assert [message.name for message in found] == [each.get("tool_name") for each in given]
 
 
+@pytest.mark.parametrize("names", [("f",), ("f", "g")])
+def test_thousands_of_results_find_their_calls(names: tuple[str, ...]) -> None:
+    """Without looking through all calls for each result, which would take minutes."""
+    many = 20_000
+    calls = [{"function": {"name": names[n % len(names)]}} for n in range(many)]
+    turns = [{"role": "tool", "tool_name": names[-1]} for _ in range(many)]
+    turns += [{"role": "tool"}] * many
+    asked = chat({"role": "assistant", "tool_calls": calls}, *turns)
+    ids = [message.tool_call_id for message in conversation(asked).messages[1:]]
+    named = [f"call_0_{n}" for n in range(len(names) - 1, many, len(names))]
+    others = [f"call_0_{n}" for n in range(0, many, 2)] if len(names) > 1 else []
+    assert ids == [*named, *[None] * (many - len(named)), *others, *[None] * (many - len(others))]
+
+
 def test_tools() -> None:
     function = {"name": "f", "description": "Does f.", "parameters": {"type": "object"}}
     asked = chat({"role": "user"}, tools=[{"type": "function", "function": function}])

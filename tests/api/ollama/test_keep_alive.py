@@ -25,6 +25,8 @@ from mlx_server.errors import BadRequest
         ("-1m", math.inf),
         (1e300, math.inf),
         (10**12, math.inf),
+        (10**399, math.inf),
+        (-(10**399), math.inf),
     ],
 )
 def test_durations(given: int | float | str, seconds: float) -> None:

@@ -33,6 +33,41 @@ def test_merging(before: Any, content: Any, after: Any) -> None:
     assert merged(after, content) == after
 
 
+@pytest.mark.parametrize("own", [[1], {"b": 1}])
+def test_values_that_would_be_lost_are_not_merged_away(own: Any) -> None:
+    with pytest.raises(CannotMerge, match="something else"):
+        merged({"a": own}, {"a": "ours"})
+    assert merged({"a": type(own)()}, {"a": "ours"}) == {"a": "ours"}
+
+
+@pytest.mark.parametrize("value", ["on", "12:30", "0644", "3.10", "~", "2024-01-01T00:00:00Z"])
+def test_values_of_yaml_are_not_spelled_differently(value: str) -> None:
+    """Another parser may read them as text."""
+    with pytest.raises(CannotMerge, match="spelled differently"):
+        added(f"own: {value}\nmodels:\n- name: theirs\n", {"models": [MODEL]}, "yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ('{"a": 1, "a": 2}', "json"),
+        ('{"own": {"a": 1, "a": 2}}', "json"),
+        ("own:\n  a: 1\n  a: 2\n", "yaml"),
+        ('{"a": NaN}', "json"),
+        ('{"a": 1e999}', "json"),
+    ],
+)
+def test_what_could_not_be_written_again_is_left_alone(text: str, format: Format) -> None:
+    with pytest.raises(CannotMerge, match=r"twice|no number|too large"):
+        added(text, {"b": [1]}, format)
+
+
+def test_comments_of_toml_are_not_lost() -> None:
+    assert added("# mine", TOML, "toml") == "# mine\n" + written(TOML, "toml")
+    with pytest.raises(CannotMerge, match="comments"):
+        added("size = 4 # mine\n", TOML, "toml")
+
+
 def test_comments_of_yaml_stay_where_only_new_keys_are_added() -> None:
     text = "# mine\nown: 1  # and mine\n"
     after = added(text, {"models": [MODEL]}, "yaml")

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,39 @@ def test_a_file_that_can_not_be_added_to_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"without losing something[\s\S]*Add this[\s\S]*\"m\""):
         changes(record(path), HERE)
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_backup_has_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(b'{"own":\r\n1}')
+    list(write(changes(record(path), HERE)))
+    assert (tmp_path / "x.json.backup").read_bytes() == b'{"own":\r\n1}'
+
+
+def test_what_its_owner_writes_meanwhile_is_kept(tmp_path: Path) -> None:
+    """As clients do that are running."""
+    path = tmp_path / "x.json"
+    for before in ('{"own": 1}', None):
+        path.unlink(missing_ok=True)
+        if before:
+            path.write_text(before)
+        found = changes(record(path), HERE)
+        path.write_text('{"own": 2}')
+        with pytest.raises(SettingsError, match=r"can't be written.*changed meanwhile"):
+            list(write(found))
+        assert path.read_text() == '{"own": 2}'
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_that_could_not_be_written_again_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(r'{"own": "\ud800"}')
+    with pytest.raises(SettingsError, match="surrogate"):
+        changes(record(path), HERE)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SettingsError, match="can't be read"):
+        changes(record(path), HERE)
 
 
 def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:

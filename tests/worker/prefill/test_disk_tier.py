@@ -420,14 +420,18 @@ def test_what_a_client_does_not_want_stored_stays_off_the_disk(
     assert after.cached == 0
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
 def test_a_prompt_with_invalid_values_leaves_no_files(
-    llama: Path, tmp_path: Path, start: Start
+    llama: Path, tmp_path: Path, start: Start, is_refused: bool
 ) -> None:
+    """Also while nothing is written because the disk has refused a file."""
     process = start(llama, tmp_path)
     process.answer(words(1, 200))
     process.write()
     assert process.folder
     assert process.folder.count > 0
+    if is_refused:
+        process.engine._disk._saver._paused_until = float("inf")
     process.engine._disk.forget("m")
     process.stop()
     assert process.folder.count == 0

@@ -1,0 +1,54 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from mlx_server.api.call_arguments import arguments_object
+from mlx_server.api.ollama.output import OllamaOutput, chat_shape, line
+from mlx_server.events import Event, Finished, Started, ToolCallDelta, ToolCallFinished
+from mlx_server.events import ToolCallStarted as Called
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ("", {}),
+        ('{"a": ', {}),
+        ("[1]", {}),
+        ("[" * 100_000, {}),
+        ('{"a": ' * 100_000, {}),
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        (r'{"a\ud83d": ["\udc00x"]}', {"a?": ["?x"]}),
+        ('{"a": %s}' % ("9" * 5000), {}),
+        ('{"a": %s}' % ("9" * 50), {"a": int("9" * 50)}),
+    ],
+)
+def test_arguments_can_always_be_sent(text: str, found: object) -> None:
+    assert arguments_object(text) == found
+    assert msgspec.json.encode(arguments_object(text))
+
+
+def test_half_a_surrogate_pair_is_no_error_of_ollama_s_routes() -> None:
+    asyncio.run(_folded())
+
+
+async def _folded() -> None:
+    calling = (
+        Started("m", 3),
+        Called(0, 0, "c", "f"),
+        ToolCallDelta(0, 0, r'{"a": "\ud83d"}'),
+        ToolCallFinished(0, 0),
+        Finished(0, "tool_calls", completion_tokens=5, cached_tokens=0),
+    )
+
+    async def events() -> AsyncIterator[Event]:
+        for each in calling:
+            yield each
+
+    answer = await OllamaOutput(model="m", shape=chat_shape).aggregate(events())
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": {"a": "?"}}
+    async for chunk in OllamaOutput(model="m", shape=chat_shape).chunks(events()):
+        assert line(chunk)
