@@ -63,7 +63,7 @@ from mlx_server.errors import ServerError, public_message
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker import weights
 from mlx_server.worker.ahead import AheadComputation
-from mlx_server.worker.batch import Batch, prompt_key, row_adapter_of
+from mlx_server.worker.batch import Batch
 from mlx_server.worker.buffer_cache import Buffers
 from mlx_server.worker.cache_cost import cache_cost
 from mlx_server.worker.constrained_decoding.grammar_compiler import CompilerBusy, GrammarRefused
@@ -77,6 +77,8 @@ from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.prompt_logprobs import Scoring, prompt_logprobs
 from mlx_server.worker.read_rate import WeightReadPace
+from mlx_server.worker.row import row_adapter_of
+from mlx_server.worker.row_cache import key_of
 from mlx_server.worker.row_validation import check_row
 
 log = logging.getLogger("mlx_server.engine")
@@ -271,7 +273,7 @@ class Engine:
             return
         has_adapter = command.adapter is None or command.adapter in adapters
         if has_adapter and all(0 <= token < batch.vocabulary for token in command.tokens):
-            self._ahead.add(command, _key_of(command), row_adapter_of(command))
+            self._ahead.add(command, key_of(command), row_adapter_of(command))
 
     def _compute_ahead(self) -> list[Report]:
         try:
@@ -377,7 +379,7 @@ class Engine:
         check_row(command, batch)
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
-        key = _key_of(command)
+        key = key_of(command)
         used = self._ahead.arrived(command.model, key, command.prompt)
         if not command.prompt_logprobs:
             self._disk.begin(command.row, key, command.prompt[:-1])
@@ -559,11 +561,6 @@ class Engine:
     def _not_in_batches(self, model: str) -> list[Generate]:
         scored = [command for command, *_ in self._prompt_logprobs.values()]
         return [c for c in [*self._unconstrained.values(), *scored] if c.model == model]
-
-
-def _key_of(command: Generate | ComputeAhead) -> str:
-    adapter = row_adapter_of(command)
-    return prompt_key(command.model, adapter, command.cache_scope)
 
 
 def _measured(model: str, path: Path, kv_bits: int | None) -> Report:
