@@ -79,7 +79,7 @@ OTHERS = {
     "worker/read_rate.MOST_GROWTH": "how much of a file is read at a time",
     "worker/row_validation.LARGEST_SCALE": "a factor, which makes nothing grow",
     "worker/warm_up.MOST_SECONDS": "of the owner's own start",
-    "worker/worker.MOST_FREED": "when freed memory is given back",
+    "worker/device_memory.MOST_FREED": "when freed memory is given back",
 }
 """Constants that look like a limit on what a client can make grow, and why they are none."""
 
