@@ -20,9 +20,9 @@ import msgspec
 import psutil
 import pytest
 
-from mlx_server.engine import client, messages
+from mlx_server.engine import client, engine_process, messages
 from mlx_server.engine.blas import fast_blas
-from mlx_server.engine.client import EngineClient, Item, RowStream
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
@@ -38,6 +38,7 @@ from mlx_server.engine.messages import (
     StepOutput,
     Token,
 )
+from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import (
     EngineDied,
     GenerationFailed,
@@ -550,7 +551,7 @@ async def test_stop_ends_the_process_and_what_waits(
 
 @asynchronous
 async def test_stop_ends_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(engine_process, "STOP_SECONDS", 0.1)
     async with running() as engine:
         process = psutil.Process(freeze(engine))
         await engine.stop()

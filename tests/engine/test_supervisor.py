@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from mlx_server.engine import liveness, supervisor
-from mlx_server.engine.client import EngineClient, RowStream
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Heartbeat, Ready, Report
+from mlx_server.engine.row_stream import RowStream
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
 from tests.engine.test_client import (
@@ -135,10 +136,10 @@ async def main():
     starting = asyncio.create_task(engine.start())
     if sys.argv[1] == "serving":
         await starting
-    while not engine._lifeline:
+    while not engine._process._lifeline:
         await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGSTOP)
-    print(engine.pid, engine._lifeline._guard.pid, flush=True)
+    print(engine.pid, engine._process._lifeline._guard.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -165,7 +166,7 @@ def _gone(pid: int) -> bool:
 @asynchronous
 async def test_no_guard_is_left_when_an_engine_ends_as_it_should() -> None:
     async with supervised() as house:
-        lifeline = house.supervisor.client._lifeline
+        lifeline = house.supervisor.client._process._lifeline
         assert lifeline
         assert psutil.pid_exists(lifeline._guard.pid)
     assert not psutil.pid_exists(lifeline._guard.pid)
