@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,33 +23,31 @@ from mlx_server.engine.messages import (
     ComputedAhead,
     DeviceFailed,
     DiskCacheUse,
-    ModelLoaded,
     Schedule,
     StepOutput,
 )
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
-    NEAREST,
-    AdapterNotFound,
     EngineDied,
-    ModelNotFound,
     ModelReplaced,
     ServerError,
     ShuttingDown,
     Unavailable,
-    served_names,
 )
-from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
+from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import actions
 from mlx_server.pool.actions import ModelFacts
-from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder, find
+from mlx_server.pool.adapter_catalogs import AdapterCatalogs, catalog_of
+from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
 from mlx_server.pool.background import BackgroundWork, cancelled
+from mlx_server.pool.cache_limit import CacheLimit
 from mlx_server.pool.concurrency import RowSlots
 from mlx_server.pool.disk_threads import DiskThreads
-from mlx_server.pool.entry import LoadedModel, LoadProgress, ModelView, OnProgress, PoolEntry
+from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress, PoolEntry
 from mlx_server.pool.lease import Lease, Leases, MemoryDemand, Waiter
 from mlx_server.pool.memory_budget import budget_of, size
 from mlx_server.pool.policy import Policy
+from mlx_server.pool.preparation import ModelPreparation
 from mlx_server.pool.prepare import (
     REPLAY,
     Capabilities,
@@ -57,18 +55,12 @@ from mlx_server.pool.prepare import (
     PreparedModel,
     capabilities_of,
     capabilities_on_disk,
-    catalog_on_disk,
-    check_files,
-    is_current,
-    prepare,
 )
 from mlx_server.pool.refusals import refusal
+from mlx_server.pool.served_models import ServedModels
 from mlx_server.request_threads import in_thread
 
 log = logging.getLogger("mlx_server.pool")
-
-Report = Callable[[str, int, int], None]
-"""Arguments: description of the work, amount done, total amount."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +90,23 @@ class Pool:
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
         """adapter_dirs: a request may name a folder inside one of these as its adapter."""
-        self._entries = {spec.id: PoolEntry(spec) for spec in specs}
-        self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
+        self._models = ServedModels(specs)
         self._limits = settings or PoolLimits()
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
-        self._on_progress = on_progress
-        self._adapter_dirs = adapter_dirs
-        self._upcast = False
         self._tickets = count()
         self._waiting: dict[actions.Ticket, Waiter] = {}
         self._leases = Leases(lambda: self.engine, self._resize)
         self._timer: asyncio.TimerHandle | None = None
         self._background = BackgroundWork()
         self._rendering_ahead = BackgroundWork()
-        self._disk = DiskThreads(self._entries.keys())
+        self._disk = DiskThreads(self._models.ids)
+        self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
+        self._preparation = ModelPreparation(
+            self._disk, lambda: self.engine, lambda: self._policy, self._check_open, on_progress
+        )
         self.budget = budget_of(self._limits.budget, None)
         self._policy = self._policy_for()
-        self._cache_bytes = 0
-        """The size of the prompt cache, as the engine last reported it."""
-        self._cache_room: int | None = None
-        """The limit on the prompt cache that was last sent to this engine."""
+        self._cache_limit = CacheLimit(lambda: self.engine)
         self.adapters = AdapterPool(lambda: self.engine, self._count_adapters)
         self._closed: ServerError | None = None
         self.on_rows: Callable[[int], None] = lambda rows: None
@@ -137,19 +126,19 @@ class Pool:
 
     @property
     def specs(self) -> list[ModelSpec]:
-        return [entry.spec for entry in self._entries.values()]
+        return [entry.spec for entry in self._models]
 
     @property
     def loaded(self) -> list[LoadedModel]:
-        return [entry.model for entry in self._entries.values() if entry.model]
+        return self._models.loaded
 
     def batching(self, id: str) -> bool | None:
         """Whether the model's answers share a batch; None until it has been loaded once."""
-        return self._entries[id].batching
+        return self._models[id].batching
 
     def context_length(self, id: str) -> int | None:
         """The model's context; None until its files have been read once, unless it is set."""
-        entry = self._entries[id]
+        entry = self._models[id]
         return entry.prepared.context_length if entry.prepared else entry.spec.context_length
 
     @property
@@ -159,7 +148,7 @@ class Pool:
 
     async def start(self) -> None:
         ready = await self.supervisor.start()
-        self._upcast = not ready.metal
+        self._preparation.upcast = not ready.metal
         self.budget = budget_of(self._limits.budget, ready.recommended_bytes)
         log.info("memory budget: %s, %s", size(self.budget.nbytes), self.budget.source)
         if warning := self.budget.warning:
@@ -174,7 +163,7 @@ class Pool:
             self._timer.cancel()
         for waiter in self._waiting.values():
             waiter.refuse(copy(self._closed))
-        await cancelled(e.preparing for e in self._entries.values() if e.preparing)
+        await cancelled(e.preparing for e in self._models if e.preparing)
         await self.supervisor.stop(error)
         await self._disk.stop()
         await self._background.stop()
@@ -182,15 +171,15 @@ class Pool:
 
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
-        return self._entry(name).spec
+        return self._models.find(name).spec
 
     def knows(self, name: str) -> bool:
-        return name in self._names
+        return name in self._models
 
     def views(self) -> list[ModelView]:
         now = time.time() - _now()
         views = self._policy.views()
-        return [self._view(entry, views[id], now) for id, entry in self._entries.items()]
+        return [self._view(entry, views[entry.spec.id], now) for entry in self._models]
 
     def memory(self) -> dict[str, int]:
         """The budget and what is counted against it, in bytes."""
@@ -218,64 +207,24 @@ class Pool:
             self.on_rows(self.rows)
 
     async def prepared(self, name: str) -> PreparedModel:
-        """Fetches and reads the model's files, once for all requests.
-
-        A folder that was replaced is read again before the model is next loaded. A model that is
-        in memory is served unchanged until it is unloaded.
-        """
-        entry = self._entry(name)
-        self._check_open()
-        if entry.model:
-            return entry.model.prepared
-        if entry.preparing:
-            await self._forget_if_replaced(entry, entry.preparing)
-        if entry.preparing is None:
-            entry.preparing = asyncio.create_task(self._prepare(entry))
-            # a failure has been logged already, and there may be no request to receive it
-            entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(entry.preparing)
-
-    async def _forget_if_replaced(
-        self, entry: PoolEntry, known: asyncio.Task[PreparedModel]
-    ) -> None:
-        is_read = known.done() and not known.cancelled()
-        if not is_read or self._policy.state(entry.spec.id) != "unloaded":
-            return
-        look = partial(is_current, known.result())
-        is_replaced = not await self._disk.run_in_turn(entry.spec.id, look)
-        if is_replaced and entry.preparing is known:
-            log.info("the files of %s were replaced", entry.spec.id)
-            entry.preparing = None
+        """Fetches and reads the model's files, once for all requests."""
+        return await self._preparation.prepared(self._models.find(name))
 
     def named(self, name: str) -> tuple[str, str | None]:
         """Splits `model:adapter`; a name that is itself a model's id or alias is not split."""
-        model, _, adapter = name.rpartition(":")
-        is_both = adapter and name not in self._names and model in self._names
-        return (model, adapter) if is_both else (name, None)
+        return self._models.split(name)
 
     async def adapter(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
         """Finds an adapter by name or path, and reads its files if they have changed."""
-        catalog = _catalog_of(prepared)
-        look = partial(find, catalog, name, self._adapter_dirs)
-        return await self._disk.run_in_turn(prepared.id, look)
+        return await self._catalogs.find(prepared, name)
 
     async def adapter_names(self, id: str) -> list[str]:
         """The names of the model's usable adapters on disk. Nothing is fetched for it."""
-        entry = self._entries[id]
-
-        def names() -> list[str]:
-            if entry.prepared:
-                catalog = entry.prepared.adapters
-            else:  # the catalog is kept because it caches what it has read
-                catalog = entry.on_disk = entry.on_disk or catalog_on_disk(entry.spec)
-            found = catalog.all() if catalog else {}
-            return [name for name, spec in found.items() if isinstance(spec, AdapterSpec)]
-
-        return await self._disk.run_in_turn(id, names)
+        return await self._catalogs.names(self._models[id])
 
     async def capabilities(self, id: str) -> Capabilities | None:
         """None while the model has not been fetched. Nothing is fetched for it."""
-        entry = self._entries[id]
+        entry = self._models[id]
         if entry.prepared:
             return capabilities_of(entry.prepared)
         if entry.capabilities is None:
@@ -289,18 +238,16 @@ class Pool:
 
     def reset_replay(self, id: str) -> None:
         """Makes a replay model begin its transcript again."""
-        prepared = self._entries[id].prepared
+        prepared = self._models[id].prepared
         if prepared and prepared.transcript:
             prepared.transcript.reset()
 
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
-        catalog = _catalog_of(await self.prepared(id))
-        place = AdapterLocation(allowed_folder(path, self._adapter_dirs), by_client=True)
-        return await self._disk.run_in_turn(id, partial(catalog.add, name, place))
+        return await self._catalogs.add(await self.prepared(id), name, path)
 
     async def remove_adapter(self, id: str, name: str) -> None:
         """Removes the adapter; returns when no row uses it any more and its memory is free."""
-        _catalog_of(await self.prepared(id)).remove(name)
+        catalog_of(await self.prepared(id)).remove(name)
         await self.adapters.drop(id, name)
 
     @asynccontextmanager
@@ -312,7 +259,7 @@ class Pool:
         _ = self.engine  # raises while there is no engine, instead of queueing a load for none
         ticket = next(self._tickets)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(self._entries[prepared.id], demand, granted)
+        waiter = Waiter(self._models[prepared.id], demand, granted)
         self._waiting[ticket] = waiter
         try:
             self._do(
@@ -335,7 +282,7 @@ class Pool:
                     "again."
                 )
             if adapter and adapter.by_client:
-                _catalog_of(prepared).check_there(adapter.spec.name)
+                catalog_of(prepared).check_there(adapter.spec.name)
             async with self.adapters.lease(prepared.id, adapter) if adapter else nullcontext():
                 yield lease
         finally:
@@ -370,19 +317,9 @@ class Pool:
         if self._closed:
             raise copy(self._closed)
 
-    def _entry(self, name: str) -> PoolEntry:
-        if name not in self._names:
-            known = self._entries if len(self._entries) <= NEAREST else self._names
-            raise ModelNotFound(
-                f"The model {name[:100]!r} is not served here. {served_names(name, known)} "
-                "Add it to models.yaml, or pass it to `mlx-server serve`.",
-                param="model",
-            )
-        return self._entries[self._names[name]]
-
     def _policy_for(self) -> Policy:
         return Policy(
-            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._entries.values()},
+            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._models},
             budget=self.budget.nbytes,
             wait_seconds=self._limits.wait_seconds,
         )
@@ -422,9 +359,7 @@ class Pool:
         if any(token.finish for token in step.tokens):
             self._out_of_memory.answered()
         self._leases.count_tokens(step.tokens)
-        self._cache_bytes = step.cache_bytes
-        if step.cache_bytes > (self._cache_room or 0):
-            self._cache_room = None  # a finished row's cache was added: the limit is sent again
+        self._cache_limit.reported(step.cache_bytes)
         self._count_idle()
         self.on_step(step)
 
@@ -450,13 +385,13 @@ class Pool:
 
     def _count_idle(self) -> None:
         """Reports the bytes that can be freed as soon as a request needs them."""
-        self._do(self._policy.cache_bytes(self._cache_bytes + self.adapters.idle_bytes))
+        self._do(self._policy.cache_bytes(self._cache_limit.nbytes + self.adapters.idle_bytes))
 
     def _engine_lost(self) -> None:
         self._background.cancel()  # a load may have ended, and not have reported its result yet
-        for entry in self._entries.values():
+        for entry in self._models:
             entry.model = entry.progress = None
-        self._cache_bytes, self._cache_room = 0, None
+        self._cache_limit.engine_lost()
         self.adapters.forget()
         for ticket, waiter in self._waiting.items():
             self._policy.cancel(ticket, _now())
@@ -470,7 +405,7 @@ class Pool:
         self._preload()
 
     def _preload(self) -> None:
-        for entry in self._entries.values():
+        for entry in self._models:
             if entry.spec.preload:
                 self._background.begin(self._preload_one(entry))
 
@@ -479,59 +414,15 @@ class Pool:
             await self.prepared(entry.spec.id)
             self._do(self._policy.preload(entry.spec.id, _now()))
 
-    async def _prepare(self, entry: PoolEntry) -> PreparedModel:
-        report = self._reporter(entry)
-        entry.failure = None
-        try:
-            prepared = await self._disk.run(
-                partial(
-                    prepare,
-                    entry.spec,
-                    report,
-                    upcast=self._upcast,
-                    budget=self._policy.budget or None,
-                )
-            )
-            if prepared.transcript is None:  # a replay model caches nothing
-                kv = await self.engine.kv_cost(
-                    prepared.id, str(prepared.path), prepared.spec.kv_bits
-                )
-                prepared = replace(prepared, kv=kv)
-        except asyncio.CancelledError:
-            self._check_open()
-            raise
-        except Exception as error:
-            entry.preparing = None  # the next request tries again
-            failure = self._failed(entry, error)
-            raise failure from None
-        if prepared.adapters and entry.prepared and entry.prepared.adapters:
-            prepared.adapters.added = entry.prepared.adapters.added
-        entry.prepared, entry.progress = prepared, None
-        self._policy.estimate(entry.spec.id, prepared.weights)
-        return prepared
-
-    def _failed(self, entry: PoolEntry, error: Exception) -> ServerError:
-        """Logs and keeps the error; returns the one to report to clients."""
-        if isinstance(error, ServerError):
-            log.error("%s: %s", entry.spec.id, error.message)
-        else:
-            log.error("%s can't be used", entry.spec.id, exc_info=error)
-            error = ServerError(
-                f"{entry.spec.id} can't be used because of an unexpected error. See the server's "
-                "log."
-            )
-        entry.failure, entry.progress = copy(error), None
-        return error
-
     def _do(self, wanted: actions.Actions) -> None:
         if self._closed:
             return
         for action in wanted:
             match action:
                 case actions.LoadAction(model):
-                    self._background.begin(self._load(self._entries[model]))
+                    self._background.begin(self._load(self._models[model]))
                 case actions.UnloadAction(model):
-                    self._background.begin(self._unload(self._entries[model]))
+                    self._background.begin(self._unload(self._models[model]))
                 case actions.ShrinkCache(to_bytes):
                     self._shrink(to_bytes)
                 case actions.Grant(ticket):
@@ -557,33 +448,28 @@ class Pool:
     def _shrink(self, to_bytes: int) -> None:
         """Shrinks idle adapters and the prompt cache to `to_bytes` together."""
         self.adapters.shrink(to_bytes)
-        left = max(0, to_bytes - self.adapters.idle_bytes)
-        self._cache_bytes = min(self._cache_bytes, left)
+        self._cache_limit.shrunk(max(0, to_bytes - self.adapters.idle_bytes))
 
     def _limit_cache(self) -> None:
         """Sends the engine the prompt cache's limit, before any request is given the memory."""
         others = self._policy.used - self._policy.cache + self.adapters.idle_bytes
-        room = max(0, self._policy.budget - others)
-        if room != self._cache_room:
-            with suppress(EngineDied):
-                self.engine.limit_cache(room)
-                self._cache_room = room
+        self._cache_limit.send(max(0, self._policy.budget - others))
 
     async def _load(self, entry: PoolEntry) -> None:
         prepared = entry.prepared
         assert prepared is not None
-        report = self._reporter(entry)
+        report = self._preparation.reporter(entry)
         entry.failure = None
         try:
-            loaded = await self._loaded(prepared, report)
+            loaded = await self._preparation.load(prepared, report)
         except ModelReplaced as error:
-            self._failed(entry, error)
+            self._preparation.failed(entry, error)
             self._do(self._policy.load_failed(prepared.id, _now()))
             return
         except Unavailable:
             return  # the engine is gone: `_engine_lost` cleans up, or the server is stopping
         except Exception as error:
-            self._failed(entry, error)
+            self._preparation.failed(entry, error)
             self._do(self._policy.load_failed(prepared.id, _now()))
             return
         log.info(
@@ -599,24 +485,6 @@ class Pool:
         entry.progress = None
         self._do(self._policy.loaded(prepared.id, loaded.nbytes, _now()))
         self.on_ready(prepared.id)
-
-    async def _loaded(self, prepared: PreparedModel, report: Report) -> ModelLoaded:
-        """Loads the weights. Raises ModelReplaced if the files are not those that were read."""
-        await self._disk.run(partial(check_files, prepared))
-        loaded = await self.engine.load(
-            prepared.id,
-            str(prepared.path),
-            lambda done, total: report("loading", done, total),
-            sorted(prepared.family.stops(prepared.checkpoint)),
-            str(prepared.tokenizer_json.parent),
-            prepared.spec.kv_bits,
-        )
-        try:
-            await self._disk.run(partial(check_files, prepared))
-        except ModelReplaced:
-            await self.engine.unload(prepared.id)
-            raise
-        return loaded
 
     async def _unload(self, entry: PoolEntry) -> None:
         entry.model = None
@@ -636,14 +504,6 @@ class Pool:
     def _tick(self) -> None:
         self._do(self._policy.tick(_now()))
 
-    def _reporter(self, entry: PoolEntry) -> Report:
-        def report(what: str, done: int, total: int) -> None:
-            self._check_open()  # this ends a download when the server stops
-            entry.progress = LoadProgress(what, done, total)
-            self._on_progress(entry.spec.id, what, done, total)
-
-        return report
-
     def _view(self, entry: PoolEntry, view: actions.PolicyView, offset: float) -> ModelView:
         prepared = entry.prepared
         return ModelView(
@@ -660,15 +520,6 @@ class Pool:
             batching=entry.batching,
             prefilling=self._leases.prefilling(entry.spec.id),
         )
-
-
-def _catalog_of(prepared: PreparedModel) -> AdapterCatalog:
-    if prepared.adapters is None:
-        raise AdapterNotFound(
-            f"{prepared.id} plays recorded answers and has no adapters. Leave out `adapter`.",
-            param="adapter",
-        )
-    return prepared.adapters
 
 
 def _now() -> float:

@@ -372,7 +372,7 @@ def test_its_files_are_read_once_for_all_who_want_it(
         reads.append(spec.id)
         return prepare(spec, *rest, **more)
 
-    monkeypatch.setattr("mlx_server.pool.pool.prepare", counted)
+    monkeypatch.setattr("mlx_server.pool.preparation.prepare", counted)
 
     async def test() -> None:
         async with running(a) as (pool, _):
@@ -478,7 +478,7 @@ def test_what_nobody_expected_of_the_files_is_an_error_and_no_end(
     async def test() -> None:
         async with running(a) as (pool, _):
             with monkeypatch.context() as patched:
-                patched.setattr("mlx_server.pool.pool.prepare", broken)
+                patched.setattr("mlx_server.pool.preparation.prepare", broken)
                 errors = await results(*(asking(pool) for _ in range(3)))
             assert {type(error) for error in errors} == {ServerError}
             assert not any("secret" in str(error) for error in errors)
@@ -905,7 +905,7 @@ def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_aga
 
     async def test() -> None:
         async with running(a, limits=limits) as (pool, machine):
-            pool._adapter_dirs = [samples]
+            pool._catalogs.allowed = [samples]
             await pool.add_adapter("a", "new", str(samples / "pirate"))
             prepared = await pool.prepared("a")
             adapter = await pool.adapter(prepared, "new")
@@ -933,7 +933,7 @@ def test_clients_load_so_many_adapters_and_no_more(
 
     async def test() -> None:
         async with running(a) as (pool, _):
-            pool._adapter_dirs = [samples]
+            pool._catalogs.allowed = [samples]
             for name in ("one", "two", "one"):
                 await pool.add_adapter("a", name, str(samples / "pirate"))
             with pytest.raises(BadRequest, match="Clients have loaded 2 adapters"):
@@ -1317,7 +1317,7 @@ def test_a_preload_that_fails_is_logged(
         raise error
 
     async def test() -> None:
-        monkeypatch.setattr("mlx_server.pool.pool.prepare", broken)
+        monkeypatch.setattr("mlx_server.pool.preparation.prepare", broken)
         async with running(replace(a, preload=True)) as (pool, machine):
             await until(lambda: view(pool).error is not None)
             monkeypatch.undo()
