@@ -137,11 +137,11 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.pool = pool
     app.state.connectors = connectors
     app.state.max_body_bytes = server.max_body_bytes
-    app.state.metrics = metrics.Metrics(pool)
+    app.state.metrics = measured = metrics.Metrics(pool)
     app.state.started = int(time.time())
-    pool.on_step = app.state.metrics.on_step
-    pool.on_ahead = app.state.metrics.on_ahead
-    pool.on_disk_cache = app.state.metrics.on_disk_cache
+    pool.on_step = measured.engine.on_step
+    pool.on_ahead = measured.engine.on_ahead
+    pool.on_disk_cache = measured.engine.on_disk_cache
     errors.install(app)
 
     keyed = APIRouter(
