@@ -14,7 +14,7 @@ class ToolFailed(McpError):
     """The server ran the tool, which reported an error."""
 
 
-class Refused(McpError):
+class McpRefused(McpError):
     """The server answered with an HTTP status that means an error."""
 
     def __init__(self, message: str, status: int) -> None:

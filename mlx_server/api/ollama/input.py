@@ -8,9 +8,9 @@ from mlx_server.api import formats
 from mlx_server.api.formats import FormatChoice
 from mlx_server.api.ollama.protocol import (
     AnswerBody,
-    ChatBody,
     GenerateBody,
-    MessageParam,
+    OllamaChatBody,
+    OllamaMessageParam,
     Options,
     ToolCallParam,
 )
@@ -23,7 +23,7 @@ EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "x
 """Ollama's words for an effort that the families know by another one."""
 
 
-def chat_request(body: ChatBody, model: str) -> GenerateRequest:
+def chat_request(body: OllamaChatBody, model: str) -> GenerateRequest:
     tools = [tool.function for tool in body.tools or ()]
     conversation = Conversation(
         messages=tuple(_messages(body.messages or ())),
@@ -89,7 +89,7 @@ def _format(body: AnswerBody) -> FormatChoice:
     return {"format": None, "format_param": "format"}
 
 
-def _messages(given: Sequence[MessageParam]) -> Iterator[Message]:
+def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
     unanswered: list[ToolCall] = []
     for i, message in enumerate(given):
         _check_text(f"messages[{i}].images", message.images)
@@ -116,7 +116,7 @@ def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
         yield ToolCall(call.id or f"call_{place}_{number}", call.function.name, arguments)
 
 
-def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | None:
+def _answered(message: OllamaMessageParam, unanswered: Sequence[ToolCall]) -> str | None:
     """The id of the call that a result answers. Most clients send none: it is then the next call of
     its name, or the next one."""
     if message.tool_call_id:
