@@ -135,7 +135,7 @@ class Engine:
         return failed if self.broken else [*failed, *self.handle(command)]
 
     def _handle(self, command: Command) -> list[Report]:
-        if not isinstance(command, messages.ComputeAhead):  # whatever else it is comes first
+        if not isinstance(command, messages.ComputeAhead):  # all other work comes first
             self._ahead.interrupt()
         match command:
             case messages.LoadModel(model, path, stop_tokens, tokenizer, kv_bits):
