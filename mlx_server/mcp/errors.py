@@ -6,7 +6,7 @@ class McpError(Exception):
 
     @property
     def kind(self) -> str:
-        """What the log says of it. Unlike the message, it quotes neither the server nor the client."""
+        """What the log says: unlike the message, it quotes neither the server nor the client."""
         return type(self).__name__
 
 
