@@ -46,6 +46,7 @@ from mlx_server.pool.disk_threads import DiskThreads
 from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress, PoolEntry
 from mlx_server.pool.lease import Lease, Leases, MemoryDemand, Waiter
 from mlx_server.pool.memory_budget import budget_of, size
+from mlx_server.pool.next_prompts import NextPrompts
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.preparation import ModelPreparation
 from mlx_server.pool.prepare import (
@@ -58,7 +59,6 @@ from mlx_server.pool.prepare import (
 )
 from mlx_server.pool.refusals import refusal
 from mlx_server.pool.served_models import ServedModels
-from mlx_server.request_threads import in_thread
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -98,7 +98,7 @@ class Pool:
         self._leases = Leases(lambda: self.engine, self._resize)
         self._timer: asyncio.TimerHandle | None = None
         self._background = BackgroundWork()
-        self._rendering_ahead = BackgroundWork()
+        self._next_prompts = NextPrompts(lambda: self.engine)
         self._disk = DiskThreads(self._models.ids)
         self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
         self._preparation = ModelPreparation(
@@ -167,7 +167,7 @@ class Pool:
         await self.supervisor.stop(error)
         await self._disk.stop()
         await self._background.stop()
-        await self._rendering_ahead.stop()
+        await self._next_prompts.rendering.stop()
 
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
@@ -299,6 +299,12 @@ class Pool:
             async with self.lease(prepared, demand):
                 pass
 
+    def compute_ahead(self, prepared: PreparedModel, render: Callable[[], ComputeAhead]) -> None:
+        """Has the engine compute the beginning of a next prompt while it is idle, after `render`,
+        which runs in a thread."""
+        if self.keeps_prompts:
+            self._next_prompts.begin(prepared.id, render)
+
     def keep(self, id: str, seconds: float) -> None:
         """Sets how long a model that is in memory stays there without a request."""
         self._do(self._policy.keep(id, seconds, _now()))
@@ -362,20 +368,6 @@ class Pool:
         self._cache_limit.reported(step.cache_bytes)
         self._count_idle()
         self.on_step(step)
-
-    def compute_ahead(self, prepared: PreparedModel, render: Callable[[], ComputeAhead]) -> None:
-        """Has the engine compute the beginning of a next prompt while it is idle, after `render`,
-        which runs in a thread."""
-        if self.keeps_prompts and len(self._rendering_ahead) < limits.PROMPTS_AHEAD.value:
-            self._rendering_ahead.begin(self._compute_ahead(prepared.id, render))
-
-    async def _compute_ahead(self, model: str, render: Callable[[], ComputeAhead]) -> None:
-        try:
-            self.engine.compute_ahead(await in_thread(render, model=model))
-        except ServerError:
-            pass  # no next message fits the template or the context, or the server is busy
-        except Exception:
-            log.exception("the next prompt of a conversation can't be rendered")
 
     def _count_adapters(self) -> None:
         for model in self.loaded:
