@@ -247,7 +247,7 @@ async def running(
         await pool.stop()
     await asyncio.wait([*(asyncio.all_tasks() - before), asyncio.ensure_future(asyncio.sleep(0))])
     assert_idle(pool)
-    assert pool._timer is None or pool._timer.cancelled()
+    assert pool._scheduler.timer is None or pool._scheduler.timer.cancelled()
     gc.collect()
     assert unheard == []
 
@@ -255,7 +255,7 @@ async def running(
 def assert_idle(pool: Pool) -> None:
     assert (pool.rows, pool.memory()["kv_reserved"]) == (0, 0)
     assert [view.leases for view in pool.views()] == [0] * len(pool.specs)
-    assert (pool._policy.waiting, pool._waiting) == ((), {})
+    assert (pool._policy.waiting, pool._scheduler.waiting) == ((), {})
 
 
 def asks(kv_bytes: int, most: int | None = None) -> MemoryDemand:
@@ -745,7 +745,7 @@ def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec)
                 assert pool.memory()["kv_reserved"] == 2 * 20
                 last.left([2, 4])
                 assert pool.memory()["kv_reserved"] == 0
-            assert pool._leases.of_row == {}
+            assert pool._scheduler.leases.of_row == {}
 
     run(test)
 
@@ -761,7 +761,7 @@ def test_a_lost_engine_leaves_no_growth_behind(a: ModelSpec) -> None:
                 for _ in range(20):
                     step(pool, 1)
                 assert pool.memory()["kv_reserved"] == 0
-            assert pool._leases.of_row == {}
+            assert pool._scheduler.leases.of_row == {}
 
     run(test)
 
@@ -1377,8 +1377,8 @@ def test_stopping_tells_those_who_wait_for_memory(a: ModelSpec, b: ModelSpec) ->
                     await task
             # nothing is begun when the last lease ends
             assert machine.log == ["load a"]
-            assert pool._timer
-            assert pool._timer.cancelled()
+            assert pool._scheduler.timer
+            assert pool._scheduler.timer.cancelled()
 
     run(test)
 
