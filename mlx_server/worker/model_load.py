@@ -1,7 +1,7 @@
 """Loads models a piece at a time: wires memory, reads weights, compiles kernels."""
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,10 +80,8 @@ class _Load:
 class ModelLoads:
     """The loads in progress, by model."""
 
-    def __init__(
-        self, wired: str, concurrency: int, batches: Callable[[], Collection[Batch]]
-    ) -> None:
-        """batches: returns those of all models in memory."""
+    def __init__(self, wired: str, concurrency: int, batches: Mapping[str, Batch]) -> None:
+        """batches: those of all models in memory, which the caller changes."""
         self._wired = WiredLimit(wired)
         self._pace = WeightReadPace()
         self._concurrency = concurrency
@@ -117,7 +115,7 @@ class ModelLoads:
 
     def step(self, model: str) -> tuple[list[ModelLoading], nn.Module | None]:
         """Computes a piece; returns its report, and the model after the last piece."""
-        self._pace.while_decoding = any(self._batches())
+        self._pace.while_decoding = any(self._batches.values())
         try:
             progress = next(self._loads[model].progress)
         except StopIteration as end:
@@ -126,5 +124,5 @@ class ModelLoads:
         return ([ModelLoading(model, *progress)] if progress else []), None
 
     def _wire(self, nbytes: int) -> None:
-        present = [batch.model for batch in self._batches()]
-        self._wired.before_reading(nbytes, present, rows=any(self._batches()))
+        present = [batch.model for batch in self._batches.values()]
+        self._wired.before_reading(nbytes, present, rows=any(self._batches.values()))

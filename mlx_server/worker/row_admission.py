@@ -4,13 +4,12 @@ A row waits for its constraint, and for what the disk has of its prompt. Then th
 of its prompt are computed, if they are requested, and it joins the batch of its model.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.nn as nn
-
 from mlx_server.engine.messages import Admitted, Generate, PromptLogprobs, Report
+from mlx_server.worker.batch import Batch
 from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraint,
     LogitConstraints,
@@ -19,9 +18,7 @@ from mlx_server.worker.prefill.disk_tier import DiskTier
 from mlx_server.worker.prompt_logprobs import Scoring, prompt_logprobs
 from mlx_server.worker.row import row_adapter_of
 from mlx_server.worker.row_cache import key_of
-
-Join = Callable[[Generate, LogitConstraint | None, list[Any] | None], None]
-"""Adds a row to its batch. The last argument is the cache of its prompt, if it was computed."""
+from mlx_server.worker.step_time import StepTime
 
 
 @dataclass(frozen=True)
@@ -36,18 +33,20 @@ class RowAdmission:
         self,
         constraints: LogitConstraints,
         disk: DiskTier,
-        network: Callable[[str], nn.Module],
-        join: Join,
+        batches: Mapping[str, Batch],
+        step_time: StepTime,
     ) -> None:
-        """network: returns a model that is loaded."""
+        """batches: those of all models in memory, which the caller changes."""
         self._constraints = constraints
         self._disk = disk
-        self._network = network
-        self._join = join
+        self._batches = batches
+        self._step_time = step_time
         self.waiting: dict[int, Generate] = {}
         """Rows that wait for their constraints, or for what the disk has of their prompts."""
         self._scored: dict[int, _ScoredRow] = {}
         """Rows whose prompt log probabilities are being computed, in the order of their turns."""
+        self.preempted: set[int] = set()
+        """Rows that are to be preempted as soon as they join a batch."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self._scored)
@@ -91,12 +90,12 @@ class RowAdmission:
         if command.prompt_logprobs:
             self._score(command, constraint)
         else:
-            self._join(command, constraint, None)
+            self._join(command, constraint)
         return [Admitted(command.row)]
 
     def _score(self, command: Generate, constraint: LogitConstraint | None) -> None:
         top = command.sampling.logprobs or 0
-        network = self._network(command.model)
+        network = self._batches[command.model].model
         scoring = prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
         self._scored[command.row] = _ScoredRow(command, constraint, scoring)
 
@@ -112,6 +111,18 @@ class RowAdmission:
         if scored.command.max_tokens:
             self._join(scored.command, scored.constraint, cache)
         return [PromptLogprobs(row, logprobs)]
+
+    def _join(
+        self, command: Generate, constraint: LogitConstraint | None, cache: list[Any] | None = None
+    ) -> None:
+        """cache: the cache of the row's prompt, if it has been computed."""
+        batch = self._batches[command.model]
+        if not batch:
+            self._step_time.resume(command.model)
+        batch.add(command, cache, constraint)
+        if command.row in self.preempted:
+            self.preempted.remove(command.row)
+            batch.preempt(command.row)
 
     def end_turn(self, client: str) -> None:
         """Moves the client's scored rows to the end, in their order of arrival: clients take turns

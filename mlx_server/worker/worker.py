@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,7 +27,6 @@ from mlx_server.worker.buffer_cache import Buffers
 from mlx_server.worker.cache_cost import cache_cost
 from mlx_server.worker.constrained_decoding.grammar_compiler import CompilerBusy, GrammarRefused
 from mlx_server.worker.constrained_decoding.logit_constraints import (
-    LogitConstraint,
     LogitConstraints,
 )
 from mlx_server.worker.device_memory import give_back_memory, limit_memory
@@ -69,22 +67,20 @@ class Engine:
         self._cache = PromptCache(cache_bytes)
         self._ahead = AheadComputation(self._cache, clock)
         self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
-        self._loads = ModelLoads(wired, concurrency, lambda: self._batches.values())
+        self._batches: dict[str, Batch] = {}
+        self._loads = ModelLoads(wired, concurrency, self._batches)
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
-        self._batches: dict[str, Batch] = {}
         self._adapters: dict[str, AdapterWeights] = {}
         self._step_time = StepTime(clock)
         self._constraints = LogitConstraints(wake)
         self._admission = RowAdmission(
-            self._constraints, self._disk, lambda model: self._batches[model].model, self._join
+            self._constraints, self._disk, self._batches, self._step_time
         )
         self._paused: set[int] = set()
         """Rows that get no tokens for now; the batches share this set."""
-        self._preempted: set[int] = set()
-        """Rows that are to be preempted as soon as they join a batch."""
 
     @property
     def pause(self) -> float | None:
@@ -279,7 +275,7 @@ class Engine:
         self.broken = self.broken or again or kind in ENDS
         rows = [command.row for command in self._admission.commands]
         rows += [row for batch in self._batches.values() for row in batch.rows]
-        self._batches = {m: self._batch(m, b.model) for m, b in self._batches.items()}
+        self._batches.update({m: self._batch(m, b.model) for m, b in self._batches.items()})
         self._admission.clear()
         self._ahead.clear()
         self._cache.clear()
@@ -325,23 +321,9 @@ class Engine:
         used = self._ahead.arrived(command.model, key_of(command), command.prompt)
         return [*used, *self._admission.add(command)]
 
-    def _join(
-        self,
-        command: Generate,
-        constraint: LogitConstraint | None,
-        cache: list[Any] | None,
-    ) -> None:
-        batch = self._batches[command.model]
-        if not batch:
-            self._step_time.resume(command.model)
-        batch.add(command, cache, constraint)
-        if command.row in self._preempted:
-            self._preempted.remove(command.row)
-            batch.preempt(command.row)
-
     def _cancel(self, rows: list[int]) -> list[Report]:
         self._paused.difference_update(rows)
-        self._preempted.difference_update(rows)
+        self._admission.preempted.difference_update(rows)
         for row in rows:
             self._admission.drop(row)
             for batch in self._batches.values():
@@ -353,13 +335,13 @@ class Engine:
     def _preempt(self, rows: list[int]) -> None:
         for row in rows:
             if row in self._admission:
-                self._preempted.add(row)
+                self._admission.preempted.add(row)
             for batch in self._batches.values():
                 batch.preempt(row)
         mx.clear_cache()  # other processes and models need the memory
 
     def _resume(self, rows: list[int]) -> None:
-        self._preempted.difference_update(rows)
+        self._admission.preempted.difference_update(rows)
         for row in rows:
             for batch in self._batches.values():
                 batch.resume(row)
