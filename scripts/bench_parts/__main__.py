@@ -20,7 +20,7 @@ from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
 from bench_parts.machine import Others
 from bench_parts.models import model_folder
-from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, Model, Outcome, Turn
+from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model, Turn
 from bench_parts.sessions import count
 from bench_parts.simulated import servers
 from bench_parts.simulated.roofline import PAIRS, pair
@@ -215,13 +215,13 @@ def _warn(others: float) -> None:
 
 def measure(
     cases: Sequence[Case], names: Sequence[str], repetitions: Mapping[Model, int]
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     turns: dict[tuple[Case, str], list[Turn]] = {}
     for model, times in repetitions.items():
         if wanted := [case for case in cases if case.model == model]:
             for case, name, turn in _turns(model_folder(model), wanted * times, names):
                 turns.setdefault((case, name), []).append(turn)
-    return [Outcome(case, name, tuple(taken)) for (case, name), taken in turns.items()]
+    return [CaseOutcome(case, name, tuple(taken)) for (case, name), taken in turns.items()]
 
 
 def _turns(
