@@ -1,4 +1,4 @@
-"""What the settings say of models, connectors and folders, as the packages that use it want it."""
+"""Makes the records of other packages from the settings: models, connectors and folders."""
 
 from pathlib import Path
 from typing import cast

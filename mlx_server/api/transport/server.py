@@ -18,12 +18,9 @@ from fastapi import FastAPI
 from mlx_server.api.transport.last_words import let_last_words_out
 from mlx_server.errors import ShuttingDown
 from mlx_server.pool.pool import Pool
-from mlx_server.system.listening_sockets import url_of
+from mlx_server.system.listening_sockets import DEFAULT_URL, url_of
 
 log = logging.getLogger("mlx_server")
-
-DEFAULT_URL = "http://127.0.0.1:8000"
-"""Where `mlx-server chat` looks for a server by default."""
 
 EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
