@@ -621,7 +621,7 @@ def test_an_engine_that_never_says_a_word_is_given_up(
     mute.write_text("#!/bin/sh\nexec sleep 60\n")
     mute.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(mute))
-    monkeypatch.setattr("mlx_server.engine.client.fast_blas", lambda: None)
+    monkeypatch.setattr("mlx_server.engine.engine_process.fast_blas", lambda: None)
     monkeypatch.setattr(client, "START_SECONDS", 0.2)
 
     async def start() -> EngineClient:
