@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from mlx_server.engine.messages import Admitted, Logprobs, Prefilled, Token
-from mlx_server.engine.row_stream import ITEM_BYTES, RowStream
+from mlx_server.engine.row_stream import ITEM_BYTES, Item, RowStream
 from mlx_server.errors import EngineDied
 
 
 def test_what_has_arrived_is_taken_at_once_and_in_order() -> None:
     async def test() -> None:
         stream = RowStream()
-        items = [Admitted(1), Prefilled(1, 0), Token(1, 7)]
+        items: list[Item] = [Admitted(1), Prefilled(1, 0), Token(1, 7)]
         for item in items:
             stream.put(item)
         assert stream.unread == 3 * ITEM_BYTES
