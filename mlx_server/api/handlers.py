@@ -71,7 +71,7 @@ async def _started(
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
     generated = generate(with_client(request, http), pool)
-    events = metrics.observed(in_words(generated, overflow))
+    events = metrics.answers.observed(in_words(generated, overflow))
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
     return events, started

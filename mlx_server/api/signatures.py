@@ -24,7 +24,7 @@ class Signer:
         return SEALED + _encoded(self._mac(raw) + raw)
 
     def is_own(self, thought: str, signature: str) -> bool:
-        """Whether this server wrote the thought, and nobody has changed it."""
+        """Whether this server wrote the thought, and that it is unchanged."""
         if signature.startswith(SEALED):
             return self.opened(signature) is not None
         raw = _decoded(signature, SIGNED)

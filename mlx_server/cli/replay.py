@@ -36,9 +36,9 @@ def record(
     """
     import yaml
 
-    from mlx_server.app import spec_named
     from mlx_server.cli.recording import read_requests
     from mlx_server.cli.recording import record as recorded
+    from mlx_server.config.specs import spec_named
 
     spec = spec_named(config, model)
     entries = recorded(

@@ -21,8 +21,8 @@ import httpx
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
 from mlx_server.events import ReasoningDelta, TextDelta
+from mlx_server.system.listening_sockets import DEFAULT_URL
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 STOP_SECONDS = 15.0
 """How long a server that was started for the chat may take to end before it is killed."""
 

@@ -21,7 +21,7 @@ from mlx_server import limits
 
 STORE_FILE = "responses.sqlite3"
 PROMPT_FOLDER = "prompts"
-"""In the data directory."""
+"""A file and a folder in the data directory."""
 
 REPLAY = "replay:"
 
@@ -162,17 +162,17 @@ class _Frozen(BaseModel):
 
 class PromptCacheSettings(_Frozen):
     memory: BytesOrNone | None = None
-    """Bytes; None: what models and answers leave of the memory budget."""
+    """The limit in bytes; None: what models and answers leave of the memory budget."""
     disk: BytesOrNone = limits.PROMPT_FILE_BYTES.value
-    """Bytes, as the disk counts them; 0: nothing is written."""
+    """The limit in bytes, as the disk counts them; 0: nothing is written."""
     folder: Annotated[Path | None, BeforeValidator(_data_dir)] = None
-    """None: a folder in the data directory."""
+    """The folder of the files; None: one in the data directory."""
 
 
 class ServerSettings(_Frozen):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
-    """0 picks a free port."""
+    """The port to listen on; 0 picks a free one."""
     concurrency: int = Field(default=limits.CONCURRENCY.value, ge=1, le=256)
     """Rows decoded in one batch."""
     queue: int = Field(default=limits.QUEUE.value, ge=0)
@@ -187,7 +187,7 @@ class ServerSettings(_Frozen):
     allowed_origins: tuple[Name, ...] = ()
     """Web origins that may send requests; CORS is off if there are none."""
     allow_insecure: bool = False
-    """Serve other machines without a key."""
+    """Whether other machines are served without a key."""
     drain_seconds: float = Field(default=10.0, ge=0)
     max_body_bytes: int = Field(default=limits.BODY_BYTES.value, gt=0)
     receive_seconds: float = Field(default=float(limits.RECEIVE_SECONDS.value), gt=0)
@@ -297,14 +297,14 @@ class ModelSettings(_Frozen):
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
     compute_ahead: ComputeAhead = limits.AHEAD_TOKENS.value
-    """The most tokens of a conversation's next prompt that are computed while nobody waits."""
+    """How many tokens of a conversation's next prompt an idle engine computes at most."""
     kv_cache: KvCacheSettings = KvCacheSettings()
     volatile_lines: Literal["drop", "keep"] = "drop"
     """Whether lines that change with every request and mean nothing are taken out of the prompt."""
     misplaced_calls: Literal["make", "text"] = "make"
     """Whether calls that the model writes as JSON, instead of in its own format, are made."""
     reasoning_tags: tuple[TagName, ...] | None = None
-    """Tags in which the model writes its reasoning, besides those of its family."""
+    """Tags in which the model writes its reasoning, in addition to those of its family."""
     repair: RepairSettings = RepairSettings()
     preload: bool = False
     pinned: bool = False
@@ -313,7 +313,7 @@ class ModelSettings(_Frozen):
     """The model is unloaded after so many seconds without a request."""
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = {}
-    """In addition to those in `adapters_dir` that fit."""
+    """Adapters of this model, in addition to those in `adapters_dir` that fit."""
 
 
 class StoreSettings(_Frozen):
@@ -324,9 +324,9 @@ class StoreSettings(_Frozen):
     count: int = Field(default=limits.STORED_RESPONSES.value, ge=1)
     """How many responses, and how many conversations, are kept."""
     bytes: Bytes = limits.STORE_BYTES.value
-    """Limit for all clients together."""
+    """The most bytes that are stored for all clients together."""
     bytes_per_key: Bytes = limits.STORE_BYTES_PER_KEY.value
-    """Limit for the clients that share a key."""
+    """The most bytes that are stored for the clients that share a key."""
 
     @property
     def path(self) -> Path:

@@ -2,11 +2,8 @@
 
 import asyncio
 import logging
-import os
-import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,57 +12,13 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.activity import EngineActivity
-from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.engine_process import ON_THE_WAY_BYTES, EngineProcess
 from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.lifeline import Lifeline
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
-from mlx_server.engine.messages import (
-    DEFAULT_SCHEDULE,
-    FLUSH_SECONDS,
-    AdapterFailed,
-    AdapterLoaded,
-    AdapterUnloaded,
-    Admitted,
-    CacheMeasured,
-    CacheNotMeasured,
-    CancelRows,
-    Command,
-    ComputeAhead,
-    ComputedAhead,
-    DeviceFailed,
-    DiskCacheUse,
-    Generate,
-    Heartbeat,
-    LimitCache,
-    LimitMemory,
-    LoadAdapter,
-    LoadModel,
-    MeasureCache,
-    ModelLoaded,
-    ModelLoadFailed,
-    ModelLoading,
-    ModelUnloaded,
-    PauseRows,
-    PreemptRows,
-    Prefilled,
-    PrefillProgress,
-    PromptLogprobs,
-    Ready,
-    Report,
-    ResumeRows,
-    RowFailed,
-    RowLeftGrammar,
-    RowRefused,
-    RowTurnedAway,
-    Schedule,
-    StepOutput,
-    Token,
-    UnloadAdapter,
-    UnloadModel,
-    UnpauseRows,
-)
+from mlx_server.engine.messages import DEFAULT_SCHEDULE, FLUSH_SECONDS, Command, Generate, Report
 from mlx_server.engine.process_status import vitals
 from mlx_server.engine.replies import PendingReplies
+from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
@@ -78,23 +31,13 @@ from mlx_server.errors import (
 
 log = logging.getLogger("mlx_server.engine")
 
-Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token
 OnLoading = Callable[[int, int], None]
 
 START_SECONDS = 120.0
 """Limit on the start: a cold machine reads MLX from disk, and macOS verifies new libraries first.
 Heartbeats begin earlier, so `liveness` notices a process that is stopped during its start."""
 
-STOP_SECONDS = 0.5
-"""How long an engine may take to end, in addition to FLUSH_SECONDS if it has a disk to write to."""
-
-ON_THE_WAY_BYTES = 8 << 10
-"""Size of the socket buffers for reports: it bounds what a row still sends after PauseRows."""
-
 DIED = "The engine process died. Send the request again."
-
-ITEM_BYTES = 128
-"""Estimated memory of one token, or of one log probability."""
 
 
 @dataclass(frozen=True)
@@ -109,52 +52,6 @@ class PromptDisk:
 NO_DISK = PromptDisk(Path(), 0)
 
 
-class RowStream:
-    """The reports about one request's rows, until the request ends."""
-
-    def __init__(self, unpause: Callable[["RowStream"], None] = lambda answers: None) -> None:
-        """unpause: called when a paused request has taken all its items."""
-        self.rows: list[int] = []
-        self.unread = 0
-        """Estimated bytes of the items not yet taken."""
-        self.is_paused = False
-        self._unpause = unpause
-        self._items: list[Item] = []
-        self._error: ServerError | None = None
-        self._news = asyncio.Event()
-
-    def put(self, item: Item) -> None:
-        self._items.append(item)
-        self.unread += _bytes(item)
-        self._news.set()
-
-    def fail(self, error: ServerError) -> None:
-        self._error = error
-        self._news.set()
-
-    async def take(self) -> list[Item]:
-        """Returns the items that arrived since the last call; waits for at least one."""
-        await self._news.wait()
-        items, self._items = self._items, []
-        self.unread = 0
-        if self.is_paused:
-            self._unpause(self)
-        if not self._error:
-            self._news.clear()
-        elif not items:
-            raise _fresh(self._error)
-        return items
-
-
-def _bytes(item: Item) -> int:
-    match item:
-        case Token(logprobs=found):
-            return ITEM_BYTES * (1 + (1 + len(found.top) if found else 0))
-        case PromptLogprobs(logprobs=scored):
-            return ITEM_BYTES * sum(1 + len(found.top) for found in scored)
-    return ITEM_BYTES
-
-
 class EngineClient:
     """The connection to one engine process. A new process needs a new client."""
 
@@ -164,18 +61,16 @@ class EngineClient:
         concurrency: int = 16,
         cache_bytes: int = 0,
         wired: str | int = "auto",
-        schedule: Schedule = DEFAULT_SCHEDULE,
+        schedule: messages.Schedule = DEFAULT_SCHEDULE,
         disk: PromptDisk = NO_DISK,
     ) -> None:
         """wired: "auto", "never" or bytes, see `wiring`."""
         numbers = (concurrency, cache_bytes, wired, schedule.prefill_share, schedule.longest_gap)
-        self._arguments = [str(each) for each in (*numbers, disk.most_bytes, disk.folder)]
-        self._stop_seconds = STOP_SECONDS + (FLUSH_SECONDS if disk.most_bytes else 0.0)
-        self._process: asyncio.subprocess.Process | None = None
-        self._lifeline: Lifeline | None = None
+        arguments = [str(each) for each in (*numbers, disk.most_bytes, disk.folder)]
+        self._process = EngineProcess(arguments, FLUSH_SECONDS if disk.most_bytes else 0.0)
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[Ready] | None = None
+        self._ready: asyncio.Future[messages.Ready] | None = None
         self._on_loading: dict[str, OnLoading] = {}
         self._replies = PendingReplies()
         """The keys are a command's type and the model's and adapter's names in it."""
@@ -189,11 +84,11 @@ class EngineClient:
         self._death: ServerError | None = None
         self.lost = asyncio.Event()
         """Set when the process has died or was abandoned."""
-        self.on_step: Callable[[StepOutput], None] = lambda step: None
-        self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
-        self.on_prefill: Callable[[PrefillProgress], None] = lambda progress: None
-        self.on_device_failed: Callable[[DeviceFailed], None] = lambda failure: None
-        self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
+        self.on_step: Callable[[messages.StepOutput], None] = lambda step: None
+        self.on_ahead: Callable[[messages.ComputedAhead], None] = lambda computed: None
+        self.on_prefill: Callable[[messages.PrefillProgress], None] = lambda progress: None
+        self.on_device_failed: Callable[[messages.DeviceFailed], None] = lambda failure: None
+        self.on_disk_cache: Callable[[messages.DiskCacheUse], None] = lambda use: None
 
     @property
     def alive(self) -> bool:
@@ -208,33 +103,17 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._process.pid
 
-    async def start(self) -> Ready:
-        ours, theirs = socket.socketpair()
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_THE_WAY_BYTES)
-        with theirs, ExitStack() as unless_it_starts:
-            unless_it_starts.enter_context(ours)
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "mlx_server.worker.process",
-                str(theirs.fileno()),
-                *self._arguments,
-                pass_fds=[theirs.fileno()],
-                env=_environment(),
-                # A separate process group: Ctrl-C must reach only the server, which drains first.
-                start_new_session=True,
-            )
-            self._lifeline = await Lifeline.tied(self._process.pid)
-            unless_it_starts.pop_all()
+    async def start(self) -> messages.Ready:
+        ours = await self._process.start()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=ON_THE_WAY_BYTES)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read_reports(reader))
-        self._watching = asyncio.create_task(self._watch(self._process.pid))
+        self._watching = asyncio.create_task(self._watch())
         return await self._is_ready(self._ready)
 
-    async def _is_ready(self, ready: asyncio.Future[Ready]) -> Ready:
+    async def _is_ready(self, ready: asyncio.Future[messages.Ready]) -> messages.Ready:
         try:
             async with asyncio.timeout(START_SECONDS):
                 return await asyncio.shield(ready)
@@ -247,17 +126,7 @@ class EngineClient:
         self._die(error or EngineDied("The engine was stopped."))
         if self._watching:
             self._watching.cancel()
-        if self._process:
-            try:
-                # wait_for may swallow the cancellation of its caller on Python 3.11.
-                async with asyncio.timeout(self._stop_seconds):
-                    await self._process.wait()
-            except TimeoutError:
-                self.kill()
-                await self._process.wait()
-        if self._lifeline:
-            await self._lifeline.let_go()
-            self._lifeline = None
+        await self._process.stop()
         if self._reading:
             await self._reading
 
@@ -269,40 +138,42 @@ class EngineClient:
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
         kv_bits: int | None = None,
-    ) -> ModelLoaded:
+    ) -> messages.ModelLoaded:
         self._on_loading[model] = progress
-        command = LoadModel(model, path, list(stop_tokens), tokenizer, kv_bits)
+        command = messages.LoadModel(model, path, list(stop_tokens), tokenizer, kv_bits)
         try:
-            loaded: ModelLoaded = await self._ask(command, model)
+            loaded: messages.ModelLoaded = await self._ask(command, model)
         finally:
             self._on_loading.pop(model, None)
         return loaded
 
     async def unload(self, model: str) -> None:
         """Returns when the engine has freed the model's memory."""
-        await self._ask(UnloadModel(model), model)
+        await self._ask(messages.UnloadModel(model), model)
 
     async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
         """The memory that the rows of a model will take, which need not be loaded."""
-        cost: KvCost = await self._ask(MeasureCache(model, path, kv_bits), model)
+        cost: KvCost = await self._ask(messages.MeasureCache(model, path, kv_bits), model)
         return cost
 
-    async def load_adapter(self, model: str, adapter: str, path: str) -> AdapterLoaded:
+    async def load_adapter(self, model: str, adapter: str, path: str) -> messages.AdapterLoaded:
         """adapter: the name that rows use for it; different weights need different names."""
-        loaded: AdapterLoaded = await self._ask(LoadAdapter(model, adapter, path), model, adapter)
+        loaded: messages.AdapterLoaded = await self._ask(
+            messages.LoadAdapter(model, adapter, path), model, adapter
+        )
         return loaded
 
     async def unload_adapter(self, model: str, adapter: str) -> None:
-        await self._ask(UnloadAdapter(model, adapter), model, adapter)
+        await self._ask(messages.UnloadAdapter(model, adapter), model, adapter)
 
     async def _ask(self, command: Command, *names: str) -> Any:
         return await self._replies.next((type(command), *names), lambda: self._send(command))
 
     def limit_cache(self, max_bytes: int) -> None:
-        self._send(LimitCache(max_bytes))
+        self._send(messages.LimitCache(max_bytes))
 
     def limit_memory(self, max_bytes: int) -> None:
-        self._send(LimitMemory(max_bytes))
+        self._send(messages.LimitMemory(max_bytes))
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
@@ -337,30 +208,30 @@ class EngineClient:
         """Frees the rows at the engine's next step; ignores rows that have finished."""
         unfinished = [row for row in rows if self._rows.pop(row, None)]
         if unfinished and self.alive:
-            self._send(CancelRows(unfinished))
+            self._send(messages.CancelRows(unfinished))
 
     def preempt(self, rows: Sequence[int]) -> None:
         """Takes the rows' caches away until `resume`; ignores rows that have finished."""
-        self._send(PreemptRows(list(rows)))
+        self._send(messages.PreemptRows(list(rows)))
 
     def resume(self, rows: Sequence[int]) -> None:
-        self._send(ResumeRows(list(rows)))
+        self._send(messages.ResumeRows(list(rows)))
 
-    def compute_ahead(self, command: ComputeAhead) -> None:
+    def compute_ahead(self, command: messages.ComputeAhead) -> None:
         self._send(command)
 
     def _pause(self, answers: RowStream) -> None:
         answers.is_paused = True
-        self._send(PauseRows(answers.rows))
+        self._send(messages.PauseRows(answers.rows))
 
     def _unpause(self, answers: RowStream) -> None:
         answers.is_paused = False
         if self.alive:
-            self._send(UnpauseRows(answers.rows))
+            self._send(messages.UnpauseRows(answers.rows))
 
     def _send(self, command: Command) -> None:
         if self._death:
-            raise _fresh(self._death)
+            raise copy(self._death)  # a shared one would collect every request's traceback
         if self._is_cut_off:
             raise EngineDied(DIED)
         assert self._writer is not None, "the engine was not started"
@@ -384,7 +255,7 @@ class EngineClient:
             log.exception("the reports of the engine process %s can't be processed", self.pid)
         self._die(EngineDied(DIED))
 
-    async def _watch(self, pid: int) -> None:
+    async def _watch(self) -> None:
         """Abandons the process when it is silent and dead; `_dispatch` judges its heartbeats."""
         clock = asyncio.get_running_loop().time
         last_frames, before = self._frames, clock()
@@ -394,7 +265,11 @@ class EngineClient:
             if last_frames != self._frames:
                 last_frames = self._frames
                 self._liveness.record()
-            elif (found := vitals(pid)) and (why := self._liveness.look(elapsed, found)):
+            elif (
+                self.pid
+                and (found := vitals(self.pid))
+                and (why := self._liveness.look(elapsed, found))
+            ):
                 self._abandon(why)
 
     def _abandon(self, what: str, message: str = "") -> None:
@@ -405,67 +280,65 @@ class EngineClient:
         self.kill()
 
     def kill(self) -> None:
-        if self._process:
-            with suppress(ProcessLookupError):  # it may have ended just now
-                self._process.kill()
+        self._process.kill()
 
     def _dispatch(self, report: Report) -> None:
         match report:
-            case Heartbeat():
+            case messages.Heartbeat():
                 self._liveness.record(report)
                 if line := self.doing.report(report.doing, asyncio.get_running_loop().time()):
                     log.info("%s", line)
                 if is_stuck_in_step(report):
                     self._abandon("is stuck in a step")
-            case StepOutput(tokens=tokens):
+            case messages.StepOutput(tokens=tokens):
                 for token in tokens:
                     self._deliver(token.row, token, last=token.finish is not None)
                 self.on_step(report)
-            case ComputedAhead():
+            case messages.ComputedAhead():
                 self.on_ahead(report)
-            case DiskCacheUse():
+            case messages.DiskCacheUse():
                 self.on_disk_cache(report)
-            case DeviceFailed(message=message, ends=ends):
+            case messages.DeviceFailed(message=message, ends=ends):
                 self.on_device_failed(report)
                 if ends:
                     self._abandon("lost the GPU", f"The engine process was ended: {message}.")
-            case PrefillProgress(row):
+            case messages.PrefillProgress(row):
                 self.on_prefill(report)
                 self._deliver(row, report, last=False)
-            case Admitted(row) | Prefilled(row) | PromptLogprobs(row):
+            case messages.Admitted(row) | messages.Prefilled(row) | messages.PromptLogprobs(row):
                 self._deliver(row, report, last=False)
-            case RowLeftGrammar(row):
+            case messages.RowLeftGrammar(row):
                 self._deliver(row, report, last=True)
-            case RowFailed(row, message):
+            case messages.RowFailed(row, message):
                 if answers := self._rows.pop(row, None):
                     answers.fail(GenerationFailed(f"The answer could not be generated: {message}"))
-            case RowRefused(row, message):
+            case messages.RowRefused(row, message):
                 if answers := self._rows.pop(row, None):
                     answers.fail(InvalidGrammar(f"The answer can't be constrained: {message}"))
-            case RowTurnedAway(row, message):
+            case messages.RowTurnedAway(row, message):
                 if answers := self._rows.pop(row, None):
                     answers.fail(Overloaded(f"The answer can't be constrained now: {message}"))
-            case ModelLoading(model, done, total):
+            case messages.ModelLoading(model, done, total):
                 if on_loading := self._on_loading.get(model):
                     on_loading(done, total)
-            case ModelLoaded(model):
-                self._replies.succeed((LoadModel, model), report)
-            case ModelLoadFailed(model, message):
-                self._replies.fail((LoadModel, model), _unusable(model, message))
-            case ModelUnloaded(model):
-                self._replies.succeed((UnloadModel, model))
-            case CacheMeasured(model, cost):
-                self._replies.succeed((MeasureCache, model), cost)
-            case CacheNotMeasured(model, message):
-                self._replies.fail((MeasureCache, model), _unusable(model, message))
-            case AdapterLoaded(model, adapter):
-                self._replies.succeed((LoadAdapter, model, adapter), report)
-            case AdapterFailed(model, adapter, message):
+            case messages.ModelLoaded(model):
+                self._replies.succeed((messages.LoadModel, model), report)
+            case messages.ModelLoadFailed(model, message):
+                self._replies.fail((messages.LoadModel, model), _unusable(model, message))
+            case messages.ModelUnloaded(model):
+                self._replies.succeed((messages.UnloadModel, model))
+            case messages.CacheMeasured(model, cost):
+                self._replies.succeed((messages.MeasureCache, model), cost)
+            case messages.CacheNotMeasured(model, message):
+                self._replies.fail((messages.MeasureCache, model), _unusable(model, message))
+            case messages.AdapterLoaded(model, adapter):
+                self._replies.succeed((messages.LoadAdapter, model, adapter), report)
+            case messages.AdapterFailed(model, adapter, message):
                 invalid = AdapterInvalid(f"The adapter can't be used: {message}")
-                self._replies.fail((LoadAdapter, model, adapter), invalid)
-            case AdapterUnloaded(model, adapter):
-                self._replies.succeed((UnloadAdapter, model, adapter))
-            case Ready() if self._ready and not self._ready.done():
+                self._replies.fail((messages.LoadAdapter, model, adapter), invalid)
+            case messages.AdapterUnloaded(model, adapter):
+                self._replies.succeed((messages.UnloadAdapter, model, adapter))
+            case messages.Ready() if self._ready and not self._ready.done():
                 self._serves = True
                 self._ready.set_result(report)
 
@@ -492,22 +365,3 @@ class EngineClient:
 
 def _unusable(model: str, message: str) -> ModelUnusable:
     return ModelUnusable(f"Model {model!r} can't be loaded: {message}")
-
-
-def _fresh(error: ServerError) -> ServerError:
-    """Copies the error for one request: a shared one would collect every request's traceback."""
-    return copy(error)
-
-
-MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
-"""Makes glibc return large blocks to the system as soon as they are freed. By default it raises
-its mmap threshold over time, and a small live block keeps the freed heap below it resident."""
-
-
-def _environment() -> dict[str, str]:
-    """Returns the process's environment; it preloads a fast BLAS if one is installed."""
-    environment = {**MALLOC, **os.environ}
-    if blas := fast_blas():
-        preloaded = environment.get("LD_PRELOAD")
-        environment["LD_PRELOAD"] = f"{preloaded}:{blas}" if preloaded else blas
-    return environment

@@ -1,4 +1,4 @@
-"""Ends the engine process with the server, however the server ends and whatever the engine does.
+"""Ends the engine process with the server, even if the server is killed or the engine is stuck.
 
 An engine exits when its socket closes, but not while it is stopped or deadlocked, and macOS has no
 signal for a parent's death. So a small shell waits for a line on a pipe that only the server holds:

@@ -74,8 +74,8 @@ class Generate(msgspec.Struct, tag=True):
     forced_tokens: list[int] | None = None
     """The recorded output that a replay model plays."""
     recording: str = ""
-    """What messages call the recorded output, such as `entry 3 of answers.yaml (line 12)`. Empty:
-    the row does not end where its grammar refuses a recorded token."""
+    """What messages call the recorded output, for example `entry 3 of answers.yaml (line 12)`.
+    Empty: the row does not end where its grammar refuses a recorded token."""
     recording_is_cut: bool = False
     """Whether the recorded output was cut off at its end, so that no grammar can complete it."""
     delay: float = 0.0
@@ -136,7 +136,7 @@ class ResumeRows(msgspec.Struct, tag=True):
 
 class ComputeAhead(msgspec.Struct, tag=True):
     """Asks to compute the beginning of a conversation's next prompt into the prompt cache, while
-    nobody waits for the engine."""
+    the engine is idle."""
 
     model: str
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""Tells a family by reading back what the chat template writes for calls.
+"""Recognizes a family by reading back what the chat template writes for calls.
 
 A template that renders calls shows the notation that the model was taught, whatever its model type
 is called. So a family that can't read them is the wrong one, and a model of no known family gets

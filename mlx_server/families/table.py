@@ -45,13 +45,13 @@ def _row(family: ModelFamily) -> Row:
     layout = MarkupLayout(reasoning=()) if family.overrides else family.layout_with()
     reasoning = [_delimited(opening, closing) for opening, closing in layout.reasoning]
     calls = [shape for notation in layout.call_formats for shape in _shapes(notation)]
-    told = [[shape] if shape else [] for shape in family.shapes]
+    given = [[shape] if shape else [] for shape in family.shapes]
     return (
         family.name,
         list(family.model_types),
         list(family.template_markers),
-        reasoning or told[0],
-        calls or told[1],
+        reasoning or given[0],
+        calls or given[1],
     )
 
 

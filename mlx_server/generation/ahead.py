@@ -1,4 +1,4 @@
-"""Has the engine compute the beginning of a conversation's next prompt while nobody waits."""
+"""Has the engine compute the beginning of a conversation's next prompt while it is idle."""
 
 from dataclasses import dataclass, field
 

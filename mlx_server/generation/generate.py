@@ -5,8 +5,9 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from mlx_server.engine.client import EngineClient, Item, RowStream
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Admitted
+from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
 from mlx_server.events import Event, Started, TokenCounts, total
 from mlx_server.generation.ahead import AnswerMessage, compute_ahead

@@ -7,7 +7,6 @@ from dataclasses import replace
 import msgspec
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.engine.client import Item
 from mlx_server.engine.messages import (
     Generate,
     Logprobs,
@@ -18,6 +17,7 @@ from mlx_server.engine.messages import (
     Thinking,
     Token,
 )
+from mlx_server.engine.row_stream import Item
 from mlx_server.events import (
     BuiltInCall,
     Event,

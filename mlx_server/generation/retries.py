@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from mlx_server import limits
-from mlx_server.engine.client import Item
 from mlx_server.engine.messages import Generate
+from mlx_server.engine.row_stream import Item
 from mlx_server.events import (
     BuiltInCall,
     Event,

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
+from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.events import (
     Event,
     Finished,
@@ -27,17 +27,16 @@ from mlx_server.events import (
     McpCallStarted,
     Started,
     TokenCounts,
-    ToolsListed,
     total,
 )
 from mlx_server.generation.generate import generate
-from mlx_server.generation.tool_turn import ServerTool, ToolNames, ToolTurn, TurnCall
-from mlx_server.grammars import schema
+from mlx_server.generation.server_tools import ServerTools
+from mlx_server.generation.tool_turn import ServerTool, ToolTurn, TurnCall
 from mlx_server.mcp import Connectors, McpError, Toolset
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import Approval, GenerateRequest, McpTools, NamedTool, ToolChoice
+from mlx_server.requests import Approval, GenerateRequest, McpTools, ToolChoice
 
 log = logging.getLogger("mlx_server.mcp")
 
@@ -124,13 +123,11 @@ class _Rounds:
         self._pool = pool
         self._limits = limits
         self._mcp = tools
-        self._names = ToolNames(conversation.tools)
-        self._left_out: dict[str, list[str]] = {}
-        self._server_tools = self._offer()
+        self._tools = ServerTools(toolset, conversation.tools)
         self._conversation = replace(
             conversation,
-            messages=tuple(map(self._named, conversation.messages)),
-            tools=(*conversation.tools, *(each.tool for each in self._server_tools.values())),
+            messages=tuple(map(self._tools.renamed, conversation.messages)),
+            tools=(*conversation.tools, *(each.tool for each in self._tools.by_name.values())),
         )
         self._ends = time.monotonic() + limits.seconds
         self._calls = self._runs = self._rounds = 0
@@ -140,10 +137,10 @@ class _Rounds:
 
     async def events(self) -> AsyncGenerator[Event]:
         choice = self._first_choice()
-        before: list[Event] = [*self._listed()]
+        before: list[Event] = [*self._tools.listed()]
         before += [event async for event in self._approved()]
         while True:
-            turn = ToolTurn(self._server_tools, self._calls, self._may_run())
+            turn = ToolTurn(self._tools.by_name, self._calls, self._may_run())
             async with aclosing(self._round(turn, choice)) as events:
                 async for event in events:
                     yield event
@@ -216,66 +213,10 @@ class _Rounds:
             further_tool_output_tokens=sum(each.tool_output_tokens for each in rounds),
         )
 
-    def _offer(self) -> dict[str, ServerTool]:
-        found: dict[str, ServerTool] = {}
-        for server in self._toolset.servers:
-            label = server.requested.label
-            for name, listed in server.listing.tools.items():
-                try:
-                    schema.check(schema.object_of(listed.schema), strict=False)
-                except InvalidGrammar as error:
-                    sentence = f"{name!r} is left out: {error.message}"
-                    self._left_out.setdefault(label, []).append(sentence)
-                    continue
-                shown = self._names.of(label, name, self._is_unique(label, name))
-                tool = Tool(shown, listed.description, listed.schema)
-                found[shown] = ServerTool(label, name, tool, server.needs_approval(name))
-        return found
-
-    def _is_unique(self, label: str, name: str) -> bool:
-        return not any(
-            server.requested.label != label and name in server.listing.tools
-            for server in self._toolset.servers
-        )
-
-    def _named(self, message: Message) -> Message:
-        """The message with earlier calls renamed to the names that their tools have now."""
-        if not any(call.server for call in message.tool_calls):
-            return message
-        calls = (
-            replace(call, name=self._names.known(call.server, call.name), server=None)
-            if call.server
-            else call
-            for call in message.tool_calls
-        )
-        return replace(message, tool_calls=tuple(calls))
-
     def _first_choice(self) -> ToolChoice:
-        choice = self._mcp.choice
-        if choice is None:
+        if self._mcp.choice is None:
             return self._request.tool_choice if self._may_run() else "none"
-        if choice.name is None and any(
-            o.server == choice.server for o in self._server_tools.values()
-        ):
-            return "required"
-        for shown, offered in self._server_tools.items():
-            if (offered.server, offered.name) == (choice.server, choice.name):
-                return NamedTool(shown)
-        raise BadRequest(
-            f"`tool_choice` requires {choice.name or 'a tool'!r:.64} of the MCP server "
-            f"{choice.server!r:.64}, which does not offer it.",
-            param="tool_choice",
-        )
-
-    def _listed(self) -> Iterator[Event]:
-        for server in self._toolset.servers:
-            left_out = self._left_out.get(server.requested.label, [])
-            errors = [*([server.listing.error] if server.listing.error else []), *left_out]
-            if server.requested.listed and not errors:
-                continue
-            offered = {each.name for each in self._server_tools.values()}
-            tools = (tool for name, tool in server.listing.tools.items() if name in offered)
-            yield ToolsListed(0, server.requested.label, tuple(tools), " ".join(errors) or None)
+        return self._tools.choice(self._mcp.choice)
 
     async def _approved(self) -> AsyncIterator[Event]:
         """Run the approved calls and append all decided calls to the conversation."""
@@ -301,7 +242,7 @@ class _Rounds:
             yield event
 
     def _decided(self, approval: Approval) -> TurnCall:
-        shown = self._names.known(approval.server, approval.name)
+        shown = self._tools.known_name(approval.server, approval.name)
         tool = Tool(shown)
         offered = ServerTool(approval.server, approval.name, tool, needs_approval=False)
         call = TurnCall(self._calls, f"call_{uuid.uuid4().hex}", shown, offered)

@@ -44,7 +44,7 @@ class NotRegular(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class _RegexToken:
     kind: str
     text: str
     line: int
@@ -58,19 +58,19 @@ def regex_of(source: str) -> str:
     return _Expansion(definitions).of("start", 0)
 
 
-def _tokens(source: str) -> Iterator[_Token]:
+def _tokens(source: str) -> Iterator[_RegexToken]:
     at, line = 0, 1
     while at < len(source):
         found = _TOKEN.match(source, at)
         if not found or not found.lastgroup:
             raise _refused(line, f"{source[at : at + 20]!r} is not Lark")
         if found.lastgroup != "blank":
-            yield _Token(found.lastgroup, found[0], line)
+            yield _RegexToken(found.lastgroup, found[0], line)
         line += found[0].count("\n")
         at = found.end()
 
 
-def _definitions(tokens: list[_Token]) -> Iterator[tuple[str, list[_Token] | str]]:
+def _definitions(tokens: list[_RegexToken]) -> Iterator[tuple[str, list[_RegexToken] | str]]:
     """The bodies of the rules and terminals, by name; imported terminals as expressions."""
     for statement in _statements(tokens):
         head, *rest = statement
@@ -84,9 +84,9 @@ def _definitions(tokens: list[_Token]) -> Iterator[tuple[str, list[_Token] | str
         yield head.text.lstrip("!?"), rest[1:]
 
 
-def _statements(tokens: list[_Token]) -> Iterator[list[_Token]]:
+def _statements(tokens: list[_RegexToken]) -> Iterator[list[_RegexToken]]:
     """The tokens of each rule. A line that begins with | goes on with the rule before."""
-    statement: list[_Token] = []
+    statement: list[_RegexToken] = []
     for i, token in enumerate(tokens):
         if token.kind != "line":
             statement.append(token)
@@ -97,7 +97,7 @@ def _statements(tokens: list[_Token]) -> Iterator[list[_Token]]:
         yield statement
 
 
-def _imported(head: _Token, rest: list[_Token]) -> Iterator[tuple[str, str]]:
+def _imported(head: _RegexToken, rest: list[_RegexToken]) -> Iterator[tuple[str, str]]:
     said = "".join(token.text for token in rest)
     if head.text != "%import":
         raise NotRegular(f"{head.text} has no place in a regular expression")
@@ -113,7 +113,7 @@ def _imported(head: _Token, rest: list[_Token]) -> Iterator[tuple[str, str]]:
 
 @dataclass
 class _Expansion:
-    definitions: dict[str, list[_Token] | str]
+    definitions: dict[str, list[_RegexToken] | str]
     _written: dict[str, str] = field(default_factory=dict)
     _open: set[str] = field(default_factory=set)
     _depth: int = 0
@@ -146,7 +146,7 @@ class _Expansion:
 class _Body:
     """Reads the body of one rule."""
 
-    def __init__(self, tokens: list[_Token], rules: _Expansion) -> None:
+    def __init__(self, tokens: list[_RegexToken], rules: _Expansion) -> None:
         self._tokens = [token for token in tokens if token.kind not in ("line", "arrow")]
         self._rules = rules
         self._at = 0
@@ -173,7 +173,7 @@ class _Body:
             _check_length(parts)
         return "".join(parts)
 
-    def _atom(self, token: _Token) -> str:
+    def _atom(self, token: _RegexToken) -> str:
         match token.kind, token.text:
             case "name", name:
                 return self._rules.of(name.lstrip("!?"), token.line)
@@ -189,7 +189,7 @@ class _Body:
                 return inner if opened == "(" else f"(?:{inner})?"
         raise _refused(token.line, f"{token.text[:20]!r} has no place here")
 
-    def _literal(self, token: _Token) -> str:
+    def _literal(self, token: _RegexToken) -> str:
         text = _text(token)
         if (following := self._next()) and following.kind == "range":
             self._at += 1
@@ -211,7 +211,7 @@ class _Body:
             atom = f"(?:{atom}){times}"
         return atom
 
-    def _next(self) -> _Token | None:
+    def _next(self) -> _RegexToken | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def _accept(self, text: str) -> bool:
@@ -226,7 +226,7 @@ def _check_length(parts: list[str]) -> None:
         raise NotRegular("an expression that is too long")
 
 
-def _text(token: _Token) -> str:
+def _text(token: _RegexToken) -> str:
     try:
         return str(ast.literal_eval(token.text.removesuffix("i")))
     except (ValueError, SyntaxError):

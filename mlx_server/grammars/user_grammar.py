@@ -27,7 +27,7 @@ _PAIRS = {")": "(", "]": "[", "}": "{"}
 _OPTIONS = {"max_tokens", "stop", "temperature", "stop_capture", "capture"}
 
 
-class _Token(NamedTuple):
+class _LarkToken(NamedTuple):
     kind: str
     text: str
     line: int
@@ -47,7 +47,7 @@ def user_grammar_body(source: str) -> str:
     return f"%lark {{\n{''.join(_checked_tokens(tokens))}\n}}"
 
 
-def _tokens(source: str) -> Iterator[_Token]:
+def _tokens(source: str) -> Iterator[_LarkToken]:
     at, line = 0, 1
     while at < len(source):
         found = _TOKEN.match(source, at)
@@ -57,7 +57,7 @@ def _tokens(source: str) -> Iterator[_Token]:
         if text in ("%json", "%regex", "%llguidance"):
             _, end = _value_at(source, found.end(), line)
             kind, text = text, source[found.end() : end]
-        yield _Token(kind, text, line)
+        yield _LarkToken(kind, text, line)
         at = end if kind.startswith("%") else found.end()
         line += source.count("\n", found.start(), at)
 
@@ -72,7 +72,7 @@ def _value_at(source: str, at: int, line: int) -> tuple[Any, int]:
     return value, end
 
 
-def _refuse_excess(tokens: list[_Token]) -> None:
+def _refuse_excess(tokens: list[_LarkToken]) -> None:
     opened: list[str] = []
     for token in tokens:
         if token.kind == "open":
@@ -96,7 +96,7 @@ def _refuse_excess(tokens: list[_Token]) -> None:
         )
 
 
-def _checked_tokens(tokens: list[_Token]) -> Iterator[str]:
+def _checked_tokens(tokens: list[_LarkToken]) -> Iterator[str]:
     told = [token for token in tokens if token.kind not in ("blank", "line")]
     following = dict(zip(map(id, told), told[1:], strict=False))
     for token in tokens:
@@ -106,7 +106,7 @@ def _checked_tokens(tokens: list[_Token]) -> Iterator[str]:
         yield _token_text(token)
 
 
-def _token_text(token: _Token) -> str:
+def _token_text(token: _LarkToken) -> str:
     kind, text, line = token
     match kind:
         case "special":

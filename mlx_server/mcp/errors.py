@@ -6,7 +6,7 @@ class McpError(Exception):
 
     @property
     def kind(self) -> str:
-        """What the log says of it: unlike the message, it quotes nobody."""
+        """What the log says: unlike the message, it quotes neither the server nor the client."""
         return type(self).__name__
 
 
@@ -14,7 +14,7 @@ class ToolFailed(McpError):
     """The server ran the tool, which reported an error."""
 
 
-class Refused(McpError):
+class McpRefused(McpError):
     """The server answered with an HTTP status that means an error."""
 
     def __init__(self, message: str, status: int) -> None:

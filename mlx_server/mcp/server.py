@@ -12,7 +12,7 @@ from mcp.client.auth import OAuthFlowError
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from mlx_server import limits
-from mlx_server.mcp.errors import ConnectionLost, McpError, Refused, ToolFailed, cause
+from mlx_server.mcp.errors import ConnectionLost, McpError, McpRefused, ToolFailed, cause
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.listing import Lister, Listing
 from mlx_server.mcp.refusals import status_of
@@ -136,7 +136,7 @@ class McpConnection:
             case MCPError():
                 message = cut(error.message, self._limits.error_characters)
                 status = status_of(error.data)
-                return Refused(message, status) if status else McpError(message)
+                return McpRefused(message, status) if status else McpError(message)
             case OAuthFlowError():
                 said = f"The server gave no authorization: {error}"
                 return McpError(cut(said, self._limits.error_characters))

@@ -1,55 +1,46 @@
-"""The pool: the models in memory, the requests that use them, and the requests that wait.
+"""The pool: the models, the requests that use them, and the supervised engine.
 
-`Policy` decides; the pool carries its decisions out through the supervised engine.
+`Policy` decides what is in memory; `MemoryScheduler` carries its decisions out.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from copy import copy
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 from mlx_server import limits
 from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
-from mlx_server.engine.device_errors import Streak
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     ComputeAhead,
     ComputedAhead,
-    DeviceFailed,
     DiskCacheUse,
-    ModelLoaded,
     Schedule,
     StepOutput,
 )
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
-    NEAREST,
-    AdapterNotFound,
     EngineDied,
-    ModelNotFound,
-    ModelReplaced,
     ServerError,
     ShuttingDown,
-    Unavailable,
-    served_names,
 )
-from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
+from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import actions
 from mlx_server.pool.actions import ModelFacts
-from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder, find
-from mlx_server.pool.background import BackgroundWork, cancelled
+from mlx_server.pool.adapter_catalogs import AdapterCatalogs, catalog_of
+from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
+from mlx_server.pool.background import cancelled
 from mlx_server.pool.concurrency import RowSlots
 from mlx_server.pool.disk_threads import DiskThreads
-from mlx_server.pool.entry import LoadedModel, LoadProgress, ModelView, OnProgress, PoolEntry
-from mlx_server.pool.lease import Lease, Leases, MemoryDemand, Waiter
+from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress, PoolEntry
+from mlx_server.pool.lease import Lease, MemoryDemand
 from mlx_server.pool.memory_budget import budget_of, size
+from mlx_server.pool.next_prompts import NextPrompts
 from mlx_server.pool.policy import Policy
+from mlx_server.pool.preparation import ModelPreparation
 from mlx_server.pool.prepare import (
     REPLAY,
     Capabilities,
@@ -57,18 +48,11 @@ from mlx_server.pool.prepare import (
     PreparedModel,
     capabilities_of,
     capabilities_on_disk,
-    catalog_on_disk,
-    check_files,
-    is_current,
-    prepare,
 )
-from mlx_server.pool.refusals import refusal
-from mlx_server.request_threads import in_thread
+from mlx_server.pool.scheduler import MemoryScheduler, now
+from mlx_server.pool.served_models import ServedModels
 
 log = logging.getLogger("mlx_server.pool")
-
-Report = Callable[[str, int, int], None]
-"""Arguments: description of the work, amount done, total amount."""
 
 
 @dataclass(frozen=True)
@@ -98,28 +82,27 @@ class Pool:
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
         """adapter_dirs: a request may name a folder inside one of these as its adapter."""
-        self._entries = {spec.id: PoolEntry(spec) for spec in specs}
-        self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
+        self._models = ServedModels(specs)
         self._limits = settings or PoolLimits()
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
-        self._on_progress = on_progress
-        self._adapter_dirs = adapter_dirs
-        self._upcast = False
-        self._tickets = count()
-        self._waiting: dict[actions.Ticket, Waiter] = {}
-        self._leases = Leases(lambda: self.engine, self._resize)
-        self._timer: asyncio.TimerHandle | None = None
-        self._background = BackgroundWork()
-        self._rendering_ahead = BackgroundWork()
-        self._disk = DiskThreads(self._entries.keys())
+        self._next_prompts = NextPrompts(lambda: self.engine)
+        self._disk = DiskThreads(self._models.ids)
+        self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
+        self._preparation = ModelPreparation(
+            self._disk,
+            lambda: self.engine,
+            lambda: self._policy,
+            lambda: self._scheduler.check_open(),
+            on_progress,
+        )
         self.budget = budget_of(self._limits.budget, None)
-        self._policy = self._policy_for()
-        self._cache_bytes = 0
-        """The size of the prompt cache, as the engine last reported it."""
-        self._cache_room: int | None = None
-        """The limit on the prompt cache that was last sent to this engine."""
-        self.adapters = AdapterPool(lambda: self.engine, self._count_adapters)
-        self._closed: ServerError | None = None
+        self._scheduler = MemoryScheduler(
+            self._models,
+            self._preparation,
+            self._policy_for(),
+            lambda: self.engine,
+            lambda id: self.on_ready(id),
+        )
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
@@ -127,29 +110,36 @@ class Pool:
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that has been loaded."""
-        self._out_of_memory = Streak()
         self.make_engine: Callable[..., EngineClient] = EngineClient
-        self.supervisor = Supervisor(self._spawn, self._engine_lost, self._started)
+        self.supervisor = Supervisor(self._spawn, self._scheduler.engine_lost, self._started)
 
     @property
     def engine(self) -> EngineClient:
         return self.supervisor.client
 
     @property
+    def adapters(self) -> AdapterPool:
+        return self._scheduler.adapters
+
+    @property
+    def _policy(self) -> Policy:
+        return self._scheduler.policy
+
+    @property
     def specs(self) -> list[ModelSpec]:
-        return [entry.spec for entry in self._entries.values()]
+        return [entry.spec for entry in self._models]
 
     @property
     def loaded(self) -> list[LoadedModel]:
-        return [entry.model for entry in self._entries.values() if entry.model]
+        return self._models.loaded
 
     def batching(self, id: str) -> bool | None:
         """Whether the model's answers share a batch; None until it has been loaded once."""
-        return self._entries[id].batching
+        return self._models[id].batching
 
     def context_length(self, id: str) -> int | None:
         """The model's context; None until its files have been read once, unless it is set."""
-        entry = self._entries[id]
+        entry = self._models[id]
         return entry.prepared.context_length if entry.prepared else entry.spec.context_length
 
     @property
@@ -159,38 +149,34 @@ class Pool:
 
     async def start(self) -> None:
         ready = await self.supervisor.start()
-        self._upcast = not ready.metal
+        self._preparation.upcast = not ready.metal
         self.budget = budget_of(self._limits.budget, ready.recommended_bytes)
         log.info("memory budget: %s, %s", size(self.budget.nbytes), self.budget.source)
         if warning := self.budget.warning:
             log.warning(warning)
-        self._policy = self._policy_for()
+        self._scheduler.policy = self._policy_for()
         self._started()
 
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the engine; requests that wait, and all later ones, get `error`."""
-        self._closed = error or ShuttingDown("The server is shutting down.")
-        if self._timer:
-            self._timer.cancel()
-        for waiter in self._waiting.values():
-            waiter.refuse(copy(self._closed))
-        await cancelled(e.preparing for e in self._entries.values() if e.preparing)
+        self._scheduler.close(error or ShuttingDown("The server is shutting down."))
+        await cancelled(e.preparing for e in self._models if e.preparing)
         await self.supervisor.stop(error)
         await self._disk.stop()
-        await self._background.stop()
-        await self._rendering_ahead.stop()
+        await self._scheduler.background.stop()
+        await self._next_prompts.rendering.stop()
 
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
-        return self._entry(name).spec
+        return self._models.find(name).spec
 
     def knows(self, name: str) -> bool:
-        return name in self._names
+        return name in self._models
 
     def views(self) -> list[ModelView]:
-        now = time.time() - _now()
+        offset = time.time() - now()
         views = self._policy.views()
-        return [self._view(entry, views[id], now) for id, entry in self._entries.items()]
+        return [self._view(entry, views[entry.spec.id], offset) for entry in self._models]
 
     def memory(self) -> dict[str, int]:
         """The budget and what is counted against it, in bytes."""
@@ -218,64 +204,24 @@ class Pool:
             self.on_rows(self.rows)
 
     async def prepared(self, name: str) -> PreparedModel:
-        """Fetches and reads the model's files, once for all requests.
-
-        A folder that was replaced is read again before the model is next loaded. A model that is
-        in memory is served unchanged until it is unloaded.
-        """
-        entry = self._entry(name)
-        self._check_open()
-        if entry.model:
-            return entry.model.prepared
-        if entry.preparing:
-            await self._forget_if_replaced(entry, entry.preparing)
-        if entry.preparing is None:
-            entry.preparing = asyncio.create_task(self._prepare(entry))
-            # a failure has been logged already, and there may be no request to receive it
-            entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(entry.preparing)
-
-    async def _forget_if_replaced(
-        self, entry: PoolEntry, known: asyncio.Task[PreparedModel]
-    ) -> None:
-        is_read = known.done() and not known.cancelled()
-        if not is_read or self._policy.state(entry.spec.id) != "unloaded":
-            return
-        look = partial(is_current, known.result())
-        is_replaced = not await self._disk.run_in_turn(entry.spec.id, look)
-        if is_replaced and entry.preparing is known:
-            log.info("the files of %s were replaced", entry.spec.id)
-            entry.preparing = None
+        """Fetches and reads the model's files, once for all requests."""
+        return await self._preparation.prepared(self._models.find(name))
 
     def named(self, name: str) -> tuple[str, str | None]:
         """Splits `model:adapter`; a name that is itself a model's id or alias is not split."""
-        model, _, adapter = name.rpartition(":")
-        is_both = adapter and name not in self._names and model in self._names
-        return (model, adapter) if is_both else (name, None)
+        return self._models.split(name)
 
     async def adapter(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
         """Finds an adapter by name or path, and reads its files if they have changed."""
-        catalog = _catalog_of(prepared)
-        look = partial(find, catalog, name, self._adapter_dirs)
-        return await self._disk.run_in_turn(prepared.id, look)
+        return await self._catalogs.find(prepared, name)
 
     async def adapter_names(self, id: str) -> list[str]:
         """The names of the model's usable adapters on disk. Nothing is fetched for it."""
-        entry = self._entries[id]
-
-        def names() -> list[str]:
-            if entry.prepared:
-                catalog = entry.prepared.adapters
-            else:  # the catalog is kept because it caches what it has read
-                catalog = entry.on_disk = entry.on_disk or catalog_on_disk(entry.spec)
-            found = catalog.all() if catalog else {}
-            return [name for name, spec in found.items() if isinstance(spec, AdapterSpec)]
-
-        return await self._disk.run_in_turn(id, names)
+        return await self._catalogs.names(self._models[id])
 
     async def capabilities(self, id: str) -> Capabilities | None:
         """None while the model has not been fetched. Nothing is fetched for it."""
-        entry = self._entries[id]
+        entry = self._models[id]
         if entry.prepared:
             return capabilities_of(entry.prepared)
         if entry.capabilities is None:
@@ -289,60 +235,23 @@ class Pool:
 
     def reset_replay(self, id: str) -> None:
         """Makes a replay model begin its transcript again."""
-        prepared = self._entries[id].prepared
+        prepared = self._models[id].prepared
         if prepared and prepared.transcript:
             prepared.transcript.reset()
 
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
-        catalog = _catalog_of(await self.prepared(id))
-        place = AdapterLocation(allowed_folder(path, self._adapter_dirs), by_client=True)
-        return await self._disk.run_in_turn(id, partial(catalog.add, name, place))
+        return await self._catalogs.add(await self.prepared(id), name, path)
 
     async def remove_adapter(self, id: str, name: str) -> None:
         """Removes the adapter; returns when no row uses it any more and its memory is free."""
-        _catalog_of(await self.prepared(id)).remove(name)
+        catalog_of(await self.prepared(id)).remove(name)
         await self.adapters.drop(id, name)
 
-    @asynccontextmanager
-    async def lease(
+    def lease(
         self, prepared: PreparedModel, demand: MemoryDemand, adapter: LeasedAdapter | None = None
-    ) -> AsyncIterator[Lease]:
+    ) -> AbstractAsyncContextManager[Lease]:
         """Keeps model and adapter loaded, with memory for the rows, until the block is left."""
-        self._check_open()
-        _ = self.engine  # raises while there is no engine, instead of queueing a load for none
-        ticket = next(self._tickets)
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(self._entries[prepared.id], demand, granted)
-        self._waiting[ticket] = waiter
-        try:
-            self._do(
-                self._policy.request(
-                    ticket,
-                    prepared.id,
-                    demand.nbytes(demand.soon),
-                    _now(),
-                    most_kv_bytes=demand.nbytes(demand.most_tokens),
-                    rows=demand.rows,
-                    extra_bytes=adapter.spec.nbytes if adapter else 0,
-                    client=demand.client,
-                )
-            )
-            await waiter.granted
-            lease = self._leases[ticket]
-            if lease.model.prepared is not prepared:  # the prompt was tokenized for the old files
-                raise ModelReplaced(
-                    f"The files of {prepared.id} were replaced while the request waited. Send it "
-                    "again."
-                )
-            if adapter and adapter.by_client:
-                _catalog_of(prepared).check_there(adapter.spec.name)
-            async with self.adapters.lease(prepared.id, adapter) if adapter else nullcontext():
-                yield lease
-        finally:
-            self._waiting.pop(ticket, None)
-            self._do(self._policy.cancel(ticket, _now()))
-            self._do(self._policy.release(ticket, _now()))
-            self._leases.remove(ticket)
+        return self._scheduler.lease(prepared, demand, adapter)
 
     async def load(self, name: str, client: str = "") -> None:
         """Loads the model, as a request does that has no prompt."""
@@ -352,9 +261,15 @@ class Pool:
             async with self.lease(prepared, demand):
                 pass
 
+    def compute_ahead(self, prepared: PreparedModel, render: Callable[[], ComputeAhead]) -> None:
+        """Has the engine compute the beginning of a next prompt while it is idle, after `render`,
+        which runs in a thread."""
+        if self.keeps_prompts:
+            self._next_prompts.begin(prepared.id, render)
+
     def keep(self, id: str, seconds: float) -> None:
         """Sets how long a model that is in memory stays there without a request."""
-        self._do(self._policy.keep(id, seconds, _now()))
+        self._scheduler.do(self._policy.keep(id, seconds, now()))
 
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
@@ -363,26 +278,9 @@ class Pool:
         room = self._policy.room(prepared.id) - (adapter.spec.nbytes if adapter else 0)
         return prepared.kv.tokens_in(room // rows, prepared.context_length)
 
-    def _resize(self, ticket: actions.Ticket, kv_bytes: int) -> None:
-        self._do(self._policy.resize(ticket, kv_bytes, _now()))
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise copy(self._closed)
-
-    def _entry(self, name: str) -> PoolEntry:
-        if name not in self._names:
-            known = self._entries if len(self._entries) <= NEAREST else self._names
-            raise ModelNotFound(
-                f"The model {name[:100]!r} is not served here. {served_names(name, known)} "
-                "Add it to models.yaml, or pass it to `mlx-server serve`.",
-                param="model",
-            )
-        return self._entries[self._names[name]]
-
     def _policy_for(self) -> Policy:
         return Policy(
-            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._entries.values()},
+            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._models},
             budget=self.budget.nbytes,
             wait_seconds=self._limits.wait_seconds,
         )
@@ -399,250 +297,29 @@ class Pool:
         client.on_disk_cache = lambda use: self.on_disk_cache(use)
         client.on_step = self._stepped
         client.on_ahead = self.on_ahead
-        client.on_prefill = self._leases.prefilled
-        client.on_device_failed = self._device_failed
+        client.on_prefill = self._scheduler.leases.prefilled
+        client.on_device_failed = self._scheduler.device_failed
         return client
 
-    def _device_failed(self, failure: DeviceFailed) -> None:
-        if failure.kind != "out_of_memory" or self._out_of_memory.failed(_now()) < 2:
-            return
-        before = self._policy.budget
-        self._do(self._policy.lower(_now()))
-        log.warning(
-            "memory ran out %d times in a row: the budget is %s instead of %s until the next "
-            "start. Close other programs, or lower `memory_budget` under `server` in models.yaml.",
-            self._out_of_memory.length,
-            size(self._policy.budget),
-            size(before),
-        )
-        with suppress(EngineDied):
-            self.engine.limit_memory(self._policy.budget)
-
     def _stepped(self, step: StepOutput) -> None:
-        if any(token.finish for token in step.tokens):
-            self._out_of_memory.answered()
-        self._leases.count_tokens(step.tokens)
-        self._cache_bytes = step.cache_bytes
-        if step.cache_bytes > (self._cache_room or 0):
-            self._cache_room = None  # a finished row's cache was added: the limit is sent again
-        self._count_idle()
+        self._scheduler.stepped(step)
         self.on_step(step)
-
-    def compute_ahead(self, prepared: PreparedModel, render: Callable[[], ComputeAhead]) -> None:
-        """Has the engine compute the beginning of a next prompt while it is idle, after `render`,
-        which runs in a thread."""
-        if self.keeps_prompts and len(self._rendering_ahead) < limits.PROMPTS_AHEAD.value:
-            self._rendering_ahead.begin(self._compute_ahead(prepared.id, render))
-
-    async def _compute_ahead(self, model: str, render: Callable[[], ComputeAhead]) -> None:
-        try:
-            self.engine.compute_ahead(await in_thread(render, model=model))
-        except ServerError:
-            pass  # no next message fits the template or the context, or the server is busy
-        except Exception:
-            log.exception("the next prompt of a conversation can't be rendered")
-
-    def _count_adapters(self) -> None:
-        for model in self.loaded:
-            id = model.prepared.id
-            self._do(self._policy.set_extra_bytes(id, self.adapters.unreserved_bytes(id), _now()))
-        self._count_idle()
-
-    def _count_idle(self) -> None:
-        """Reports the bytes that can be freed as soon as a request needs them."""
-        self._do(self._policy.cache_bytes(self._cache_bytes + self.adapters.idle_bytes))
-
-    def _engine_lost(self) -> None:
-        self._background.cancel()  # a load may have ended, and not have reported its result yet
-        for entry in self._entries.values():
-            entry.model = entry.progress = None
-        self._cache_bytes, self._cache_room = 0, None
-        self.adapters.forget()
-        for ticket, waiter in self._waiting.items():
-            self._policy.cancel(ticket, _now())
-            waiter.refuse(EngineDied("The engine process was lost. Send the request again."))
-        self._do(self._policy.engine_lost(_now()))
 
     def _started(self) -> None:
         with suppress(EngineDied):
             self.engine.limit_memory(self.budget.mlx_limit)
-        self._limit_cache()
+        self._scheduler.limit_cache()
         self._preload()
 
     def _preload(self) -> None:
-        for entry in self._entries.values():
+        for entry in self._models:
             if entry.spec.preload:
-                self._background.begin(self._preload_one(entry))
+                self._scheduler.background.begin(self._preload_one(entry))
 
     async def _preload_one(self, entry: PoolEntry) -> None:
         with suppress(ServerError):  # it has been logged
             await self.prepared(entry.spec.id)
-            self._do(self._policy.preload(entry.spec.id, _now()))
-
-    async def _prepare(self, entry: PoolEntry) -> PreparedModel:
-        report = self._reporter(entry)
-        entry.failure = None
-        try:
-            prepared = await self._disk.run(
-                partial(
-                    prepare,
-                    entry.spec,
-                    report,
-                    upcast=self._upcast,
-                    budget=self._policy.budget or None,
-                )
-            )
-            if prepared.transcript is None:  # a replay model caches nothing
-                kv = await self.engine.kv_cost(
-                    prepared.id, str(prepared.path), prepared.spec.kv_bits
-                )
-                prepared = replace(prepared, kv=kv)
-        except asyncio.CancelledError:
-            self._check_open()
-            raise
-        except Exception as error:
-            entry.preparing = None  # the next request tries again
-            failure = self._failed(entry, error)
-            raise failure from None
-        if prepared.adapters and entry.prepared and entry.prepared.adapters:
-            prepared.adapters.added = entry.prepared.adapters.added
-        entry.prepared, entry.progress = prepared, None
-        self._policy.estimate(entry.spec.id, prepared.weights)
-        return prepared
-
-    def _failed(self, entry: PoolEntry, error: Exception) -> ServerError:
-        """Logs and keeps the error; returns the one to report to clients."""
-        if isinstance(error, ServerError):
-            log.error("%s: %s", entry.spec.id, error.message)
-        else:
-            log.error("%s can't be used", entry.spec.id, exc_info=error)
-            error = ServerError(
-                f"{entry.spec.id} can't be used because of an unexpected error. See the server's "
-                "log."
-            )
-        entry.failure, entry.progress = copy(error), None
-        return error
-
-    def _do(self, wanted: actions.Actions) -> None:
-        if self._closed:
-            return
-        for action in wanted:
-            match action:
-                case actions.LoadAction(model):
-                    self._background.begin(self._load(self._entries[model]))
-                case actions.UnloadAction(model):
-                    self._background.begin(self._unload(self._entries[model]))
-                case actions.ShrinkCache(to_bytes):
-                    self._shrink(to_bytes)
-                case actions.Grant(ticket):
-                    self._grant(ticket)
-                case actions.PreemptAction(ticket):
-                    self._limit_cache()  # the cache keeps what the rows give back, if it has room
-                    self._leases.preempt(ticket)
-                case actions.ResumeAction(ticket):
-                    self._limit_cache()
-                    self._leases.resume(ticket)
-                case actions.Refuse(ticket, reason):
-                    waiter = self._waiting.pop(ticket)
-                    waiter.refuse(refusal(reason, waiter.entry, self._policy))
-        self._limit_cache()
-        self._set_timer()
-
-    def _grant(self, ticket: actions.Ticket) -> None:
-        waiter = self._waiting.pop(ticket)
-        assert waiter.entry.model is not None
-        self._leases.add(waiter.entry.model, waiter.demand, ticket)
-        waiter.grant()
-
-    def _shrink(self, to_bytes: int) -> None:
-        """Shrinks idle adapters and the prompt cache to `to_bytes` together."""
-        self.adapters.shrink(to_bytes)
-        left = max(0, to_bytes - self.adapters.idle_bytes)
-        self._cache_bytes = min(self._cache_bytes, left)
-
-    def _limit_cache(self) -> None:
-        """Sends the engine the prompt cache's limit, before any request is given the memory."""
-        others = self._policy.used - self._policy.cache + self.adapters.idle_bytes
-        room = max(0, self._policy.budget - others)
-        if room != self._cache_room:
-            with suppress(EngineDied):
-                self.engine.limit_cache(room)
-                self._cache_room = room
-
-    async def _load(self, entry: PoolEntry) -> None:
-        prepared = entry.prepared
-        assert prepared is not None
-        report = self._reporter(entry)
-        entry.failure = None
-        try:
-            loaded = await self._loaded(prepared, report)
-        except ModelReplaced as error:
-            self._failed(entry, error)
-            self._do(self._policy.load_failed(prepared.id, _now()))
-            return
-        except Unavailable:
-            return  # the engine is gone: `_engine_lost` cleans up, or the server is stopping
-        except Exception as error:
-            self._failed(entry, error)
-            self._do(self._policy.load_failed(prepared.id, _now()))
-            return
-        log.info(
-            "%s is ready: family %s, %d MB",
-            prepared.id,
-            prepared.family.name,
-            loaded.nbytes / 1e6,
-        )
-        if loaded.why_alone:
-            log.warning("%s answers one request at a time: %s", prepared.id, loaded.why_alone)
-        entry.batching = not loaded.why_alone
-        entry.model = LoadedModel(prepared, loaded.vocabulary, loaded.nbytes)
-        entry.progress = None
-        self._do(self._policy.loaded(prepared.id, loaded.nbytes, _now()))
-        self.on_ready(prepared.id)
-
-    async def _loaded(self, prepared: PreparedModel, report: Report) -> ModelLoaded:
-        """Loads the weights. Raises ModelReplaced if the files are not those that were read."""
-        await self._disk.run(partial(check_files, prepared))
-        loaded = await self.engine.load(
-            prepared.id,
-            str(prepared.path),
-            lambda done, total: report("loading", done, total),
-            sorted(prepared.family.stops(prepared.checkpoint)),
-            str(prepared.tokenizer_json.parent),
-            prepared.spec.kv_bits,
-        )
-        try:
-            await self._disk.run(partial(check_files, prepared))
-        except ModelReplaced:
-            await self.engine.unload(prepared.id)
-            raise
-        return loaded
-
-    async def _unload(self, entry: PoolEntry) -> None:
-        entry.model = None
-        self.adapters.forget(entry.spec.id)
-        with suppress(Unavailable):
-            await self.engine.unload(entry.spec.id)
-            log.info("%s was unloaded", entry.spec.id)
-            self._do(self._policy.unloaded(entry.spec.id, _now()))
-
-    def _set_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        at = self._policy.next_deadline()
-        loop = asyncio.get_running_loop()
-        self._timer = None if at is None else loop.call_at(at, self._tick)
-
-    def _tick(self) -> None:
-        self._do(self._policy.tick(_now()))
-
-    def _reporter(self, entry: PoolEntry) -> Report:
-        def report(what: str, done: int, total: int) -> None:
-            self._check_open()  # this ends a download when the server stops
-            entry.progress = LoadProgress(what, done, total)
-            self._on_progress(entry.spec.id, what, done, total)
-
-        return report
+            self._scheduler.do(self._policy.preload(entry.spec.id, now()))
 
     def _view(self, entry: PoolEntry, view: actions.PolicyView, offset: float) -> ModelView:
         prepared = entry.prepared
@@ -658,18 +335,5 @@ class Pool:
             error=entry.failure.message if entry.failure else None,
             adapters=self.adapters.of(entry.spec.id),
             batching=entry.batching,
-            prefilling=self._leases.prefilling(entry.spec.id),
+            prefilling=self._scheduler.leases.prefilling(entry.spec.id),
         )
-
-
-def _catalog_of(prepared: PreparedModel) -> AdapterCatalog:
-    if prepared.adapters is None:
-        raise AdapterNotFound(
-            f"{prepared.id} plays recorded answers and has no adapters. Leave out `adapter`.",
-            param="adapter",
-        )
-    return prepared.adapters
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

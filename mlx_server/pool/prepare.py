@@ -82,7 +82,7 @@ class ModelSpec:
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
     compute_ahead: int = 0
-    """The most tokens of a conversation's next prompt that are computed while nobody waits."""
+    """How many tokens of a conversation's next prompt an idle engine computes at most."""
     volatile_lines: Literal["drop", "keep"] = "drop"
     """Whether lines that change with every request and mean nothing are taken out of the prompt."""
     kv_bits: int | None = None
@@ -90,8 +90,8 @@ class ModelSpec:
     misplaced_calls: MisplacedCalls = "make"
     """Whether calls that the model writes as JSON, instead of in its own format, are made."""
     reasoning_tags: tuple[str, ...] | None = None
-    """Tags in which the model writes its reasoning, besides those of its family. None: those that
-    models of any family write, see `parsers.reasoning_tags`."""
+    """Tags in which the model writes its reasoning, in addition to those of its family. None: those
+    that models of any family write, see `parsers.reasoning_tags`."""
     repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False

@@ -93,7 +93,7 @@ class ControlTokenGuard:
         return TokenPlaces(rendered, tokens, own, places, self.tokens)
 
     def _pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The prompt without its marks, in pieces. A flag tells the pieces that are one character
+        """The prompt without its marks, in pieces. A flag marks the pieces that are one character
         of a client's text which would be part of a control token."""
         at = 0
         for start, end in self._spellings(rendered):

@@ -128,7 +128,7 @@ def opening(begun: Message) -> str:
 
 
 def _begun_answer(begun: Message) -> Iterator[int]:
-    """The tokens of the message, from behind its role to the end of its text."""
+    """The tokens of the message, from the end of its role to the end of its text."""
     if begun.reasoning and begun.content:
         yield from _with_control(REASONING)
         yield from _text_tokens(begun.reasoning)

@@ -1,6 +1,6 @@
 """What a chat template writes for an assistant's calls and thoughts, found by rendering some.
 
-It is what the model was taught to write, so that a family can be told by reading it back.
+It is what the model was taught to write, so that a family can be recognized by reading it back.
 """
 
 import json
@@ -43,7 +43,7 @@ CALLS: tuple[Call, ...] = (
 PLAIN_ID, NAMED_ID = "callzq00{number}", "functions.{name}:{number}"
 
 SIDES = re.compile(r"begin|start|open|prefix|end|close|suffix|[^a-z]")
-"""What tells the mark before something from the one after it."""
+"""The part in which the mark before something differs from the one after it."""
 
 OPENING = re.compile(r"(<[^<>\s]+>|\[[^\[\]\s]+\])\s*\Z")
 CLOSING = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]]+\])")

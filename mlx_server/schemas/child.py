@@ -33,9 +33,9 @@ from mlx_server.schemas.messages import (
     Compile,
     Compiled,
     Convert,
-    Refused,
     Reply,
     Request,
+    SchemaRefused,
 )
 from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
@@ -53,9 +53,9 @@ def reply_to(request: Request) -> Reply:
                 case CheckValue(value, schema):
                     return CheckedValue(_mistakes(json.loads(value), json.loads(schema)))
     except InvalidGrammar as error:
-        return Refused(error.message)
+        return SchemaRefused(error.message)
     except Exception as error:  # a schema that was not checked can cause any
-        return Refused(f"It can't be used: {error}.")
+        return SchemaRefused(f"It can't be used: {error}.")
 
 
 def _mistakes(value: Any, schema: Any) -> list[str]:

@@ -13,7 +13,7 @@ from mlx_server import limits
 from mlx_server.errors import CompilerUnavailable, InvalidGrammar
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
 from mlx_server.schemas.check import measure, written
-from mlx_server.schemas.messages import Compile, Compiled, Convert, Refused, Reply, Request
+from mlx_server.schemas.messages import Compile, Compiled, Convert, Reply, Request, SchemaRefused
 from mlx_server.schemas.report import UnsupportedKeyword
 
 CHILD = str(Path(__file__).with_name("child.py"))
@@ -87,7 +87,7 @@ def _answered(request: Request) -> Compiled:
     reply = ask(request)
     if isinstance(reply, Compiled):
         return reply
-    assert isinstance(reply, Refused)
+    assert isinstance(reply, SchemaRefused)
     raise InvalidGrammar(reply.message)
 
 

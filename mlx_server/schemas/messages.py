@@ -29,7 +29,7 @@ class Compiled(msgspec.Struct, array_like=True, tag=True):
     """The path, keyword and reason of each unsupported keyword."""
 
 
-class Refused(msgspec.Struct, array_like=True, tag=True):
+class SchemaRefused(msgspec.Struct, array_like=True, tag=True):
     message: str
 
 
@@ -39,4 +39,4 @@ class CheckedValue(msgspec.Struct, array_like=True, tag=True):
 
 
 Request = Compile | Convert | CheckValue
-Reply = Compiled | CheckedValue | Refused
+Reply = Compiled | CheckedValue | SchemaRefused

@@ -7,7 +7,7 @@ from sqlite3 import Connection
 from mlx_server.errors import BadRequest
 from mlx_server.store import usage
 from mlx_server.store.database import Database, reads, sized, writes
-from mlx_server.store.items import BEFORE_ALL, Order, append, drop, find, fitting_count, page
+from mlx_server.store.items import BEFORE_ALL, Order, add, drop, find, fitting_count, page
 from mlx_server.store.records import CompletionRecord, ItemRecord, Page
 
 NEXT = {"asc": "seq > ?", "desc": "seq < ?"}
@@ -39,15 +39,8 @@ class Completions(Database):
         owner: str,
         messages: Sequence[ItemRecord] = (),
     ) -> None:
-        made = completion.created_at
         labels, body = completion.labels.decode(), sized(completion.body)
-        seq = db.execute(
-            "INSERT INTO records (kind, owner, id, created_at, used_at, status, labels, body)"
-            " VALUES ('completion', ?, ?, ?, ?, '', ?, ?)",
-            (owner, completion.id, made, made, labels, body),
-        ).lastrowid
-        assert seq is not None
-        append(db, seq, messages, output=False)
+        add(db, "completion", owner, completion, messages, labels=labels, body=body)
         usage.check(db, owner, self.retention)
 
     @reads

@@ -6,7 +6,17 @@ from sqlite3 import Connection
 from mlx_server.errors import NotFound
 from mlx_server.store import usage
 from mlx_server.store.database import Database, reads, sized, writes
-from mlx_server.store.items import Measure, Order, all_of, append, check_count, drop, find, page
+from mlx_server.store.items import (
+    Measure,
+    Order,
+    add,
+    all_of,
+    append,
+    check_count,
+    drop,
+    find,
+    page,
+)
 from mlx_server.store.records import ConversationRecord, ItemRecord, Page
 
 
@@ -19,15 +29,8 @@ class Conversations(Database):
         owner: str,
         items: Sequence[ItemRecord] = (),
     ) -> None:
-        made = conversation.created_at
-        row = (owner, conversation.id, made, made, sized(conversation.body))
-        seq = db.execute(
-            "INSERT INTO records (kind, owner, id, created_at, used_at, status, body)"
-            " VALUES ('conversation', ?, ?, ?, ?, '', ?)",
-            row,
-        ).lastrowid
-        assert seq is not None
-        append(db, seq, items, output=False)
+        body = sized(conversation.body)
+        add(db, "conversation", owner, conversation, items, body=body)
         usage.check(db, owner, self.retention)
 
     @reads

@@ -9,7 +9,13 @@ from typing import Literal
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, TooLarge
 from mlx_server.store.database import sized
-from mlx_server.store.records import ItemRecord, Page
+from mlx_server.store.records import (
+    CompletionRecord,
+    ConversationRecord,
+    ItemRecord,
+    Page,
+    ResponseRecord,
+)
 
 Kind = Literal["response", "conversation", "completion"]
 Order = Literal["asc", "desc"]
@@ -22,6 +28,12 @@ PAGES = {
 }
 """One page of items; SQLite gets the `length` of a blob without reading it."""
 
+ADD_RECORD = (
+    "INSERT INTO records"
+    " (kind, owner, id, created_at, used_at, status, previous, conversation, labels, body) VALUES"
+    " (:kind, :owner, :id, :made, :made, :status, :previous, :conversation, :labels, :body)"
+)
+
 BEFORE_ALL = {"asc": 0, "desc": 2**63 - 1}
 
 
@@ -33,6 +45,24 @@ def find(db: Connection, kind: Kind, id: str, owner: str) -> int:
     if found is None:
         raise NotFound(f"{kind.capitalize()} with id '{id}' not found.")
     return int(found[0])
+
+
+def add(
+    db: Connection,
+    kind: Kind,
+    owner: str,
+    record: ResponseRecord | ConversationRecord | CompletionRecord,
+    items: Iterable[ItemRecord],
+    **columns: str | bytes | None,
+) -> int:
+    """Stores a record with its input items; returns its `seq`. columns: `body`, and those that
+    not all kinds have."""
+    row = {"status": "", "previous": None, "conversation": None, "labels": None, **columns}
+    row |= {"kind": kind, "owner": owner, "id": record.id}
+    seq = db.execute(ADD_RECORD, {**row, "made": record.created_at}).lastrowid
+    assert seq is not None
+    append(db, seq, items, output=False)
+    return seq
 
 
 def drop(db: Connection, kind: Kind, id: str, owner: str) -> None:

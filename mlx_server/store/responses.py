@@ -13,6 +13,7 @@ from mlx_server.store.database import Database, reads, sized, writes
 from mlx_server.store.items import (
     Measure,
     Order,
+    add,
     all_of,
     append,
     check_count,
@@ -53,23 +54,17 @@ class Responses(Database):
         """Stores a new response; one that has ended already needs no `put`."""
         if response.conversation is not None:
             self._check_conversation(db, response.conversation, owner)
-        row = (
+        seq = add(
+            db,
+            "response",
             owner,
-            response.id,
-            response.created_at,
-            response.created_at,
-            response.status,
-            response.previous,
-            response.conversation,
-            _json_object(response.body),
+            response,
+            input,
+            status=response.status,
+            previous=response.previous,
+            conversation=response.conversation,
+            body=_json_object(response.body),
         )
-        seq = db.execute(
-            "INSERT INTO records (kind, owner, id, created_at, used_at, status, previous,"
-            " conversation, body) VALUES ('response', ?, ?, ?, ?, ?, ?, ?, ?)",
-            row,
-        ).lastrowid
-        assert seq is not None
-        append(db, seq, input, output=False)
         self._fill(db, seq, response, owner, events)
         usage.check(db, owner, self.retention)
 

@@ -6,6 +6,9 @@ import socket
 
 from mlx_server.errors import SettingsError
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+"""The server's address if nothing else is set; `mlx-server chat` looks for a server there."""
+
 
 def bound(host: str, port: int) -> list[socket.socket]:
     """One socket for each address of `host`. Raises SettingsError if one can't be bound."""

@@ -11,7 +11,7 @@ from typing import BinaryIO
 def open_regular(path: Path) -> BinaryIO:
     """Opens a file for reading. Raises OSError also for a pipe, a device or a socket, any of which
     could keep its reader waiting for ever."""
-    # Opening a pipe that nobody writes to would block without O_NONBLOCK; files ignore it.
+    # Opening a pipe without a writer would block without O_NONBLOCK; files ignore it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,6 +1,6 @@
-"""Computes the beginnings of conversations' next prompts while nobody waits for the engine.
+"""Computes the beginnings of conversations' next prompts while the engine is idle.
 
-A next prompt is computed in short pieces. Whatever the engine is asked to do comes before the next
+A next prompt is computed in short pieces. All other work of the engine comes before the next
 piece: what has been computed by then is kept in the prompt cache, and computing goes on from there
 when the engine is idle again.
 """

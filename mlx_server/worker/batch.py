@@ -19,7 +19,6 @@ import mlx.nn as nn
 from mlx_server import limits
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
-    ComputeAhead,
     Generate,
     Prefilled,
     PrefillProgress,
@@ -28,22 +27,22 @@ from mlx_server.engine.messages import (
     Schedule,
     Token,
 )
-from mlx_server.worker.batch_support import one_row, why_alone
+from mlx_server.worker.batch_support import why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
-from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
-from mlx_server.worker.phases import DecodeBatch, PrefillBatch
+from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.preemption import Preempted
-from mlx_server.worker.prefill.budget import MOST, PrefillBudget
+from mlx_server.worker.prefill.budget import PrefillBudget
 from mlx_server.worker.prefill.cached_prompt import can_always_be_cut
 from mlx_server.worker.prefill.cost import PrefillPiece
-from mlx_server.worker.prefill.order import PromptScheduler
-from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
+from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill.snapshot_places import snapshot_places
-from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt, begin_alike
+from mlx_server.worker.prefill_groups import PrefillGroups, PromptQueue, take_piece
+from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt
 from mlx_server.worker.quantized_kv import make_caches
-from mlx_server.worker.replay_model import ReplayModel, force_tokens
-from mlx_server.worker.sampling import Row
+from mlx_server.worker.replay_model import ReplayModel
+from mlx_server.worker.row import Row, row_of
+from mlx_server.worker.row_cache import RowCache
 
 
 @dataclass
@@ -81,13 +80,12 @@ class Batch:
         self.why_alone = why_alone(model)
         """Why rows are computed one at a time; empty if they can share a batch."""
         self._concurrency = 1 if self.why_alone else concurrency
-        self._key = key
-        self._cache = cache or PromptCache(0)
-        self._invalid = on_invalid
+        self._cache = RowCache(cache or PromptCache(0), key, on_invalid)
         self._takes_snapshots = not all(map(can_always_be_cut, make_caches(model)))
+        self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
         self._budget = PrefillBudget(schedule)
         self._clock = clock
-        self._turns: PromptScheduler[WaitingPrompt | PrefillGroup] = PromptScheduler()
+        self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
         self._decoder = DecodeBatch.empty(model, greedy_sampler)
@@ -156,20 +154,14 @@ class Batch:
         constraint: LogitConstraint | None = None,
     ) -> None:
         """cache: the cache of the whole prompt but its last token, if it has been computed."""
-        row = Row(request.row, request.prompt, request.sampling, self.vocabulary)
-        row.delay = request.delay
-        row.client = request.client
-        row.cache_scope = request.cache_scope
-        row.continued_from = request.continued_from
-        row.on_disk = request.on_disk
+        row = row_of(request, self.vocabulary)
         if self._takes_snapshots:
             row.snapshot_places = snapshot_places(request.branches, len(request.prompt))
-        row.row_adapter = row_adapter_of(request)
         row.constraint = constraint
         stops = _stop_sequences(tuple(request.stop_tokens))
         known = len(request.prompt) - 1
         if cache is None:
-            known = self._cache.known(self._computed_by(row), request.prompt[:-1])
+            known = self._cache.known(row, request.prompt[:-1])
         prompt, forced = request.prompt, request.forced_tokens
         waiting = WaitingPrompt(
             row, prompt, request.max_tokens, stops, forced, cache, known, forced_from=len(prompt)
@@ -183,11 +175,11 @@ class Batch:
         if number in self._decoder.uids:
             at = self._decoder.uids.index(number)
             row, tokens = self._decoder.samplers[at], self._decoder.tokens[at]
-            self._keep(row, tokens, partial(self._decoder.extract_cache, at))
+            self._cache.store(row, tokens, partial(self._decoder.extract_cache, at))
             self._preempted.decoding(self._decoder.part_without_cache(at))
         elif aside := next((one for one in self._kept_decode if one.uids[0] == number), None):
             self._kept_decode.remove(aside)
-            self._keep(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
+            self._cache.store(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
             self._preempted.decoding(aside)
         elif number in self.rows and number not in self._preempted:
             self._leave(number)
@@ -195,8 +187,7 @@ class Batch:
 
     def resume(self, number: int) -> None:
         if waiting := self._preempted.resumed(number):
-            beginning = waiting.prompt[:-1]
-            waiting.known = self._cache.known(self._computed_by(waiting.row), beginning)
+            waiting.known = self._cache.known(waiting.row, waiting.prompt[:-1])
             self._turns.add(waiting)
 
     def cancel(self, number: int) -> None:
@@ -207,9 +198,9 @@ class Batch:
         if number in self._decoder.uids:
             at = self._decoder.uids.index(number)
             tokens, row = self._decoder.tokens[at], self._decoder.samplers[at]
-            cache = self._decoder.extract_cache(at) if self._is_kept(row, tokens) else []
+            cache = self._decoder.extract_cache(at) if self._cache.wants(row, tokens) else []
             self._decoder.filter([i for i in range(len(self._decoder)) if i != at])
-            self._keep(row, tokens, lambda: cache, handed_over=not self._decoder)
+            self._cache.store(row, tokens, lambda: cache, handed_over=not self._decoder)
         elif self._group and number in self._group.batch.uids:
             self._keep_computed(self._group, number)
             self._group.cancel(number)
@@ -322,15 +313,14 @@ class Batch:
             done.tokens = [token for token in done.tokens if token.row != row.number]
             done.failed.append(_failed(row, failure))
             if row.error:  # its cached values may be invalid too
-                self._cache.forget(key := self._computed_by(row))
-                self._invalid(key)
+                self._cache.forget(row)
 
     def _token(self, rows: dict[int, Row], response: Any, *, alone: bool) -> Token:
         if response.finish_reason is not None:
             self._preempted.left(response.uid)
             row = rows[response.uid]  # a finished row is no longer in the batch
             cache = response.prompt_cache
-            self._keep(row, response.all_tokens, lambda: cache, handed_over=alone)
+            self._cache.store(row, response.all_tokens, lambda: cache, handed_over=alone)
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
 
     def _begin(
@@ -349,64 +339,9 @@ class Batch:
         if isinstance(following, PrefillGroup):
             self._group = following
         else:
-            self._group = self._grouped([following, *self._packed(following, tokens)], done)
-
-    def _packed(self, first: WaitingPrompt, tokens: int) -> list[WaitingPrompt]:
-        """Removes the waiting prompts that fit into the same piece from the queue, and returns
-        them."""
-        taken = [first]
-        while following := self._turns.next(lambda waiting: len(taken) < self._room):
-            longest = max(following.left, *(waiting.left for waiting in taken))
-            if (
-                isinstance(following, PrefillGroup)
-                or first.decode
-                or following.decode
-                or longest * (len(taken) + 1) > tokens
-                or begin_alike(following, taken)
-            ):
-                break
-            self._turns.remove(following)
-            taken.append(following)
-        return taken[1:]
-
-    def _grouped(self, taken: list[WaitingPrompt], done: StepResult) -> PrefillGroup:
-        rest, caches = [], []
-        for waiting in taken:
-            cache, cached = self._known(waiting)
-            caches.append(cache)
-            rest.append(waiting.prompt[cached:])
-            # A cache from prompt log probabilities was computed for this row: it is no cache hit.
-            if not waiting.begun:
-                done.prefilled.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
-            waiting.begun = True
-        return PrefillGroup(self._prefill_batch(taken, rest, caches), rest, taken[0].decode)
-
-    def _known(self, waiting: WaitingPrompt) -> tuple[list[Any], int]:
-        beginning = waiting.prompt[:-1]
-        if waiting.cache is not None:
-            cache, cached = waiting.cache, len(beginning)
-        else:
-            known, cached = self._cache.fetch(self._computed_by(waiting.row), beginning)
-            cache = known or make_caches(self.model)
-        if waiting.forced_tokens is not None:
-            force_tokens(cache, waiting.forced_tokens, waiting.forced_from)
-        return one_row(cache) if self.why_alone else cache, cached
-
-    def _prefill_batch(
-        self, rows: list[WaitingPrompt], rest: list[list[int]], caches: list[list[Any]]
-    ) -> PrefillBatch:
-        return PrefillBatch(
-            self.model,
-            [waiting.row.number for waiting in rows],
-            caches,
-            [w.prompt[: len(w.prompt) - len(left)] for w, left in zip(rows, rest, strict=True)],
-            MOST,
-            [waiting.row for waiting in rows],
-            greedy_sampler,
-            [()] * len(rows),
-            [waiting.stops for waiting in rows],
-            [waiting.max_tokens for waiting in rows],
-        )
+            taken = take_piece(following, self._turns, tokens, self._room)
+            self._group, begun = self._groups.make(taken)
+            done.prefilled += begun
 
     def _prefill_piece(self, tokens: int, done: StepResult) -> None:
         """Computes about `tokens` prompt tokens; rows with only a last token left then decode."""
@@ -421,26 +356,22 @@ class Batch:
             if size and group.resumed is None:
                 done.progress.append(PrefillProgress(row.number, len(group.batch.tokens[at])))
             if size:
-                self._take_snapshot(group, at)
+                extracted = partial(group.batch.extract_cache, at)
+                self._cache.store_snapshot(row, group.batch.tokens[at], extracted)
         if group.is_computed:
             self._start_decoding(group)
-
-    def _take_snapshot(self, group: PrefillGroup, at: int) -> None:
-        row, tokens = group.rows[at], group.batch.tokens[at]
-        if len(tokens) in row.snapshot_places and self._is_kept(row, tokens):
-            self._cache.store_snapshot(
-                self._computed_by(row), tokens, group.batch.extract_cache(at)
-            )
 
     def _keep_computed(self, group: PrefillGroup, number: int) -> None:
         """Keeps the computed part of a prompt whose row leaves: the client may send it again."""
         at = group.batch.uids.index(number)
-        self._keep(group.rows[at], group.batch.tokens[at], partial(group.batch.extract_cache, at))
+        self._cache.store(
+            group.rows[at], group.batch.tokens[at], partial(group.batch.extract_cache, at)
+        )
 
     def _start_decoding(self, group: PrefillGroup) -> None:
         kept = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
-            self._keep(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
+            self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
         self._decoder.extend(group.decode())
         self._preempted.decode(group.rows)
         self._turns.end()
@@ -452,32 +383,8 @@ class Batch:
         beginnings = [tokens[:SHARED] for tokens in computed.batch.tokens]
         for waiting in self._turns:
             if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
-                key = self._computed_by(waiting.row)
-                waiting.known = max(waiting.known, self._cache.known(key, waiting.prompt[:-1]))
-
-    def _keep(
-        self,
-        row: Row,
-        tokens: list[int],
-        extracted: Callable[[], list[Any]],
-        **how: bool,
-    ) -> None:
-        """Stores a row's cache in the prompt cache if it is wanted. how: see `PromptCache.store`.
-
-        extracted: called only then, since it is costly and fails for an empty cache.
-        """
-        if self._is_kept(row, tokens):
-            key = self._computed_by(row)
-            start, on_disk = row.continued_from, len(tokens) if row.on_disk else 0
-            self._cache.store(
-                key, tokens, extracted(), continued_from=start, disk_length=on_disk, **how
-            )
-
-    def _is_kept(self, row: Row, tokens: list[int]) -> bool:
-        return not row.failure and self._cache.wants(tokens)
-
-    def _computed_by(self, row: Row) -> str:
-        return prompt_key(self._key, row.row_adapter, row.cache_scope)
+                known = self._cache.known(waiting.row, waiting.prompt[:-1])
+                waiting.known = max(waiting.known, known)
 
 
 def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
@@ -486,24 +393,6 @@ def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
             row.number, left.at, left.before, left.token, left.allowed, left.others
         )
     return RowFailed(row.number, failure)
-
-
-def prompt_key(model: str, row_adapter: RowAdapter, scope: str) -> str:
-    """Returns the key under which the prompt cache has the prompts of such rows."""
-    if not scope:
-        own = () if row_adapter == NO_ADAPTER else row_adapter
-        return cache_key(model, *own)
-    return cache_key(model, *row_adapter, scope)
-
-
-def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
-    """Returns the request's adapter and scale. A scale of 0 is the base model, and shares its
-    prompt cache."""
-    return (
-        (request.adapter, request.adapter_scale)
-        if request.adapter and request.adapter_scale
-        else NO_ADAPTER
-    )
 
 
 @lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)

@@ -1,12 +1,14 @@
-"""Loads one model a piece at a time: wires memory, reads weights, compiles kernels."""
+"""Loads models a piece at a time: wires memory, reads weights, compiles kernels."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_server.engine.messages import ModelLoading
 from mlx_server.engine.wired_memory import next_limit, parse_wired, wiring
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
@@ -67,3 +69,60 @@ class WiredLimit:
             log.info("wired %d MB of weights: %s", limit // 10**6, wanted.why)
         except (RuntimeError, ValueError) as error:  # for example before macOS 15
             log.warning("the weights can't be wired: %s", error)
+
+
+@dataclass(frozen=True)
+class _Load:
+    path: Path
+    progress: Progress
+
+
+class ModelLoads:
+    """The loads in progress, by model."""
+
+    def __init__(self, wired: str, concurrency: int, batches: Mapping[str, Batch]) -> None:
+        """batches: those of all models in memory, which the caller changes."""
+        self._wired = WiredLimit(wired)
+        self._pace = WeightReadPace()
+        self._concurrency = concurrency
+        self._batches = batches
+        self._loads: dict[str, _Load] = {}
+        self.is_warming = False
+        """Whether the last piece of a load was a warm-up step, rather than weights."""
+
+    def __bool__(self) -> bool:
+        return bool(self._loads)
+
+    @property
+    def models(self) -> list[str]:
+        return list(self._loads)
+
+    @property
+    def doing(self) -> str:
+        """What the first load is doing."""
+        return f"{'warming up' if self.is_warming else 'loading'} {self.models[0]}"
+
+    def path(self, model: str) -> Path:
+        return self._loads[model].path
+
+    def begin(self, model: str, path: Path, kv_bits: int | None) -> None:
+        progress = load(path, self._pace, self._wire, self._concurrency, kv_bits)
+        self._loads[model] = _Load(path, progress)
+
+    def end(self, model: str) -> bool:
+        """Returns whether the model was being loaded."""
+        return self._loads.pop(model, None) is not None
+
+    def step(self, model: str) -> tuple[list[ModelLoading], nn.Module | None]:
+        """Computes a piece; returns its report, and the model after the last piece."""
+        self._pace.while_decoding = any(self._batches.values())
+        try:
+            progress = next(self._loads[model].progress)
+        except StopIteration as end:
+            return [], end.value
+        self.is_warming = progress is None
+        return ([ModelLoading(model, *progress)] if progress else []), None
+
+    def _wire(self, nbytes: int) -> None:
+        present = [batch.model for batch in self._batches.values()]
+        self._wired.before_reading(nbytes, present, rows=any(self._batches.values()))

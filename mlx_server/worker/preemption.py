@@ -10,7 +10,7 @@ from typing import cast
 
 from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.prompt_queue import WaitingPrompt
-from mlx_server.worker.sampling import Row
+from mlx_server.worker.row import Row
 
 
 class Preempted:

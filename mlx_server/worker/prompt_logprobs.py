@@ -7,9 +7,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.engine.messages import Logprobs
+from mlx_server.worker.logprobs import RowLogprobs, step_logprobs
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.quantized_kv import make_caches
-from mlx_server.worker.sampling import RowLogprobs, step_logprobs
 
 PIECE = 128
 """Tokens computed between two steps of the rows that decode."""

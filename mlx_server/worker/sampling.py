@@ -7,25 +7,22 @@ Gumbel noise and taking the largest: masked tokens stay at minus infinity and ca
 
 import logging
 import math
-import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from hashlib import blake2b
 from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from mlx_server.engine.device_errors import device_error
-from mlx_server.engine.messages import Logprobs
 from mlx_server.errors import public_message
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import (
     MAX_LOGIT_SHIFT,
     AdditiveMask,
-    LogitConstraint,
 )
-from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
+from mlx_server.worker.logprobs import LogprobReports, RowLogprobs
+from mlx_server.worker.row import Row
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -40,61 +37,7 @@ LEAST_MASS = 1e-6
 LEAST_NOISE = -4.0
 """A bound below the Gumbel noise of the smallest positive uniform."""
 
-Fault = Callable[[], str | None]
-"""Returns what was wrong with a draw, once that is computed; None if nothing was."""
-
 NOT_NUMBERS = "the model computed invalid scores (NaN or infinity) for its next token"
-
-
-class Row:
-    """One sequence being generated: its parameters and its sampling state."""
-
-    def __init__(
-        self, number: int, prompt: Sequence[int], sampling: SamplingParams, vocabulary: int
-    ) -> None:
-        self.number = number
-        self.sampling = sampling
-        self.delay = 0.0
-        self.client = ""
-        self.cache_scope = ""
-        self.snapshot_places: tuple[int, ...] = ()
-        """The lengths of the prompt at which the prompt cache keeps its state."""
-        self.continued_from = 0
-        """The length from which the conversation's next prompt is expected to differ."""
-        self.on_disk = True
-        """Whether its cache may be written to disk."""
-        self.row_adapter: RowAdapter = NO_ADAPTER
-        self.constraint: LogitConstraint | None = None
-        self.sampled = 0
-        self.fault: Fault = _none
-        """The fault of the latest draw, which may not be computed yet."""
-        self.error: str | None = None
-        """What was wrong with a draw; None while all were valid."""
-        self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
-        if self.penalised:
-            in_prompt = np.zeros(vocabulary, np.bool_)
-            in_prompt[list(prompt)] = True
-            self.in_prompt = mx.array(in_prompt)
-            self.counts = mx.zeros(vocabulary)
-
-    @property
-    def failure(self) -> str | None:
-        """Why the row can't continue; None if it can."""
-        return self.error or (self.constraint.failure if self.constraint else None)
-
-    @property
-    def penalised(self) -> bool:
-        s = self.sampling
-        return (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
-
-    def key(self) -> tuple[int, int]:
-        """The random key of the row's next draw."""
-        digest = blake2b(self._seed + self.sampled.to_bytes(8, "little"), digest_size=8).digest()
-        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
-
-
-def _none() -> None:
-    return None
 
 
 class Sampled:
@@ -117,7 +60,7 @@ class Sampler:
         self._penalties = _Penalties(rows)
         self._masks = _Masks(rows)
         self._draws = _Draws(rows)
-        self._reports = _Reports(rows)
+        self._reports = LogprobReports(rows)
 
     @property
     def constrained(self) -> bool:
@@ -326,76 +269,6 @@ def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     return mx.where(scores < worst, MINUS_INFINITY, scores)
 
 
-class _Reports:
-    """Log probabilities for the rows that requested them; other rows cost nothing."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        counts = [(i, row.sampling.logprobs) for i, row in enumerate(rows)]
-        wanted = [(i, count) for i, count in counts if count is not None]
-        self.at = [i for i, _ in wanted]
-        self.places = [(place, count) for place, (_, count) in enumerate(wanted)]
-        self.most = max((count for _, count in wanted), default=0)
-
-    def __call__(self, raw: mx.array, tokens: mx.array) -> "StepLogprobs":
-        if not self.at:
-            return StepLogprobs(None, None, None)
-        at = mx.array(self.at)
-        return step_logprobs(raw[at], tokens[at], self.most)
-
-
-def step_logprobs(logits: mx.array, tokens: mx.array, most: int) -> "StepLogprobs":
-    """logits: [rows, vocabulary]; tokens: [rows], the chosen ones; most: alternatives per row."""
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
-    most = min(most, logits.shape[-1])
-    if not most:
-        return StepLogprobs(chosen, None, None)
-    likeliest = mx.argpartition(-logprobs, kth=most - 1, axis=-1)[:, :most]
-    return StepLogprobs(chosen, likeliest, mx.take_along_axis(logprobs, likeliest, axis=-1))
-
-
-class StepLogprobs:
-    """One step's log probabilities, read back once for all rows that requested them."""
-
-    def __init__(
-        self, chosen: mx.array | None, likeliest: mx.array | None, values: mx.array | None
-    ) -> None:
-        self._chosen, self._likeliest, self._values = chosen, likeliest, values
-
-    def arrays(self) -> list[mx.array]:
-        found = (self._chosen, self._likeliest, self._values)
-        return [array for array in found if array is not None]
-
-    @cached_property
-    def chosen(self) -> list[float]:
-        assert self._chosen is not None
-        chosen: list[float] = np.array(self._chosen).tolist()
-        return chosen
-
-    @cached_property
-    def tops(self) -> list[list[tuple[int, float]]]:
-        """Each row's alternatives, best first; of equals, the one that greedy decoding takes."""
-        if self._likeliest is None or self._values is None:
-            return [[] for _ in self.chosen]
-        ids, values = np.array(self._likeliest).tolist(), np.array(self._values).tolist()
-        return [
-            sorted(zip(*row, strict=True), key=lambda top: (-top[1], top[0]))
-            for row in zip(ids, values, strict=True)
-        ]
-
-
-class RowLogprobs:
-    """One row's part of a step's log probabilities; stays valid when the batch changes."""
-
-    def __init__(self, step: StepLogprobs, place: tuple[int, int]) -> None:
-        self._step = step
-        self._place, self._count = place
-
-    def read(self) -> Logprobs:
-        top = self._step.tops[self._place][: self._count]
-        return Logprobs(self._step.chosen[self._place], top)
-
-
 def _column(rows: Sequence[Row], field: Callable[[SamplingParams], float]) -> mx.array:
     return mx.array([[float(field(row.sampling))] for row in rows])
 
@@ -412,7 +285,3 @@ def _noise(keys: mx.array, width: int) -> mx.array:
 
     # A uniform of zero gives minus infinity, which would make the token look masked.
     return mx.maximum(mx.vmap(row)(keys), LEAST_NOISE)
-
-
-def _eight_bytes(seed: int) -> bytes:
-    return (seed & (2**64 - 1)).to_bytes(8, "little")

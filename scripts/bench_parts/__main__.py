@@ -4,7 +4,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from bench_parts import adapters, grammars, tables
 from bench_parts import kv_bits as drift
@@ -20,7 +20,7 @@ from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
 from bench_parts.machine import Others
 from bench_parts.models import model_folder
-from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, Model, Outcome, Turn
+from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model, Turn
 from bench_parts.sessions import count
 from bench_parts.simulated import servers
 from bench_parts.simulated.roofline import PAIRS, pair
@@ -73,7 +73,7 @@ def main(
         Path | None, typer.Option(metavar="FILE", help="More machines and models, in TOML.")
     ] = None,
 ) -> None:
-    """This server beside mlx-lm's own, and beside MLX with no server at all.
+    """This server next to mlx-lm's own, and next to MLX with no server at all.
 
     \b
     scripts/bench
@@ -104,21 +104,28 @@ def main(
     if simulate:
         _simulated(simulate, machines, only.split(","), json, markdown)
         return
-    names = only.split(",")
-    if unknown := set(names) - set(CONTENDERS):
-        raise typer.BadParameter(f"--only knows no {', '.join(sorted(unknown))}.")
     cases = [case for case in (QUICK if quick else CASES) if model in (None, case.model)]
     times = {model: repetitions or count - quick for model, count in REPETITIONS.items()}
+    _throughput(cases, only.split(","), times, json, markdown)
+
+
+def _throughput(
+    cases: Sequence[Case],
+    names: Sequence[str],
+    times: Mapping[Model, int],
+    json: Path | None,
+    markdown: bool,
+) -> None:
+    if unknown := set(names) - set(CONTENDERS):
+        raise typer.BadParameter(f"--only knows no {', '.join(sorted(unknown))}.")
     outcomes = measure(cases, names, times)
     gap = _largest_gap()
     if json:
         json.write_bytes(msgspec.json.encode(outcomes))
-    console = Console()
     if markdown:
-        console.out("\n".join(tables.markdown(outcomes, gap)), highlight=False)
+        Console().out("\n".join(tables.markdown(outcomes, gap)), highlight=False)
     else:
-        console.width = console.width if console.is_terminal else PIPE_WIDTH
-        console.print(*tables.terminal(outcomes, gap))
+        _print(tables.terminal(outcomes, gap))
     _warn(max((turn.others for outcome in outcomes for turn in outcome.turns), default=0.0))
 
 
@@ -177,12 +184,17 @@ def _simulated(
 def _show(measured: Measured, found: Sequence[Columns], json: Path | None, markdown: bool) -> None:
     if json:
         json.write_bytes(msgspec.json.encode(measured))
-    console = Console()
     if markdown:
-        console.out("\n\n".join("\n".join(tables.lines(*each)) for each in found), highlight=False)
+        text = "\n\n".join("\n".join(tables.lines(*each)) for each in found)
+        Console().out(text, highlight=False)
     else:
-        console.width = console.width if console.is_terminal else PIPE_WIDTH
-        console.print(*(tables.table(*each) for each in found))
+        _print(tables.table(*each) for each in found)
+
+
+def _print(found: Iterable[RenderableType]) -> None:
+    console = Console()
+    console.width = console.width if console.is_terminal else PIPE_WIDTH
+    console.print(*found)
 
 
 def _largest_gap() -> float:
@@ -203,13 +215,13 @@ def _warn(others: float) -> None:
 
 def measure(
     cases: Sequence[Case], names: Sequence[str], repetitions: Mapping[Model, int]
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     turns: dict[tuple[Case, str], list[Turn]] = {}
     for model, times in repetitions.items():
         if wanted := [case for case in cases if case.model == model]:
             for case, name, turn in _turns(model_folder(model), wanted * times, names):
                 turns.setdefault((case, name), []).append(turn)
-    return [Outcome(case, name, tuple(taken)) for (case, name), taken in turns.items()]
+    return [CaseOutcome(case, name, tuple(taken)) for (case, name), taken in turns.items()]
 
 
 def _turns(

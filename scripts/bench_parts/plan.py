@@ -78,7 +78,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """One contender in one case, with its repetitions."""
 
     case: Case
@@ -113,7 +113,7 @@ class Goal:
     def reached(self, value: float) -> bool:
         return value <= self.bound if self.at_most else value >= self.bound
 
-    def value(self, outcomes: Iterable[Outcome]) -> float | None:
+    def value(self, outcomes: Iterable[CaseOutcome]) -> float | None:
         """None if what it takes was not measured."""
         found = {o.contender: o.median(self.measure) for o in outcomes if o.case == self.case}
         ours, theirs = found.get("mlx-server"), found.get(self.over) if self.over else 1.0

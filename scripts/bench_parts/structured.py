@@ -56,10 +56,10 @@ SCHEMA = {
 
 
 @dataclass(frozen=True)
-class Case:
+class GrammarCase:
     network: Any
     folder: Path
-    """Of its tokenizer."""
+    """The folder of its tokenizer."""
     stop: int
 
 
@@ -67,41 +67,41 @@ def measured(folder: Path) -> dict[str, Any]:
     with TemporaryDirectory() as scratch:
         harmony = replay_checkpoint(Path(scratch), family_named("gpt_oss"), None)
         cases = {
-            "49k": Case(_tiny(49_152), folder, 2),
-            "200k": Case(_tiny(200_019), harmony, 200_002),
-            "49k, demo model": Case(network(folder), folder, 2),
+            "49k": GrammarCase(_tiny(49_152), folder, 2),
+            "200k": GrammarCase(_tiny(200_019), harmony, 200_002),
+            "49k, demo model": GrammarCase(network(folder), folder, 2),
         }
         return {
             name: {str(rows): _steps(case, rows) for rows in ROWS} for name, case in cases.items()
         }
 
 
-def _steps(case: Case, rows: int) -> dict[str, float]:
+def _steps(case: GrammarCase, rows: int) -> dict[str, float]:
     """Milliseconds of a free step, and what a grammar adds to it: medians."""
-    free, guided = _decoding(case, rows, None), _decoding(case, rows, SCHEMA)
-    rounds = [(timed(free.step), timed(guided.step)) for _ in range(WARM + STEPS)][WARM:]
-    assert len(free) == len(guided) == rows, "a row has come to its end"
+    free, constrained = _decoding(case, rows, None), _decoding(case, rows, SCHEMA)
+    rounds = [(timed(free.step), timed(constrained.step)) for _ in range(WARM + STEPS)][WARM:]
+    assert len(free) == len(constrained) == rows, "a row has come to its end"
     return {
         "free": 1e3 * median(f for f, _ in rounds),
         "added": 1e3 * median(g - f for f, g in rounds),
     }
 
 
-def _decoding(case: Case, rows: int, schema: Any) -> Batch:
+def _decoding(case: GrammarCase, rows: int, schema: Any) -> Batch:
     batch = Batch(case.network, concurrency=max(ROWS))
     woken = threading.Event()
-    guides = LogitConstraints(woken.set)
-    guides.expect("", case.folder, [case.stop])
+    constraints = LogitConstraints(woken.set)
+    constraints.expect("", case.folder, [case.stop])
     lark = Lark()
     grammar = lark.source(lark.json(schema)) if schema else None
     for row in range(rows):
         prompt = [(7 * row + 3 * place) % 100 + 5 for place in range(PROMPT)]
         sampling = SamplingParams(temperature=0.7, seed=row)
         asked = Generate(row, "", prompt, 10_000, [case.stop], sampling, grammar=grammar)
-        while grammar and (guide := guides.constraint(asked)) is None:
+        while grammar and (constraint := constraints.constraint(asked)) is None:
             woken.wait()
             woken.clear()
-        batch.add(asked, constraint=guide if grammar else None)
+        batch.add(asked, constraint=constraint if grammar else None)
     while batch.waiting:
         batch.step()
     return batch

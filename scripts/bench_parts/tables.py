@@ -5,7 +5,7 @@ from math import isnan
 
 from rich.table import Table
 
-from bench_parts.plan import GOALS, LOADING, Outcome, tokens_per_second
+from bench_parts.plan import GOALS, LOADING, CaseOutcome, tokens_per_second
 from mlx_server.clients.bench.report import milliseconds
 
 COLUMNS = (
@@ -26,7 +26,7 @@ GOAL_COLUMNS = ("goal", "wanted", "measured", "reached")
 Row = tuple[str, ...]
 
 
-def rows(outcomes: Iterable[Outcome]) -> Iterator[Row]:
+def rows(outcomes: Iterable[CaseOutcome]) -> Iterator[Row]:
     for outcome in outcomes:
         case = outcome.case
         times = [
@@ -47,7 +47,7 @@ def rows(outcomes: Iterable[Outcome]) -> Iterator[Row]:
         )
 
 
-def goals(outcomes: list[Outcome], largest_gap: float) -> Iterator[Row]:
+def goals(outcomes: list[CaseOutcome], largest_gap: float) -> Iterator[Row]:
     """What was to be reached, what was measured, and whether it was."""
     what, most = LOADING
     yield what, f"<= {most}", f"{largest_gap:.3f}", "yes" if largest_gap <= most else "no"
@@ -60,7 +60,7 @@ def goals(outcomes: list[Outcome], largest_gap: float) -> Iterator[Row]:
         yield goal.what + over, bound, f"{value:.3f}", "yes" if goal.reached(value) else "no"
 
 
-def terminal(outcomes: list[Outcome], largest_gap: float) -> Iterator[Table]:
+def terminal(outcomes: list[CaseOutcome], largest_gap: float) -> Iterator[Table]:
     made = Table(*COLUMNS)
     before: Row = ()
     for row in rows(outcomes):
@@ -72,7 +72,7 @@ def terminal(outcomes: list[Outcome], largest_gap: float) -> Iterator[Table]:
     yield table(GOAL_COLUMNS, goals(outcomes, largest_gap))
 
 
-def markdown(outcomes: list[Outcome], largest_gap: float) -> Iterator[str]:
+def markdown(outcomes: list[CaseOutcome], largest_gap: float) -> Iterator[str]:
     yield from lines(COLUMNS, rows(outcomes))
     yield ""
     yield from lines(GOAL_COLUMNS, goals(outcomes, largest_gap))

@@ -279,7 +279,7 @@ def test_metrics_count_requests(client: TestClient) -> None:
 def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
     app = wire.app(tiny_path, ScriptedEngine())
     step = StepOutput("tiny", [Token(1, 5)], 3, 7, cache_bytes=0, buffer_bytes=5, peak_bytes=9)
-    app.state.metrics.on_step(step)
+    app.state.metrics.engine.on_step(step)
     with TestClient(app, base_url="http://localhost") as client:
         app.state.pool.row_slots.taken = 4
         busy = client.get("/metrics").text

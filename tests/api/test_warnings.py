@@ -97,7 +97,7 @@ def test_repairs_are_counted() -> None:
     metrics = Metrics(cast(Pool, None))
 
     async def observe() -> None:
-        async for _ in metrics.observed(told(MENDED)):
+        async for _ in metrics.answers.observed(told(MENDED)):
             pass
 
     asyncio.run(observe())

@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
-from mlx_server.engine.client import RowStream
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
@@ -26,6 +25,7 @@ from mlx_server.engine.messages import (
     Stop,
     Token,
 )
+from mlx_server.engine.row_stream import RowStream
 from mlx_server.errors import EngineDied, ServerError
 from tests.engine.stub import StubEngine
 from tests.tiny import IM_END

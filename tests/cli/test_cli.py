@@ -32,6 +32,7 @@ from mlx_server.engine import blas
 from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.table import markdown
+from mlx_server.system.listening_sockets import DEFAULT_URL
 from tests.hostile.outbound import sitecustomize as outbound
 
 pytestmark = pytest.mark.tables
@@ -469,7 +470,7 @@ def test_piped_chat_fails_with_1(serve: Serve) -> None:
 
 
 def test_an_unusable_url_or_key(nothing_at_home: None) -> None:
-    silent = chatting.DEFAULT_URL.replace("127.0.0.1", "127.0.0.2")
+    silent = DEFAULT_URL.replace("127.0.0.1", "127.0.0.2")
     with pytest.raises(Unavailable, match="mlx-server serve"), connected(silent, None, None):
         pass
     for url in ("no-scheme", "http://[", "ftp://x"):

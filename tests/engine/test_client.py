@@ -21,9 +21,9 @@ import psutil
 import pytest
 import uvloop
 
-from mlx_server.engine import client, messages
+from mlx_server.engine import client, engine_process, messages
 from mlx_server.engine.blas import fast_blas
-from mlx_server.engine.client import EngineClient, Item, RowStream
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
@@ -39,6 +39,7 @@ from mlx_server.engine.messages import (
     StepOutput,
     Token,
 )
+from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import (
     EngineDied,
     GenerationFailed,
@@ -579,7 +580,7 @@ async def test_stop_ends_the_process_and_what_waits(
 
 @asynchronous
 async def test_stop_ends_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(engine_process, "STOP_SECONDS", 0.1)
     async with running() as engine:
         process = psutil.Process(freeze(engine))
         await engine.stop()
@@ -649,7 +650,7 @@ def test_an_engine_that_never_says_a_word_is_given_up(
     mute.write_text("#!/bin/sh\nexec sleep 60\n")
     mute.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(mute))
-    monkeypatch.setattr("mlx_server.engine.client.fast_blas", lambda: None)
+    monkeypatch.setattr("mlx_server.engine.engine_process.fast_blas", lambda: None)
     monkeypatch.setattr(client, "START_SECONDS", 0.2)
 
     async def start() -> EngineClient:

@@ -15,8 +15,9 @@ import pytest
 import uvloop
 
 from mlx_server.engine import liveness, supervisor
-from mlx_server.engine.client import EngineClient, RowStream
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Heartbeat, Ready, Report
+from mlx_server.engine.row_stream import RowStream
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
 from tests.engine.test_client import (
@@ -137,10 +138,10 @@ async def main():
     starting = asyncio.create_task(engine.start())
     if sys.argv[1] == "serving":
         await starting
-    while not engine._lifeline:
+    while not engine._process._lifeline:
         await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGSTOP)
-    print(engine.pid, engine._lifeline._guard.pid, flush=True)
+    print(engine.pid, engine._process._lifeline._guard.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -167,7 +168,7 @@ def _gone(pid: int) -> bool:
 @asynchronous
 async def test_no_guard_is_left_when_an_engine_ends_as_it_should() -> None:
     async with supervised() as house:
-        lifeline = house.supervisor.client._lifeline
+        lifeline = house.supervisor.client._process._lifeline
         assert lifeline
         assert psutil.pid_exists(lifeline._guard.pid)
     assert not psutil.pid_exists(lifeline._guard.pid)
@@ -183,7 +184,7 @@ def test_an_engine_whose_guard_was_killed_is_replaced_too(
 
 async def _lost_after_its_guard() -> None:
     async with supervised() as house:
-        lifeline = house.supervisor.client._lifeline
+        lifeline = house.supervisor.client._process._lifeline
         assert lifeline
         lifeline._guard.kill()
         await lifeline._guard.wait()
@@ -198,8 +199,9 @@ async def test_an_engine_that_ends_as_it_is_killed_is_stopped_all_the_same() -> 
     async with supervised() as house:
         engine = house.supervisor.client
         house.supervisor.kill()
-        assert engine._process
-        await engine._process.wait()
+        process = engine._process._process
+        assert process
+        await process.wait()
         engine.kill()
         await house.started.wait()
 

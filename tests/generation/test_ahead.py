@@ -62,7 +62,7 @@ def ahead(
             async for _ in events:
                 if leaves:
                     return
-        await asyncio.gather(*pool._rendering_ahead._tasks)
+        await asyncio.gather(*pool._next_prompts.rendering._tasks)
 
     run(pool, gathered())
     return engine.ahead
@@ -126,8 +126,8 @@ def test_few_are_rendered_at_a_time(spec: ModelSpec) -> None:
         pool, model = Pool([spec]), SimpleNamespace(id="m")
         for _ in range(limits.PROMPTS_AHEAD.value + 3):
             pool.compute_ahead(cast(PreparedModel, model), never)
-        found = len(pool._rendering_ahead)
-        await pool._rendering_ahead.stop()
+        found = len(pool._next_prompts.rendering)
+        await pool._next_prompts.rendering.stop()
         return found
 
     assert asyncio.run(rendering()) == limits.PROMPTS_AHEAD.value

@@ -12,7 +12,6 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.engine.client import Item, RowStream
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
@@ -23,6 +22,7 @@ from mlx_server.engine.messages import (
     Stop,
     Token,
 )
+from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import (
     BadRequest,
     ContextTooLong,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import struct
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 import pytest
 from fastapi import FastAPI
 
-from mlx_server.app import HttpServer, create_app, server_of
+from mlx_server.api.transport.server import HttpServer
+from mlx_server.app import create_app, server_of
 from mlx_server.config.settings import Settings
 from mlx_server.engine import liveness
 from mlx_server.engine.messages import StepOutput
@@ -98,14 +100,14 @@ class Inside:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """The engine's process does nothing meanwhile, and takes no notice of what it is told."""
-        (engine,) = self.within(lambda: [self.pool.engine._process])
-        assert engine
-        engine.send_signal(signal.SIGSTOP)
+        """The engine's process does nothing meanwhile, and takes no notice of its commands."""
+        (pid,) = self.within(lambda: [self.pool.engine.pid])
+        assert pid
+        os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            engine.send_signal(signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
 
     def connect(self, receive_bytes: int | None = None) -> socket.socket:
         found = self._clients.enter_context(socket.socket())

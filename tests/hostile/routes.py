@@ -410,7 +410,7 @@ ROUTES = (
         ({"lora_name": "a", "lora_path": "adapters/a", "model": TINY},),
         answers=400,  # there is none
     ),
-    Route("/api/chat", ollama.ChatBody, OLLAMA_CHAT),
+    Route("/api/chat", ollama.OllamaChatBody, OLLAMA_CHAT),
     Route("/api/generate", ollama.GenerateBody, OLLAMA_GENERATE),
     Route("/api/show", ollama.ShowBody, ({"model": TINY}, {"name": SAID})),
     *(Route(f"/api/{name}", WireModel, ({},), status) for name, status in NO_SUCH_THING.items()),

@@ -47,13 +47,13 @@ def waiting(engine: Engine) -> None:
 def compiling(engine: Engine) -> None:
     begin(engine, grammar=DIGITS)
     engine.step()
-    assert [*engine._unconstrained] == [ROW]
+    assert [*engine._admission.waiting] == [ROW]
 
 
 def scored(engine: Engine) -> None:
     begin(engine, prompt_logprobs=True)
     engine.step()
-    assert [*engine._prompt_logprobs] == [ROW]
+    assert [*engine._admission._scored] == [ROW]
 
 
 def prefilled(engine: Engine) -> None:
@@ -90,7 +90,8 @@ def test_one_step_after_a_cancel(engine: Engine, reach: Callable[[Engine], None]
     engine.handle(CancelRows([ROW]))
     engine.step()
     assert ROW not in engine._batches["tiny"].rows
-    assert not [*engine._unconstrained, *engine._prompt_logprobs, *engine._paused]
+    assert not engine._admission
+    assert not engine._paused
     assert of_nobody(engine) - before < SLACK
     if reach in (prefilled, decoding, held):
         assert during - mx.get_active_memory() > KV_BYTES // 4

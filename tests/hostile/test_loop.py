@@ -25,7 +25,8 @@ from websockets.sync.client import connect
 from mlx_server import limits
 from mlx_server.api import strict_json
 from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.app import HttpServer, create_app, server_of
+from mlx_server.api.transport.server import HttpServer
+from mlx_server.app import create_app, server_of
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.live.server import TINY, eventually
 from tests.slowness import slowness

@@ -21,8 +21,8 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
 from mlx_server.api.responses.tool_selection import select_tools
 from mlx_server.api.thinking import ThinkingBody
-from mlx_server.app import spec_named
 from mlx_server.config.settings import ModelSettings
+from mlx_server.config.specs import spec_named
 from mlx_server.lora.catalog import AdapterLocation
 from mlx_server.pool.prepare import prepare
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer

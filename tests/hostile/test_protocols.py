@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mlx_server.api.responses.web_socket import Socket
-from mlx_server.app import _LoopErrors
+from mlx_server.api.transport.server import LoopErrors
 from mlx_server.config.settings import Settings
 from tests.hostile.inside import request, serving
 from tests.live.server import eventually
@@ -149,7 +149,7 @@ def test_a_clock_that_jumps_ends_nothing(
 
 
 def test_connections_that_can_not_be_taken_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    loop, unheard = asyncio.new_event_loop(), _LoopErrors()
+    loop, unheard = asyncio.new_event_loop(), LoopErrors()
     for _ in range(100):
         unheard(loop, {"exception": OSError(errno.EMFILE, "Too many open files")})
     unheard(loop, {"exception": ValueError("a word")})

@@ -15,7 +15,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.api.transport.slow_clients import LEAST_BYTES
 from mlx_server.config.settings import Settings
-from mlx_server.engine.client import ITEM_BYTES, EngineClient
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     Command,
     Logprobs,
@@ -26,6 +26,7 @@ from mlx_server.engine.messages import (
     Token,
     UnpauseRows,
 )
+from mlx_server.engine.row_stream import ITEM_BYTES
 from tests.hostile.inside import LONG, Inside, request, serving
 from tests.live.server import eventually
 from tests.worker.constrained_decoding.test_grammar_compiler import GRAMMARS, loaded

@@ -24,7 +24,8 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraint,
     LogitConstraints,
 )
-from mlx_server.worker.sampling import NOT_NUMBERS, Row, Sampled, Sampler
+from mlx_server.worker.row import Row
+from mlx_server.worker.sampling import NOT_NUMBERS, Sampled, Sampler
 from mlx_server.worker.worker import Engine
 from tests.tiny import ENDOFTEXT, IM_END
 from tests.worker.constrained_decoding.test_grammar_compiler import HEAD, Poisoned, loaded

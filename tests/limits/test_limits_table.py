@@ -41,8 +41,8 @@ OTHERS = {
     "config/yaml_lines.MAX_DEPTH": "the owner's file",
     "config/yaml_lines.MAX_FILE_BYTES": "the owner's file",
     "config/yaml_lines.MAX_NUMBER_LENGTH": "the owner's file",
-    "engine/client.ITEM_BYTES": "how UNREAD_BYTES counts",
-    "engine/client.ON_THE_WAY_BYTES": "a buffer's size",
+    "engine/row_stream.ITEM_BYTES": "how UNREAD_BYTES counts",
+    "engine/engine_process.ON_THE_WAY_BYTES": "a buffer's size",
     "engine/messages.HEADER_BYTES": "a length in a format",
     "engine/supervisor.LONGEST_PAUSE": "a pause of our own",
     "engine/wired_memory.MOST_SHARE": "a share of the budget",
@@ -79,7 +79,7 @@ OTHERS = {
     "worker/read_rate.MOST_GROWTH": "how much of a file is read at a time",
     "worker/row_validation.LARGEST_SCALE": "a factor, which makes nothing grow",
     "worker/warm_up.MOST_SECONDS": "of the owner's own start",
-    "worker/worker.MOST_FREED": "when freed memory is given back",
+    "worker/device_memory.MOST_FREED": "when freed memory is given back",
 }
 """Constants that look like a limit on what a client can make grow, and why they are none."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from bench_parts.sessions.conversation import Session
+from bench_parts.sessions.conversation import SyntheticSession
 from bench_parts.sessions.count import Interruption, Seen, common, counted
 from bench_parts.sessions.models import MODELS, save
 
@@ -39,7 +39,7 @@ def test_only_the_new_message_is_left_for_the_next_turn(model: str, tmp_path: Pa
     """The template drops the answer's thoughts, so that its tokens are not those of the prompt."""
     path = save(model, tmp_path)
     seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
-    first, second = Session(3, rounds=0).requests(2)
+    first, second = SyntheticSession(3, rounds=0).requests(2)
     other = {**second, "messages": [*second["messages"][:-1], {"role": "user", "content": "why"}]}
     prompt, following = seen.tokens(first), seen.tokens(second)
     known, end = common(prompt, following), common(following, seen.tokens(other))

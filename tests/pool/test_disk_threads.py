@@ -108,7 +108,7 @@ async def test_a_pool_serves_models_of_other_disks(
 
     async with running(ModelSpec("slow", path), ModelSpec("quick", path)) as (pool, _):
         await asyncio.gather(pool.prepared("slow"), pool.prepared("quick"))
-        monkeypatch.setattr("mlx_server.pool.pool.is_current", is_current)
+        monkeypatch.setattr("mlx_server.pool.preparation.is_current", is_current)
         clients = [asyncio.create_task(pool.prepared("slow")) for _ in range(CLIENTS)]
         await asyncio.to_thread(slow.asked.wait, HANG)
         try:

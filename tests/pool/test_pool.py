@@ -247,7 +247,7 @@ async def running(
         await pool.stop()
     await asyncio.wait([*(asyncio.all_tasks() - before), asyncio.ensure_future(asyncio.sleep(0))])
     assert_idle(pool)
-    assert pool._timer is None or pool._timer.cancelled()
+    assert pool._scheduler.timer is None or pool._scheduler.timer.cancelled()
     gc.collect()
     assert unheard == []
 
@@ -255,7 +255,7 @@ async def running(
 def assert_idle(pool: Pool) -> None:
     assert (pool.rows, pool.memory()["kv_reserved"]) == (0, 0)
     assert [view.leases for view in pool.views()] == [0] * len(pool.specs)
-    assert (pool._policy.waiting, pool._waiting) == ((), {})
+    assert (pool._policy.waiting, pool._scheduler.waiting) == ((), {})
 
 
 def asks(kv_bytes: int, most: int | None = None) -> MemoryDemand:
@@ -372,7 +372,7 @@ def test_its_files_are_read_once_for_all_who_want_it(
         reads.append(spec.id)
         return prepare(spec, *rest, **more)
 
-    monkeypatch.setattr("mlx_server.pool.pool.prepare", counted)
+    monkeypatch.setattr("mlx_server.pool.preparation.prepare", counted)
 
     async def test() -> None:
         async with running(a) as (pool, _):
@@ -478,7 +478,7 @@ def test_what_nobody_expected_of_the_files_is_an_error_and_no_end(
     async def test() -> None:
         async with running(a) as (pool, _):
             with monkeypatch.context() as patched:
-                patched.setattr("mlx_server.pool.pool.prepare", broken)
+                patched.setattr("mlx_server.pool.preparation.prepare", broken)
                 errors = await results(*(asking(pool) for _ in range(3)))
             assert {type(error) for error in errors} == {ServerError}
             assert not any("secret" in str(error) for error in errors)
@@ -745,7 +745,7 @@ def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec)
                 assert pool.memory()["kv_reserved"] == 2 * 20
                 last.left([2, 4])
                 assert pool.memory()["kv_reserved"] == 0
-            assert pool._leases.of_row == {}
+            assert pool._scheduler.leases.of_row == {}
 
     run(test)
 
@@ -761,7 +761,7 @@ def test_a_lost_engine_leaves_no_growth_behind(a: ModelSpec) -> None:
                 for _ in range(20):
                     step(pool, 1)
                 assert pool.memory()["kv_reserved"] == 0
-            assert pool._leases.of_row == {}
+            assert pool._scheduler.leases.of_row == {}
 
     run(test)
 
@@ -905,7 +905,7 @@ def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_aga
 
     async def test() -> None:
         async with running(a, limits=limits) as (pool, machine):
-            pool._adapter_dirs = [samples]
+            pool._catalogs.allowed = [samples]
             await pool.add_adapter("a", "new", str(samples / "pirate"))
             prepared = await pool.prepared("a")
             adapter = await pool.adapter(prepared, "new")
@@ -933,7 +933,7 @@ def test_clients_load_so_many_adapters_and_no_more(
 
     async def test() -> None:
         async with running(a) as (pool, _):
-            pool._adapter_dirs = [samples]
+            pool._catalogs.allowed = [samples]
             for name in ("one", "two", "one"):
                 await pool.add_adapter("a", name, str(samples / "pirate"))
             with pytest.raises(BadRequest, match="Clients have loaded 2 adapters"):
@@ -1317,7 +1317,7 @@ def test_a_preload_that_fails_is_logged(
         raise error
 
     async def test() -> None:
-        monkeypatch.setattr("mlx_server.pool.pool.prepare", broken)
+        monkeypatch.setattr("mlx_server.pool.preparation.prepare", broken)
         async with running(replace(a, preload=True)) as (pool, machine):
             await until(lambda: view(pool).error is not None)
             monkeypatch.undo()
@@ -1377,8 +1377,8 @@ def test_stopping_tells_those_who_wait_for_memory(a: ModelSpec, b: ModelSpec) ->
                     await task
             # nothing is begun when the last lease ends
             assert machine.log == ["load a"]
-            assert pool._timer
-            assert pool._timer.cancelled()
+            assert pool._scheduler.timer
+            assert pool._scheduler.timer.cancelled()
 
     run(test)
 

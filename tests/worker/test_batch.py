@@ -10,7 +10,7 @@ import pytest
 
 from mlx_server.engine.messages import Generate, Schedule, Token
 from mlx_server.requests import SamplingParams
-from mlx_server.worker import sampling
+from mlx_server.worker import logprobs
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.budget import PrefillBudget
@@ -485,13 +485,13 @@ def test_nobody_asked_and_no_logprobs_are_computed(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
-    step_logprobs = sampling.step_logprobs
+    step_logprobs = logprobs.step_logprobs
 
-    def counted(logits: mx.array, tokens: mx.array, most: int) -> sampling.StepLogprobs:
+    def counted(logits: mx.array, tokens: mx.array, most: int) -> logprobs.StepLogprobs:
         computed.append(len(tokens))
         return step_logprobs(logits, tokens, most)
 
-    monkeypatch.setattr(sampling, "step_logprobs", counted)
+    monkeypatch.setattr(logprobs, "step_logprobs", counted)
     silent = [Ask(a_prompt(5), 4), Ask(a_prompt(3), 4, sampling=MIXED[2])]
     answers = together(tiny_model, silent)
     assert computed == []

@@ -199,7 +199,7 @@ def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: in
         reports += engine.step()
     reports += drain(engine)
     assert not of(RowFailed, reports)
-    assert not engine._preempted
+    assert not engine._admission.preempted
     for row in range(6):
         assert ids(tokens_of(row, reports)) == ids(tokens_of(row, expected))
         assert tokens_of(row, reports)[-1].finish

@@ -37,12 +37,15 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.requests import SamplingParams
-from mlx_server.worker import read_rate, worker
+from mlx_server.worker import read_rate, row_admission, worker
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prefill_groups import PrefillGroups
 from mlx_server.worker.prompt_logprobs import PIECE, Scoring
+from mlx_server.worker.row_admission import RowAdmission
+from mlx_server.worker.row_cache import RowCache
 from mlx_server.worker.sampling import Sampler
 from mlx_server.worker.worker import Engine
 from tests.worker.test_batch import a_prompt, ids
@@ -389,7 +392,7 @@ def test_a_scoring_that_fails_fails_alone(
         raise MemoryError("no room")
 
     engine.handle(ask(0))
-    monkeypatch.setattr(worker, "prompt_logprobs", fails)
+    monkeypatch.setattr(row_admission, "prompt_logprobs", fails)
     reports = run(engine, ask(1, prompt_logprobs=True))
     assert failures(reports) == {1: "MemoryError: no room"}
     assert ids(tokens_of(0, reports)) == answer
@@ -409,9 +412,9 @@ def test_a_scored_row_that_can_not_go_on_fails_alone(
 
 
 FAILING = {
-    "before the model is called": (Batch, "_known"),
+    "before the model is called": (PrefillGroups, "_known"),
     "in a prompt": (PrefillBatch, "prompt"),
-    "when a row has ended": (Batch, "_keep"),
+    "when a row has ended": (RowCache, "store"),
 }
 
 
@@ -452,7 +455,7 @@ class Clock:
 
 
 def run_by(clock: Clock, engine: Engine) -> None:
-    engine._clock = clock
+    engine._clock = engine._step_time._clock = clock
     for batch in engine._batches.values():
         batch._clock = clock
 
@@ -701,7 +704,7 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
         raise RuntimeError(NO_MEMORY)
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker.Engine, "_compute_prompt_logprobs", fails)
+        patched.setattr(RowAdmission, "compute_prompt_logprobs", fails)
         two.handle(ask(6, prompt=3 * PIECE, prompt_logprobs=True))
         reports = two.step()
     assert of(DeviceFailed, reports)

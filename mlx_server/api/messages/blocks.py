@@ -173,7 +173,7 @@ Block = Annotated[
 Texts = str | Items[TextBlock]
 
 
-class MessageParam(WireModel):
+class AnthropicMessageParam(WireModel):
     role: Literal["user", "assistant", "system"]
     content: str | Items[Block]
     clear_at: Literal["next_user_message", "never"] | None = None

@@ -17,14 +17,14 @@ from mlx_server.requests import GenerateRequest, JsonFormat
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedMessagesRequest:
     request: GenerateRequest
     ignored: tuple[str, ...]
     stores_prompt: bool
     """Whether the client asks with `cache_control` to keep the prompt for later requests."""
 
 
-def to_request(body: PromptBody, signer: Signer) -> ParsedRequest:
+def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     turns = turns_of(body.messages, signer)
     tools, tool_choice = select_tools(body, turns.referenced)
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
@@ -59,7 +59,7 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedRequest:
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
     )
     ignored = (*body.ignored(), *turns.ignored, *_unused(body))
-    return ParsedRequest(request, ignored, stores_prompt=has_cache_control(body))
+    return ParsedMessagesRequest(request, ignored, stores_prompt=has_cache_control(body))
 
 
 def _is_begun(last: Message) -> bool:

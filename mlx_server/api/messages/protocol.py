@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.fields import Items, SamplingBody, StopStrings, ThinkingTokens, WireModel
-from mlx_server.api.messages.blocks import CACHE_CONTROL, MessageParam, Name, Texts
+from mlx_server.api.messages.blocks import CACHE_CONTROL, AnthropicMessageParam, Name, Texts
 from mlx_server.api.messages.errors import NO_THREADS
 from mlx_server.errors import BadRequest
 
@@ -51,7 +51,7 @@ class ToolChoiceParam(WireModel):
             yield "name"
 
 
-class ThinkingParam(WireModel):
+class AnthropicThinking(WireModel):
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: ThinkingTokens | None = None
     display: Literal["summarized", "omitted"] | None = None
@@ -78,12 +78,12 @@ class PromptBody(SamplingBody):
         }
     )
     model: Name
-    messages: Annotated[Items[MessageParam], Field(min_length=1)]
+    messages: Annotated[Items[AnthropicMessageParam], Field(min_length=1)]
     system: Texts | None = None
     stop_sequences: StopStrings | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
     tool_choice: ToolChoiceParam | None = None
-    thinking: ThinkingParam | None = None
+    thinking: AnthropicThinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """The name of `output_config.format` in Anthropic's first beta of it."""

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mlx_server.api.messages.blocks import (
+    AnthropicMessageParam,
     Block,
     CompactionBlock,
     DocumentBlock,
     FileSource,
     HostedBlock,
     ImageBlock,
-    MessageParam,
     RedactedThinkingBlock,
     ResultBlock,
     SearchResultBlock,
@@ -71,7 +71,7 @@ class Turns:
         self._known: dict[str, int] = {}
         """Number of each call, by its id."""
 
-    def add(self, message: MessageParam, where: str) -> None:
+    def add(self, message: AnthropicMessageParam, where: str) -> None:
         if message.role != self._role or message.role == "system":
             self.end()
             self._role = message.role
@@ -218,7 +218,7 @@ def _merged(drafts: Sequence[Draft]) -> Draft:
     return Draft(reasoning, ["\n\n".join(texts)] if texts else [])
 
 
-def turns_of(messages: Sequence[MessageParam], signer: Signer) -> Turns:
+def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns:
     turns = Turns(signer)
     last_user = max((i for i, each in enumerate(messages) if each.role == "user"), default=-1)
     for i, message in enumerate(messages):

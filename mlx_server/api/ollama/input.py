@@ -9,9 +9,9 @@ from mlx_server.api import formats
 from mlx_server.api.formats import FormatChoice
 from mlx_server.api.ollama.protocol import (
     AnswerBody,
-    ChatBody,
     GenerateBody,
-    MessageParam,
+    OllamaChatBody,
+    OllamaMessageParam,
     Options,
     ToolCallParam,
 )
@@ -24,7 +24,7 @@ EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "x
 """Ollama's words for an effort that the families know by another one."""
 
 
-def chat_request(body: ChatBody, model: str) -> GenerateRequest:
+def chat_request(body: OllamaChatBody, model: str) -> GenerateRequest:
     tools = [tool.function for tool in body.tools or ()]
     conversation = Conversation(
         messages=tuple(_messages(body.messages or ())),
@@ -90,7 +90,7 @@ def _format(body: AnswerBody) -> FormatChoice:
     return {"format": None, "format_param": "format"}
 
 
-def _messages(given: Sequence[MessageParam]) -> Iterator[Message]:
+def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
     unanswered = _UnansweredCalls(())
     for i, message in enumerate(given):
         _check_text(f"messages[{i}].images", message.images)

@@ -107,7 +107,7 @@ READ_BY_ROLE = {
 """The fields of a message that have an effect, besides its content."""
 
 
-class MessageParam(WireModel):
+class OllamaMessageParam(WireModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
@@ -123,7 +123,7 @@ class MessageParam(WireModel):
                 yield name
 
 
-class FunctionParam(WireModel):
+class OllamaFunctionParam(WireModel):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -131,11 +131,11 @@ class FunctionParam(WireModel):
 
 class ToolParam(WireModel):
     type: Literal["function"] | None = None
-    function: FunctionParam
+    function: OllamaFunctionParam
 
 
-class ChatBody(AnswerBody):
-    messages: Items[MessageParam] | None = None
+class OllamaChatBody(AnswerBody):
+    messages: Items[OllamaMessageParam] | None = None
     """Without any, the model is loaded, or unloaded if `keep_alive` is 0."""
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
 

@@ -19,7 +19,7 @@ from mlx_server.api.ollama.output import (
     generate_shape,
     loaded,
 )
-from mlx_server.api.ollama.protocol import AnswerBody, ChatBody, GenerateBody, ShowBody
+from mlx_server.api.ollama.protocol import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
 from mlx_server.errors import BadRequest, Forbidden
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
@@ -44,9 +44,9 @@ Body = TypeVar("Body", bound=AnswerBody)
 router = APIRouter()
 
 
-@router.post(CHAT, openapi_extra=documented(CHAT, ChatBody))
+@router.post(CHAT, openapi_extra=documented(CHAT, OllamaChatBody))
 async def chat(http: Request) -> Response:
-    body = await read(http, ChatBody)
+    body = await read(http, OllamaChatBody)
     if not body.messages:
         return await _load(http, body, chat_shape)
     return await _answer(http, body, chat_request, chat_shape)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from mlx_server.api.responses.create import events_of, read_all
-from mlx_server.api.responses.input import ParsedRequest
+from mlx_server.api.responses.input import ParsedResponsesRequest
 from mlx_server.api.responses.items import Wire, new_id, sealed
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -50,14 +50,14 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
     }
 
 
-def _asking(request: GenerateRequest) -> ParsedRequest:
+def _asking(request: GenerateRequest) -> ParsedResponsesRequest:
     """The request for the summary: the conversation without tools or an output format."""
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
     messages = (*conversation.messages, Message("user", ASK))
     prompt = Conversation(messages, template_kwargs=conversation.template_kwargs)
     text_only = replace(request, prompts=(prompt,), format=None, tool_choice="auto")
-    return ParsedRequest(text_only, McpTools(), ())
+    return ParsedResponsesRequest(text_only, McpTools(), ())
 
 
 def _is_users(item: Wire) -> bool:

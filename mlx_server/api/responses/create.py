@@ -12,7 +12,7 @@ from mlx_server.api.metrics import Metrics
 from mlx_server.api.overflow import in_words, input_too_long
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.event_log import EventLog
-from mlx_server.api.responses.input import ParsedRequest, input_items, to_request
+from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
 from mlx_server.api.responses.items import Wire, new_id, read_items, wire
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -53,7 +53,7 @@ class CreatedResponse:
 class ResolvedRequest:
     """A request with the items that it refers to."""
 
-    parsed: ParsedRequest
+    parsed: ParsedResponsesRequest
     earlier: Sequence[Wire]
     own: Sequence[Wire]
     context: Sequence[ItemRecord]
@@ -145,11 +145,11 @@ def _resolved(
     return ResolvedRequest(parsed, before, own, context, context if is_recalled else own_records)
 
 
-def events_of(connection: HTTPConnection, parsed: ParsedRequest) -> Events:
+def events_of(connection: HTTPConnection, parsed: ParsedResponsesRequest) -> Events:
     pool: Pool = connection.app.state.pool
     metrics: Metrics = connection.app.state.metrics
     connectors: Connectors = connection.app.state.connectors
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
     request = with_client(parsed.request, connection)
     events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
-    return metrics.observed(in_words(events, input_too_long))
+    return metrics.answers.observed(in_words(events, input_too_long))

@@ -32,7 +32,7 @@ Resolve = Callable[[str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedResponsesRequest:
     request: GenerateRequest
     mcp: McpTools
     ignored: tuple[str, ...]
@@ -63,7 +63,7 @@ def to_request(
     items: Sequence[InputItem],
     earlier: Sequence[InputItem] = (),
     opened: Open = unsealed,
-) -> ParsedRequest:
+) -> ParsedResponsesRequest:
     """`earlier`: the conversation's items before those of this request. `opened` reads the encoded
     content of reasoning."""
     check_stream_options(body.stream, body.stream_options)
@@ -108,7 +108,7 @@ def to_request(
     mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
     truncates = body.truncation == "auto"
     ignored = (*body.ignored(), *dict.fromkeys(_unread(items, opened)))
-    return ParsedRequest(request, mcp, ignored, truncates, chosen.table)
+    return ParsedResponsesRequest(request, mcp, ignored, truncates, chosen.table)
 
 
 def _tools_of(item: InputItem) -> Sequence[ToolParam]:

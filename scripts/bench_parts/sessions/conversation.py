@@ -23,7 +23,7 @@ TURNS, ROUNDS = 8, 3
 THOUGHT_TOKENS, ANSWER_TOKENS = 16, 160
 
 
-class Session:
+class SyntheticSession:
     def __init__(self, seed: int, rounds: int = ROUNDS) -> None:
         self._random = Random(seed)  # noqa: S311
         # sessions of one agent have the same system prompt
@@ -88,12 +88,12 @@ def is_last_of_turn(body: Json) -> bool:
 
 
 def alone(turns: int = TURNS) -> Iterator[Json]:
-    yield from Session(1).requests(turns)
+    yield from SyntheticSession(1).requests(turns)
 
 
 def two_agents(turns: int = TURNS, rounds: int = ROUNDS) -> Iterator[Json]:
     """Two sessions with one system prompt, in turns."""
-    first, second = (Session(seed, rounds).requests(turns) for seed in (1, 2))
+    first, second = (SyntheticSession(seed, rounds).requests(turns) for seed in (1, 2))
     for pair in zip(first, second, strict=True):
         yield from pair
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.messages.input import ParsedRequest, to_request
+from mlx_server.api.messages.input import ParsedMessagesRequest, to_request
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
@@ -19,7 +19,7 @@ TOOL: Json = {"name": "f", "description": "does f", "input_schema": SCHEMA}
 CACHED: Json = {"cache_control": {"type": "ephemeral"}}
 
 
-def parsed(**asked: Any) -> ParsedRequest:
+def parsed(**asked: Any) -> ParsedMessagesRequest:
     body = {"model": "m", "max_tokens": 9, "messages": [HI], **asked}
     return to_request(MessagesBody.model_validate(body), SIGNER)
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from mlx_server.api.ollama.input import chat_request, generate_request
-from mlx_server.api.ollama.protocol import ChatBody, GenerateBody
+from mlx_server.api.ollama.protocol import GenerateBody, OllamaChatBody
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import GenerateRequest, JsonFormat
 
@@ -14,7 +14,7 @@ CALLS = [
 
 
 def chat(*messages: Any, **more: Any) -> GenerateRequest:
-    return chat_request(ChatBody(model="m", messages=list(messages), **more), "m")
+    return chat_request(OllamaChatBody(model="m", messages=list(messages), **more), "m")
 
 
 def generate(**more: Any) -> GenerateRequest:

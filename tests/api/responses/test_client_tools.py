@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.responses.input import ParsedRequest, input_items, to_request
+from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
 from mlx_server.api.responses.items import read_items, wire
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -44,7 +44,7 @@ def body(**asked: Any) -> ResponsesBody:
     return ResponsesBody.model_validate({"model": "tiny", "input": [USER], **asked})
 
 
-def parsed(earlier: Sequence[Json] = (), **asked: Any) -> ParsedRequest:
+def parsed(earlier: Sequence[Json] = (), **asked: Any) -> ParsedResponsesRequest:
     read = body(**asked)
     return to_request(read, input_items(read, unknown), read_items(earlier))
 

@@ -124,13 +124,13 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
             asked(CALLS, **OFFERED),
         ),
     },
-    protocol.ThinkingParam: {
+    protocol.AnthropicThinking: {
         "budget_tokens": Case(thinks(budget_tokens=2), asked(THINKS, **thinks())),
         "display": Case(thinks(display="omitted"), asked(THINKS, **thinks())),
     },
     protocol.OutputConfig: {"effort": Case({"output_config": {"effort": "low"}})},
     protocol.OutputFormat: {"schema_": Case(format({"const": "x"}), format({"const": "y"}))},
-    blocks.MessageParam: {
+    blocks.AnthropicMessageParam: {
         "role": Case({"messages": [HI, {**HI, "role": "system"}]}, {"messages": [HI, HI]}),
         "content": Case({"messages": [{**HI, "content": "Ho"}]}),
         "clear_at": Case(

@@ -34,7 +34,7 @@ OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     protocol.CalledFunction: {"name": CALLS, "arguments": CALLS},
     protocol.ToolCallParam: {"id": CALLS},
-    protocol.MessageParam: {
+    protocol.OllamaMessageParam: {
         "role": CALLS,
         "content": CALLS,
         "thinking": CALLS,
@@ -42,9 +42,9 @@ OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "tool_name": RESULTS,
         "tool_call_id": RESULTS,
     },
-    protocol.FunctionParam: {"name": TOOLS, "description": TOOLS, "parameters": TOOLS},
+    protocol.OllamaFunctionParam: {"name": TOOLS, "description": TOOLS, "parameters": TOOLS},
     protocol.ToolParam: {"type": TOOLS},
-    protocol.ChatBody: {"messages": LOADED},
+    protocol.OllamaChatBody: {"messages": LOADED},
     protocol.GenerateBody: {
         "prompt": LOADED,
         "system": f"{WIRE}::test_a_system_prompt",

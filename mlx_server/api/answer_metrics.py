@@ -1,0 +1,134 @@
+"""Metrics of answers, counted from their events."""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from mlx_server.events import (
+    Event,
+    Finished,
+    McpCallFinished,
+    ReasoningDelta,
+    Repaired,
+    Started,
+    TextDelta,
+    TokenCounts,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from mlx_server.system.logs import RequestLogContext, request_context
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class AnswerMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        by_model = ("model",)
+        self.requests = counter("mlx_server_requests", "Requests ended.", ("model", "outcome"))
+        self.prompt_tokens = counter("mlx_server_prompt_tokens", "Prompt tokens.", by_model)
+        self.cached_tokens = counter(
+            "mlx_server_cached_prompt_tokens", "Prompt tokens found in the cache.", by_model
+        )
+        self.completion_tokens = counter(
+            "mlx_server_completion_tokens", "Generated tokens.", by_model
+        )
+        self.reasoning_tokens = counter(
+            "mlx_server_reasoning_tokens", "Generated reasoning tokens.", by_model
+        )
+        self.final_tokens = counter(
+            "mlx_server_final_tokens",
+            "Generated tokens of answers' text: neither reasoning nor calls.",
+            by_model,
+        )
+        self.tool_output_tokens = counter(
+            "mlx_server_tool_output_tokens",
+            "Prompt tokens of tool results, counted once each.",
+            by_model,
+        )
+        self.mcp_calls = counter(
+            "mlx_server_mcp_calls", "Calls of MCP tools that the server ran.", ("model", "outcome")
+        )
+        self.forced_answers = counter(
+            "mlx_server_led_on",
+            "Answers that stopped after their reasoning and were continued.",
+            by_model,
+        )
+        self.repairs = counter(
+            "mlx_server_repairs", "Repairs of a model's output.", ("model", "what")
+        )
+        self.first_token = histogram(
+            "mlx_server_time_to_first_token_seconds",
+            "Time from the request to its first text.",
+            by_model,
+            buckets=SECONDS,
+        )
+        self.inter_token = histogram(
+            "mlx_server_inter_token_seconds",
+            "Time between two chunks of an answer.",
+            by_model,
+            buckets=STEP_SECONDS,
+        )
+
+    async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+        began = time.perf_counter()
+        last: dict[int, float] = {}
+        model, outcome, turn = "", "cancelled", request_context.get() or RequestLogContext("")
+        unfinished: Callable[[], TokenCounts] = TokenCounts
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    match event:
+                        case Started():
+                            model, unfinished = event.model, event.unfinished
+                            turn.prompt_tokens += event.prompt_tokens
+                            self.prompt_tokens.labels(model).inc(event.prompt_tokens)
+                            self.tool_output_tokens.labels(model).inc(event.tool_output_tokens)
+                        case (
+                            TextDelta(index)
+                            | ReasoningDelta(index)
+                            | ToolCallStarted(index)
+                            | ToolCallDelta(index)
+                        ):
+                            now = time.perf_counter()
+                            self._observe_latency(model, now, last.get(index), began)
+                            last[index] = now
+                        case Repaired(_, what):
+                            self.repairs.labels(model, what).inc()
+                        case McpCallFinished(index):  # leaves out the time of the MCP server
+                            last[index] = time.perf_counter()
+                            ended = "completed" if event.error is None else "failed"
+                            self.mcp_calls.labels(model, ended).inc()
+                        case Finished():
+                            self._count(model, turn, event.counts)
+                            self.forced_answers.labels(model).inc(event.answer_forced)
+                    yield event
+            outcome = "completed"
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self.requests.labels(model, outcome).inc()
+            if outcome != "completed":
+                self._count(model, turn, unfinished())
+
+    def _count(self, model: str, turn: RequestLogContext, counts: TokenCounts) -> None:
+        turn.prompt_tokens += counts.further_prompt_tokens
+        turn.completion_tokens += counts.completion_tokens
+        self.prompt_tokens.labels(model).inc(counts.further_prompt_tokens)
+        self.completion_tokens.labels(model).inc(counts.completion_tokens)
+        self.cached_tokens.labels(model).inc(counts.cached_tokens)
+        self.reasoning_tokens.labels(model).inc(counts.reasoning_tokens)
+        self.final_tokens.labels(model).inc(counts.text_tokens)
+        self.tool_output_tokens.labels(model).inc(counts.further_tool_output_tokens)
+
+    def _observe_latency(self, model: str, now: float, before: float | None, began: float) -> None:
+        if before is None:
+            self.first_token.labels(model).observe(now - began)
+        else:
+            self.inter_token.labels(model).observe(now - before)

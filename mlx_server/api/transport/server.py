@@ -1,0 +1,129 @@
+"""The HTTP server: uvicorn with our connection handling, and a shutdown that lets answers end."""
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from mlx_server.api.transport.last_words import let_last_words_out
+from mlx_server.errors import ShuttingDown
+from mlx_server.pool.pool import Pool
+from mlx_server.system.listening_sockets import DEFAULT_URL, url_of
+
+log = logging.getLogger("mlx_server")
+
+EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+SILENCE_SECONDS = 60.0
+"""Pause between log lines about refused connections."""
+POLL_SECONDS = 0.1
+COLLECTIONS = 5_000, 20, 100
+"""Thresholds of Python's garbage collector: rare, since full collections pause the event loop."""
+
+
+class HttpServer(uvicorn.Server):
+    """Prints its URL; ends streams that outlast the drain time with an error event."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._drain_seconds = drain_seconds
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        # keeps the objects of the server itself out of further collections
+        gc.collect()
+        gc.freeze()
+        # the many objects of a large body must not cause one collection after another
+        gc.set_threshold(*COLLECTIONS)
+        urls = []
+        for server in getattr(self, "servers", []):
+            _queue_in_kernel(server)
+            urls.append(url_of(server.sockets[0]))
+            _print_line(f"Listening on {urls[-1]}")
+        if urls:
+            _announce_models(self._app.state.pool, urls[0])
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        ending = asyncio.create_task(self._end_streams())
+        for server in self.servers:  # no new connections; uvicorn would also cut off WebSockets
+            server.close()
+        draining = asyncio.create_task(self._app.state.runs.drain())
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait({draining}, timeout=POLL_SECONDS)
+        draining.cancel()
+        await super().shutdown(sockets)
+        ending.cancel()
+        with suppress(asyncio.CancelledError):
+            await ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal exits at once; MCP servers are ended by their guard processes."""
+        if self.should_exit:
+            self._app.state.pool.supervisor.kill()
+            os._exit(EXIT_CODES[signal.Signals(sig)])
+        super().handle_exit(sig, frame)
+
+    async def _end_streams(self) -> None:
+        await asyncio.sleep(self._drain_seconds)
+        pool: Pool = self._app.state.pool
+        # answers that wait for an MCP server continue without it, until the pool ends them
+        stopping = asyncio.create_task(self._app.state.connectors.stop())
+        await pool.stop(ShuttingDown("The server is shutting down."))
+        await let_last_words_out(self.server_state)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await stopping
+
+
+def _announce_models(pool: Pool, url: str) -> None:
+    """Prints a line for each model when it is ready for the first time."""
+    announced: set[str] = set()
+
+    def announce(id: str) -> None:
+        if id not in announced:
+            announced.add(id)
+            flag = "" if url == DEFAULT_URL else f" --url {url}"
+            _print_line(f"{id} is ready at {url}/v1; try: mlx-server chat {id}{flag}")
+
+    for model in pool.loaded:
+        announce(model.prepared.id)
+    pool.on_ready = announce
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _queue_in_kernel(server: asyncio.Server) -> None:
+    """Raises the kernel's queue of connections. asyncio's `backlog` also sets how many it accepts
+    at once, and so has to stay small."""
+    for listening in server.sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as same:
+            same.listen(socket.SOMAXCONN)
+
+
+class LoopErrors:
+    """asyncio's exception handler, without the task's arguments, which asyncio itself would log."""
+
+    def __init__(self) -> None:
+        self._next_time = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in EXHAUSTED):
+            log.error("unhandled error in a background task", exc_info=error)
+        elif loop.time() >= self._next_time:  # asyncio retries, so there may be many a second
+            self._next_time = loop.time() + SILENCE_SECONDS
+            log.error("new connections can't be accepted for now: %s", error.strerror)

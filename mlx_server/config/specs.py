@@ -1,0 +1,97 @@
+"""Makes the records of other packages from the settings: models, connectors and folders."""
+
+from pathlib import Path
+from typing import cast
+
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.settings import (
+    ConnectorSettings,
+    ModelSettings,
+    OAuthSettings,
+    ServerSettings,
+    Settings,
+)
+from mlx_server.engine.client import NO_DISK, PromptDisk
+from mlx_server.mcp import ClientCredentials, Connector
+from mlx_server.pool.prepare import AdapterSource, ModelSpec
+from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.requests import SamplingChoices
+
+
+def spec_named(config: Path | None, name: str) -> ModelSpec:
+    """The model of models.yaml with this id or alias; else `name` is a folder or a hub id."""
+    settings = load_settings(config)
+    folder = settings.server.adapters_dir
+    listed = {id: model_spec(id, model, folder) for id, model in settings.models.items()}
+    for spec in listed.values():
+        if name in (spec.id, *spec.aliases):
+            return spec
+    ((id, model),) = load_settings(None, models=[name], environ={}).models.items()
+    return model_spec(id, model)
+
+
+def prompt_disk(settings: Settings) -> PromptDisk:
+    folder = settings.prompt_folder
+    return PromptDisk(folder, settings.server.prompt_cache.disk) if folder else NO_DISK
+
+
+def adapter_dirs(server: ServerSettings) -> tuple[Path, ...]:
+    own = (server.adapters_dir,) if server.adapters_dir else ()
+    return (*own, *server.adapter_dirs)
+
+
+def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> ModelSpec:
+    defaults = model.defaults.model_dump(exclude_none=True)
+    max_tokens = defaults.pop("max_tokens", None)
+    return ModelSpec(
+        id=id,
+        source=str(model.source),
+        revision=model.revision,
+        aliases=model.aliases,
+        family=model.family,
+        chat_template=_file_text(model.chat_template),
+        context_length=model.context_length,
+        max_tokens=max_tokens,
+        choices=cast(SamplingChoices, defaults),
+        template_kwargs=model.template_kwargs,
+        force_answer=model.lead_on,
+        constrain_calls=model.constrain_calls,
+        include_raw=model.include_raw,
+        tools_in_prompt=model.tools_in_prompt,
+        schema_in_prompt=model.schema_in_prompt,
+        compute_ahead=model.compute_ahead,
+        kv_bits=None if model.kv_cache.bits == 16 else model.kv_cache.bits,
+        volatile_lines=model.volatile_lines,
+        misplaced_calls=model.misplaced_calls,
+        reasoning_tags=model.reasoning_tags,
+        repair=RepairPolicy(**model.repair.model_dump(by_alias=True)),
+        preload=model.preload,
+        pinned=model.pinned,
+        ttl=model.ttl,
+        tokenizer=str(model.tokenizer) if model.tokenizer else None,
+        adapters={
+            name: AdapterSource(a.path, a.pinned, a.allow_other_base, a.description)
+            for name, a in model.adapters.items()
+        },
+        adapters_dir=adapters_dir,
+    )
+
+
+def connector(found: ConnectorSettings) -> Connector:
+    return Connector(
+        url=found.url,
+        command=(found.command, *found.args) if found.command else (),
+        env={name: value.get_secret_value() for name, value in found.env.items()},
+        headers={name: value.get_secret_value() for name, value in found.headers.items()},
+        allow_private=found.allow_private,
+        oauth=_credentials(found.oauth) if found.oauth else None,
+    )
+
+
+def _credentials(found: OAuthSettings) -> ClientCredentials:
+    secret = found.client_secret.get_secret_value()
+    return ClientCredentials(found.issuer, found.client_id, secret)
+
+
+def _file_text(path: Path | None) -> str | None:
+    return path.read_text("utf-8") if path else None

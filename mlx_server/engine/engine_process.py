@@ -1,0 +1,83 @@
+"""The process of one engine: how it is started, stopped and tied to the server's life."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.lifeline import Lifeline
+
+STOP_SECONDS = 0.5
+"""How long an engine may take to end, in addition to FLUSH_SECONDS if it has a disk to write to."""
+
+ON_THE_WAY_BYTES = 8 << 10
+"""Size of the socket buffers for reports: it bounds what a row still sends after PauseRows."""
+
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+"""Makes glibc return large blocks to the system as soon as they are freed. By default it raises
+its mmap threshold over time, and a small live block keeps the freed heap below it resident."""
+
+
+class EngineProcess:
+    def __init__(self, arguments: Sequence[str], flush_seconds: float) -> None:
+        """flush_seconds: how long the process may write to disk before it ends."""
+        self._arguments = arguments
+        self._stop_seconds = STOP_SECONDS + flush_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._lifeline: Lifeline | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> socket.socket:
+        """Returns the server's end of the socket."""
+        ours, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_THE_WAY_BYTES)
+        with theirs, ExitStack() as unless_it_starts:
+            unless_it_starts.enter_context(ours)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "mlx_server.worker.process",
+                str(theirs.fileno()),
+                *self._arguments,
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+                # A separate process group: Ctrl-C must reach only the server, which drains first.
+                start_new_session=True,
+            )
+            self._lifeline = await Lifeline.tied(self._process.pid)
+            unless_it_starts.pop_all()
+        return ours
+
+    async def stop(self) -> None:
+        """Waits for the process to end, which it does when its socket is closed; then kills it."""
+        if self._process:
+            try:
+                # wait_for may swallow the cancellation of its caller on Python 3.11.
+                async with asyncio.timeout(self._stop_seconds):
+                    await self._process.wait()
+            except TimeoutError:
+                self.kill()
+                await self._process.wait()
+        if self._lifeline:
+            await self._lifeline.let_go()
+            self._lifeline = None
+
+    def kill(self) -> None:
+        if self._process:
+            with suppress(ProcessLookupError):  # it may have ended just now
+                self._process.kill()
+
+
+def _environment() -> dict[str, str]:
+    """Returns the process's environment; it preloads a fast BLAS if one is installed."""
+    environment = {**MALLOC, **os.environ}
+    if blas := fast_blas():
+        preloaded = environment.get("LD_PRELOAD")
+        environment["LD_PRELOAD"] = f"{preloaded}:{blas}" if preloaded else blas
+    return environment

@@ -1,0 +1,247 @@
+"""Carries out the policy's decisions: leases and their memory, loads and unloads, evictions."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from copy import copy
+from itertools import count
+
+from mlx_server.engine.client import EngineClient
+from mlx_server.engine.device_errors import Streak
+from mlx_server.engine.messages import DeviceFailed, StepOutput
+from mlx_server.errors import EngineDied, ModelReplaced, ServerError, Unavailable
+from mlx_server.pool import actions
+from mlx_server.pool.adapter_catalogs import catalog_of
+from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
+from mlx_server.pool.background import BackgroundWork
+from mlx_server.pool.cache_limit import CacheLimit
+from mlx_server.pool.entry import LoadedModel, PoolEntry
+from mlx_server.pool.lease import Lease, Leases, MemoryDemand, Waiter
+from mlx_server.pool.memory_budget import size
+from mlx_server.pool.policy import Policy
+from mlx_server.pool.preparation import ModelPreparation
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.refusals import refusal
+from mlx_server.pool.served_models import ServedModels
+
+log = logging.getLogger("mlx_server.pool")
+
+
+class MemoryScheduler:
+    def __init__(
+        self,
+        models: ServedModels,
+        preparation: ModelPreparation,
+        policy: Policy,
+        engine: Callable[[], EngineClient],
+        on_ready: Callable[[str], None],
+    ) -> None:
+        """on_ready: called with the id of each model that has been loaded."""
+        self._models = models
+        self._preparation = preparation
+        self.policy = policy
+        self._engine = engine
+        self._on_ready = on_ready
+        self._tickets = count()
+        self.waiting: dict[actions.Ticket, Waiter] = {}
+        self.leases = Leases(engine, self._resize)
+        self.adapters = AdapterPool(engine, self._count_adapters)
+        self.timer: asyncio.TimerHandle | None = None
+        self.background = BackgroundWork()
+        self._cache_limit = CacheLimit(engine)
+        self._out_of_memory = Streak()
+        self._closed: ServerError | None = None
+
+    def close(self, error: ServerError) -> None:
+        """Refuses requests that wait, and all later ones, with `error`."""
+        self._closed = error
+        if self.timer:
+            self.timer.cancel()
+        for waiter in self.waiting.values():
+            waiter.refuse(copy(error))
+
+    @asynccontextmanager
+    async def lease(
+        self, prepared: PreparedModel, demand: MemoryDemand, adapter: LeasedAdapter | None = None
+    ) -> AsyncIterator[Lease]:
+        """Keeps model and adapter loaded, with memory for the rows, until the block is left."""
+        self.check_open()
+        _ = self._engine()  # raises while there is no engine, instead of queueing a load for none
+        ticket = next(self._tickets)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(self._models[prepared.id], demand, granted)
+        self.waiting[ticket] = waiter
+        try:
+            self.do(
+                self.policy.request(
+                    ticket,
+                    prepared.id,
+                    demand.nbytes(demand.soon),
+                    now(),
+                    most_kv_bytes=demand.nbytes(demand.most_tokens),
+                    rows=demand.rows,
+                    extra_bytes=adapter.spec.nbytes if adapter else 0,
+                    client=demand.client,
+                )
+            )
+            await waiter.granted
+            lease = self.leases[ticket]
+            if lease.model.prepared is not prepared:  # the prompt was tokenized for the old files
+                raise ModelReplaced(
+                    f"The files of {prepared.id} were replaced while the request waited. Send it "
+                    "again."
+                )
+            if adapter and adapter.by_client:
+                catalog_of(prepared).check_there(adapter.spec.name)
+            async with self.adapters.lease(prepared.id, adapter) if adapter else nullcontext():
+                yield lease
+        finally:
+            self.waiting.pop(ticket, None)
+            self.do(self.policy.cancel(ticket, now()))
+            self.do(self.policy.release(ticket, now()))
+            self.leases.remove(ticket)
+
+    def _resize(self, ticket: actions.Ticket, kv_bytes: int) -> None:
+        self.do(self.policy.resize(ticket, kv_bytes, now()))
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise copy(self._closed)
+
+    def device_failed(self, failure: DeviceFailed) -> None:
+        if failure.kind != "out_of_memory" or self._out_of_memory.failed(now()) < 2:
+            return
+        before = self.policy.budget
+        self.do(self.policy.lower(now()))
+        log.warning(
+            "memory ran out %d times in a row: the budget is %s instead of %s until the next "
+            "start. Close other programs, or lower `memory_budget` under `server` in models.yaml.",
+            self._out_of_memory.length,
+            size(self.policy.budget),
+            size(before),
+        )
+        with suppress(EngineDied):
+            self._engine().limit_memory(self.policy.budget)
+
+    def stepped(self, step: StepOutput) -> None:
+        if any(token.finish for token in step.tokens):
+            self._out_of_memory.answered()
+        self.leases.count_tokens(step.tokens)
+        self._cache_limit.reported(step.cache_bytes)
+        self._count_idle()
+
+    def _count_adapters(self) -> None:
+        for model in self._models.loaded:
+            id = model.prepared.id
+            self.do(self.policy.set_extra_bytes(id, self.adapters.unreserved_bytes(id), now()))
+        self._count_idle()
+
+    def _count_idle(self) -> None:
+        """Reports the bytes that can be freed as soon as a request needs them."""
+        self.do(self.policy.cache_bytes(self._cache_limit.nbytes + self.adapters.idle_bytes))
+
+    def engine_lost(self) -> None:
+        self.background.cancel()  # a load may have ended, and not have reported its result yet
+        for entry in self._models:
+            entry.model = entry.progress = None
+        self._cache_limit.engine_lost()
+        self.adapters.forget()
+        for ticket, waiter in self.waiting.items():
+            self.policy.cancel(ticket, now())
+            waiter.refuse(EngineDied("The engine process was lost. Send the request again."))
+        self.do(self.policy.engine_lost(now()))
+
+    def do(self, wanted: actions.Actions) -> None:
+        if self._closed:
+            return
+        for action in wanted:
+            match action:
+                case actions.LoadAction(model):
+                    self.background.begin(self._load(self._models[model]))
+                case actions.UnloadAction(model):
+                    self.background.begin(self._unload(self._models[model]))
+                case actions.ShrinkCache(to_bytes):
+                    self._shrink(to_bytes)
+                case actions.Grant(ticket):
+                    self._grant(ticket)
+                case actions.PreemptAction(ticket):
+                    self.limit_cache()  # the cache keeps what the rows give back, if it has room
+                    self.leases.preempt(ticket)
+                case actions.ResumeAction(ticket):
+                    self.limit_cache()
+                    self.leases.resume(ticket)
+                case actions.Refuse(ticket, reason):
+                    waiter = self.waiting.pop(ticket)
+                    waiter.refuse(refusal(reason, waiter.entry, self.policy))
+        self.limit_cache()
+        self._set_timer()
+
+    def _grant(self, ticket: actions.Ticket) -> None:
+        waiter = self.waiting.pop(ticket)
+        assert waiter.entry.model is not None
+        self.leases.add(waiter.entry.model, waiter.demand, ticket)
+        waiter.grant()
+
+    def _shrink(self, to_bytes: int) -> None:
+        """Shrinks idle adapters and the prompt cache to `to_bytes` together."""
+        self.adapters.shrink(to_bytes)
+        self._cache_limit.shrunk(max(0, to_bytes - self.adapters.idle_bytes))
+
+    def limit_cache(self) -> None:
+        """Sends the engine the prompt cache's limit, before any request is given the memory."""
+        others = self.policy.used - self.policy.cache + self.adapters.idle_bytes
+        self._cache_limit.send(max(0, self.policy.budget - others))
+
+    async def _load(self, entry: PoolEntry) -> None:
+        prepared = entry.prepared
+        assert prepared is not None
+        report = self._preparation.reporter(entry)
+        entry.failure = None
+        try:
+            loaded = await self._preparation.load(prepared, report)
+        except ModelReplaced as error:
+            self._preparation.failed(entry, error)
+            self.do(self.policy.load_failed(prepared.id, now()))
+            return
+        except Unavailable:
+            return  # the engine is gone: `engine_lost` cleans up, or the server is stopping
+        except Exception as error:
+            self._preparation.failed(entry, error)
+            self.do(self.policy.load_failed(prepared.id, now()))
+            return
+        log.info(
+            "%s is ready: family %s, %d MB",
+            prepared.id,
+            prepared.family.name,
+            loaded.nbytes / 1e6,
+        )
+        if loaded.why_alone:
+            log.warning("%s answers one request at a time: %s", prepared.id, loaded.why_alone)
+        entry.batching = not loaded.why_alone
+        entry.model = LoadedModel(prepared, loaded.vocabulary, loaded.nbytes)
+        entry.progress = None
+        self.do(self.policy.loaded(prepared.id, loaded.nbytes, now()))
+        self._on_ready(prepared.id)
+
+    async def _unload(self, entry: PoolEntry) -> None:
+        entry.model = None
+        self.adapters.forget(entry.spec.id)
+        with suppress(Unavailable):
+            await self._engine().unload(entry.spec.id)
+            log.info("%s was unloaded", entry.spec.id)
+            self.do(self.policy.unloaded(entry.spec.id, now()))
+
+    def _set_timer(self) -> None:
+        if self.timer:
+            self.timer.cancel()
+        at = self.policy.next_deadline()
+        loop = asyncio.get_running_loop()
+        self.timer = None if at is None else loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self.do(self.policy.tick(now()))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,48 @@
+"""The models that the server serves, by id and by alias."""
+
+from collections.abc import Iterable, Iterator
+
+from mlx_server.errors import NEAREST, ModelNotFound, served_names
+from mlx_server.pool.entry import LoadedModel, PoolEntry
+from mlx_server.pool.prepare import ModelSpec
+
+
+class ServedModels:
+    def __init__(self, specs: Iterable[ModelSpec]) -> None:
+        self._entries = {spec.id: PoolEntry(spec) for spec in specs}
+        self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
+
+    def __getitem__(self, id: str) -> PoolEntry:
+        return self._entries[id]
+
+    def __iter__(self) -> Iterator[PoolEntry]:
+        return iter(self._entries.values())
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a model has this id or alias."""
+        return name in self._names
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self._entries)
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        return [entry.model for entry in self if entry.model]
+
+    def find(self, name: str) -> PoolEntry:
+        """Finds a model by its id or an alias. Raises ModelNotFound."""
+        if name not in self._names:
+            known = self._entries if len(self._entries) <= NEAREST else self._names
+            raise ModelNotFound(
+                f"The model {name[:100]!r} is not served here. {served_names(name, known)} "
+                "Add it to models.yaml, or pass it to `mlx-server serve`.",
+                param="model",
+            )
+        return self._entries[self._names[name]]
+
+    def split(self, name: str) -> tuple[str, str | None]:
+        """Splits `model:adapter`; a name that is itself a model's id or alias is not split."""
+        model, _, adapter = name.rpartition(":")
+        is_both = adapter and name not in self._names and model in self._names
+        return (model, adapter) if is_both else (name, None)

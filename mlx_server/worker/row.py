@@ -1,0 +1,92 @@
+"""The rows of a batch: what a request says of its row, and the state of its sampling."""
+
+import os
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_server.engine.messages import ComputeAhead, Generate
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
+
+Fault = Callable[[], str | None]
+"""Returns what was wrong with a draw, once that is computed; None if nothing was."""
+
+
+class Row:
+    """One sequence being generated: its parameters and its sampling state."""
+
+    def __init__(
+        self, number: int, prompt: Sequence[int], sampling: SamplingParams, vocabulary: int
+    ) -> None:
+        self.number = number
+        self.sampling = sampling
+        self.delay = 0.0
+        self.client = ""
+        self.cache_scope = ""
+        self.snapshot_places: tuple[int, ...] = ()
+        """The lengths of the prompt at which the prompt cache keeps its state."""
+        self.continued_from = 0
+        """The length from which the conversation's next prompt is expected to differ."""
+        self.on_disk = True
+        """Whether its cache may be written to disk."""
+        self.row_adapter: RowAdapter = NO_ADAPTER
+        self.constraint: LogitConstraint | None = None
+        self.sampled = 0
+        self.fault: Fault = _none
+        """The fault of the latest draw, which may not be computed yet."""
+        self.error: str | None = None
+        """What was wrong with a draw; None while all were valid."""
+        self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
+        if self.penalised:
+            in_prompt = np.zeros(vocabulary, np.bool_)
+            in_prompt[list(prompt)] = True
+            self.in_prompt = mx.array(in_prompt)
+            self.counts = mx.zeros(vocabulary)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the row can't continue; None if it can."""
+        return self.error or (self.constraint.failure if self.constraint else None)
+
+    @property
+    def penalised(self) -> bool:
+        s = self.sampling
+        return (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    def key(self) -> tuple[int, int]:
+        """The random key of the row's next draw."""
+        digest = blake2b(self._seed + self.sampled.to_bytes(8, "little"), digest_size=8).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def row_of(request: Generate, vocabulary: int) -> Row:
+    row = Row(request.row, request.prompt, request.sampling, vocabulary)
+    row.delay = request.delay
+    row.client = request.client
+    row.cache_scope = request.cache_scope
+    row.continued_from = request.continued_from
+    row.on_disk = request.on_disk
+    row.row_adapter = row_adapter_of(request)
+    return row
+
+
+def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
+    """Returns the request's adapter and scale. A scale of 0 is the base model, and shares its
+    prompt cache."""
+    return (
+        (request.adapter, request.adapter_scale)
+        if request.adapter and request.adapter_scale
+        else NO_ADAPTER
+    )
+
+
+def _none() -> None:
+    return None
+
+
+def _eight_bytes(seed: int) -> bytes:
+    return (seed & (2**64 - 1)).to_bytes(8, "little")

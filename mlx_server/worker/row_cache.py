@@ -1,0 +1,73 @@
+"""The prompt cache as the rows of one model use it."""
+
+from collections.abc import Callable
+
+from mlx_server.engine.messages import ComputeAhead, Generate
+from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
+from mlx_server.worker.prefill.cached_prompt import Cache
+from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
+from mlx_server.worker.row import Row, row_adapter_of
+
+
+class RowCache:
+    def __init__(self, prompts: PromptCache, model: str, on_invalid: Callable[[str], None]) -> None:
+        """on_invalid: called with the key of cached prompts whose values may be invalid."""
+        self._prompts = prompts
+        self._model = model
+        self._on_invalid = on_invalid
+
+    def known(self, row: Row, tokens: list[int]) -> int:
+        """Returns the length of the prefix that `fetch` would find."""
+        return self._prompts.known(self._key(row), tokens)
+
+    def fetch(self, row: Row, tokens: list[int]) -> tuple[Cache | None, int]:
+        """Returns the cache of the longest known prefix of `tokens`, and the prefix's length."""
+        return self._prompts.fetch(self._key(row), tokens)
+
+    def wants(self, row: Row, tokens: list[int]) -> bool:
+        return not row.failure and self._prompts.wants(tokens)
+
+    def store(
+        self, row: Row, tokens: list[int], extracted: Callable[[], Cache], **how: bool
+    ) -> None:
+        """Stores a row's cache if it is wanted. how: see `PromptCache.store`.
+
+        extracted: called only then, since it is costly and fails for an empty cache.
+        """
+        if self.wants(row, tokens):
+            start, on_disk = row.continued_from, len(tokens) if row.on_disk else 0
+            self._prompts.store(
+                self._key(row),
+                tokens,
+                extracted(),
+                continued_from=start,
+                disk_length=on_disk,
+                **how,
+            )
+
+    def store_snapshot(self, row: Row, tokens: list[int], extracted: Callable[[], Cache]) -> None:
+        """Stores the state of a prompt that is still being computed, if it is wanted here."""
+        if len(tokens) in row.snapshot_places and self.wants(row, tokens):
+            self._prompts.store_snapshot(self._key(row), tokens, extracted())
+
+    def forget(self, row: Row) -> None:
+        """Drops all prompts that such rows use, since their values may be invalid."""
+        key = self._key(row)
+        self._prompts.forget(key)
+        self._on_invalid(key)
+
+    def _key(self, row: Row) -> str:
+        return prompt_key(self._model, row.row_adapter, row.cache_scope)
+
+
+def prompt_key(model: str, row_adapter: RowAdapter, scope: str) -> str:
+    """Returns the key under which the prompt cache has the prompts of such rows."""
+    if not scope:
+        own = () if row_adapter == NO_ADAPTER else row_adapter
+        return cache_key(model, *own)
+    return cache_key(model, *row_adapter, scope)
+
+
+def key_of(command: Generate | ComputeAhead) -> str:
+    """Returns the key under which the prompt cache has the prompts of such commands."""
+    return prompt_key(command.model, row_adapter_of(command), command.cache_scope)
