@@ -139,6 +139,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.max_body_bytes = server.max_body_bytes
     app.state.metrics = metrics.Metrics(pool)
     app.state.started = int(time.time())
+    app.state.reasoning_field = server.reasoning_field
     pool.on_step = app.state.metrics.on_step
     pool.on_ahead = app.state.metrics.on_ahead
     pool.on_disk_cache = app.state.metrics.on_disk_cache

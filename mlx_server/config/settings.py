@@ -213,6 +213,8 @@ class ServerSettings(_Frozen):
     """Whether clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
     """Folders from which they may load them, in addition to `adapters_dir`."""
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
+    """Where chat completions have reasoning. `both` breaks clients that read one as the other."""
     allow_private_urls: bool = False
     """Whether requests may use URLs of MCP servers on this machine and its network."""
 

@@ -132,7 +132,7 @@ def test_an_answer_that_breaks_its_schema_is_made_once_more(client: OpenAI) -> N
     body = asked(client, "live", QUESTION, response_format=FORMAT)
     message = body.choices[0].message
     assert message.content == "[1, 2]"
-    assert message.reasoning == "Once more."
+    assert message.reasoning_content == "Once more."
     assert repairs(body) == [("schema", "content")]
     assert unmet(body) == []
     assert body.model_extra["mlx_server"]["unenforced"] == ["uniqueItems at #"]
@@ -195,7 +195,7 @@ def test_a_call_in_reasoning_is_made_and_is_never_the_text(client: OpenAI) -> No
     assert not alone.choices[0].message.content
     assert repairs(alone) == []
     for body in (offered, alone):
-        assert body.choices[0].message.reasoning == f"I call.\n{CALL}"
+        assert body.choices[0].message.reasoning_content == f"I call.\n{CALL}"
 
 
 @pytest.mark.parametrize("stream", [False, True])
