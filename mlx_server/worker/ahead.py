@@ -127,7 +127,8 @@ class AheadComputation:
         if (present := self._present) is None:
             return []
         piece = self._compute_piece(networks[present.prompt.model], present)
-        if present.computed == len(present.prompt.tokens):
+        is_whole = present.computed == len(present.prompt.tokens)
+        if is_whole or not self._has_room(present):
             present.prompt.is_computed = True
             self.interrupt()
         return [ComputedAhead(present.prompt.model, computed=piece)]
@@ -145,7 +146,10 @@ class AheadComputation:
         return present
 
     def _has_room(self, present: _Present) -> bool:
-        """Makes room for a second cache of the conversation, as its next turn will need it too."""
+        """Makes room for a second cache of the conversation, as its next turn will need it too.
+
+        The memory is the prompt cache's own, so that no lease is needed: both together keep to the
+        prompt cache's limit before each piece, however far the conversation has grown."""
         room = self._cache.max_bytes - present.nbytes
         if room < present.nbytes:
             return False
