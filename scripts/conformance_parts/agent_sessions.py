@@ -169,6 +169,8 @@ def transcript(client: str, work: Path) -> list[dict[str, Any]]:
 
 def main(client: str, folder: str) -> None:
     raise_loopback()
+    # a shell's background jobs ignore it, and so would the clients
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory() as place:
         home = Path(place) / "home"
         (home / "work").mkdir(parents=True)
