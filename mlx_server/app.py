@@ -100,6 +100,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.max_body_bytes = server.max_body_bytes
     app.state.metrics = measured = metrics.Metrics(pool)
     app.state.started = int(time.time())
+    app.state.reasoning_field = server.reasoning_field
     pool.on_step = measured.engine.on_step
     pool.on_ahead = measured.engine.on_ahead
     pool.on_disk_cache = measured.engine.on_disk_cache

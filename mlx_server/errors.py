@@ -43,6 +43,10 @@ FOLDERS = re.compile(r"(?<![\w:/.])~?/(?:.*/)?")
 """Matches from a line's first folder to its last, since folder names may contain spaces."""
 
 
+NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's and Anthropic's clients read this header; else they repeat what failed with a 5xx."""
+
+
 class ServerError(Exception):
     """An error with a status and OpenAI's body. The message says what was wrong and what to do."""
 
@@ -184,7 +188,7 @@ class ShuttingDown(Unavailable):
 class StoreFull(ServerError):
     status = 507
     code = "store_full"
-    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}  # read by OpenAI's clients
+    headers: ClassVar[dict[str, str]] = NO_RETRY
 
 
 class GenerationFailed(ServerError):
@@ -193,6 +197,7 @@ class GenerationFailed(ServerError):
 
 class ModelUnusable(ServerError):
     code = "model_unusable"
+    headers: ClassVar[dict[str, str]] = NO_RETRY
 
 
 class SettingsError(ServerError):

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+)
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
@@ -29,6 +36,24 @@ def _breathe(item: T) -> T:
 Items = Annotated[list[Annotated[T, AfterValidator(_breathe)]], Field(fail_fast=True)]
 """A list that is refused at its first wrong item: a body may have thousands of wrong ones, and
 pydantic keeps a report of each."""
+
+
+def _no_limit(value: Any) -> Any:
+    return None if _is_minus_one(value) else value
+
+
+def _every_token(value: Any) -> Any:
+    return 0 if _is_minus_one(value) else value
+
+
+def _is_minus_one(value: Any) -> bool:
+    return type(value) is int and value == -1
+
+
+MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_no_limit)]
+"""-1 sets no limit, as in LM Studio and llama.cpp."""
+TopK = Annotated[Annotated[int, Field(ge=0, le=1_000_000)] | None, BeforeValidator(_every_token)]
+"""-1 and 0 allow every token, as in vLLM."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTERS.value)]
@@ -158,7 +183,7 @@ class SamplingBody(WireModel):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    top_k: TopK = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

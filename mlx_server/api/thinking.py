@@ -12,7 +12,9 @@ SOME_EFFORT = "medium"
 class ThinkingParam(WireModel):
     """Anthropic's `thinking`, which other APIs have adopted."""
 
-    type: Literal["enabled", "disabled"]
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    """The model decides itself how long it thinks, unless there is a budget: the first three are
+    the same here."""
     budget_tokens: ThinkingTokens | None = None
 
 
@@ -25,7 +27,7 @@ class ThinkingBody(WireModel):
 
     def budget(self) -> int | None:
         """The thinking budget in tokens. Raises BadRequest if it is set under two names."""
-        found = self._budgets()
+        found = self.budgets()
         if len(found) > 1:
             one, other, *_ = found
             raise BadRequest(
@@ -34,7 +36,8 @@ class ThinkingBody(WireModel):
             )
         return next(iter(found.values()), None)
 
-    def _budgets(self) -> dict[str, int]:
+    def budgets(self) -> dict[str, int]:
+        """The budgets that the client set, by their names."""
         given = {
             "thinking_budget": self.thinking_budget,
             "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
@@ -56,8 +59,8 @@ class ThinkingBody(WireModel):
         there."""
         own = self.chat_template_kwargs or {}
         sent = {
-            "reasoning_effort": param if effort else next(iter(self._switches()), None),
-            "thinking_budget": next(iter(self._budgets()), None),
+            "reasoning_effort": param if effort else next(iter(self.switches()), None),
+            "thinking_budget": next(iter(self.budgets()), None),
         }
         return {
             f"chat_template_kwargs.{variable}": name
@@ -69,7 +72,7 @@ class ThinkingBody(WireModel):
         """Names of template variables that the client did not ask for: the effort of a request that
         turns thinking on and sets only a budget."""
         explicit = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
-        wants_budget = any(self._switches().values()) and self.budget() is not None
+        wants_budget = any(self.switches().values()) and self.budget() is not None
         return frozenset({"reasoning_effort"} if wants_budget and not explicit else ())
 
     def _templates_budget(self) -> int | None:
@@ -79,7 +82,7 @@ class ThinkingBody(WireModel):
         return budget if type(budget) is int and 0 <= budget < 2**53 else None
 
     def _effort(self, effort: str | None, param: str) -> str | None:
-        switches = self._switches()
+        switches = self.switches()
         if not switches:
             return effort
         (switch, is_on), *others = switches.items()
@@ -92,10 +95,11 @@ class ThinkingBody(WireModel):
                 )
         return effort or (SOME_EFFORT if is_on else "none")
 
-    def _switches(self) -> dict[str, bool]:
+    def switches(self) -> dict[str, bool]:
+        """Whether the client wants thinking, by the names under which it says so."""
         found: dict[str, bool] = {}
         if self.thinking:
-            found["thinking.type"] = self.thinking.type == "enabled"
+            found["thinking.type"] = self.thinking.type != "disabled"
             if not found["thinking.type"] and self.thinking.budget_tokens is not None:
                 raise BadRequest(
                     "`thinking.budget_tokens` needs `thinking.type: enabled`.",

@@ -213,6 +213,9 @@ class ServerSettings(_Frozen):
     """Whether clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
     """Folders from which they may load them, in addition to `adapters_dir`."""
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"
+    """Where chat completions have reasoning: most clients read only one of the names, and a few
+    refuse a message with both."""
     allow_private_urls: bool = False
     """Whether requests may use URLs of MCP servers on this machine and its network."""
 

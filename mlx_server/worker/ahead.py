@@ -127,7 +127,8 @@ class AheadComputation:
         if (present := self._present) is None:
             return []
         piece = self._compute_piece(networks[present.prompt.model], present)
-        if present.computed == len(present.prompt.tokens):
+        is_whole = present.computed == len(present.prompt.tokens)
+        if is_whole or not self._has_room(present):
             present.prompt.is_computed = True
             self.interrupt()
         return [ComputedAhead(present.prompt.model, computed=piece)]
@@ -139,15 +140,19 @@ class AheadComputation:
         cache, known = self._cache.fetch(prompt.key, prompt.tokens)
         cache = cache or make_caches(networks[prompt.model])
         present = _Present(prompt, cache, known, known)
-        if known == len(prompt.tokens) or not self._has_room(present):
+        is_large = 2 * present.nbytes > self._cache.max_bytes  # its next turn needs a second one
+        if known == len(prompt.tokens) or is_large or not self._has_room(present):
             self._prompts.remove(prompt)
             return None
         return present
 
     def _has_room(self, present: _Present) -> bool:
-        """Makes room for a second cache of the conversation, as its next turn will need it too."""
-        room = self._cache.max_bytes - present.nbytes
-        if room < present.nbytes:
+        """Makes room for the cache and what the next piece adds to it. The memory is the prompt
+        cache's own, so it needs no lease."""
+        left = len(present.prompt.tokens) - present.computed
+        growth = present.nbytes * min(left, present.computed) // max(1, present.computed)
+        room = self._cache.max_bytes - present.nbytes - growth
+        if room < 0:
             return False
         self._cache.shrink(room)
         return True

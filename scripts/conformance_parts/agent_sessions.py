@@ -7,6 +7,8 @@ for each session.
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from typing import Any
 from conformance_parts.agents import AGENTS
 from conformance_parts.namespaces import raise_loopback
 from mlx_server.clients.connect.clients import CLIENTS
-from tests.live.server import LiveServer, serving
+from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"
 CONTEXT, TOO_SHORT = 400_000, 2_000
@@ -26,6 +28,13 @@ SECONDS = 180.0
 FILE = "made.txt"
 SAID, WRITTEN, CONTENT = "All is well here.", "The file is there.", "made by a tool"
 ASKED, TO_WRITE = "How are things?", "Write the file now."
+AGAIN, TO_TELL = "Once more: How are things?", "Tell a long story."
+STORY = {"match": "regex:Tell a long story", "output": "No end. " * 500, "delay_ms": 20}
+PROMPT_TOKENS = re.compile(rf"POST \S+ 200 \S+ (\d+)\+\d+ tokens, {MODEL} ")
+"""Matches the line of the log for an answer."""
+CACHED = "mlx_server_cached_prompt_tokens_total"
+UNSHARED = 64
+"""Most tokens at the end of a prompt that the next one may not share: what asks for an answer."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,36 @@ class Session:
         assert done.returncode == 0, done.stderr
 
     def ask(self, prompt: str, model: str = MODEL) -> subprocess.CompletedProcess[str]:
+        return self._run(self._command(AGENTS[self.client].arguments, prompt, model))
+
+    def go_on(self, prompt: str) -> subprocess.CompletedProcess[str]:
+        return self._run(self._command(AGENTS[self.client].continues or (), prompt, MODEL))
+
+    def abort(self, prompt: str) -> None:
+        """Asks, and interrupts the client while the model answers."""
+        with subprocess.Popen(
+            self._command(AGENTS[self.client].arguments, prompt, MODEL),
+            **self._place(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as child:
+            busy = self.server.gauge
+            eventually(lambda: busy("mlx_server_batch_size") > 0, "it answers", SECONDS)
+            os.killpg(child.pid, signal.SIGINT)  # as a terminal does, for Ctrl-C
+            child.wait(SECONDS)
+
+    def _command(self, arguments: tuple[str, ...], prompt: str, model: str) -> list[str]:
         program = CLIENTS[self.client].command[0]
         values = {"{prompt}": prompt, "{model}": model}
-        arguments = [values.get(each, each) for each in AGENTS[self.client].arguments]
-        return self._run([str(self.folder / program), *arguments])
+        return [str(self.folder / program), *(values.get(each, each) for each in arguments)]
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, **self._place(), capture_output=True, text=True, timeout=SECONDS
+        )
+
+    def _place(self) -> dict[str, Any]:
         environment = {
             **os.environ,
             "HOME": str(self.home),
@@ -59,19 +92,34 @@ class Session:
             "XDG_CONFIG_HOME": str(self.home / ".config"),
             "TERM": "dumb",
         }
-        return subprocess.run(
-            command,
-            cwd=self.work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        return {"cwd": self.work, "env": environment, "stdin": subprocess.DEVNULL}
 
 
 def answers(session: Session) -> None:
     session.connect(MODEL)
+    done = session.ask(ASKED)
+    assert SAID in done.stdout, done.stdout[-300:] + done.stderr[-300:]
+
+
+def goes_on(session: Session) -> None:
+    """The second prompt begins with the first, and is computed from its end."""
+    session.connect(MODEL)
+    begun = len(session.server.log)
+    session.ask(ASKED)
+    before = max(map(int, PROMPT_TOKENS.findall(session.server.log[begun:])))
+    cached = session.server.counted(CACHED)
+    done = session.go_on(AGAIN)
+    assert SAID in done.stdout, done.stdout[-300:] + done.stderr[-300:]
+    cached = session.server.counted(CACHED) - cached
+    assert cached >= before - UNSHARED, f"{cached} tokens are cached of {before}"
+
+
+def is_interrupted(session: Session) -> None:
+    session.connect(MODEL)
+    begun = len(session.server.log)
+    session.abort(TO_TELL)
+    eventually(session.server.idle, "the row is gone")
+    eventually(lambda: " gone " in session.server.log[begun:], "the log says so")
     done = session.ask(ASKED)
     assert SAID in done.stdout, done.stdout[-300:] + done.stderr[-300:]
 
@@ -102,11 +150,14 @@ def sessions(client: str) -> Iterator[tuple[str, Callable[[Session], None]]]:
     yield "an answer", answers
     if AGENTS[client].call:
         yield "a file written by a tool", writes
+    if AGENTS[client].continues:
+        yield "a second turn, with the first one cached", goes_on
+    yield "an abort, and on", is_interrupted
     yield "an overflow", overflows
 
 
 def transcript(client: str, work: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"match": "regex:How are things", "output": SAID}]
+    found: list[dict[str, Any]] = [{"match": "regex:How are things", "output": SAID}, STORY]
     if call := AGENTS[client].call:
         name, given = call
         values = {"{file}": str(work / FILE), "{content}": CONTENT}
@@ -118,6 +169,8 @@ def transcript(client: str, work: Path) -> list[dict[str, Any]]:
 
 def main(client: str, folder: str) -> None:
     raise_loopback()
+    # a shell's background jobs ignore it, and so would the clients
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory() as place:
         home = Path(place) / "home"
         (home / "work").mkdir(parents=True)

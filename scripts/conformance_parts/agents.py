@@ -19,6 +19,8 @@ class Agent:
     """With its version: of npm, or of PyPI if it has `==`."""
     arguments: tuple[str, ...]
     """What has it answer one prompt, after its program."""
+    continues: tuple[str, ...] | None = None
+    """The same, in its last conversation; None if it can't."""
     call: tuple[str, Mapping[str, str]] | None = None
     """The tool with which it writes a file, if it has one."""
     overflow: str | None = "maximum context length"
@@ -26,27 +28,35 @@ class Agent:
     the conversation up."""
 
 
+CODEX = ("--profile", "mlx-server", "exec", "--skip-git-repo-check")
+
 AGENTS: Mapping[str, Agent] = {
-    "llm": Agent("llm==0.36", ("-m", "mlx-server", "{prompt}")),
+    "llm": Agent(
+        "llm==0.36", ("-m", "mlx-server", "{prompt}"), ("-m", "mlx-server", "-c", "{prompt}")
+    ),
     "pi": Agent(
         "@mariozechner/pi-coding-agent@0.73.1",
         ("--provider", "mlx-server", "--model", "{model}", "-p", "{prompt}"),
+        ("--provider", "mlx-server", "--model", "{model}", "--continue", "-p", "{prompt}"),
         ("write", {"path": "{file}", "content": "{content}"}),
         overflow=None,
     ),
     "qwen-code": Agent(
         "@qwen-code/qwen-code@0.15.10",
         ("--yolo", "-p", "{prompt}"),
+        ("--yolo", "--continue", "-p", "{prompt}"),
         ("write_file", {"file_path": "{file}", "content": "{content}"}),
     ),
     "opencode": Agent(
         "opencode-ai@1.18.33",
         ("run", "{prompt}"),
+        ("run", "--continue", "{prompt}"),
         ("write", {"filePath": "{file}", "content": "{content}"}),
     ),
     "codex": Agent(
         "@openai/codex@0.169.0",
-        ("--profile", "mlx-server", "exec", "--skip-git-repo-check", "{prompt}"),
+        (*CODEX, "{prompt}"),
+        (*CODEX, "resume", "--last", "{prompt}"),
         overflow="ran out of room in the model's context window",
     ),
     "cline": Agent("cline@3.0.65", ("{prompt}",)),

@@ -22,7 +22,7 @@ from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"
 CONTEXTS = {MODEL: 200_000, SHORT: 120_000}
-SECONDS = 180.0
+SECONDS = 600.0
 LONG_FILES, LINES = 6, 280
 TITLE = {"match": "regex:Write the title in the language", "output": '{"title": "Reads files"}'}
 

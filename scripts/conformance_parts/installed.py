@@ -71,7 +71,7 @@ def programs(package: str) -> Path:
     """The folder with the program of a package of npm, or of PyPI if its version follows `==`."""
     name = package.strip("@").replace("/", "-")
     if "==" not in package:
-        return _package(name, package, package) / ".bin"
+        return _package(name, package, package, rebuilt=package.rpartition("@")[0]) / ".bin"
     folder = cache_dir() / FOLDER / name
     if not _is_there(folder, package):
         venv.create(folder, clear=True, with_pip=True)
@@ -81,14 +81,17 @@ def programs(package: str) -> Path:
     return folder / "bin"
 
 
-def _package(name: str, wanted: str, what: str) -> Path:
-    """The `node_modules` with this package of npm."""
+def _package(name: str, wanted: str, what: str, *, rebuilt: str = "") -> Path:
+    """The `node_modules` with this package of npm. rebuilt: the package whose script of the
+    installation runs; those of what it depends on never do."""
     _, npm = _node(what)
     folder = cache_dir() / FOLDER / name
     if not _is_there(folder, wanted):
         folder.mkdir(parents=True, exist_ok=True)
         command = [npm, "install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts"]
         _install([*command, "--prefix", str(folder), wanted], what)
+        if rebuilt:
+            _install([npm, "rebuild", "--silent", "--prefix", str(folder), rebuilt], what)
         _note(folder, wanted)
     return folder / "node_modules"
 

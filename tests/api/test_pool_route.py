@@ -63,6 +63,7 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "pinned": True,
             "ttl": 60.0,
             "batching": None,
+            "kv_bits": None,
             "progress": None,
             "prefilling": [],
             "error": None,

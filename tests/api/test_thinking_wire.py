@@ -68,6 +68,8 @@ def thinking(path: str = CHAT, **asked: Any) -> tuple[int | None, Json]:
             {"reasoning_effort": "none"},
         ),
         ({"thinking": {"type": "enabled"}}, None, {"reasoning_effort": "medium"}),
+        ({"thinking": {"type": "adaptive"}}, None, {"reasoning_effort": "medium"}),
+        ({"thinking": {"type": "auto"}}, None, {"reasoning_effort": "medium"}),
         ({"enable_thinking": False}, None, {"reasoning_effort": "none"}),
         ({"enable_thinking": True}, None, {"reasoning_effort": "medium"}),
         (
@@ -100,6 +102,66 @@ def test_budgets_and_efforts(path: str, asked: Json, budget: int | None, told: J
     assert thinking(path, **asked) == (budget, told)
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "budget", "kwargs"),
+    [
+        ({"effort": "high"}, None, {"reasoning_effort": "high"}),
+        ({"max_tokens": 5}, 5, {"thinking_budget": 5}),
+        (
+            {"enabled": True, "max_tokens": 5},
+            5,
+            {"reasoning_effort": "medium", "thinking_budget": 5},
+        ),
+        ({"enabled": True}, None, {"reasoning_effort": "medium"}),
+        ({"enabled": False}, None, {"reasoning_effort": "none"}),
+        ({"effort": None, "max_tokens": None, "enabled": None, "exclude": False}, None, {}),
+    ],
+)
+def test_all_in_one_object(reasoning: Json, budget: int | None, kwargs: Json) -> None:
+    assert thinking(reasoning=reasoning) == (budget, kwargs)
+
+
+def test_the_object_does_not_override_the_effort() -> None:
+    asked = {"reasoning_effort": "low", "reasoning": {"effort": "high"}}
+    assert thinking(**asked) == (None, {"reasoning_effort": "low"})
+    assert "reasoning.effort" in ChatBody.model_validate({**BODY, **asked}).ignored()
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"reasoning": "high"}, "reasoning"),
+        ({"reasoning": {"effort": "High"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": 10**30}}, "reasoning.max_tokens"),
+        ({"reasoning": {"enabled": 1}}, "reasoning.enabled"),
+        ({"reasoning": {"max_tokens": 5}, "thinking_budget": 5}, "reasoning.max_tokens"),
+        ({"reasoning": {"enabled": False, "effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"enabled": False}, "enable_thinking": True}, "reasoning.enabled"),
+    ],
+)
+def test_what_is_refused_of_the_object(client: TestClient, asked: Json, param: str) -> None:
+    assert error(client.post(CHAT, json={**BODY, **asked}))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "ignored"),
+    [
+        ({"effort": "low"}, "reasoning.effort"),
+        ({"effort": "none"}, None),
+        ({"max_tokens": 5, "exclude": True}, None),
+        ({"enabled": True}, "reasoning.enabled"),
+        ({"enabled": False, "summary": "auto"}, "reasoning.summary"),
+    ],
+)
+def test_what_is_ignored_of_the_object(
+    client: TestClient, reasoning: Json, ignored: str | None
+) -> None:
+    response = client.post(CHAT, json={**BODY, "reasoning": reasoning})
+    ok(response)
+    assert response.headers.get(IGNORED) == ignored
+
+
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_the_efforts_there_are(effort: str) -> None:
     assert thinking(reasoning_effort=effort) == (None, {"reasoning_effort": effort})
@@ -117,7 +179,7 @@ def test_the_efforts_there_are(effort: str) -> None:
         ({"reasoning_effort": False}, "reasoning_effort"),
         ({"thinking": True}, "thinking"),
         ({"thinking": {}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive"}}, "thinking.type"),
+        ({"thinking": {"type": "always"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1.5}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 10**30}}, "thinking.budget_tokens"),

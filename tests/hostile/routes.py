@@ -124,6 +124,7 @@ CHAT: tuple[Json, ...] = (
         "max_response_tokens": 20,
         "thinking": {"type": "enabled", "budget_tokens": 5},
         "reasoning_effort": "low",
+        "reasoning": {"effort": "low", "enabled": True, "exclude": False},
         "verbosity": "low",
         "store": True,
         "metadata": {"a": "b"},

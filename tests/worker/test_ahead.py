@@ -206,6 +206,22 @@ def test_the_cache_keeps_to_its_limit(llama: Path) -> None:
     assert sum(engine.pieces) == 8 * 600
 
 
+def test_a_conversation_that_grows_keeps_to_the_limit_too(llama: Path) -> None:
+    """Its own cache and the cached prompts share the prompt cache's memory at each piece."""
+    limit = 3_000_000
+    engine = Engine(llama, cache_bytes=limit)
+    engine.ahead(words(1, 600))
+    engine.finish()
+    cached, ahead = engine.engine._cache, engine.engine._ahead
+    engine.ahead(words(2, 4000))
+    while engine.engine.pause is not None:
+        engine.step()
+        if present := ahead._present:
+            assert cached.nbytes + present.nbytes <= limit
+    assert cached.nbytes <= limit
+    assert 600 < sum(engine.pieces) < 600 + 4000
+
+
 def test_only_the_latest_prompts_wait(llama: Path) -> None:
     engine = Engine(llama)
     most = limits.PROMPTS_AHEAD.value

@@ -31,7 +31,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
     conversation = Conversation(
         messages=messages(body.messages),
         tools=tools,
-        template_kwargs=body.template_kwargs(body.reasoning_effort, "reasoning_effort"),
+        template_kwargs=body.template_kwargs(body.effort, body.effort_param),
         response_format=formats.prompt_description(constrained["format"]),
         continue_final_message=body.continues(),
     )
@@ -54,7 +54,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tool_choice=tool_choice,
         thinking_budget=body.budget(),
-        implied=body.implied_sampling(body.reasoning_effort),
+        implied=body.implied_sampling(body.effort),
         param_names=_param_names(body),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False and not body.is_legacy,
@@ -62,7 +62,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
 
 
 def _param_names(body: ChatBody) -> dict[str, str]:
-    thinking = body.param_names(body.reasoning_effort, "reasoning_effort")
+    thinking = body.param_names(body.effort, body.effort_param)
     return {**thinking, "tools": "functions"} if body.is_legacy else thinking
 
 

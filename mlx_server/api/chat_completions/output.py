@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
 from typing import Any
 
 from mlx_server.api.accumulator import AccumulatedAnswer, Accumulator, prompt_progress
@@ -23,6 +23,15 @@ from mlx_server.messages import ToolCall
 
 Wire = dict[str, Any]
 
+REASONING_FIELDS: Mapping[str, Sequence[str]] = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
+"""Where reasoning is in a message, by the setting. OpenAI has no field for it: DeepSeek named the
+first, OpenRouter the second. Clients that take them for two names of one field refuse a message
+with both."""
+
 
 class ChatOutput:
     def __init__(
@@ -34,6 +43,7 @@ class ChatOutput:
         include_usage: bool,
         continuous_usage: bool = False,
         freeform: Container[str] = (),
+        reasoning_fields: Sequence[str] = REASONING_FIELDS["both"],
     ) -> None:
         """freeform: the names of the tools whose input is free text."""
         self._accumulator = Accumulator(model=model, prompts=1, n=n)
@@ -41,6 +51,7 @@ class ChatOutput:
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._freeform = freeform
+        self._reasoning_fields = reasoning_fields
         self._inputs: dict[tuple[int, int], FreeformInput] = {}
         """The texts of streamed calls, by the indices of answer and call."""
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -71,9 +82,8 @@ class ChatOutput:
                     yield {**self._chunk(index, {}), **progress}
                 case TextDelta(index, _, logprobs):
                     yield self._chunk(index, {"content": event.separated}, logprobs)
-                case ReasoningDelta(index):
-                    thought = event.separated
-                    yield self._chunk(index, {"reasoning_content": thought, "reasoning": thought})
+                case ReasoningDelta(index) if self._reasoning_fields:
+                    yield self._chunk(index, self._thought(event.separated))
                 case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
                     if delta := self._call_delta(event):
                         yield self._chunk(index, delta)
@@ -118,7 +128,7 @@ class ChatOutput:
     def _choice(self, index: int, answer: AccumulatedAnswer) -> Wire:
         reasoning = "".join(answer.reasoning)
         text = "".join(answer.texts)
-        thought = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
+        thought = self._thought(reasoning) if reasoning else {}
         calls = self._calls(answer.calls) if answer.calls else {}
         message = {
             "role": "assistant",
@@ -133,6 +143,9 @@ class ChatOutput:
             "logprobs": _logprobs(answer.logprobs) if self._logprobs else None,
             "finish_reason": self._finish_reason(answer.finish_reason),
         }
+
+    def _thought(self, text: str) -> Wire:
+        return dict.fromkeys(self._reasoning_fields, text)
 
     def _calls(self, calls: Sequence[ToolCall]) -> Wire:
         return {"tool_calls": [self._call(call) for call in calls]}

@@ -13,7 +13,9 @@ from mlx_server.api.fields import (
     Effort,
     GenerationBody,
     Items,
+    MaxTokens,
     ResponseTokens,
+    ThinkingTokens,
     Verbosity,
     WireModel,
 )
@@ -166,6 +168,16 @@ ToolChoiceParam = (
 )
 
 
+class EffortParam(WireModel):
+    """OpenRouter's `reasoning`, which says in one object what other APIs have fields for."""
+
+    effort: Effort | None = None
+    max_tokens: ThinkingTokens | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    """Whether reasoning is left out of the answer."""
+
+
 class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
@@ -175,8 +187,8 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     }
 
     messages: Annotated[Items[MessageParam], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: MaxTokens = None
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
@@ -187,6 +199,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Items[str] | None = None
     reasoning_effort: Effort | None = None
+    reasoning: EffortParam | None = None
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
     metadata: dict[str, Any] | None = None
@@ -200,6 +213,34 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         effort = (self.chat_template_kwargs or {}).get("reasoning_effort")
         if self.reasoning_effort and effort not in (None, self.reasoning_effort):
             yield "reasoning_effort"
+        if self.reasoning and self.reasoning.effort not in (None, self.effort):
+            yield "reasoning.effort"
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+
+    @property
+    def hides_reasoning(self) -> bool:
+        return bool(self.reasoning and self.reasoning.exclude)
+
+    @property
+    def effort_param(self) -> str:
+        """What the client called the effort."""
+        by_object = self.reasoning_effort is None and self.reasoning and self.reasoning.effort
+        return "reasoning.effort" if by_object else "reasoning_effort"
+
+    def switches(self) -> dict[str, bool]:
+        found = super().switches()
+        if self.reasoning and self.reasoning.enabled is not None:
+            found["reasoning.enabled"] = self.reasoning.enabled
+        return found
+
+    def budgets(self) -> dict[str, int]:
+        found = super().budgets()
+        if self.reasoning and self.reasoning.max_tokens is not None:
+            found["reasoning.max_tokens"] = self.reasoning.max_tokens
+        return found
 
     @property
     def freeform_names(self) -> frozenset[str]:

@@ -1,9 +1,16 @@
+from collections.abc import Sequence
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import documented, read
 from mlx_server.api.chat_completions.input import to_request
-from mlx_server.api.chat_completions.output import ChatOutput, FunctionCallOutput, Wire
+from mlx_server.api.chat_completions.output import (
+    REASONING_FIELDS,
+    ChatOutput,
+    FunctionCallOutput,
+    Wire,
+)
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.chat_completions.stored import StoringOutput, filter_of, with_metadata
 from mlx_server.api.conversations.protocol import UpdateBody
@@ -31,6 +38,7 @@ async def chat_completions(http: Request) -> Response:
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
         freeform=body.freeform_names,
+        reasoning_fields=() if body.hides_reasoning else _reasoning_fields(http),
     )
     ignored = await in_thread(body.ignored)
     output = await _storing(http, body, made) if body.store else made
@@ -84,6 +92,10 @@ async def messages(
     owner = http.state.owner
     page = await _store(http).completion_messages(id, owner, after, limit, order)
     return json_response(page_body(page.items, has_more=page.has_more))
+
+
+def _reasoning_fields(http: Request) -> Sequence[str]:
+    return REASONING_FIELDS[http.app.state.reasoning_field]
 
 
 def _store(http: Request) -> Store:

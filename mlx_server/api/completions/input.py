@@ -29,7 +29,7 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         continuous_usage=bool(body.stream) and body.continuous_usage,
         prompts=_prompts(body.prompt),
         n=n,
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens=_most_tokens(body.max_tokens),
         stop=body.stops(),
         choices=body.choices(),
         logit_bias=body.biases(),
@@ -37,6 +37,12 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         logprobs=body.logprobs,
         echo=bool(body.echo),
     )
+
+
+def _most_tokens(given: int | None) -> int | None:
+    if given is None:
+        return DEFAULT_MAX_TOKENS
+    return None if given < 0 else given
 
 
 def _prompts(

@@ -67,7 +67,7 @@ def _request(body: AnswerBody, model: str, prompt: Prompt) -> GenerateRequest:
         stop=options.stops(),
         choices=options.choices(),
         logit_bias=options.biases(),
-        seed=options.seed,
+        seed=options.chosen_seed,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         param_names={"chat_template_kwargs.reasoning_effort": "think"},
     )

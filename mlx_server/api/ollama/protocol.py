@@ -24,7 +24,6 @@ class Options(SamplingBody):
     num_predict: Annotated[int, Field(ge=-2, lt=2**53)] | None = None
     """As many as fit the context, if it is not positive."""
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
 
     def choices(self) -> SamplingChoices:
         found = super().choices()
@@ -36,9 +35,12 @@ class Options(SamplingBody):
             )
         if self.repeat_penalty is not None:
             found["repetition_penalty"] = self.repeat_penalty
-        if found.get("top_k") == -1:
-            found["top_k"] = 0
         return found
+
+    @property
+    def chosen_seed(self) -> int | None:
+        """None for a negative seed, which asks for a random one."""
+        return self.seed if self.seed is not None and self.seed >= 0 else None
 
     @property
     def most_tokens(self) -> int | None:

@@ -35,7 +35,7 @@ REQUESTS: dict[str, Json] = {
 
 NUMBERS: dict[str, tuple[list[float], list[float]]] = {
     "n": ([1, 16], [0, 17, 10**9]),
-    "max_tokens": ([1, 10**18], [0, -1]),
+    "max_tokens": ([-1, 1, 10**18], [0, -2]),
     "logprobs": ([0, 20], [-1, 21]),
     "seed": ([-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]),
     "temperature": ([0, 2], [-0.001, 2.001]),

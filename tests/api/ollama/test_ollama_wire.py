@@ -99,6 +99,12 @@ def test_options_reach_the_sampler(client: TestClient, engine: ScriptedEngine) -
     assert (found.presence_penalty, found.frequency_penalty) == (0.3, 0.2)
 
 
+def test_a_negative_seed_is_random(client: TestClient, engine: ScriptedEngine) -> None:
+    for seed in (-1, -1, 3, 3):
+        whole(client, CHAT, options={"seed": seed})
+    assert [taken.sampling.seed for taken in engine.taken[-4:]] == [None, None, 3, 3]
+
+
 @BOTH
 @pytest.mark.parametrize("top", [None, 0, 2])
 def test_log_probabilities(client: TestClient, path: str, top: int | None) -> None:

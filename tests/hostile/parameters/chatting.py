@@ -188,6 +188,12 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "metadata": f"{STORED}::test_lists_are_filtered",
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
     },
+    chat.EffortParam: {
+        "effort": Case({"reasoning": {"effort": "low"}}),
+        "max_tokens": Case({"reasoning": {"max_tokens": 2}}, asked(THINKS)),
+        "enabled": Case({"reasoning": {"enabled": False}}),
+        "exclude": Case({"reasoning": {"exclude": True}}, asked(THINKS)),
+    },
     chat.MessageParam: {
         "role": Case(user(role="system")),
         "content": Case(user(content="Ho")),

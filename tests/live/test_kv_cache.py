@@ -1,0 +1,138 @@
+"""A model whose keys and values are kept in 8 bits, over HTTP."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.server import LiveServer, serving, start, stop
+from tests.worker.lora_files import mlx_adapter
+
+CHAT = "/v1/chat/completions"
+FULL, HALF = "full", "half"
+WORDS = "the quick brown fox jumps over the lazy dog " * 12
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "n": {"enum": [1, 2]}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+HELD = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Json:
+    adapter = tmp_path_factory.mktemp("adapter")
+    mlx_adapter(adapter, demo_path, rank=2, scale=40.0)
+
+    def model() -> Json:  # a new one each time: YAML would write the same one as a reference
+        return {"source": str(demo_path), "adapters": {"other": {"path": str(adapter)}}}
+
+    return {"models": {FULL: model(), HALF: {**model(), "kv_cache": {"bits": 8}}}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, config: Json) -> Iterator[LiveServer]:
+    with serving(tmp_path_factory.mktemp("server"), config) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
+
+
+def ask(server: LiveServer, model: str, text: str = WORDS, **more: Any) -> Json:
+    messages = [{"role": "user", "content": text}]
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 16, **more}
+    with server.http() as http:
+        return asked(http, body)
+
+
+def asked(http: httpx.Client, body: Json) -> Json:
+    response = http.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+    found: Json = response.json()
+    return found
+
+
+def text_of(answer: Json) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def cached(answer: Json) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_real_model_still_knows_a_capital(server: LiveServer) -> None:
+    assert "Tokyo" in text_of(ask(server, HALF, "What is the capital of Japan?"))
+
+
+def test_a_prompt_is_cached_and_the_answer_stays(server: LiveServer) -> None:
+    first = ask(server, HALF)
+    again = ask(server, HALF)
+    assert cached(first) < 50
+    assert cached(again) > 100
+    assert text_of(again) == text_of(first)
+
+
+def test_the_owner_sees_it(server: LiveServer) -> None:
+    with server.http() as http:
+        models = http.get("/v1/pool").json()["models"]
+    assert {model["id"]: model["kv_bits"] for model in models} == {FULL: None, HALF: 8}
+
+
+def test_its_answers_are_nearly_those_of_16_bits(server: LiveServer) -> None:
+    full, half = (ask(server, model, logprobs=True)["choices"][0] for model in (FULL, HALF))
+    first, other = (choice["logprobs"]["content"][0] for choice in (full, half))
+    assert first["token"] == other["token"]
+    assert first["logprob"] != other["logprob"]
+    assert abs(first["logprob"] - other["logprob"]) < 0.5
+
+
+def test_a_schema_and_a_stream(server: LiveServer) -> None:
+    answer = ask(server, HALF, "A name?", response_format=HELD, max_tokens=40)
+    assert set(json.loads(text_of(answer))) == {"name", "n"}
+    whole = text_of(ask(server, HALF, "Tell me more."))
+    with server.openai() as client:
+        chunks = client.chat.completions.create(
+            model=HALF,
+            messages=[{"role": "user", "content": "Tell me more."}],
+            temperature=0,
+            max_tokens=16,
+            stream=True,
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole
+
+
+def test_an_adapter_has_its_own_answer_and_its_own_prompts(server: LiveServer) -> None:
+    question = "Which adapter are you? " * 10
+    base = ask(server, HALF, question)
+    first = ask(server, f"{HALF}:other", question)
+    again = ask(server, f"{HALF}:other", question)
+    assert (cached(base) < 50, cached(first), cached(again) > 50) == (True, 0, True)
+    assert text_of(first) != text_of(base)
+    assert text_of(again) == text_of(first)
+
+
+def test_a_restart_finds_the_prompt_on_disk(tmp_path: Path, config: Json) -> None:
+    models = {"models": {HALF: config["models"][HALF]}}
+    first = start(tmp_path, models)
+    before = ask(first, HALF, WORDS * 4)
+    stop(first)
+    with serving(tmp_path, models) as second:
+        after = ask(second, HALF, WORDS * 4)
+        assert cached(after) >= 256
+        assert text_of(after) == text_of(before)
+
+
+@pytest.mark.parametrize("bits", [0, 3, 32, -8, "8", 8.5, True, 10**30, [8]])
+def test_other_bits_are_refused_at_the_start(tmp_path: Path, demo_path: Path, bits: Any) -> None:
+    model = {"source": str(demo_path), "kv_cache": {"bits": bits}}
+    with pytest.raises(AssertionError, match="did not start") as caught:
+        start(tmp_path, {"models": {HALF: model}})
+    assert "kv_cache" in str(caught.value)
