@@ -160,7 +160,7 @@ SCHEMA_SECONDS = Limit(
     value=2,
     unit="seconds",
     per="request",
-    beyond="400, and the process is killed",
+    beyond="400, or 503 by the clock, and the process is killed",
 )
 SCHEMA_MEMORY = Limit(
     bounds="memory of a process that compiles schemas",
@@ -236,7 +236,7 @@ COMPILE_SECONDS = Limit(
     value=5,
     unit="seconds",
     per="request",
-    beyond="400",
+    beyond="503",
 )
 COMPILE_THREADS = Limit(
     bounds="grammars that are compiled at a time",

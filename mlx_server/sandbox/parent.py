@@ -33,6 +33,10 @@ class Stopped(Exception):
     """The request exceeded a limit. The message is a verb phrase that names it."""
 
 
+class TimedOut(Stopped):
+    """The request took too much wall-clock time, perhaps because the machine was busy."""
+
+
 class _ChildLost(Exception):
     """The child has ended, or sent an invalid reply."""
 
@@ -100,7 +104,7 @@ class WarmProcess:
             return self._frame(deadline), self._frame(deadline)
         except TimeoutError:
             self.end()
-            raise Stopped(_too_slow(seconds)) from None
+            raise TimedOut(_too_slow(seconds)) from None
         except MemoryError:
             self.end()
             raise Stopped(self._too_much()) from None

@@ -11,7 +11,7 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.errors import CompilerUnavailable, InvalidGrammar
-from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
+from mlx_server.sandbox.parent import Program, Stopped, TimedOut, WarmProcesses
 from mlx_server.schemas.check import measure, written
 from mlx_server.schemas.messages import Compile, Compiled, Convert, Refused, Reply, Request
 from mlx_server.schemas.report import UnsupportedKeyword
@@ -93,9 +93,15 @@ def _answered(request: Request) -> Compiled:
 
 @contextmanager
 def _stopped_is_refused(what: str) -> Iterator[None]:
-    """Turns Stopped into InvalidGrammar. It is not cached: the machine may have been busy."""
+    """Turns Stopped into InvalidGrammar, which is not cached; a busy machine is no fault of the
+    schema's."""
     try:
         yield
+    except TimedOut:
+        raise CompilerUnavailable(
+            f"The {what} could not be compiled in time: the machine is busy. Try again later, or "
+            f"simplify the {what}."
+        ) from None
     except Stopped as why:
         raise InvalidGrammar(
             f"The {what} can't be used: compiling it {why}. Make it simpler."

@@ -9,8 +9,9 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import CompilerUnavailable, InvalidGrammar
+from mlx_server.sandbox.parent import WarmProcess
 from mlx_server.schemas import compiled as module
-from mlx_server.schemas.compiled import PROCESSES, compiled
+from mlx_server.schemas.compiled import PROCESSES, compiled, lark_of
 from tests.hostile.lowered import lower
 
 SLOW: dict[str, Any] = {
@@ -37,6 +38,23 @@ def test_one_that_takes_too_long_is_refused_and_the_next_is_compiled(
         with pytest.raises(InvalidGrammar, match=r"takes more than 0\.02 s of processor time"):
             compiled(SLOW)
     assert compiled({"type": "null"}).grammar.startswith("%json")
+
+
+def test_a_busy_machine_is_no_fault_of_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time by the clock says nothing about a schema: it may be asked for again."""
+    schema = {"type": "integer", "title": "asked for twice"}
+
+    def never(process: WarmProcess, deadline: float) -> bytearray:
+        raise TimeoutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WarmProcess, "_frame", never)
+        with pytest.raises(CompilerUnavailable, match="Try again later") as busy:
+            compiled(schema)
+        with pytest.raises(CompilerUnavailable, match="The grammar could not be compiled in time"):
+            lark_of('root ::= "a"')
+    assert (busy.value.status, busy.value.headers["Retry-After"]) == (503, "1")
+    assert compiled(schema).grammar.startswith("%json")
 
 
 def test_a_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
