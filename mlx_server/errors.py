@@ -23,7 +23,7 @@ ServerError
 │   ├── ModelReplaced         503  the model's files changed after the request arrived
 │   ├── StoreUnavailable      503  stored responses can't be read or written now
 │   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
-│   ├── CompilerUnavailable   503  the process that compiles schemas can't be started
+│   ├── CompilerUnavailable   503  no process compiles the schema: it can't be started, or is slow
 │   └── ShuttingDown          503  the server is stopping
 ├── StoreFull                 507  the storage limit is reached, for this key or in total
 ├── GenerationFailed          500  the engine could not continue this one answer

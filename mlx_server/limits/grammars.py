@@ -236,7 +236,7 @@ COMPILE_SECONDS = Limit(
     value=5,
     unit="seconds",
     per="request",
-    beyond="400",
+    beyond="503",
 )
 COMPILE_THREADS = Limit(
     bounds="grammars that are compiled at a time",

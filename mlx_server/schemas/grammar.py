@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from mlx_server.schemas import patterns
+from mlx_server.schemas.property_names import list_names, listed_names
 from mlx_server.schemas.report import COUNTS, IDLE, is_closed, is_vacuous, unsupported_keywords
 from mlx_server.schemas.view import Path, Schema, View, reference
 
@@ -42,9 +43,12 @@ def simplified(schema: Schema) -> dict[str, Any] | bool:
     dropped: dict[Path, set[str]] = {}
     for unsupported in unsupported_keywords(view):
         dropped.setdefault(unsupported.path, set()).add(unsupported.keyword)
-    parts = [(part, view.target(part)) for part in view.reached()]
-    for (path, found), target in parts:
+    parts = [(part, view.target(part), listed_names(view, part)) for part in view.reached()]
+    for part, target, names in parts:
+        path, found = part
         if isinstance(found, dict):
+            if names is not None:
+                list_names(found, part, names)
             _simplify(found, dropped.get(path, set()))
             if target:
                 found["$ref"] = reference(target.path)

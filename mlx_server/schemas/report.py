@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas import patterns
+from mlx_server.schemas.property_names import listed_names
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import (
     Part,
@@ -118,7 +119,7 @@ def unsupported_keywords(
     costs = _Costs()
     found: dict[UnsupportedKeyword, None] = {}
     for now in visited(view):
-        found |= dict.fromkeys(_unsupported_of(now, once))
+        found |= dict.fromkeys(_unsupported_of(now, once, view))
         found |= dict.fromkeys(costs.unsupported_keywords(now))
     return list(found)
 
@@ -150,13 +151,18 @@ class _Costs:
                     yield UnsupportedKeyword(path, key, "is too costly with so many properties")
 
 
-def _unsupported_of(visited: Visited, disjoint: Disjoint) -> Iterator[UnsupportedKeyword]:
+def _unsupported_of(
+    visited: Visited, disjoint: Disjoint, view: View
+) -> Iterator[UnsupportedKeyword]:
     path, schema = visited.part
     if isinstance(schema, bool):
         return
     for key in schema:
         if key in _UNSUPPORTED and not is_vacuous(schema, key):
-            yield UnsupportedKeyword(path, key)
+            # at the root, a format that writes a call's arguments one by one takes any names
+            names = listed_names(view, visited.part) if key == "propertyNames" and path else None
+            if names is None:
+                yield UnsupportedKeyword(path, key)
         elif key == "oneOf":
             options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
             if not disjoint(options):

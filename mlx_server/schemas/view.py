@@ -44,6 +44,12 @@ class View:
                 found.setdefault(name, part)
         return found
 
+    @cached_property
+    def referred_places(self) -> frozenset[Path]:
+        """The paths of what references lead to, and of everything around it."""
+        targets = [target.path for part in self.reached() if (target := self.target(part))]
+        return frozenset(path[:size] for path in targets for size in range(1 + len(path)))
+
     def target(self, part: Part) -> Part | None:
         """The target of this part's `$ref`; None if it has none. Raises InvalidGrammar."""
         if isinstance(part.schema, bool) or "$ref" not in part.schema:

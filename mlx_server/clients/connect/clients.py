@@ -333,7 +333,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             "GOOSE_MODEL": "{model}",
             KEY_VARIABLE: "{key}",
         },
-        note="goose reads the key, and which provider it uses, from its environment. Older releases "
-        "need `reasoning_field: reasoning_content` under `server` in models.yaml.",
+        note="goose reads the key and its provider from the environment; older releases need "
+        "`reasoning_field: reasoning_content` in the server's models.yaml.",
     ),
 }

@@ -525,14 +525,14 @@ def test_a_model_loaded_again_compiles_for_its_own_tokens(
     assert gate.begun == [DIGITS, DIGITS]
 
 
-def test_what_takes_too_long_is_refused(
+def test_what_takes_too_long_is_turned_away_but_not_refused(
     engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patience = limits.COMPILE_SECONDS.value
     lower(monkeypatch, "COMPILE_SECONDS", 0.01)
     reports = run(engine, ask(0, grammar=DIGITS), ask(1, grammar=DIGITS))
-    assert {*refusals(reports)} == {0, 1}
-    assert "longer than" in refusals(reports)[0]
+    assert {turned_away.row for turned_away in of(RowTurnedAway, reports)} == {0, 1}
+    assert not refusals(reports)  # how long it takes depends on what else the machine does
     run(engine, ask(2, grammar=WORDS))
     reports = run(engine, ask(3, grammar=JSON))
     (turned_away,) = of(RowTurnedAway, reports)  # no thread can be stopped
