@@ -72,7 +72,7 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
         yield from source.space()
         yield from source.match(NAME, pieces.append)
         name = "".join(pieces)
-        if name.endswith(ESCAPED_LINE) and not calls.knows(name):
+        if name.endswith(ESCAPED_LINE) and calls.knows(name.removesuffix(ESCAPED_LINE)):
             name = name.removesuffix(ESCAPED_LINE)
             calls.misplaced += ("format",)
         if _assigned(name, calls):
