@@ -275,7 +275,10 @@ class NamedCallFormat:
             name, id, arguments = yield from self._head(source, calls)
         is_unnamed = self.numbered and name in NO_NAME
         if is_unnamed:
-            name, id = calls.tool_made_of((yield from json_ahead(source))), None
+            found = yield from json_ahead(source)
+            if not found and source.cut and self.closes_call not in source.ahead():
+                source.take(len(source.ahead()))  # of a call that was cut off, nothing is shown
+            name, id = calls.tool_made_of(found), None
         if (self.numbered or not is_sure) and not calls.knows(name):
             raise Malformed(f"there is no tool {name!r}")
 

@@ -27,7 +27,8 @@ from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
 from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
-LINE = re.compile(r"\n[^\n]+\n")
+LINE = re.compile(r"[^\n]+")
+APART = re.compile(r"\n[^\n]+\n")
 GARBLE = re.compile(r"[\w/]+")
 
 
@@ -230,16 +231,18 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
 
 
 def _may_have_margin(source: Source, tags: TagSyntax) -> Steps[bool]:
-    """Whether a value begins with a line break where the notation has none around values."""
-    if tags.margin or tags.says_types:
+    """Whether one line comes that has line breaks around it, where the notation has none there."""
+    ahead = source.lookahead()
+    if tags.margin or tags.says_types or not (yield from ahead.accept("\n")):
         return False
-    return bool((yield from source.comes("\n")))
+    yield from ahead.run(LINE)
+    return bool((yield from ahead.accept("\n" + tags.parameter_end)))
 
 
 def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
     """A value that was put on a line of its own, without the line breaks next to its tags. Those of
     several lines are the value's: a file may begin and end with one."""
-    if tags.margin or tags.says_types or not (LINE.fullmatch(text) and call.may_be_mended):
+    if tags.margin or tags.says_types or not (APART.fullmatch(text) and call.may_be_mended):
         return text
     call.mend("format")
     return text[1:-1]
