@@ -137,7 +137,8 @@ class OutputProcessor:
         if section == "reasoning" != self._parser.section:
             self._reasoning -= self._delimiter_tokens()
         if self._parser.section != section and self._parser.section != "call":
-            self._logprobs = []  # those of the delimiter
+            # those of the delimiter, which may be known for one only by the first token of another
+            self._logprobs = self._logprobs[-1:] if self._begins_another(token.id) else []
         self._count_answer_token(section)
         if self._stops.matched:
             yield self._finished("stop")
@@ -150,7 +151,9 @@ class OutputProcessor:
         """The log probabilities of the text's tokens. Those of earlier tokens, which are not text,
         are dropped; those of later tokens are kept for the text to come."""
         pending, wanted = self._pending_bytes(), text.encode()
-        at = pending.find(wanted)
+        at = pending.find(wanted, self._delimiters_before(pending))
+        if at < 0:
+            at = pending.find(wanted)
         while at > 0 and not self._invisible.fullmatch(pending, 0, at):
             at = pending.find(wanted, at + 1)
         taken, later, end = [], [], 0
@@ -162,6 +165,17 @@ class OutputProcessor:
                 taken.append(logprob)
         self._logprobs = later
         return tuple(taken)
+
+    def _begins_another(self, token: int) -> bool:
+        """Whether a control token is none of those that close reasoning."""
+        text = self._tokenizer.control_tokens.get(token)
+        return text is not None and not any(text in each for each in self._closes)
+
+    def _delimiters_before(self, pending: bytes) -> int:
+        """Where delimiters end that come first. Words in them may be those of the text, and white
+        space after them may be the text's."""
+        found = self._invisible.match(pending)
+        return len(found[0].rstrip()) if found else 0
 
     def _pending_bytes(self) -> bytes:
         return b"".join(logprob.bytes for logprob in self._logprobs)

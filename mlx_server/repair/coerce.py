@@ -13,6 +13,9 @@ from mlx_server.schemas.view import View
 INEXACT = 2**53
 """From here on a float may differ from the whole number that was written."""
 
+BOOLEANS = {"true": True, "false": False}
+"""In any case, where the schema wants one."""
+
 Schema = Mapping[str, Any]
 
 
@@ -83,7 +86,9 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
     """The value as one of these types; unchanged if there is no unambiguous conversion."""
     match value:
         case str():
-            found = _parsed(value)
+            found = BOOLEANS.get(value.strip().lower(), value)
+            if "boolean" not in types or found is value:
+                found = _parsed(value)
             if type_of(found) not in types and isinstance(found, float):
                 found = _converted(found, types)
             return found if type_of(found) in types else value

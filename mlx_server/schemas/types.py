@@ -8,6 +8,16 @@ from mlx_server.schemas.view import View
 
 ALL = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
+ALIASES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}
+"""Python's names of types, which tools made from signatures have by mistake."""
+
 
 def type_of(value: Any) -> str:
     match value:
@@ -32,6 +42,10 @@ def named(schema: Mapping[str, Any]) -> frozenset[str]:
     names = said if isinstance(said, list) else [said]
     types = frozenset(name for name in names if isinstance(name, str)) & ALL
     return (types | {"integer"} if "number" in types else types) or ALL
+
+
+def _alias(said: Any) -> Any:
+    return ALIASES.get(said, said) if isinstance(said, str) else said
 
 
 def types_of(schema: Mapping[str, Any], view: View) -> frozenset[str]:
@@ -75,7 +89,7 @@ class _Types:
         return self._known[id(schema)]
 
     def _constraints(self, schema: Mapping[str, Any], depth: int) -> Iterator[frozenset[str]]:
-        yield named(schema)
+        yield named({"type": _alias(schema.get("type"))})
         for key in ("anyOf", "oneOf"):
             if options := listed(schema, key):
                 yield frozenset().union(*(self.of(option, depth) for option in options))

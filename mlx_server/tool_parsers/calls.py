@@ -26,6 +26,7 @@ from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.coerce import coerced, read_as, read_tree, takes_text, types_read
 from mlx_server.repair.exact import loads_exactly
+from mlx_server.repair.fitting import is_made_of
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import match_tool_name
@@ -95,6 +96,25 @@ class ToolCallEmitter:
             if text.startswith(name) and text[len(name) :].strip() in properties(tool.parameters)
         ]
         return found[0] if len(found) == 1 else ("", "")
+
+    def parameters(self, name: str) -> frozenset[str]:
+        """The parameters of the tool that a name means."""
+        meant = self.meant(name)
+        return properties(self._tools[meant].parameters) if meant else frozenset()
+
+    def tool_made_of(self, text: str) -> str:
+        """The one tool that takes these arguments, in JSON; empty if none or several do."""
+        if not self.allowed.names:
+            return ""
+        try:
+            arguments = loads_exactly(text)
+        except (ValueError, RecursionError):
+            return ""
+        if not isinstance(arguments, Mapping):
+            return ""
+        tools = self._tools.items()
+        found = [name for name, tool in tools if is_made_of(arguments, tool.parameters)]
+        return found[0] if len(found) == 1 else ""
 
     def start(self, name: str, id: str | None = None) -> "ToolCallWriter":
         """id: the model's own, if its notation has ids. An unknown name is Malformed: text."""
@@ -262,6 +282,10 @@ class ToolCallWriter:
     def add_repair(self, what: RepairKind, part: str = "") -> None:
         """part: the path within the call."""
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
+
+    @property
+    def may_be_mended(self) -> bool:
+        return self._calls.allowed.json
 
     def mend(self, what: RepairKind = "json") -> None:
         """Reports a slip in how the arguments are written; Malformed if none may be repaired."""

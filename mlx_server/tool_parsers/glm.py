@@ -27,6 +27,10 @@ VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 IN_VALUES = (VALUE_END, CLOSE, KEY_END, KEY, OPEN, f"\n{KEY}", f"\n{CLOSE}")
 """Those that may mean something inside of a value, with the line break before them."""
 NAME = re.compile(r"[^<{\n]+")
+ESCAPED_LINE = "\\n"
+"""A line break that was written as in a JSON string."""
+ASSIGNMENT = re.compile(r"""(\w+)=("[^"\\]*"|'[^'\\]*'|[^\s"'=,]+)(?:,? +|$)""")
+ASSIGNMENTS = re.compile(rf"(?:{ASSIGNMENT.pattern})+")
 
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
@@ -43,6 +47,9 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
 def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -> Steps[bool]:
     """Whether its block is over. is_another: than the first in its block."""
     name, mark, key = yield from _call_name(source, calls)
+    if mark == CLOSE and (assigned := _assigned(name, calls)):
+        _write_assigned(*assigned, calls)
+        return True
     call = calls.start(name)
     if is_another or key or mark == "{":
         call.mend("format")
@@ -65,6 +72,12 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
         yield from source.space()
         yield from source.match(NAME, pieces.append)
         name = "".join(pieces)
+        if name.endswith(ESCAPED_LINE) and calls.knows(name.removesuffix(ESCAPED_LINE)):
+            name = name.removesuffix(ESCAPED_LINE)
+            calls.misplaced += ("format",)
+        if _assigned(name, calls):
+            yield from source.space()
+            return name, (yield from source.expect(CLOSE)), ""
         if name and not calls.knows(name):
             tool, key = calls.tool_and_key(name)
             if not (tool and (yield from source.comes(KEY_END))):
@@ -77,16 +90,38 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
         yield from source.expect(OPEN)  # begun again
 
 
+def _assigned(text: str, calls: ToolCallEmitter) -> tuple[str, dict[str, str]] | None:
+    """A tool and its arguments, written as `name key=value key=value` and nothing else."""
+    name, space, rest = text.strip().partition(" ")
+    if not space or calls.knows(text.strip()) or not calls.knows(name):
+        return None
+    if not ASSIGNMENTS.fullmatch(rest.strip()):
+        return None
+    found = ASSIGNMENT.findall(rest)
+    keys = [key for key, _ in found]
+    is_sure = len(keys) == len({*keys}) and calls.parameters(name).issuperset(keys)
+    return (name, dict(found)) if is_sure else None
+
+
+def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter) -> None:
+    call = calls.start(name)
+    call.mend("format")
+    for key, written in arguments.items():
+        is_quoted = len(written) > 1 and written[0] in "\"'" and written[0] == written[-1]
+        call.untyped(key, written[1:-1] if is_quoted else written)
+    call.finish()
+
+
 def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
     """Read an argument; return the mark after it. key: its key, if that was read."""
     pieces = [key]
     mark = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
     yield from source.space()
-    if mark == VALUE or (mark == KEY_END and not (yield from source.accept(VALUE))):
-        call.mend("format")
-    elif mark != KEY_END:
+    if mark not in (KEY_END, VALUE):
         yield from source.expect(VALUE)
+    elif mark == VALUE or (yield from source.accept(VALUE, ESCAPED_LINE + VALUE)) != VALUE:
+        call.mend("format")
     if call.streams(key):
         mark = yield from _value(source, call, key, partial(call.text, key))
         call.end_text(key)

@@ -1,4 +1,5 @@
-"""Reads a JSON object or array among values that delimiters end: its strings may spell these."""
+"""Reads a whole JSON object or array, where delimiters end values and its strings may spell these,
+or where only the whole says what it is."""
 
 import json
 
@@ -18,6 +19,16 @@ def read_json(source: Source) -> Steps[str]:
     except (ValueError, RecursionError):
         return space
     return space + source.take(size)
+
+
+def json_ahead(source: Source) -> Steps[str]:
+    """Read white space, and return the text of the object or array after it, which stays to be
+    read; empty if there is none."""
+    yield from source.space()
+    if not (yield from source.comes("{", "[")):
+        return ""
+    size = yield from _size(source)
+    return source.ahead()[:size]
 
 
 def _size(source: Source) -> Steps[int]:

@@ -16,6 +16,7 @@ from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.tool_parsers import marked_json, spellings, syntaxes, unsupported_keywords, values
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_ahead import json_ahead
 from mlx_server.tool_parsers.json_calls import as_object, check_end
 from mlx_server.tool_parsers.literal_syntax import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.parameters import UncallableTool, comma_separated_rule
@@ -29,6 +30,9 @@ CLIENT_ID = re.compile(r"[\w.:\-]+")
 NAME = re.compile(r"[\w.\-]+")
 REWRITTEN_ID = re.compile(r"(?:functions_)?(.+?)(?:_[0-9]+)?")
 """An id of Kimi's in which nothing but letters, digits and underscores was left."""
+
+NO_NAME = ("", "functions", "functions.")
+"""Of a call with no more than a number for an id."""
 
 
 class CallArguments(Protocol):
@@ -269,6 +273,12 @@ class NamedCallFormat:
         id, arguments = None, self.arguments
         if not name:
             name, id, arguments = yield from self._head(source, calls)
+        is_unnamed = self.numbered and name in NO_NAME
+        if is_unnamed:
+            found = yield from json_ahead(source)
+            if not found and source.cut and self.closes_call not in source.ahead():
+                source.take(len(source.ahead()))  # of a call that was cut off, nothing is shown
+            name, id = calls.tool_made_of(found), None
         if (self.numbered or not is_sure) and not calls.knows(name):
             raise Malformed(f"there is no tool {name!r}")
 
@@ -276,6 +286,8 @@ class NamedCallFormat:
             call = calls.start(name, id)
             if not is_sure or arguments is not self.arguments:
                 call.mend("format")
+            if is_unnamed:
+                call.add_repair("name", ".function.name")
             return call
 
         yield from source.space()

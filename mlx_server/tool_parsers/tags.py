@@ -27,6 +27,8 @@ from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
 from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
+LINE = re.compile(r"[^\n]+")
+APART = re.compile(r"\n[^\n]+\n")
 GARBLE = re.compile(r"[\w/]+")
 
 
@@ -211,20 +213,39 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
     key, attributes = yield from _head(source)
     yield from source.accept(tags.margin)
     value = _Value(source, tags, call, key)
-    if call.streams(key) and 'string="false"' not in attributes:
+    is_text = call.streams(key) and 'string="false"' not in attributes
+    if is_text and not (yield from _may_have_margin(source, tags)):
         tag = yield from value.read(partial(call.text, key))
         call.end_text(key)
         return tag
-    pieces = [(yield from read_json(source))]
+    pieces = [] if is_text else [(yield from read_json(source))]
     tag = yield from value.read(pieces.append)
-    text = "".join(pieces)
-    if 'string="true"' in attributes:
+    text = _without_margin("".join(pieces), call, tags)
+    if is_text or 'string="true"' in attributes:
         call.value(key, text)
     elif 'string="false"' in attributes and (found := _json(text)) is not None:
         call.value(key, found)
     else:
         call.untyped(key, text)
     return tag
+
+
+def _may_have_margin(source: Source, tags: TagSyntax) -> Steps[bool]:
+    """Whether one line comes that has line breaks around it, where the notation has none there."""
+    ahead = source.lookahead()
+    if tags.margin or tags.says_types or not (yield from ahead.accept("\n")):
+        return False
+    yield from ahead.run(LINE)
+    return bool((yield from ahead.accept("\n" + tags.parameter_end)))
+
+
+def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
+    """A value that was put on a line of its own, without the line breaks next to its tags. Those of
+    several lines are the value's: a file may begin and end with one."""
+    if tags.margin or tags.says_types or not (APART.fullmatch(text) and call.may_be_mended):
+        return text
+    call.mend("format")
+    return text[1:-1]
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,7 @@ WITHOUT_CALLS = ("gemma3", "harmony_text")
 SLOW = ("minimax_m3",)
 """The search for the ending of its grammars passes the time limit, and others get 503 meanwhile."""
 
-WITHOUT_THEIR_CALL = ("hyperclova", "pangu", "solar_open")
-"""A stop string and a banned character together can leave a required call out: not understood yet,
-but that pangu ends its thoughts with a token that has the banned character."""
-
-OTHER_LOGPROBS = ("muse",)
-"""Log probabilities of a grammar's answer without thoughts have tokens that its text has not: not
-understood yet."""
-
-LEFT_OUT = (*WITHOUT_CALLS, *SLOW, *WITHOUT_THEIR_CALL, *OTHER_LOGPROBS)
+LEFT_OUT = (*WITHOUT_CALLS, *SLOW)
 FAMILIES = tuple(family.name for family in KNOWN if family.name not in LEFT_OUT)
 THOUGHT = "Let me see, step by step. " * 4
 SAID = "It is 7 o'clock ~ or 77."

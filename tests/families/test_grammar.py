@@ -579,3 +579,11 @@ def test_a_text_that_goes_on_is_free_where_a_new_one_would_be_a_call() -> None:
     assert way.matcher(OutputSpec(new, "auto")).validate_tokens(begun) < len(begun)
     continued = replace(new, continues=True)
     assert way.matcher(OutputSpec(continued, "auto")).validate_tokens(begun) == len(begun)
+
+
+@in_tokens
+@pytest.mark.parametrize("thinks", [True, False])
+def test_no_token_that_ends_an_answer_comes_before_the_call(way: Way, thinks: bool) -> None:
+    """Delimiters without a meaning may come first, and some of them end a turn."""
+    matcher = way.matcher(OutputSpec(way.reading(tools()), "required", thinks=thinks))
+    assert not {*way.allowed(matcher)} & {*way.vocabulary.stop_tokens}

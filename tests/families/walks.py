@@ -130,10 +130,17 @@ class Way:
         tried = chance.sample(guides, len(guides))
         return next((g for g in tried if matcher.validate_tokens(g) == len(g)), [])
 
-    def _any(self, matcher: LLMatcher, chance: random.Random) -> int:
+    def allowed(self, matcher: LLMatcher) -> list[int]:
+        """The tokens that may come next."""
         words = np.zeros_like(self.vocabulary.ends)
         fill_bitmask(words, matcher, self.vocabulary)
-        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        found: list[int] = np.flatnonzero(
+            np.unpackbits(words.view(np.uint8), bitorder="little")
+        ).tolist()
+        return found
+
+    def _any(self, matcher: LLMatcher, chance: random.Random) -> int:
+        allowed = self.allowed(matcher)
         going_on = [id for id in allowed if id not in self.vocabulary.stop_tokens]
         assert going_on, "a dead end"
         return chance.choice(going_on)

@@ -130,6 +130,73 @@ def test_a_string_whose_end_is_in_doubt_is_no_call(text: str) -> None:
         assert found.text == output
 
 
+LINES = st.text(st.sampled_from("ab \n<é"), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("family", ["seed_oss", "minimax_m2"])
+@given(text=LINES, size=st.integers(1, 9))
+def test_nothing_but_the_line_breaks_around_one_line_is_dropped(
+    family: str, text: str, size: int
+) -> None:
+    form = {
+        "seed_oss": "<seed:tool_call><function=bash><parameter=command>{}</parameter></function>"
+        "</seed:tool_call>",
+        "minimax_m2": '<minimax:tool_call><invoke name="bash"><parameter name="command">{}'
+        "</parameter></invoke></minimax:tool_call>",
+    }[family]
+    found = read(family, form.format(text), size)
+    (call,) = found.calls
+    line = text[1:-1]
+    is_one_line = bool(line) and "\n" not in line and text == f"\n{line}\n"
+    assert call.arguments == {"command": line if is_one_line else text}
+    assert found.repairs == (["format tool_calls[0]"] if is_one_line else [])
+
+
+ECHO = Tool("echo", parameters={"type": "object", "properties": {"command": {"type": "string"}}})
+
+
+@pytest.mark.parametrize(
+    ("id", "arguments", "offered", "meant"),
+    [
+        ("0", '{"command": "ls"}', (BASH,), "bash"),
+        ("12", '{"command": "ls", "timeout": 3}', (BASH, ECHO), "bash"),
+        ("functions:0", '{"command": "ls"}', (BASH,), "bash"),
+        ("0", '{"command": "ls"}', (BASH, ECHO), None),
+        ("0", '{"command": "ls", "timeout": "soon"}', (BASH,), None),
+        ("0", '{"timeout": 3}', (BASH,), None),
+        ("0", "{}", (ECHO,), None),
+        ("0", '["ls"]', (BASH,), None),
+        ("0", '{"command": "ls"', (BASH,), None),
+        ("0", "[" * 2000, (BASH,), None),
+    ],
+)
+def test_a_number_for_an_id_means_the_one_tool_that_takes_the_arguments(
+    id: str, arguments: str, offered: Sequence[Tool], meant: str | None
+) -> None:
+    begin = f"<|tool_calls_section_begin|><|tool_call_begin|>{id}<|tool_call_argument_begin|>"
+    output = f"{begin}{arguments}<|tool_call_end|><|tool_calls_section_end|>"
+    for size in (1, 3, len(output)):
+        found = read("kimi_k2", output, size, offered=offered)
+        assert [call.name for call in found.calls] == ([meant] if meant else [])
+        assert found.text == ("" if meant else output)
+        assert found.repairs == (["name tool_calls[0].function.name"] if meant else [])
+
+
+@given(text=st.text(st.sampled_from(" ,='\"\\abn1"), max_size=12), size=st.integers(1, 9))
+def test_what_is_assigned_to_glms_arguments_is_all_that_was_written(text: str, size: int) -> None:
+    output = f"<tool_call>bash command={text}</tool_call>"
+    found = read("glm4_5", output, size)
+    for call in found.calls:
+        value = call.arguments["command"]
+        assert text.strip().rstrip(",") in (value, f"'{value}'", f'"{value}"')
+    assert found.calls or found.text == output
+
+
+def test_assignments_take_no_time() -> None:
+    output = f"<tool_call>bash {'command=a, ' * 5000}b</tool_call>"
+    assert read("glm4_5", output).text == output
+
+
 FAMILIES = [
     *("qwen3", "qwen3_coder", "glm4_5", "kimi_k2", "minimax_m2", "gemma4", "deepseek_v3", "lfm2"),
     *("seed_oss", "deepseek_v32", "mistral", "olmo3", "hermes", "llama3", "nemotron", "command"),
