@@ -193,14 +193,22 @@ async def _lost_after_its_guard() -> None:
 
 
 @asynchronous
-async def test_an_engine_that_ends_as_it_is_killed_is_stopped_all_the_same() -> None:
+async def test_an_engine_that_ends_as_it_is_killed_is_stopped_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The time for its end is over in the moment in which it ends."""
     async with supervised() as house:
-        engine = house.supervisor.client
+        process = house.supervisor.client._process
+        assert process
+        wait = process.wait
+
+        async def too_late() -> None:
+            await wait()
+            monkeypatch.setattr(process, "wait", wait)
+            raise TimeoutError
+
+        monkeypatch.setattr(process, "wait", too_late)
         house.supervisor.kill()
-        assert engine._process
-        await engine._process.wait()
-        engine.kill()
         await house.started.wait()
 
 
