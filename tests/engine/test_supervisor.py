@@ -194,15 +194,22 @@ async def _lost_after_its_guard() -> None:
 
 
 @asynchronous
-async def test_an_engine_that_ends_as_it_is_killed_is_stopped_all_the_same() -> None:
+async def test_an_engine_that_ends_as_it_is_killed_is_stopped_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The time for its end is over in the moment in which it ends."""
     async with supervised() as house:
-        engine = house.supervisor.client
-        house.supervisor.kill()
-        process = engine._process._process
+        process = house.supervisor.client._process._process
         assert process
-        await process.wait()
-        engine.kill()
+        wait = process.wait
+
+        async def too_late() -> None:
+            await wait()
+            monkeypatch.setattr(process, "wait", wait)
+            raise TimeoutError
+
+        monkeypatch.setattr(process, "wait", too_late)
+        house.supervisor.kill()
         await house.started.wait()
 
 
