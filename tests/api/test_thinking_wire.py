@@ -122,7 +122,7 @@ def test_all_in_one_object(reasoning: Json, budget: int | None, kwargs: Json) ->
 
 
 def test_the_object_does_not_override_the_effort() -> None:
-    asked = {"reasoning_effort": "low", "reasoning": {"effort": "high"}}
+    asked: Json = {"reasoning_effort": "low", "reasoning": {"effort": "high"}}
     assert thinking(**asked) == (None, {"reasoning_effort": "low"})
     assert "reasoning.effort" in ChatBody.model_validate({**BODY, **asked}).ignored()
 
