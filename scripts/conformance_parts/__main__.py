@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance_parts import expected, installed
-from conformance_parts.agents import SUITE as AGENTS
-from conformance_parts.agents import agents
 from conformance_parts.claude_code import SUITE as CLAUDE
 from conformance_parts.claude_code import claude_code
 from conformance_parts.codex import SUITE as CODEX
 from conformance_parts.codex import codex
 from conformance_parts.comply import comply
+from conformance_parts.connected import SUITE as AGENTS
+from conformance_parts.connected import agents
 from conformance_parts.expected import Known
 from conformance_parts.outcomes import Outcome
 from conformance_parts.probe import SUITE as PROBE

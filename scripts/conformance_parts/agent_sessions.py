@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from conformance_parts.agents import AGENTS
+from conformance_parts.connected import AGENTS
 from conformance_parts.namespaces import raise_loopback
 from mlx_server.clients.connect.clients import CLIENTS
 from tests.live.server import LiveServer, eventually, serving

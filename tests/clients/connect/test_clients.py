@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance_parts.agents import AGENTS
+from conformance_parts.connected import AGENTS
 from conformance_parts.installed import CLAUDE_CODE
 
 from mlx_server.clients.connect.clients import CLIENTS, ClientFile, ClientRecord
