@@ -153,7 +153,9 @@ class ModelFamily:
         if self.overrides:
             return (*opens, *closes)
         layout = self.layout_with()
-        return (*opens, *closes, *layout.dropped, *layout.transparent)
+        ends = [mark for each in layout.call_formats for mark in each.closes]
+        calls = [mark for mark in ends if mark in self.special_tokens]
+        return (*opens, *closes, *calls, *layout.dropped, *layout.transparent)
 
     def end_of_reasoning(self, spec: OutputSpec) -> str:
         """The text between reasoning and the requested output; empty if nothing ends reasoning."""
