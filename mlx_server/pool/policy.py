@@ -5,7 +5,7 @@ budget are the weights of models, the KV cache reserved by granted tickets, and 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mlx_server.pool.actions import (
@@ -38,8 +38,10 @@ class _WaitQueue:
 
     reservations: list[Reservation] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
-    promised: int = 0
-    """Bytes of free or soon free memory that are set aside for them."""
+    promised: list[Reservation] = field(default_factory=list)
+    """Those of them for which free or soon free memory is set aside."""
+    promised_weights: int = 0
+    """Bytes of the models that these will load."""
     stuck: bool = False
     """Whether one of them can only be served after leases have ended."""
 
@@ -287,7 +289,7 @@ class Policy:
                 )
             else:
                 self._wait_in(queue, reservation)
-        return 0 if queue.stuck else min(self._free, self._free_soon - queue.promised)
+        return 0 if queue.stuck else min(self._free, self._free_soon - self._promised(queue))
 
     def _refusal_reason(self, reservation: Reservation) -> NeverFits | None:
         model = self._models[reservation.model]
@@ -313,13 +315,24 @@ class Policy:
         if reservation.preempted and not more:
             return True  # it goes on in the room that is kept for one reservation
         with_queue = self._reserved_with_queue(queue).more(reservation)
-        return more <= self._free and max(more, with_queue) <= self._free_soon - queue.promised
+        return more <= self._free and max(more, with_queue) <= self._free_soon - self._promised(
+            queue
+        )
 
     def _reserved_with_queue(self, queue: _WaitQueue) -> ReservedMemory:
+        return self._reserved_with(queue.reservations)
+
+    def _reserved_with(self, waiting: Iterable[Reservation]) -> ReservedMemory:
         taken = self._reserved
-        for earlier in queue.reservations:
-            taken.take(earlier)
+        for each in waiting:
+            taken.take(each)
         return taken
+
+    def _promised(self, queue: _WaitQueue) -> int:
+        """The bytes set aside for the queue. A grant past it may take memory that was kept for any
+        one row to reach its end, and that the queue would have shared: then they become more."""
+        caches = self._reserved_with(queue.promised).nbytes - self._reserved.nbytes
+        return caches + queue.promised_weights
 
     def _may_pass(self, reservation: Reservation, earlier: Reservation, queue: _WaitQueue) -> bool:
         if earlier.preempted:
@@ -342,16 +355,16 @@ class Policy:
         """Queues it; loads its model, or evicts others for it, as soon as that is enough."""
         model = self._models[reservation.model]
         taken = self._reserved_with_queue(queue)
-        needs = self._needs(
-            reservation, taken, model.is_present or reservation.model in queue.models
-        )
+        is_counted = model.is_present or reservation.model in queue.models
+        needs = self._needs(reservation, taken, is_counted)
         keep = {*queue.models, reservation.model}
-        queue.stuck = queue.stuck or not self._make_room(queue.promised + needs, keep)
+        queue.stuck = queue.stuck or not self._make_room(self._promised(queue) + needs, keep)
         if not queue.stuck:
-            queue.promised += needs
+            queue.promised.append(reservation)
             if model.state == "unloaded" and model.nbytes <= self._free:
-                queue.promised -= model.nbytes
                 self._load(model)
+            elif not is_counted:
+                queue.promised_weights += model.nbytes
         queue.reservations.append(reservation)
         queue.models.add(reservation.model)
 

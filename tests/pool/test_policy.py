@@ -235,6 +235,19 @@ def test_passes_one_that_waits_for_its_load() -> None:
     assert policy.release(1, 7.0) == (Grant(3), LoadAction("c"))
 
 
+def test_a_promise_is_kept_when_later_ones_take_what_was_shared() -> None:
+    """Ticket 1 can grow to 3, in memory that others may use until then."""
+    facts = {"a": ModelFacts(3), "c": ModelFacts(3), "d": ModelFacts(1)}
+    policy = policy_of(budget=11, ready="cad", **facts)
+    assert policy.request(1, "a", 0, 5.0, most_kv_bytes=3) == (Grant(1),)
+    assert policy.request(2, "c", 0, 5.0, extra_bytes=1) == (Grant(2),)
+    assert policy.request(3, "a", 2, 6.0, most_kv_bytes=2, rows=2) == ()
+    assert policy.request(4, "d", 1, 7.0, most_kv_bytes=1) == ()
+    assert policy.request(5, "d", 1, 8.0, most_kv_bytes=1) == ()
+    assert policy.release(2, 9.0) == (UnloadAction("c"), Grant(4)), "with 5, a would lack one byte"
+    assert policy.unloaded("c", 10.0) == (Grant(3),)
+
+
 def test_passes_one_that_is_stuck_only_if_both_fit_side_by_side() -> None:
     policy = policy_of(p=ModelFacts(1, pinned=True), a=ModelFacts(5), b=ModelFacts(6), ready="pa")
     assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
