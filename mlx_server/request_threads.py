@@ -119,7 +119,17 @@ class RequestThreads:
             self._waiting.remove(job)
             if job.result.set_running_or_notify_cancel():
                 self._running.append(job)
-                self._threads.submit(self._finish, job)
+                self._submit(job)
+
+    def _submit(self, job: _Job) -> None:
+        """Runs the job, or fails it if no thread can be started. The caller holds the lock."""
+        try:
+            self._threads.submit(self._finish, job)
+        except RuntimeError:  # the job is in the executor's queue all the same
+            self._running.remove(job)
+            job.result.set_exception(
+                Overloaded("The system can't start another thread. Try again in a moment.")
+            )
 
     def _has_place(self, job: _Job) -> bool:
         large = sum(other.is_large for other in self._running)
@@ -131,6 +141,9 @@ class RequestThreads:
         )
 
     def _finish(self, job: _Job) -> None:
+        with self._lock:
+            if job not in self._running:  # no thread could be started for it
+                return
         try:
             job.run()
         finally:
