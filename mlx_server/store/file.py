@@ -89,7 +89,7 @@ WITH_COMPLETIONS = (
     "DROP TABLE earlier",
     "CREATE INDEX by_age ON records (kind, used_at)",
     "CREATE INDEX running ON records (status) WHERE status IN ('queued', 'in_progress')",
-    *usage.RECORD_TRIGGERS,
+    *usage.LABELLED_RECORD_TRIGGERS,
 )
 
 SCHEMAS = (

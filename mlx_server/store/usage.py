@@ -4,6 +4,7 @@ Triggers update it in the transaction of each change, so no statement can forget
 can leave it wrong.
 """
 
+from collections.abc import Callable
 from sqlite3 import Connection
 
 from mlx_server.errors import StoreFull
@@ -23,6 +24,10 @@ def _cost(row: str) -> str:
     return f"{ROW_BYTES} + length({row}.body) + 2 * length(CAST({row}.id AS BLOB))"
 
 
+def _labelled_cost(row: str) -> str:
+    return f"{_cost(row)} + coalesce(length(CAST({row}.labels AS BLOB)), 0)"
+
+
 def _event_cost(row: str) -> str:
     return f"{ROW_BYTES} + length({row}.body)"
 
@@ -36,25 +41,27 @@ def _counts(table: str, change: str, row: str, cost: str) -> str:
     )
 
 
-RECORD_TRIGGERS = (
-    f"""CREATE TRIGGER records_insert AFTER INSERT ON records BEGIN
-        INSERT INTO usage VALUES (NEW.owner, {_cost("NEW")})
-            ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
-    END""",  # noqa: S608
-    """CREATE TRIGGER records_update AFTER UPDATE OF body ON records BEGIN
-        UPDATE usage SET bytes = bytes + length(NEW.body) - length(OLD.body)
-            WHERE owner = NEW.owner;
-    END""",
-    # rows are deleted before their record, by which their triggers find the owner
-    """CREATE TRIGGER records_empty BEFORE DELETE ON records BEGIN
-        DELETE FROM items WHERE record = OLD.seq;
-        DELETE FROM events WHERE record = OLD.seq;
-    END""",
-    f"""CREATE TRIGGER records_delete AFTER DELETE ON records BEGIN
-        UPDATE usage SET bytes = bytes - ({_cost("OLD")}) WHERE owner = OLD.owner;
-        DELETE FROM usage WHERE owner = OLD.owner AND bytes <= 0;
-    END""",  # noqa: S608
-)
+def _record_triggers(cost: Callable[[str], str], sized_columns: str) -> tuple[str, ...]:
+    return (
+        f"""CREATE TRIGGER records_insert AFTER INSERT ON records BEGIN
+            INSERT INTO usage VALUES (NEW.owner, {cost("NEW")})
+                ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
+        END""",  # noqa: S608
+        f"""CREATE TRIGGER records_update AFTER UPDATE OF {sized_columns} ON records BEGIN
+            UPDATE usage SET bytes = bytes + ({cost("NEW")}) - ({cost("OLD")})
+                WHERE owner = NEW.owner;
+        END""",  # noqa: S608
+        # rows are deleted before their record, by which their triggers find the owner
+        """CREATE TRIGGER records_empty BEFORE DELETE ON records BEGIN
+            DELETE FROM items WHERE record = OLD.seq;
+            DELETE FROM events WHERE record = OLD.seq;
+        END""",
+        f"""CREATE TRIGGER records_delete AFTER DELETE ON records BEGIN
+            UPDATE usage SET bytes = bytes - ({cost("OLD")}) WHERE owner = OLD.owner;
+            DELETE FROM usage WHERE owner = OLD.owner AND bytes <= 0;
+        END""",  # noqa: S608
+    )
+
 
 SCHEMA = (
     "CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
@@ -63,12 +70,15 @@ SCHEMA = (
         + (SELECT total({_cost("items")}) FROM items WHERE record = records.seq)
         + (SELECT total({_event_cost("events")}) FROM events WHERE record = records.seq)
     ) FROM records GROUP BY owner""",  # noqa: S608
-    *RECORD_TRIGGERS,
+    *_record_triggers(_cost, "body"),
     _counts("items", "INSERT", "NEW", _cost("NEW")),
     _counts("items", "DELETE", "OLD", f"-({_cost('OLD')})"),
     _counts("events", "INSERT", "NEW", _event_cost("NEW")),
     _counts("events", "DELETE", "OLD", f"-({_event_cost('OLD')})"),
 )
+
+LABELLED_RECORD_TRIGGERS = _record_triggers(_labelled_cost, "body, labels")
+"""For records that have labels, which are in the file in addition to the body that repeats them."""
 
 
 def total(db: Connection) -> int:

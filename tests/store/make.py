@@ -18,7 +18,8 @@ R = TypeVar("R")
 
 HANG = 60
 
-RECOUNT = f"""SELECT total({ROW_BYTES} + length(body) + 2 * length(CAST(id AS BLOB))) FROM records
+RECOUNT = f"""SELECT total({ROW_BYTES} + length(body) + 2 * length(CAST(id AS BLOB))
+        + ifnull(length(labels), 0)) FROM records
     UNION ALL SELECT total({ROW_BYTES} + length(body) + 2 * length(id)) FROM items
     UNION ALL SELECT total({ROW_BYTES} + length(body)) FROM events"""
 

@@ -1,6 +1,7 @@
 """Stored chat completions, and files of before there were any."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ async def test_it_comes_back_as_it_was_put(path: Path) -> None:
     assert (await store.completion("a", "you")).id == "a"
     with pytest.raises(BadRequest):
         await store.completions("me", ANY, after="a")
+    await store.close()
+
+
+@runs
+async def test_labels_count_as_stored_bytes(path: Path) -> None:
+    store = await Store.open(path)
+    await store.add_completion(completion("a"), "me")
+    before, notes = (await store.stats()).stored, b'{"model": "%s"}'
+    for length in (1000, 300):
+        labels = notes % (b"m" * length)
+        await store.update_completion(replace(completion("a"), labels=labels), "me")
+        more = len(labels) - len(completion("a").labels)
+        assert (await store.stats()).stored == before + more == await recounted(store)
+    await store.delete_completion("a", "me")
+    assert (await store.stats()).stored == 0
     await store.close()
 
 
