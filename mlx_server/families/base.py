@@ -125,10 +125,7 @@ class ModelFamily:
         """The grammar of a whole answer, in Lark; None if any text is valid."""
         if self.overrides:
             return self.overrides.grammar(spec)
-        layout = self.layout_with(spec.context.tools)
-        # a token that ends the answer would end it before what is required
-        dropped = tuple(d for d in layout.dropped if not any(s in d for s in self.stop_tokens))
-        return markup_grammar(replace(layout, dropped=dropped), spec)
+        return markup_grammar(self.layout_with(spec.context.tools), spec, self.stop_tokens)
 
     def unsupported_keywords(self, tool: Tool) -> tuple[str, ...]:
         """`keyword at #/path` of each schema keyword that a non-strict tool's grammar omits."""

@@ -81,6 +81,14 @@ def constrain(
     return left_out
 
 
+def share_constraints(request: GenerateRequest, first: Generate, row: Generate) -> None:
+    """Gives a row of the same prompt what `constrain` has set in the first one."""
+    row.grammar, row.grammar_prefix = first.grammar, first.grammar_prefix
+    row.thinking = first.thinking
+    if request.max_response_tokens is not None and row.thinking is None:
+        row.end_within(request.max_response_tokens)
+
+
 def constrain_continuation(
     prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, row: Generate
 ) -> None:

@@ -10,7 +10,13 @@ from mlx_server.engine.messages import Generate
 from mlx_server.errors import BadRequest, ContextTooLong, NoRecording
 from mlx_server.families.base import RenderedPrompt
 from mlx_server.generation import replay
-from mlx_server.generation.constraints import NO_TOOL, budget_of, constrain, template_kwargs
+from mlx_server.generation.constraints import (
+    NO_TOOL,
+    budget_of,
+    constrain,
+    share_constraints,
+    template_kwargs,
+)
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
@@ -328,7 +334,7 @@ def _rows(
         if row is rows[0] or row.prompt != rows[0].prompt:
             left_out |= dict.fromkeys(constrain(prepared, request, source, row))
         else:
-            row.grammar, row.thinking = rows[0].grammar, rows[0].thinking
+            share_constraints(request, rows[0], row)
     return rows, tuple(left_out)
 
 

@@ -31,18 +31,20 @@ SPACE = r"/[\x20\n]{1,2}/"
 """White space that is allowed between two parts of an answer without text between them."""
 
 
-def markup_grammar(layout: MarkupLayout, spec: OutputSpec) -> str | None:
+def markup_grammar(
+    layout: MarkupLayout, spec: OutputSpec, stop_tokens: Sequence[str]
+) -> str | None:
     tools = spec.context.tools
     match spec.choice:
         case NamedTool(name):
             named = [tool for tool in tools if tool.name == name]
-            return RequiredGrammar(layout, spec).one_call(named)
+            return RequiredGrammar(layout, spec, stop_tokens).one_call(named)
         case "required":
-            return RequiredGrammar(layout, spec).calls(tools)
+            return RequiredGrammar(layout, spec, stop_tokens).calls(tools)
         case "auto" if spec.format and tools:
-            return RequiredGrammar(layout, spec).calls_or_text(tools, spec.format)
+            return RequiredGrammar(layout, spec, stop_tokens).calls_or_text(tools, spec.format)
         case _ if spec.format:
-            return RequiredGrammar(layout, spec).text(spec.format)
+            return RequiredGrammar(layout, spec, stop_tokens).text(spec.format)
         case "auto" | "none" if tools:
             return FreeGrammar(layout, spec).whole()
     return None
@@ -106,10 +108,11 @@ class MarkupGrammar:
 class RequiredGrammar(MarkupGrammar):
     """Optional reasoning, followed by exactly the required calls or formatted text."""
 
-    def __init__(self, layout: MarkupLayout, spec: OutputSpec) -> None:
+    def __init__(self, layout: MarkupLayout, spec: OutputSpec, stop_tokens: Sequence[str]) -> None:
         taught = tuple(n for n in layout.call_formats if n.blocks and not n.repairs)
         super().__init__(replace(layout, call_formats=taught) if taught else layout, spec)
         self._all_calls = layout.calls
+        self._stop_tokens = stop_tokens
         self._verbatim = is_verbatim(spec.format)
 
     def one_call(self, tools: Sequence[Tool]) -> str | None:
@@ -149,13 +152,18 @@ class RequiredGrammar(MarkupGrammar):
         """The grammar of the answer. Nothing may follow `texts`, which extend to its end."""
         if not (marked or bare or texts):
             return None
-        stray = one_of(self.lark.text(delimiter) for delimiter in self.layout.dropped)
+        dropped, most = self.layout.dropped, limits.STRAY_DELIMITERS.value
+        # one that ends the answer would end it before what is required
+        first = [each for each in dropped if not any(stop in each for stop in self._stop_tokens)]
         # no space after them, since it would be a part of the text
-        before = f"({stray}){{0,{limits.STRAY_DELIMITERS.value}}}" if stray else ""
-        after = f"({self._space()} ({stray})){{0,{limits.STRAY_DELIMITERS.value}}}" if stray else ""
+        before = f"({self._one_of_texts(first)}){{0,{most}}}" if first else ""
+        after = f"({self._space()} ({self._one_of_texts(dropped)})){{0,{most}}}" if dropped else ""
         calls = [f"{before} ({one_of(marked)}) {after}"] if marked else []
         formatted = [f"{before} {text}" for text in texts]
         return self.lark.source(f"{self._reasoned()} ({one_of([*calls, *formatted, *bare])})")
+
+    def _one_of_texts(self, texts: Sequence[str]) -> str:
+        return one_of(self.lark.text(text) for text in texts)
 
     def _reasoned(self) -> str:
         if self.inside:

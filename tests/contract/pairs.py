@@ -163,7 +163,7 @@ STOP = "~"
 ROOM = 200
 """Tokens in which any of the formats and calls can be written, byte by byte."""
 LIMIT, DEMO_LIMIT = 400, 72
-OPENING = 24
+OPENING = 12
 """Tokens of an answer before its first output, which no limit counts: delimiters, white space, and
 a call up to the end of its name."""
 BUDGET = 7

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -139,6 +140,24 @@ def test_an_answer_has_as_many_tokens_as_it_may(
     asking = body(model, max_response_tokens=most, thinking_budget=budget)
     answer, _ = answered(server, asking)
     assert (answer.text, answer.finish) == (told, "length")
+
+
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+def test_each_of_several_answers_comes_to_its_end(server: LiveServer, model: str) -> None:
+    lark = {"structured_outputs": {"grammar": pairs.LARK}, "thinking_budget": 3}
+    asking = body(model, n=3, max_response_tokens=30, **lark)
+    found: Completion = run(server, lambda http: asked(http, asking))
+    assert [answer.finish for answer in found.answers] == ["stop"] * 3
+    assert all(re.fullmatch("a+b", answer.text) for answer in found.answers)
+
+
+@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
+def test_each_of_several_answers_continues_the_message(server: LiveServer, model: str) -> None:
+    asking = body(model, n=3, guided_choice=pairs.OPTIONS, continue_final_message=True)
+    asking["messages"].append({"role": "assistant", "content": "perh"})
+    asking["add_generation_prompt"] = False
+    found: Completion = run(server, lambda http: asked(http, asking))
+    assert [answer.text for answer in found.answers] == ["aps so"] * 3
 
 
 @pytest.mark.parametrize(
