@@ -144,8 +144,8 @@ def test_an_answer_has_as_many_tokens_as_it_may(
 
 @pytest.mark.parametrize("model", [*THINKING, *OTHERS])
 def test_each_of_several_answers_comes_to_its_end(server: LiveServer, model: str) -> None:
-    lark = {"structured_outputs": {"grammar": pairs.LARK}, "thinking_budget": 3}
-    asking = body(model, n=3, max_response_tokens=30, **lark)
+    asking = body(model, n=3, max_response_tokens=30, thinking_budget=3)
+    asking["structured_outputs"] = {"grammar": pairs.LARK}
     found: Completion = run(server, lambda http: asked(http, asking))
     assert [answer.finish for answer in found.answers] == ["stop"] * 3
     assert all(re.fullmatch("a+b", answer.text) for answer in found.answers)
