@@ -169,15 +169,19 @@ class Engine:
         return []
 
     def step(self) -> list[Report]:
-        """Computes a piece of every load, one piece of prompt log probabilities and a step of one
-        model; without all of them, a piece of what is computed ahead. Then reads or writes a piece
-        of a prompt."""
-        reports = self._compute_ahead() if self._is_computing_ahead else self._step_all()
+        """Reads or writes a piece of a prompt. Then computes a piece of every load, one piece of
+        prompt log probabilities and a step of one model; without all of them, a piece of what is
+        computed ahead."""
+        reports = self._step_disk()  # first: a row that has its prompt now is admitted in this step
+        reports += self._compute_ahead() if self._is_computing_ahead else self._step_all()
+        return [*reports, *self._disk.report()]
+
+    def _step_disk(self) -> list[Report]:
         try:
             self._disk.step(busy=self._is_busy)
         except Exception as error:
-            reports += self._device_failed(error)
-        return [*reports, *self._disk.report()]
+            return self._device_failed(error)
+        return []
 
     def _step_all(self) -> list[Report]:
         reports = [report for model in self._loads.models for report in self._load(model)]

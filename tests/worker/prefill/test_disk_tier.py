@@ -378,7 +378,7 @@ def test_pieces_ahead_and_pieces_for_the_disk_alternate(
     tokens = [*words(1, 400), *words(2, 1500)]
     process.engine.handle(ComputeAhead("m", tokens, 4096))
     process.settle()
-    assert done[:6] == ["ahead", "disk"] * 3
+    assert done[:6] == ["disk", "ahead"] * 3
     process.answer([*tokens, 1, 2])
     assert process.cached == len(tokens)
 
@@ -508,6 +508,21 @@ def test_nothing_is_written_between_steps_but_single_pieces(
     assert busy, "some were written while the row decoded"
     process.write()
     assert process.folder.count > 0
+
+
+def test_a_row_is_admitted_in_the_step_in_which_its_prompt_has_been_read(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    """Later nothing would wake the engine for it."""
+    process, prompt = start(llama, tmp_path), words(1, 400)
+    process.answer(prompt)
+    process.stop()
+    engine = start(llama, tmp_path).engine
+    engine.handle(Generate(1, "m", prompt, 8, [], GREEDY))
+    assert engine._disk.is_reading(1)
+    while engine._disk.is_reading(1):
+        engine.step()
+    assert 1 not in engine._admission.waiting
 
 
 def test_a_row_that_is_cancelled_while_its_prompt_is_read(
