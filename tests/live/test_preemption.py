@@ -109,7 +109,7 @@ def test_all_come_to_their_end_and_nobody_sees_that_he_waited(
     crowd = asyncio.run(served(source, requests(), budget, CLIENTS))
     assert caplog.text.count("memory is short") >= 2
     assert crowd.together > 2, "more than would fit if each had its room from the start"
-    assert crowd.answers == alone.answers
+    assert sorted(crowd.answers) == sorted(alone.answers)  # rows are numbered as they begin
     assert all(len(answer) == ANSWER for answer in crowd.answers)
     assert crowd.ended == sorted(crowd.ended)
     assert crowd.reserved <= budget
