@@ -2,7 +2,7 @@
 budget. They are expressed in tokens, because the engine knows neither families nor tools.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,23 @@ NO_TOOL = ("tools",)
 """Reported as unenforced if no grammar constrains tool calls."""
 
 
-def constrain(
+def constrain_rows(
+    prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, rows: Sequence[Generate]
+) -> tuple[str, ...]:
+    """Set the constraints of all rows; return what their grammar leaves out of the tools' schemas.
+
+    Rows of the same prompt share them, since a grammar is long. Raises InvalidGrammar.
+    """
+    left_out: dict[str, None] = {}
+    for row in rows:
+        if row is rows[0] or row.prompt != rows[0].prompt:
+            left_out |= dict.fromkeys(_constrain(prepared, request, prompt, row))
+        else:
+            _share_constraints(request, rows[0], row)
+    return tuple(left_out)
+
+
+def _constrain(
     prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, row: Generate
 ) -> tuple[str, ...]:
     """Set the row's grammar and budget; return what the grammar leaves out of the tools' schemas.
@@ -81,8 +97,8 @@ def constrain(
     return left_out
 
 
-def share_constraints(request: GenerateRequest, first: Generate, row: Generate) -> None:
-    """Gives a row of the same prompt what `constrain` has set in the first one."""
+def _share_constraints(request: GenerateRequest, first: Generate, row: Generate) -> None:
+    """Gives a row of the same prompt what `_constrain` has set in the first one."""
     row.grammar, row.grammar_prefix = first.grammar, first.grammar_prefix
     row.thinking = first.thinking
     if request.max_response_tokens is not None and row.thinking is None:

@@ -13,8 +13,7 @@ from mlx_server.generation import replay
 from mlx_server.generation.constraints import (
     NO_TOOL,
     budget_of,
-    constrain,
-    share_constraints,
+    constrain_rows,
     template_kwargs,
 )
 from mlx_server.generation.normalization import without_volatile_lines
@@ -328,14 +327,8 @@ def _rows(
     prepared: PreparedModel, request: GenerateRequest, source: Prompt, prompt: list[int]
 ) -> tuple[list[Generate], tuple[str, ...]]:
     """The rows, and what their grammar leaves out of the tools' schemas."""
-    left_out: dict[str, None] = {}
     rows = [_row(prepared, request, source, prompt, choice) for choice in range(request.n)]
-    for row in rows:
-        if row is rows[0] or row.prompt != rows[0].prompt:
-            left_out |= dict.fromkeys(constrain(prepared, request, source, row))
-        else:
-            share_constraints(request, rows[0], row)
-    return rows, tuple(left_out)
+    return rows, constrain_rows(prepared, request, source, rows)
 
 
 def _row(

@@ -19,7 +19,6 @@ from typing import Any, ParamSpec, cast
 import msgspec
 import psutil
 import pytest
-import uvloop
 
 from mlx_server.engine import client, engine_process, messages
 from mlx_server.engine.blas import fast_blas
@@ -49,6 +48,7 @@ from mlx_server.errors import (
     ShuttingDown,
 )
 from mlx_server.requests import SamplingParams
+from tests.event_loops import NewLoop, on_each_loop, run_on
 from tests.tiny import IM_END, tiny_llama
 from tests.worker.test_batch import Ask, a_prompt, alone, ids
 
@@ -373,13 +373,10 @@ async def test_what_still_comes_from_a_lost_engine_is_dropped(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_command_to_a_process_that_has_just_died_says_so(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
+@on_each_loop
+def test_a_command_to_a_process_that_has_just_died_says_so(new_loop: NewLoop) -> None:
     """A write that fails closes the socket before reading from it has noticed anything."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(asyncio.wait_for(_commands_after_a_death(), HANG))
+    run_on(new_loop, _commands_after_a_death(), HANG)
 
 
 async def _commands_after_a_death() -> None:

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-import uvloop
 
 from mlx_server.engine import liveness, supervisor
 from mlx_server.engine.client import EngineClient
@@ -31,6 +30,7 @@ from tests.engine.test_client import (
     ignored,
     until_it_fails,
 )
+from tests.event_loops import NewLoop, on_each_loop, run_on
 from tests.live.server import eventually
 from tests.worker.kinds import LLAMA, Kind
 
@@ -174,12 +174,9 @@ async def test_no_guard_is_left_when_an_engine_ends_as_it_should() -> None:
     assert not psutil.pid_exists(lifeline._guard.pid)
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_an_engine_whose_guard_was_killed_is_replaced_too(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(asyncio.wait_for(_lost_after_its_guard(), HANG))
+@on_each_loop
+def test_an_engine_whose_guard_was_killed_is_replaced_too(new_loop: NewLoop) -> None:
+    run_on(new_loop, _lost_after_its_guard(), HANG)
 
 
 async def _lost_after_its_guard() -> None:

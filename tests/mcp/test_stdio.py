@@ -2,25 +2,21 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 import anyio
 import pytest
-import uvloop
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification
 
 from mlx_server.mcp.stdio import Read, _write_messages
+from tests.event_loops import NewLoop, on_each_loop, run_on
 
 SECONDS = 20.0
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_messages_to_a_server_that_has_ended_end_the_session(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(asyncio.wait_for(_write_to_an_ended_server(), SECONDS))
+@on_each_loop
+def test_messages_to_a_server_that_has_ended_end_the_session(new_loop: NewLoop) -> None:
+    run_on(new_loop, _write_to_an_ended_server(), SECONDS)
 
 
 async def _write_to_an_ended_server() -> None:

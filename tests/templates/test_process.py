@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Timer
+from typing import Any
 
 import psutil
 import pytest
@@ -35,6 +36,16 @@ def processes() -> Iterator[TemplateProcesses]:
 def pids() -> set[int]:
     found = psutil.Process().children()
     return {each.pid for each in found if child.__file__ in each.cmdline()}
+
+
+def at_work(thread: ThreadPoolExecutor) -> tuple[WarmProcess, Future[Any]]:
+    """A process that renders without end, and the request for it."""
+    own = WarmProcess(PROGRAM)
+    ask(own, child.CompileTemplate(b"", ENDLESS, 1))
+    before = psutil.Process(own.pid).cpu_times().user
+    asked = thread.submit(ask, own, child.RenderTemplate(b"", {}, 30, 9))
+    eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+    return own, asked
 
 
 def test_one_process_serves_all_templates(processes: TemplateProcesses) -> None:
@@ -77,12 +88,8 @@ def test_a_request_that_got_no_processor_time_may_be_sent_again(
 ) -> None:
     """The kernel ends it when its time by the clock is over, or that of the processor."""
     monkeypatch.setattr(parent, "STARVED_SHARE", share)
-    own = WarmProcess(PROGRAM)
-    ask(own, child.CompileTemplate(b"", ENDLESS, 1))
     with ThreadPoolExecutor(1) as thread:
-        before = psutil.Process(own.pid).cpu_times().user
-        asked = thread.submit(ask, own, child.RenderTemplate(b"", {}, 30, 9))
-        eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+        own, asked = at_work(thread)
         os.kill(own.pid, blow)
         with pytest.raises(error):
             asked.result()
@@ -108,12 +115,8 @@ def test_one_that_does_not_start_is_told_of(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
 def test_one_that_is_killed_at_work_is_not_the_template_s_fault(blow: signal.Signals) -> None:
-    own = WarmProcess(PROGRAM)
-    ask(own, child.CompileTemplate(b"", ENDLESS, 1))
     with ThreadPoolExecutor(1) as thread:
-        before = psutil.Process(own.pid).cpu_times().user
-        asked = thread.submit(ask, own, child.RenderTemplate(b"", {}, 30, 9))
-        eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+        own, asked = at_work(thread)
         os.kill(own.pid, blow)
         with pytest.raises(TemplatesUnavailable, match="was ended") as told:
             asked.result()
