@@ -52,8 +52,10 @@ def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> Any:
     masked = _mask_escapes(body)
     _check_strings(masked)
     _check_nodes(body, masked, max_depth)
-    value = _load(text, body, masked)
-    _check_surrogates(body, masked)
+    del masked  # the copies of a large body add up
+    value = _load(text, body)
+    del text
+    _check_surrogates(body)
     return value
 
 
@@ -116,10 +118,11 @@ def _check_nodes(body: bytes, masked: bytes, max_depth: int) -> None:
         raise _invalid(f"it has more than {limits.JSON_NODES.value} lists and objects")
 
 
-def _check_surrogates(body: bytes, masked: bytes) -> None:
+def _check_surrogates(body: bytes) -> None:
     """Searches in pieces: `re` holds the GIL during a search."""
-    if rb"\u" not in masked:
+    if rb"\u" not in body:
         return
+    masked = _mask_escapes(body)
     for start in range(0, len(masked), PIECE):
         end = start + PIECE
         lone = LONE_SURROGATE.search(masked, start, end + LONGEST_ESCAPE)
@@ -127,7 +130,7 @@ def _check_surrogates(body: bytes, masked: bytes) -> None:
             raise _invalid(f"a surrogate without its pair {_place(body, lone.start())}")
 
 
-def _load(text: str, body: bytes, masked: bytes) -> Any:
+def _load(text: str, body: bytes) -> Any:
     try:
         return json.loads(
             text,
@@ -140,7 +143,7 @@ def _load(text: str, body: bytes, masked: bytes) -> Any:
         what = error.msg.rstrip(": ").removesuffix(" at")
         raise _invalid(f"{what} at line {error.lineno}, column {error.colno}") from None
     except _BadLiteral as refused:
-        where = _place(body, _find_literal(masked, refused.literal.encode()))
+        where = _place(body, _find_literal(_mask_escapes(body), refused.literal.encode()))
         raise _invalid(f"{refused.why} {where}") from None
 
 

@@ -23,7 +23,7 @@ from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
-from mlx_server.prompts.text_size import characters_of
+from mlx_server.prompts.text_size import memory_of
 from mlx_server.request_threads import check_wanted
 from mlx_server.requests import (
     GenerateRequest,
@@ -34,8 +34,8 @@ from mlx_server.requests import (
     SamplingParams,
 )
 
-CHARACTERS_PER_TOKEN = 16
-"""More than any text has on average: a text with more per token can't fit the context."""
+BYTES_PER_TOKEN = 24
+"""More than any text has on average, in memory: English with emoji has 18, four a character."""
 
 UNLIMITED = 2**53
 """A context for prompts that are only counted."""
@@ -219,16 +219,16 @@ def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
 
 
 def _check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
-    """Limit the characters of all the request's fields together, before rendering begins."""
-    most = max(limits.PROMPT_CHARACTERS.value, CHARACTERS_PER_TOKEN * prepared.context_length)
-    around = characters_of(replace(request, prompts=()))
+    """Limit the text of all the request's fields together, before rendering begins."""
+    most = max(limits.PROMPT_TEXT_BYTES.value, BYTES_PER_TOKEN * prepared.context_length)
+    around = memory_of(replace(request, prompts=()))
     for prompt in request.prompts:
-        found = around + (len(prompt) if isinstance(prompt, tuple) else characters_of(prompt))
+        found = around + (len(prompt) if isinstance(prompt, tuple) else memory_of(prompt))
         if found > most:
             raise ContextTooLong(
-                f"The request has {found} characters of text, including tools and options. The "
-                f"limit for {prepared.id}, with a context of {prepared.context_length} tokens, is "
-                f"{most} characters. Shorten the request.",
+                f"The request's text, including tools and options, takes {found} bytes of memory. "
+                f"The limit for {prepared.id}, with a context of {prepared.context_length} tokens, "
+                f"is {most} bytes. Shorten the request.",
                 param=_param(prompt),
             )
 

@@ -263,11 +263,12 @@ UNREAD_REQUEST_BYTES = Limit(
     per="server",
     beyond="503 overloaded",
 )
-PROMPT_CHARACTERS = Limit(
-    bounds="the text of a conversation, tools and options included, for a context of 64k tokens or "
-    "less; for a longer context, 16 characters for each of its tokens",
-    value=1 << 20,
-    unit="characters",
+PROMPT_TEXT_BYTES = Limit(
+    bounds="the text of a conversation, tools and options included, as it lies in memory (1, 2 or "
+    "4 bytes a character, by the widest of each text), for a context of 64k tokens or less; for a "
+    "longer context, 24 bytes for each of its tokens",
+    value=24 << 16,
+    unit="bytes",
     per="request",
     beyond="400 context_length_exceeded",
 )

@@ -1,8 +1,12 @@
 """Counts the text in a value of any type; fields added later are counted too."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+WINDOW = 1 << 16
+"""Characters that are copied at a time."""
 
 
 def texts_of(value: Any) -> Iterator[str]:
@@ -23,3 +27,22 @@ def texts_of(value: Any) -> Iterator[str]:
 
 def characters_of(value: Any) -> int:
     return sum(map(len, texts_of(value)))
+
+
+def memory_of(value: Any) -> int:
+    """The bytes that the characters of all texts take in memory: one emoji makes each character of
+    its text take four."""
+    return sum(len(text) * _width(text) for text in texts_of(value))
+
+
+def _width(text: str) -> int:
+    """Bytes a character: 1, 2 or 4."""
+    if text.isascii():
+        return 1
+    pieces = (text[begin : begin + WINDOW] for begin in range(0, len(text), WINDOW))
+    return max(_bytes_of(piece) // len(piece) for piece in pieces)
+
+
+def _bytes_of(piece: str) -> int:
+    """Of new strings only: others may keep their UTF-8, which counts in their size."""
+    return sys.getsizeof(piece * 3) - sys.getsizeof(piece * 2)

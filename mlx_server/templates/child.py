@@ -178,7 +178,9 @@ def serve_templates(channel: socket.socket) -> None:
     decoder = msgspec.msgpack.Decoder(Request, ext_hook=unpack_number)
 
     def answer(frame: bytearray) -> Served:
-        reply, text = templates.reply_to(decoder.decode(frame))
+        request = decoder.decode(frame)
+        frame.clear()  # of a large request each copy counts
+        reply, text = templates.reply_to(request)
         return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemoryReply))
 
     serve(channel, answer)

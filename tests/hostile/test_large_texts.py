@@ -21,6 +21,12 @@ pytestmark = pytest.mark.alone
 LONG = 14 << 20
 PATTERN = "<<‹"
 TEXT = PATTERN * (LONG // len(PATTERN.encode()))
+ASTRAL = "a<" * (LONG // 2) + "\U0001f600"
+"""One wide character makes each of the others take four bytes in memory."""
+
+WIDE = ASTRAL[-5 << 20 :]
+"""It fits the context of ROOMY."""
+
 HI = {"role": "user", "content": "hi"}
 PATH = "/v1/chat/completions"
 ROOMY = "roomy"
@@ -28,6 +34,11 @@ ROOMY = "roomy"
 
 TIMES = 10
 """The size of a body that it may cost."""
+
+WIDE_TIMES = 4 * TIMES
+"""For a text whose characters take four bytes instead of one."""
+
+FITS = "a wide text that fits"
 
 Body = dict[str, Any]
 
@@ -57,6 +68,11 @@ FIELDS: dict[str, Callable[[], Body]] = {
     },
     "a name": lambda: {"messages": [{**HI, "name": TEXT}]},
     "content": lambda: {"messages": [{**HI, "content": TEXT}]},
+    "a wide character in content": lambda: {"messages": [{**HI, "content": ASTRAL}]},
+    "a wide character in arguments": lambda: called(
+        arguments=json.dumps({"a": ASTRAL}, ensure_ascii=False)
+    ),
+    FITS: lambda: called(arguments=json.dumps({"a": WIDE}, ensure_ascii=False)),
     "the template's options": lambda: {"messages": [HI], "chat_template_kwargs": {"a": TEXT}},
 }
 
@@ -118,11 +134,12 @@ def test_a_body_costs_less_than_ten_times_its_size(
     sent = json.dumps({"model": model, "max_tokens": 1, **FIELDS[field]()}, ensure_ascii=False)
     body = sent.encode()
     del sent
+    most_times = WIDE_TIMES if field == FITS else TIMES
     before = memory(server)
     with watched(server) as most, httpx.Client(base_url=server.url, timeout=60) as http:
         told = http.post(PATH, content=body, headers={"content-type": "application/json"})
     assert told.status_code in (200, 400), told.text[:200]
-    assert most[0] - before < TIMES * len(body), told.text[:200]
+    assert most[0] - before < most_times * len(body), told.text[:200]
 
 
 def test_six_that_hang_up_keep_no_newcomer_waiting(server: LiveServer) -> None:

@@ -30,7 +30,7 @@ from mlx_server.mcp.server import McpConnection
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool import PoolLimits as PoolLimits
-from mlx_server.prompts.text_size import characters_of
+from mlx_server.prompts.text_size import memory_of
 from mlx_server.repair import jsonish
 from mlx_server.repair.malformed import Malformed
 from mlx_server.requests import GenerateRequest, McpServer
@@ -238,11 +238,11 @@ def prompts(count: int) -> bool:
     return all(known(cache, "m", seed) for seed in range(count))
 
 
-def characters(count: int) -> None:
+def prompt_text(size: int) -> None:
     prepared: Any = SimpleNamespace(id="m", context_length=1)
     empty = GenerateRequest("m", (Conversation((Message("user", ""),)),))
-    around = characters_of(empty)
-    text = "x" * (count - around)
+    around = memory_of(empty)
+    text = "x" * (size - around)
     plan._check_text(prepared, GenerateRequest("m", (Conversation((Message("user", text),)),)))
 
 
@@ -258,7 +258,7 @@ def characters(count: int) -> None:
         Boundary("SOCKET_FRAMES", waiting_frames),
         Boundary("REMEMBERED_CLIENTS", clients),
         Boundary("CACHED_PROMPTS", prompts, lowered=3),
-        Boundary("PROMPT_CHARACTERS", passes(characters)),
+        Boundary("PROMPT_TEXT_BYTES", passes(prompt_text)),
     ],
     ids=str,
 )
