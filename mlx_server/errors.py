@@ -6,6 +6,7 @@ ServerError
 │   ├── NotEnoughMemory       400  the model or its tokens can never fit into memory
 │   ├── AdapterInvalid        400  the adapter is damaged, unsupported or made for another model
 │   ├── InvalidGrammar        400  a schema, pattern or grammar that can't be used
+│   ├── AnswerUnwritable      400  a model family can't write an answer that was given for it
 │   ├── NoRecording           400  no entry of a replay model's transcript answers the request
 │   ├── RecordingLeftGrammar  400  a recorded answer is not what the request requires
 │   └── TranscriptBroken      400  the file of a replay model's recordings has mistakes
@@ -92,6 +93,10 @@ class AdapterInvalid(BadRequest):
 
 class InvalidGrammar(BadRequest):
     code = "invalid_json_schema"
+
+
+class AnswerUnwritable(BadRequest):
+    code = "answer_unwritable"
 
 
 class NoRecording(BadRequest):

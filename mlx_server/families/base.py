@@ -43,6 +43,8 @@ class FamilyOverrides:
     """Parsing and constraints of a family whose format no `MarkupLayout` can describe."""
 
     parser: Callable[[ParseContext], Parser]
+    write: Callable[[Message], str]
+    """Writes an answer as the model does."""
     grammar: Callable[[OutputSpec], str | None] = lambda spec: None
     thinking_delimiters: Delimiters = ((), ())
     end_of_reasoning: Callable[[OutputSpec], str] = lambda spec: ""

@@ -10,6 +10,7 @@ from mlx_server.parsers.harmony_grammar import (
     grammar,
     grammar_after_reasoning,
 )
+from mlx_server.parsers.harmony_output import harmony_output
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts import harmony_prompt
 from mlx_server.prompts.harmony_vocabulary import SPECIAL, encoding, real_tokenizer
@@ -26,6 +27,7 @@ GPT_OSS = ModelFamily(
     name="gpt_oss",
     overrides=FamilyOverrides(
         _parser,
+        harmony_output,
         grammar,
         DELIMITERS,
         end_of_reasoning,

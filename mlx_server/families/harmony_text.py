@@ -6,6 +6,7 @@ No checkpoint is taken for one: a model belongs here only if models.yaml says so
 from mlx_server.families.base import FamilyOverrides, ModelFamily
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
+from mlx_server.parsers.harmony_output import harmony_output
 from mlx_server.parsers.harmony_text import HarmonyTextParser
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext, Parser
@@ -27,6 +28,6 @@ def _grammar(spec: OutputSpec) -> str | None:
 
 HARMONY_TEXT = ModelFamily(
     name="harmony_text",
-    overrides=FamilyOverrides(_parser, _grammar),
+    overrides=FamilyOverrides(_parser, harmony_output, _grammar),
     shapes=("analysis", "commentary to=functions.…"),
 )

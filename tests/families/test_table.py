@@ -165,7 +165,7 @@ def test_a_line_of_the_table() -> None:
     layout = MarkupLayout((("<a|>\n", "<b>"),), (marked_json("<c>", "</c>"), marked_json("<d>")))
     family = ModelFamily("x", layout, model_types=("t",), template_markers=("m",))
     assert rows([family]) == [("x", ["t"], ["m"], ["<a|>…<b>"], ["<c>…</c>", "<d>…"])]
-    own = ModelFamily("y", overrides=FamilyOverrides(TextParser), shapes=("r", "c"))
+    own = ModelFamily("y", overrides=FamilyOverrides(TextParser, str), shapes=("r", "c"))
     assert rows([own, ModelFamily("z")]) == [
         ("y", [], [], ["r"], ["c"]),
         ("z", [], [], [], []),
