@@ -5,10 +5,12 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -45,6 +47,7 @@ from mlx_server.pool.entry import OnProgress
 from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.progress import progress_display
 from mlx_server.schemas import compiled
+from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Retention, Store
 from mlx_server.system import allocator, descriptors, logs
 from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
@@ -56,8 +59,13 @@ log = logging.getLogger("mlx_server")
 PRUNE_SECONDS = 3600.0
 
 
-def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: None) -> FastAPI:
-    server, pool = settings.server, _pool(settings, on_progress)
+def create_app(
+    settings: Settings,
+    on_progress: OnProgress = lambda *progress: None,
+    recordings: Mapping[str, Recordings] = MappingProxyType({}),
+) -> FastAPI:
+    """recordings: what replay models play, by id, where it is not the file of their source."""
+    server, pool = settings.server, _pool(settings, on_progress, recordings)
     awake = KeepAwake(keep_awake_command() if server.keep_awake else ())
     pool.on_rows = awake.count
     configured = {name: connector(found) for name, found in settings.connectors.items()}
@@ -110,7 +118,9 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     return app
 
 
-def _pool(settings: Settings, on_progress: OnProgress) -> Pool:
+def _pool(
+    settings: Settings, on_progress: OnProgress, recordings: Mapping[str, Recordings]
+) -> Pool:
     server = settings.server
     pool_limits = PoolLimits(
         concurrency=server.concurrency,
@@ -123,6 +133,7 @@ def _pool(settings: Settings, on_progress: OnProgress) -> Pool:
         prompt_disk=prompt_disk(settings),
     )
     specs = [model_spec(id, model, server.adapters_dir) for id, model in settings.models.items()]
+    specs = [replace(spec, recordings=recordings.get(spec.id)) for spec in specs]
     return Pool(specs, pool_limits, on_progress, adapter_dirs=adapter_dirs(server))
 
 
@@ -167,6 +178,10 @@ async def _prune(store: Store) -> None:
 
 def run(settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C. Raises SettingsError if the server can't start."""
+    run_app(settings, lambda: create_app(settings, progress_display()))
+
+
+def run_app(settings: Settings, make_app: Callable[[], FastAPI]) -> None:
     logs.configure(settings.server.log_level, settings.server.log_format)
     most = descriptors.raise_soft_limit()
     descriptors.check(most)
@@ -174,7 +189,7 @@ def run(settings: Settings) -> None:
         log.warning("%s; %s", few, descriptors.FIX)
     allocator.return_large_blocks()
     sockets = bound(settings.server.host, settings.server.port)
-    server = server_of(settings, create_app(settings, progress_display()))
+    server = server_of(settings, make_app())
     for signum, code in EXIT_CODES.items():
         _exit_after(signum, code)
     server.run(sockets)

@@ -74,9 +74,7 @@ def _read(
     offered = tuple(Tool(name, None, _any_of(calls, name)) for name in _names(calls))
     parser = family.make_parser(ParseContext(tools=offered, control=tokenizer.control_tokens))
     text = tokenizer.detokenizer()
-    events = [
-        event for id in tokenizer.encode(output) for event in parser.feed(id, text.feed(id))
-    ]
+    events = [event for id in tokenizer.encode(output) for event in parser.feed(id, text.feed(id))]
     return _AnswerParts.of_events([*events, *parser.finish(text.finish(), cut=False)])
 
 

@@ -13,6 +13,7 @@ from mlx_server.limits import (
     requests,
     store,
     templates,
+    testing,
     web_sockets,
 )
 from mlx_server.limits.limit import Limit
@@ -29,6 +30,7 @@ AREAS = (
     ("Stored responses and conversations", store),
     ("Models and adapters", checkpoints),
     ("Errors and logs", logs),
+    ("The server of a test run", testing),
 )
 """The sections of the table, in the order in which a request comes to them."""
 

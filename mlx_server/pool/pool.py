@@ -170,6 +170,10 @@ class Pool:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
         return self._models.find(name).spec
 
+    def add_alias(self, alias: str, id: str) -> None:
+        """Raises BadRequest if it is the name of another model."""
+        self._models.add_alias(alias, id)
+
     def knows(self, name: str) -> bool:
         return name in self._models
 

@@ -30,7 +30,7 @@ from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter
 from mlx_server.sources.tokenizer_files import tokenizer_json
-from mlx_server.sources.transcript import Transcript, read_transcript
+from mlx_server.sources.transcript import Recordings, read_transcript
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -100,6 +100,8 @@ class ModelSpec:
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
     adapters_dir: Path | None = None
     """A folder of adapters that are offered for every model they fit."""
+    recordings: Recordings | None = None
+    """What a replay model plays, if it does not come from the file of its source."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class PreparedModel:
     """The estimated bytes of the weights in memory."""
     kv: KvCost = NOTHING
     """Known once the engine process has measured it."""
-    transcript: Transcript | None = None
+    transcript: Recordings | None = None
     """The recorded answers that a replay model plays."""
     adapters: AdapterCatalog | None = None
     """None for a replay model, which has no layers to adapt."""
@@ -225,7 +227,12 @@ def _stamp(spec: ModelSpec, path: Path) -> Stamp:
         return stamp_of_model(path)
     tokenizer = [Path(spec.tokenizer)] if spec.tokenizer else []
     own = (stamp_of_model(folder) for folder in tokenizer)
-    return (*stamp_of_files([Path(spec.source.removeprefix(REPLAY))]), *chain(*own))
+    transcript = () if spec.recordings else stamp_of_files([_transcript_file(spec)])
+    return (*transcript, *chain(*own))
+
+
+def _transcript_file(spec: ModelSpec) -> Path:
+    return Path(spec.source.removeprefix(REPLAY))
 
 
 def _catalog(spec: ModelSpec, path: Path, progress: Progress) -> AdapterCatalog:
@@ -275,7 +282,7 @@ def _replay(spec: ModelSpec) -> PreparedModel:
             f"{spec.id} has no token that ends an answer. Set `eos_token` in the "
             "tokenizer_config.json next to its tokenizer."
         )
-    transcript = Path(spec.source.removeprefix(REPLAY))
+    vocabulary = checkpoint.config["vocab_size"]
     return PreparedModel(
         spec=spec,
         path=path,
@@ -283,6 +290,6 @@ def _replay(spec: ModelSpec) -> PreparedModel:
         family=_configured(family, checkpoint, spec),
         tokenizer_json=path / "tokenizer.json",
         weights=0,
-        transcript=read_transcript(transcript, checkpoint.config["vocab_size"]),
+        transcript=spec.recordings or read_transcript(_transcript_file(spec), vocabulary),
         stamp=stamp,
     )

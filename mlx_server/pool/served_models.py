@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from mlx_server.errors import NEAREST, ModelNotFound, served_names
+from mlx_server.errors import NEAREST, BadRequest, ModelNotFound, served_names
 from mlx_server.pool.entry import LoadedModel, PoolEntry
 from mlx_server.pool.prepare import ModelSpec
 
@@ -11,6 +11,7 @@ class ServedModels:
     def __init__(self, specs: Iterable[ModelSpec]) -> None:
         self._entries = {spec.id: PoolEntry(spec) for spec in specs}
         self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
+        self._listed = dict(self._names)
 
     def __getitem__(self, id: str) -> PoolEntry:
         return self._entries[id]
@@ -40,6 +41,15 @@ class ServedModels:
                 param="model",
             )
         return self._entries[self._names[name]]
+
+    def add_alias(self, alias: str, id: str) -> None:
+        """Makes a name that models.yaml gives to no other model mean this one."""
+        if (listed := self._listed.get(alias, id)) != id:
+            raise BadRequest(
+                f"The name {alias[:100]!r} is that of the model {listed}. Choose another name.",
+                param="model",
+            )
+        self._names[alias] = id
 
     def split(self, name: str) -> tuple[str, str | None]:
         """Splits `model:adapter`; a name that is itself a model's id or alias is not split."""

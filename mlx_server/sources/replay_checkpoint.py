@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import tokenizers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from mlx_server import __version__
 from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
@@ -43,12 +45,13 @@ def replay_checkpoint(folder: Path, family: ModelFamily, tokenizer: Path | None)
 
     tokenizer: a folder with a tokenizer.json; None: the family's, or a byte-level one.
     """
-    files = _borrowed(tokenizer) if tokenizer else _built_in(family)
-    digest = hashlib.sha256(json.dumps([family.name, files], sort_keys=True).encode()).hexdigest()
+    files = _borrowed(tokenizer) if tokenizer else None
+    made_of = _inputs(family) if files is None else files
+    digest = hashlib.sha256(json.dumps([family.name, made_of], sort_keys=True).encode()).hexdigest()
     checkpoint = folder / f"{family.name}-{digest[:16]}"
     try:
         if not checkpoint.is_dir():
-            _write(checkpoint, files)
+            _write(checkpoint, _built_in(family) if files is None else files)
     except OSError as error:
         raise ModelUnusable(
             f"Can't write the replay model to the cache: {public_message(error)}. Make the cache "
@@ -70,6 +73,13 @@ def _write(checkpoint: Path, files: Files) -> None:
         except OSError:
             if not checkpoint.is_dir():  # else another process has made it from the same files
                 raise
+
+
+def _inputs(family: ModelFamily) -> list[object]:
+    """What the built-in files are made of. To make them and compare is slow: gpt-oss's vocabulary
+    takes seconds."""
+    versions = (__version__, tokenizers.__version__)
+    return [*versions, TEMPLATE, CONTEXT, family.stop_tokens, family.special_tokens]
 
 
 def built_in_tokenizer(family: ModelFamily) -> Tokenizer:

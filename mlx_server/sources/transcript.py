@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
 from mlx_server.errors import NoRecording, TranscriptBroken
 from mlx_server.messages import Conversation
@@ -30,7 +31,22 @@ class Recording:
     """Such as `entry 3 of answers.yaml (line 12)`."""
 
 
+class Recordings(Protocol):
+    """What a replay model plays."""
+
+    def pick(self, prompt: Prompt, models: tuple[str, ...] = ()) -> Recording:
+        """Picks what answers this prompt. Raises NoRecording.
+
+        models: the names under which the request may know the model; its own word first.
+        """
+
+    def reset(self) -> None:
+        """Begins again."""
+
+
 class Transcript:
+    """The recordings of a file."""
+
     def __init__(self, file: str, entries: Sequence[PlacedEntry]) -> None:
         self._file = file
         self._conditional = [each for each in entries if each.entry.has_conditions]

@@ -16,7 +16,7 @@ from tests.families.goldens import folded, tokenizer_of, tools
 
 pytestmark = pytest.mark.tables
 
-HOSTILE = 'a\n\tb = "c" \\ \'d\' </x> ü 🗼 <|end'
+HOSTILE = "a\n\tb = \"c\" \\ 'd' </x> ü 🗼 <|end"
 
 
 def call(name: str, /, **arguments: Any) -> ToolCall:
@@ -83,9 +83,7 @@ def test_an_answer_is_read_as_it_was_given(family: ModelFamily, name: str) -> No
 @pytest.mark.parametrize(
     ("family", "name"), REFUSED, ids=[f"{family.name}: {name}" for family, name in REFUSED]
 )
-def test_what_a_family_can_not_write_is_refused_by_its_name(
-    family: ModelFamily, name: str
-) -> None:
+def test_what_a_family_can_not_write_is_refused_by_its_name(family: ModelFamily, name: str) -> None:
     with pytest.raises(AnswerUnwritable, match=f"The family {family.name} has no way to write"):
         write_answer(family, tokenizer_of(family.name), ANSWERS[name])
 

@@ -1,0 +1,44 @@
+"""`python -m mlx_server.testing.process PORT`: a server that plays what tests give it.
+
+It serves every model family as a replay model, on loopback, and ends with its standard input.
+"""
+
+import os
+import signal
+import sys
+from threading import Thread
+
+from mlx_server.api import given_answers
+from mlx_server.app import create_app, run_app
+from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
+from mlx_server.families import FAMILIES
+from mlx_server.sources.given_answers import GivenAnswers
+from mlx_server.testing.server import KEY_VARIABLE
+
+
+def main() -> None:
+    key = os.environ.pop(KEY_VARIABLE)
+    models = {
+        family.name: ModelSettings(source="replay:given", family=family.name) for family in FAMILIES
+    }
+    server = ServerSettings(
+        port=int(sys.argv[1]),
+        drain_seconds=0,
+        allow_private_urls=True,  # an app's test may have an MCP server on this machine
+    )
+    settings = Settings(server=server, models=models)
+    given = GivenAnswers()
+
+    Thread(target=_end_with_input, daemon=True).start()
+    app = create_app(settings, recordings=dict.fromkeys(models, given))
+    given_answers.install(app, given, key)
+    run_app(settings, lambda: app)
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

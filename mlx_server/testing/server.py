@@ -1,0 +1,150 @@
+"""The server of a test run: a process of its own, started once, on a free port of loopback."""
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import httpx
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+KEY_VARIABLE = "MLX_REPLAY_KEY"
+"""The environment variable with the key of the route by which tests give answers."""
+
+GIVEN = "/v1/replay/given"
+STOP_SECONDS = 10.0
+DOOR_SECONDS = 60.0
+"""The first answer of a family waits for its vocabulary."""
+LOG_LINES = 12
+"""How many lines of the server's log an error shows."""
+
+
+class ServerGone(Exception):
+    """The server of the test run has ended, or was not able to start."""
+
+
+class TestRunServer:
+    __test__ = False  # pytest would take it for a class of tests
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = secrets.token_urlsafe()
+        self._openai: OpenAI | None = None
+        self._port = 0
+        self._begin()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin_test(self) -> None:
+        """Forgets the test before; starts the server again if that test ended it."""
+        if self._process.poll() is not None:
+            self._end()
+            self._begin()
+        self.door("DELETE")
+
+    def door(self, method: Literal["GET", "POST", "DELETE"], body: Any = None) -> Any:
+        """Sends a request to the server's route for tests. Raises ServerGone, and ValueError for a
+        request that the server refuses."""
+        try:
+            response = self._http.request(method, GIVEN, json=body)
+        except httpx.HTTPError as error:
+            raise ServerGone(self._why(f"does not answer: {error!r}")) from None
+        if response.status_code == httpx.codes.BAD_REQUEST:
+            raise ValueError(response.json()["error"]["message"])
+        response.raise_for_status()
+        return response.json()
+
+    def openai(self) -> "OpenAI":
+        if self._openai is None:
+            from openai import DefaultHttpxClient, OpenAI
+
+            self._openai = OpenAI(
+                base_url=f"{self.url}/v1",
+                api_key="none",
+                max_retries=0,
+                # a proxy of the environment has no way to this machine
+                http_client=DefaultHttpxClient(trust_env=False),
+            )
+        return self._openai
+
+    def stop(self) -> None:
+        if self._openai:
+            self._openai.close()
+        self._end()
+
+    def _begin(self) -> None:
+        # the same port after a restart, since apps remember the address
+        command = [sys.executable, "-m", "mlx_server.testing.process", str(self._port)]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
+        cache = {k: v for k, v in os.environ.items() if k == "MLX_SERVER_CACHE"}
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env={**kept, **cache, KEY_VARIABLE: self._key},
+                stdin=subprocess.PIPE,  # at its end the server ends, also if pytest was killed
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C ends the tests, and they end the server
+            )
+        self._port = self._listening()
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self._key}"},
+            timeout=DOOR_SECONDS,
+            trust_env=False,
+            verify=False,  # noqa: S501  no TLS on loopback; certificates take 15 ms to read
+        )
+
+    def _listening(self) -> int:
+        output = self._process.stdout
+        assert output
+        for line in output:
+            if found := re.match(r"Listening on http://127\.0\.0\.1:(\d+)", line):
+                Thread(target=_drain, args=(output,), daemon=True).start()
+                return int(found[1])
+        self._close()
+        raise ServerGone(self._why("did not start"))
+
+    def _end(self) -> None:
+        self._http.close()
+        self._process.terminate()
+        self._close()
+
+    def _close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def _log_file(self) -> Path:
+        return self._folder / "server.log"
+
+    def _why(self, what: str) -> str:
+        code = self._process.poll()
+        ended = "" if code is None else f" It has ended with the exit code {code}."
+        lines = self._log_file.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
+        return "\n".join([f"The server of mlx_replay {what}.{ended} Its log ends with:", *lines])
+
+
+def _drain(output: IO[str]) -> None:
+    with output:
+        deque(output, maxlen=0)
