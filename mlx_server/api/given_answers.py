@@ -3,7 +3,6 @@
 Only the server that the pytest plugin starts has this route, and only the plugin has its key.
 """
 
-import json
 from collections import deque
 from typing import Annotated, Any
 
@@ -18,14 +17,11 @@ from mlx_server.api.handlers import json_response
 from mlx_server.api.security import authorise
 from mlx_server.errors import BadRequest, SettingsError
 from mlx_server.families import family_named
-from mlx_server.families.answer_writer import write_answer
-from mlx_server.messages import Message as ChatMessage
-from mlx_server.messages import ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.sources.given_answers import GivenAnswers
-from mlx_server.sources.transcript_entry import TranscriptEntry
+from mlx_server.sources.transcript_entry import RecordedAnswer, RecordedCall, TranscriptEntry
 
 GIVEN = "/v1/replay/given"
 
@@ -102,30 +98,28 @@ def _entries(prepared: PreparedModel, body: GivenBody) -> list[TranscriptEntry]:
 
 
 def _entry(prepared: PreparedModel, answer: GivenAnswer, delay_ms: float) -> TranscriptEntry:
+    """Raises BadRequest for one that can't be played."""
+    tokenizer = prepared.checkpoint.tokenizer
     ids = None if answer.token_ids is None else tuple(answer.token_ids)
-    size = prepared.checkpoint.tokenizer.vocabulary
     for id in ids or ():
-        if not 0 <= id < size:
+        if not 0 <= id < tokenizer.vocabulary:
             raise BadRequest(
-                f"There is no token {id} in {prepared.id}: its ids go from 0 to {size - 1}.",
+                f"There is no token {id} in {prepared.id}: its ids go from 0 to "
+                f"{tokenizer.vocabulary - 1}.",
                 param="answers",
             )
-    raw = answer.raw
-    if raw is None and ids is None:
-        tokenizer = prepared.checkpoint.tokenizer
-        raw = write_answer(prepared.family, tokenizer, _message(answer))
+    words = _in_words(answer) if answer.raw is None and ids is None else None
     try:
-        return TranscriptEntry(output=raw, output_token_ids=ids, delay_ms=delay_ms)
+        entry = TranscriptEntry(answer.raw, ids, words, delay_ms=delay_ms)
     except ValueError as error:
         raise BadRequest(f"An answer can't be used: {error}.", param="answers") from None
+    entry.tokens(tokenizer, prepared.family)
+    return entry
 
 
-def _message(answer: GivenAnswer) -> ChatMessage:
-    calls = (
-        ToolCall("", call.name, json.dumps(call.arguments, ensure_ascii=False))
-        for call in answer.calls
-    )
-    return ChatMessage("assistant", answer.text or "", None, answer.reasoning, tuple(calls))
+def _in_words(answer: GivenAnswer) -> RecordedAnswer:
+    calls = tuple(RecordedCall(call.name, call.arguments) for call in answer.calls)
+    return RecordedAnswer(answer.reasoning or "", answer.text or "", calls)
 
 
 class RecordedRequests:

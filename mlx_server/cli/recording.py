@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.errors import validation_error
+from mlx_server.cli.redaction import matching, without_secrets
+from mlx_server.cli.upstream_recording import RecordedServer
 from mlx_server.engine.messages import Token
 from mlx_server.errors import BadRequest
 from mlx_server.generation.plan import plan, shortened
@@ -25,7 +27,11 @@ from mlx_server.sources.transcript_entry import facts_of
 Entry = dict[str, Any]
 
 
-def read_requests(path: Path, model: str) -> list[GenerateRequest]:
+Body = dict[str, Any]
+"""Of /v1/chat/completions."""
+
+
+def read_requests(path: Path, model: str) -> list[tuple[Body, GenerateRequest]]:
     """Reads a YAML list or JSON Lines of user texts or of /v1/chat/completions bodies.
 
     Raises BadRequest for an item that is neither.
@@ -36,11 +42,11 @@ def read_requests(path: Path, model: str) -> list[GenerateRequest]:
     return list(_requests(items if items is not None else yaml.safe_load(text) or [], model))
 
 
-def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
+def _requests(items: Iterable[Any], model: str) -> Iterator[tuple[Body, GenerateRequest]]:
     for i, item in enumerate(items):
         body = {"messages": [{"role": "user", "content": item}]} if isinstance(item, str) else item
         try:
-            yield to_request(ChatBody.model_validate({**body, "model": model}))
+            yield body, to_request(ChatBody.model_validate({**body, "model": model}))
         except ValidationError as error:
             problem = validation_error(error, body)
             raise BadRequest(f"Request {i + 1}: {problem.message}", param=problem.param) from None
@@ -48,6 +54,26 @@ def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
             raise BadRequest(
                 f"Request {i + 1} must be a text or a body of /v1/chat/completions."
             ) from None
+
+
+def record_upstream(
+    server: RecordedServer,
+    requests: list[tuple[Body, GenerateRequest]],
+    on_entry: Callable[[Entry], None],
+) -> list[Entry]:
+    """As `record`, from another server. Entries have the answers in words, for any family."""
+    entries: list[Entry] = []
+    answers = server.answers(body for body, _ in requests)
+    for answer, (_, request) in zip(answers, requests, strict=True):
+        entries.append(_without_secrets({**_conditions(request), "answer": answer}, server.key))
+        on_entry(entries[-1])
+    return entries
+
+
+def _without_secrets(entry: Entry, key: str | None = None) -> Entry:
+    known = [key] if key else []
+    match = matching(entry["match"], known)
+    return {**without_secrets(entry, known), "match": match}
 
 
 def record(
@@ -65,7 +91,7 @@ async def _recorded(
     try:
         entries = []
         for request in requests:
-            entries.append(await _entry(pool, request))
+            entries.append(_without_secrets(await _entry(pool, request)))
             on_entry(entries[-1])
         return entries
     finally:

@@ -1,12 +1,16 @@
 """`mlx-server replay record`."""
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlx_server.cli.root import ConfigFile, app
+
+if TYPE_CHECKING:
+    from mlx_server.cli.upstream_recording import RecordedServer
 
 replay = typer.Typer(help="Recorded answers, for tests without weights.", no_args_is_help=True)
 app.add_typer(replay, name="replay")
@@ -15,7 +19,8 @@ app.add_typer(replay, name="replay")
 @replay.command()
 def record(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Id from models.yaml, folder or hub id.")
+        str,
+        typer.Argument(metavar="MODEL", help="Id from models.yaml, folder, hub id, or upstream's."),
     ],
     requests: Annotated[
         Path, typer.Option(metavar="FILE", help="YAML list or JSON Lines of requests.")
@@ -24,32 +29,58 @@ def record(
         Path | None,
         typer.Option(metavar="FILE", help="Write the transcript here [standard output]."),
     ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Record the OpenAI-compatible server at this base URL."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The environment variable with the upstream's key."),
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Record a real model's answers to requests as a transcript.
 
     \b
     mlx-server replay record smollm2-135m --requests questions.yaml --output answers.yaml
+    mlx-server replay record llama3.2 --upstream http://127.0.0.1:11434/v1 --requests questions.yaml
+    mlx-server replay record openai/gpt-oss-120b --upstream https://openrouter.ai/api/v1 \
+        --api-key-env OPENROUTER_API_KEY --requests questions.yaml --output answers.yaml
 
     A request is a text or a body of /v1/chat/completions. To serve the transcript, set `source:
-    replay:answers.yaml` and the model's `family:` in models.yaml.
+    replay:answers.yaml` and a `family:` in models.yaml: the model's, or any for the answers of an
+    upstream, which are recorded in words. Keys are taken out of what is recorded.
     """
     import yaml
 
-    from mlx_server.cli.recording import read_requests
+    from mlx_server.cli.recording import read_requests, record_upstream
     from mlx_server.cli.recording import record as recorded
     from mlx_server.config.specs import spec_named
 
-    spec = spec_named(config, model)
-    entries = recorded(
-        spec,
-        read_requests(requests, spec.id),
-        lambda entry: print(
-            f"{entry['match'][:40]!r}: {len(entry['output'])} characters", file=sys.stderr
-        ),
-    )
+    if upstream:
+        server = _server(upstream, model, api_key_env)
+        entries = record_upstream(server, read_requests(requests, model), _show)
+    else:
+        spec = spec_named(config, model)
+        asked = [request for _, request in read_requests(requests, spec.id)]
+        entries = recorded(spec, asked, _show)
     text = yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=100)
     if output:
         output.write_text(text, "utf-8")
     else:
         print(text, end="")
+
+
+def _server(url: str, model: str, api_key_env: str | None) -> "RecordedServer":
+    from mlx_server.cli.upstream_recording import RecordedServer
+    from mlx_server.errors import SettingsError
+
+    key = os.environ.get(api_key_env) if api_key_env else None
+    if api_key_env and not key:
+        raise SettingsError(f"The environment variable {api_key_env} has no key. Set it first.")
+    return RecordedServer(url, model, key)
+
+
+def _show(entry: dict[str, Any]) -> None:
+    size = len(entry["output"]) if "output" in entry else len(str(entry["answer"]))
+    print(f"{entry['match'][:40]!r}: {size} characters", file=sys.stderr)

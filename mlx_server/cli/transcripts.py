@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_server.config.settings import REPLAY, ModelSettings, Settings
-from mlx_server.errors import ServerError, SettingsError
+from mlx_server.errors import AnswerUnwritable, ServerError, SettingsError
 from mlx_server.families import family_named
-from mlx_server.pool.prepare import ModelSpec, prepare
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
+from mlx_server.sources.transcript_entry import TranscriptEntry
 from mlx_server.sources.transcript_file import TranscriptFile, read_file
 
 
@@ -45,11 +46,22 @@ def _problems_of_model(id: str, model: ModelSettings, file: TranscriptFile) -> I
         if model.family is None:
             raise SettingsError("a replay model needs a `family:` in models.yaml.")
         family_named(model.family)
-        if any(
-            placed.entry.output_token_ids for placed in file.entries
-        ):  # depend on its vocabulary
+        if any(_depends_on_vocabulary(placed.entry) for placed in file.entries):
             tokenizer = str(model.tokenizer) if model.tokenizer else None
             spec = ModelSpec(id, model.source, family=model.family, tokenizer=tokenizer)
-            prepare(spec, lambda *progress: None, upcast=False)
+            prepared = prepare(spec, lambda *progress: None, upcast=False)
+            yield from _unwritable(prepared, Path(model.source).name, file)
     except ServerError as error:
         yield error.message
+
+
+def _depends_on_vocabulary(entry: TranscriptEntry) -> bool:
+    return bool(entry.output_token_ids or entry.answer)
+
+
+def _unwritable(prepared: PreparedModel, name: str, file: TranscriptFile) -> Iterator[str]:
+    for placed in file.entries:
+        try:
+            placed.entry.tokens(prepared.checkpoint.tokenizer, prepared.family)
+        except AnswerUnwritable as error:
+            yield f"{name}:{placed.line}: entry {placed.number}: {error.message}"

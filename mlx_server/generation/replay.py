@@ -18,7 +18,7 @@ def play(prepared: PreparedModel, row: Generate, recording: Recording) -> None:
     tokenizer, entry = prepared.checkpoint.tokenizer, recording.entry
     row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
     row.delay = entry.delay_ms / 1000
-    output = entry.tokens(tokenizer)
+    output = entry.tokens(tokenizer, prepared.family)
     row.forced_tokens = [*output, row.stop_tokens[0]]
     row.recording = recording.name if entry.off_grammar == "error" else ""
     if entry.finish == "length":

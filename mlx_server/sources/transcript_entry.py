@@ -1,14 +1,17 @@
 """One entry of a transcript: a recorded output, and the requests that it answers."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.messages import Conversation, Message
+from mlx_server.families.answer_writer import write_answer
+from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import Prompt
 
 REGEX = "regex:"
@@ -65,11 +68,32 @@ def _last(messages: tuple[Message, ...]) -> Iterator[str]:
         yield message.content
 
 
+class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class RecordedAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An answer in words, which each family writes in its own way."""
+
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[RecordedCall, ...] = ()
+
+    def message(self) -> Message:
+        calls = (
+            ToolCall("", call.name, msgspec.json.encode(call.arguments).decode())
+            for call in self.calls
+        )
+        return Message("assistant", self.text, None, self.reasoning or None, tuple(calls))
+
+
 class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A condition that is text is the entire text, or `regex:` and a pattern to search for."""
 
     output: str | None = None
     output_token_ids: tuple[int, ...] | None = None
+    answer: RecordedAnswer | None = None
     match: str | None = None
     """The last user message."""
     last: str | None = None
@@ -93,10 +117,11 @@ class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The end of the prompt, for families whose template leaves the model inside a block."""
 
     def __post_init__(self) -> None:
-        if (self.output is None) == (self.output_token_ids is None):
-            raise ValueError("it needs either `output` or `output_token_ids`")
+        if [self.output, self.output_token_ids, self.answer].count(None) != 2:
+            raise ValueError("it needs one of `output`, `output_token_ids` and `answer`")
         if self.finish == "length" and not (self.output or self.output_token_ids):
             raise ValueError("with `finish: length` the `output` can't be empty")
+        _check_answer(self.answer)
         for name in ("output", "generation_prompt"):
             if SURROGATE.search(getattr(self, name) or ""):
                 raise ValueError(f"`{name}` has half a surrogate pair")
@@ -131,10 +156,22 @@ class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
         return next((name for name, is_met in met.items() if not is_met), None)
 
-    def tokens(self, tokenizer: Tokenizer) -> list[int]:
+    def tokens(self, tokenizer: Tokenizer, family: ModelFamily) -> list[int]:
+        """Raises AnswerUnwritable."""
+        if self.answer is not None:
+            return tokenizer.encode(write_answer(family, tokenizer, self.answer.message()))
         if self.output is not None:
             return tokenizer.encode(self.output)
         return list(self.output_token_ids or ())
+
+
+def _check_answer(answer: RecordedAnswer | None) -> None:
+    try:
+        written = json.dumps(msgspec.to_builtins(answer), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise ValueError("`answer` has a number that is not finite") from None
+    if SURROGATE.search(written):
+        raise ValueError("`answer` has half a surrogate pair")
 
 
 def _check_pattern(name: str, text: str | None) -> None:

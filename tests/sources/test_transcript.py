@@ -10,11 +10,12 @@ import yaml
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import NoRecording, TranscriptBroken
+from mlx_server.families.plain import PLAIN
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import Prompt
 from mlx_server.sources import transcript_file
 from mlx_server.sources.transcript import Transcript, read_transcript
-from mlx_server.sources.transcript_entry import TranscriptEntry
+from mlx_server.sources.transcript_entry import RecordedAnswer, RecordedCall, TranscriptEntry
 from mlx_server.sources.transcript_file import read_file
 from tests.families import byte_level
 
@@ -156,9 +157,15 @@ def test_tokens_are_those_of_the_output(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     text = "Hi<|im_end|>"
-    assert TranscriptEntry(output=text).tokens(tokenizer) == tokenizer.encode(text)
-    assert TranscriptEntry(output_token_ids=(3, 1, 2)).tokens(tokenizer) == [3, 1, 2]
-    assert TranscriptEntry(output="").tokens(tokenizer) == []
+    assert TranscriptEntry(output=text).tokens(tokenizer, PLAIN) == tokenizer.encode(text)
+    assert TranscriptEntry(output_token_ids=(3, 1, 2)).tokens(tokenizer, PLAIN) == [3, 1, 2]
+    assert TranscriptEntry(output="").tokens(tokenizer, PLAIN) == []
+    call = RecordedCall("f", {"a": 1})
+    answer = RecordedAnswer(reasoning="Hm.", text="Well.", calls=(call,))
+    written = (
+        '<think>\nHm.\n</think>\n\nWell.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    )
+    assert TranscriptEntry(answer=answer).tokens(tokenizer, PLAIN) == tokenizer.encode(written)
 
 
 CALL = Message("assistant", tool_calls=(ToolCall("c", "f", "{}"),))
@@ -336,6 +343,12 @@ def test_what_matched_and_what_did_not_is_logged_without_any_text(
 MALFORMED: list[tuple[Any, str]] = [
     ({}, "`output`"),
     ({"output": "a", "output_token_ids": [1]}, "`output`"),
+    ({"output": "a", "answer": {"text": "a"}}, "`output`"),
+    ({"answer": "a"}, "`answer`"),
+    ({"answer": {"txt": "a"}}, "`answer`"),
+    ({"answer": {"calls": [{"arguments": {}}]}}, "`answer.calls"),
+    ({"answer": {"calls": [{"name": "f", "arguments": {"a": float("inf")}}]}}, "not finite"),
+    ({"answer": {"text": "a"}, "finish": "length"}, "`finish: length`"),
     ({"output": None}, "`output`"),
     ({"output": 5}, "output"),
     ({"output": ["a"]}, "output"),
@@ -387,7 +400,7 @@ def test_every_mistake_is_reported_with_its_line(tmp_path: Path) -> None:
     ]
     text = '[\n  {"output": "a"},\n  {"output": "]["},\n\n  {}\n]\n'
     (problem,) = read_file(written(tmp_path, text, ".json")).problems
-    assert problem.startswith("said.json:5: entry 3: it needs either")
+    assert problem.startswith("said.json:5: entry 3: it needs one of")
     many = [{"outptu": "a"}] * 30
     assert len(read_file(written(tmp_path, many)).problems) == transcript_file.SHOWN + 1
 

@@ -1,0 +1,131 @@
+"""The pytest plugin, in pytest runs of its own: what fails there, and with which words."""
+
+import re
+
+import pytest
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.live
+
+HEAD = """
+    import os, signal, sys
+    import httpx, pytest
+    from mlx_server.testing import call, raw, say, think, tokens
+
+    TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}}}}
+
+    def ask(kit, text="Well?", model="qwen3", **more):
+        messages = [{"role": "user", "content": text}]
+        body = {"model": model, "messages": messages, **more}
+        with httpx.Client(trust_env=False, timeout=60) as http:
+            return http.post(f"{kit.base_url}/chat/completions", json=body)
+
+    def text_of(response):
+        return response.raise_for_status().json()["choices"][0]["message"]["content"]
+"""
+
+
+def run(pytester: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult:
+    # the output of the tests' own setup is no part of what is looked at
+    pytester.makepyfile(test_app=f"{HEAD}\n{tests}")
+    plugin = ("-p", "mlx_server.testing.plugin", "-p", "no:cacheprovider")
+    return pytester.runpytest_subprocess("-W", "error", *plugin, *options)
+
+
+def failures(result: pytest.RunResult) -> dict[str, str]:
+    """What stands under the name of each test that failed."""
+    parts = re.split(r"^_{3,} (\w+) _{3,}$", result.stdout.str(), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_a_test_fails_unless_its_requests_and_its_answers_match(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+    def test_it_is_answered(mlx_replay):
+        mlx_replay.answers("qwen3", [say("One."), say("Two.")])
+        assert [text_of(ask(mlx_replay)), text_of(ask(mlx_replay))] == ["One.", "Two."]
+
+    def test_it_asks_too_much(mlx_replay):
+        mlx_replay.answers("qwen3", [say("One.")])
+        ask(mlx_replay)
+        assert ask(mlx_replay, "And then?").status_code == 400
+
+    def test_it_asks_and_was_given_nothing(mlx_replay):
+        text_of(ask(mlx_replay, "Anyone?"))
+
+    def test_it_asks_too_little(mlx_replay):
+        mlx_replay.answers("qwen3", [say("One."), say("Two.")])
+        ask(mlx_replay)
+
+    def test_it_fails_itself(mlx_replay):
+        mlx_replay.answers("qwen3", [say("One.")])
+        raise RuntimeError("of the app")
+
+    def test_it_loses_its_server(mlx_replay):
+        mlx_replay.answers("qwen3", [say("One.")])
+        os.kill(mlx_replay._server.pid, signal.SIGKILL)
+        with pytest.raises(httpx.HTTPError):
+            ask(mlx_replay)
+
+    def test_what_others_left_is_gone(mlx_replay):
+        assert mlx_replay.requests == []
+        mlx_replay.answers("qwen3", [say("Mine.")])
+        assert text_of(ask(mlx_replay)) == "Mine."
+    """,
+    )
+    result.assert_outcomes(passed=2, failed=5)
+    found = failures(result)
+    nobody = "There was no answer to the request for 'qwen3', turn 1, that ends with"
+    assert f"{nobody} 'And then?'." in found["test_it_asks_too_much"]
+    assert f"{nobody} 'Anyone?'." in found["test_it_asks_and_was_given_nothing"]
+    assert "1 answer of 'qwen3' was not used." in found["test_it_asks_too_little"]
+    assert "The server of mlx_replay does not answer" in found["test_it_loses_its_server"]
+    assert "RuntimeError: of the app" in found["test_it_fails_itself"]
+    assert "1 answer of 'qwen3' was not used." in found["test_it_fails_itself"]
+
+
+def test_each_worker_of_xdist_has_a_server(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    @pytest.mark.parametrize("number", range(6))
+    def test_it(mlx_replay, number, worker_id):
+        mlx_replay.answers("qwen3", [say(f"{number}."), say(f"{number}!")])
+        assert text_of(ask(mlx_replay)) == f"{number}."
+        assert text_of(ask(mlx_replay)) == f"{number}!"
+        with open(f"{worker_id}.url", "a") as file:
+            file.write(f"{mlx_replay.url}\\n")
+    """,
+        *("-n", "2"),
+    )
+    result.assert_outcomes(passed=6)
+    urls = [set(path.read_text().splitlines()) for path in pytester.path.glob("*.url")]
+    assert [len(each) for each in urls] == [1, 1]
+    assert len(set.union(*urls)) == 2
+
+
+def test_a_run_without_the_fixture_imports_next_to_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+    import sys
+
+    def test_it():
+        ours = {name for name in sys.modules if name.partition(".")[0] == "mlx_server"}
+        known = {f"mlx_server.testing{end}" for end in ("", ".plugin", ".kit", ".scripted")}
+        assert ours == {"mlx_server"} | known
+        assert not {"httpx", "pydantic", "fastapi", "openai", "mlx"} & set(sys.modules)
+    """
+    )
+    plugin = ("-p", "mlx_server.testing.plugin", "-p", "no:schemathesis", "-p", "no:anyio")
+    pytester.runpytest_subprocess(*plugin).assert_outcomes(passed=1)
+
+
+def test_it_can_be_turned_off(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(mlx_replay): pass")
+    result = pytester.runpytest_subprocess("-p", "no:mlx_server.testing.plugin")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines("*fixture 'mlx_replay' not found*")
