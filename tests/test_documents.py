@@ -9,20 +9,16 @@ import lzma
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import typer
-import uvicorn
 import yaml
-from mcp.server.mcpserver import MCPServer
 
 from mlx_server.cli import app
 from mlx_server.clients.connect.clients import CLIENTS
@@ -42,19 +38,8 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(path for each in FOLDERS for path in (ROOT / each).rglob("*.md"))]
 )
 
-URL, MCP_URL = "http://127.0.0.1:8000", "https://example.com/mcp"
-"""What snippets name; a test puts in the servers that it started."""
-
-THINKS = "<think>\nI should look it up.\n</think>\n\n"
-CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
-WEATHER = "Let me see. " + CALL.format("get_weather", '{"city": "Paris"}')
-SEARCH = CALL.format("search", '{"query": "release"}')
-TRANSCRIPT = [
-    {"match": "What is the weather in Paris?", "output": THINKS + WEATHER},
-    {"output": THINKS + SEARCH},
-    {"output": THINKS + "It starts faster."},
-]
-"""What the model plays that the documents call qwen3-4b."""
+URL = "http://127.0.0.1:8000"
+"""What snippets name; a test puts in the server that it started."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +92,8 @@ class Snippet:
 
     @property
     def code(self) -> str:
-        """It names the servers of the test."""
+        """It names the server of the test."""
         code = self.block.code
-        if MCP_URL in code:
-            code = code.replace(MCP_URL, self.request.getfixturevalue("mcp_url"))
         return code.replace(URL, self.server.url) if URL in code else code
 
 
@@ -237,6 +220,19 @@ def fixture(snippet: Snippet) -> None:
     output([sys.executable, "-m", "pytest", "-q", str(file)], snippet.folder)
 
 
+def app_tests(snippet: Snippet) -> None:
+    """Its tests pass."""
+    file = snippet.folder / "test_app.py"
+    file.write_text(snippet.block.code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mlx_server.testing.plugin"]
+    assert " passed" in output([*command, str(file)], snippet.folder)
+
+
+def runs_app_tests(snippet: Snippet) -> None:
+    """What is in the block before it."""
+    assert snippet.block.code == ".venv/bin/pytest test_app.py\n"
+
+
 def family(snippet: Snippet) -> None:
     """A checkpoint of each of its types belongs to it, and its calls are found."""
     names: dict[str, Any] = {}
@@ -290,7 +286,7 @@ HOW: dict[str, dict[str, Ways]] = {
             ),
         ),
         "Structured output": (python_printing("name='", "country='", "sights=["),),
-        "Test your app offline": (settings, transcript),
+        "In your app's tests": (app_tests, runs_app_tests),
     },
     "mlx_server/api/README.md": {
         "Responses": (python_printing("Paris", "Rome"),),
@@ -300,7 +296,8 @@ HOW: dict[str, dict[str, Ways]] = {
         "LangChain": (LANGCHAIN,),
     },
     "mlx_server/api/native/README.md": {"POST /generate": (generates, is_shown)},
-    "mlx_server/sources/README.md": {"Replay models": (agents_loop, fixture)},
+    "mlx_server/sources/README.md": {"Replay models": (settings, transcript, agents_loop, fixture)},
+    "mlx_server/testing/README.md": {"Testing an app offline": (app_tests, app_tests)},
     "mlx_server/families/README.md": {
         "Adding a model family": (family,),
         "A new call format": (python_printing(),),
@@ -399,35 +396,20 @@ def anchors(path: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterator[LiveServer]:
-    """The demo, and the models of the README: `fake` as it is there, qwen3-4b as a replay."""
+    """The models and connectors of models.yaml, and `fake` as it is in its document."""
     folder = tmp_path_factory.mktemp("documents")
-    named, fake, answers = (b.code for b in blocks(ROOT / "README.md") if b.language == "yaml")
+    fake, answers, _ = (
+        b.code for b in blocks(ROOT / "mlx_server/sources/README.md") if b.language == "yaml"
+    )
     (folder / "answers.yaml").write_text(answers)
-    (folder / "qwen3.yaml").write_text(yaml.safe_dump(TRANSCRIPT))
-    models = {"smollm2-135m": {"source": "demo:smollm2", "preload": True}}
-    for written in (named, fake):
-        models |= yaml.safe_load(written)["models"]
-    models["qwen3-4b"] |= {"source": "replay:qwen3.yaml", "family": "qwen3"}
-    options = {"allow_private_urls": True, "adapters_dir": str(ROOT / "adapters")}
-    with serving(folder, {"models": models, "server": options}) as server:
+    shutil.copy(ROOT / "recorded.yaml", folder)
+    shipped = yaml.safe_load((ROOT / "models.yaml").read_text())
+    models = shipped["models"] | yaml.safe_load(fake)["models"]
+    connectors = shipped["connectors"]
+    for program in connectors.values():
+        program["command"] = sys.executable
+    config = {"models": models, "connectors": connectors}
+    config["server"] = {"adapters_dir": str(ROOT / "adapters")}
+    with serving(folder, config) as server:
         yield server
         assert "Traceback" not in server.log
-
-
-@pytest.fixture(scope="module")
-def mcp_url() -> Iterator[str]:
-    """A server of tools with the one that the documents name."""
-    tools = MCPServer("docs")
-
-    @tools.tool()
-    def search(query: str) -> str:
-        return f"The {query} starts faster."
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(tools.streamable_http_app(), log_config=None)
-        serving_tools = uvicorn.Server(config)
-        thread = Thread(target=serving_tools.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
-        serving_tools.should_exit = True
-        thread.join()

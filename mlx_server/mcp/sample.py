@@ -1,0 +1,18 @@
+"""`python -m mlx_server.mcp.sample`: a small MCP server, for the example of the documents."""
+
+from mcp.server.mcpserver import MCPServer
+
+NOTES = {"release": "The last release starts faster, and serves Ollama's API."}
+
+server = MCPServer("release-notes")
+
+
+@server.tool()
+def search(query: str) -> str:
+    """Search the release notes."""
+    found = [note for word, note in NOTES.items() if word in query.lower()]
+    return "\n".join(found) or "Nothing was found."
+
+
+if __name__ == "__main__":
+    server.run("stdio")
