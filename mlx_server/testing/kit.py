@@ -23,8 +23,6 @@ class AskedRequest:
 class MlxReplay:
     """The server of the test run, during one test."""
 
-    __tracebackhide__ = True
-
     def __init__(self, server: "TestRunServer") -> None:
         self._server = server
 
@@ -57,6 +55,7 @@ class MlxReplay:
         it; by default the family's. delay_ms: the delay before each further token. Returns the
         model's name. Raises ValueError for an answer that the family can't write.
         """
+        __tracebackhide__ = True  # pytest shows the test's line
         given = list(answers)
         for each in given:
             if not isinstance(each, ScriptedAnswer):
@@ -89,7 +88,7 @@ class MlxReplay:
         return [*unanswered, *unused]
 
     def check(self) -> None:
-        """Fails unless every request had an answer and every answer was used. The plugin calls it
+        """Fails unless every request had an answer and every answer was used, as the plugin does
         at the end of each test."""
         problems = self.problems()
         assert not problems, " ".join(problems)

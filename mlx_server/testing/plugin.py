@@ -41,8 +41,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         if kit:
             _report(item, kit)
         raise
-    if kit:
-        kit.check()
+    if kit and (problems := kit.problems()):
+        pytest.fail("\n".join(problems), pytrace=False)
     return result
 
 

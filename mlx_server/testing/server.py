@@ -59,16 +59,19 @@ class TestRunServer:
     def door(self, method: Literal["GET", "POST", "DELETE"], body: Any = None) -> Any:
         """Sends a request to the server's route for tests. Raises ServerGone, and ValueError for a
         request that the server refuses."""
+        __tracebackhide__ = True
         try:
             # as ASCII, so that it is the server that refuses half a surrogate pair
             content = None if body is None else json.dumps(body)
             response = self._http.request(method, GIVEN, content=content)
         except httpx.HTTPError as error:
             raise ServerGone(self._why(f"does not answer: {error!r}")) from None
+        found = response.json()
         if response.status_code == httpx.codes.BAD_REQUEST:
-            raise ValueError(response.json()["error"]["message"])
-        response.raise_for_status()
-        return response.json()
+            raise ValueError(found["error"]["message"])
+        if not response.is_success:
+            raise ServerGone(self._why(f"failed: {found['error']['message']}"))
+        return found
 
     def openai(self) -> "OpenAI":
         if self._openai is None:

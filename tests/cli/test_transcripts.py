@@ -1,0 +1,31 @@
+"""What is wrong with a transcript is told before a request meets it."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_server.cli.transcripts import check_transcripts
+from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.errors import SettingsError
+
+SAID = "- answer: {text: Yes.}\n- answer: {calls: [{name: f}]}\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
+
+
+def settings(folder: Path, family: str) -> Settings:
+    (folder / "said.yaml").write_text(SAID)
+    source = f"replay:{folder / 'said.yaml'}"
+    return Settings(models={"fake": ModelSettings(source=source, family=family)})
+
+
+def test_an_answer_that_the_family_can_not_write_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="fake: said.yaml:2: entry 2: The family gemma3 has no"):
+        check_transcripts(settings(tmp_path, "gemma3"))
+
+
+def test_answers_in_words_are_for_any_family(tmp_path: Path) -> None:
+    check_transcripts(settings(tmp_path, "mistral"))
