@@ -402,9 +402,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterato
         b.code for b in blocks(ROOT / "mlx_server/sources/README.md") if b.language == "yaml"
     )
     (folder / "answers.yaml").write_text(answers)
-    shutil.copy(ROOT / "recorded.yaml", folder)
     shipped = yaml.safe_load((ROOT / "models.yaml").read_text())
     models = shipped["models"] | yaml.safe_load(fake)["models"]
+    recorded = shipped["models"]["recorded"]["source"].removeprefix("replay:")
+    models["recorded"]["source"] = f"replay:{ROOT / recorded}"
     connectors = shipped["connectors"]
     for program in connectors.values():
         program["command"] = sys.executable
