@@ -45,10 +45,11 @@ def late():
 
 def run(folder: Path, tests: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider -p xdist.plugin")
     (folder / "test_it.py").write_text(f"import pytest\nfrom conftest import fails\n{tests}")
     command = [sys.executable, "-c", PROGRAM, *arguments]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the other plugins take seconds to import
     own["PYTHONPATH"] = os.pathsep.join([str(SCRIPTS), own.get("PYTHONPATH", "")])
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
 

@@ -105,5 +105,9 @@ def _added(entry: Any, name: str) -> AddedToken:
 
 def _halves(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[int, int]]:
     """The ranks of every two tokens that this one is the concatenation of."""
-    cuts = ((ranks.get(token[:at]), ranks.get(token[at:])) for at in range(1, len(token)))
-    return sorted((a, b) for a, b in cuts if a is not None and b is not None)
+    found = []
+    for at in range(1, len(token)):  # a million times for a vocabulary
+        if (begin := token[:at]) in ranks and (end := token[at:]) in ranks:
+            found.append((ranks[begin], ranks[end]))
+    found.sort()
+    return found

@@ -5,7 +5,8 @@ import logging
 import lzma
 import os
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
+from binascii import a2b_base64
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -115,7 +116,7 @@ def tiktoken_lines(tokens: Iterable[bytes]) -> bytes:
 def real_tokenizer() -> tokenizers.Tokenizer:
     """The tokenizer of the gpt-oss checkpoints."""
     tokens = (line.split() for line in shipped().splitlines())
-    ranks = {b64decode(token): int(rank) for token, rank in tokens}
+    ranks = {a2b_base64(token): int(rank) for token, rank in tokens}
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
     return byte_level_tokenizer(ranks, PIECES, special)
 

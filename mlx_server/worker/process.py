@@ -26,6 +26,7 @@ from mlx_server.engine import messages
 from mlx_server.engine.messages import IDLE, IMPORTING, Command, Ready, Schedule
 from mlx_server.system import descriptors, logs
 from mlx_server.worker.heartbeat import HeartbeatMonitor, ReportSender, leave, start_heartbeat
+from mlx_server.worker.unused_imports import left_out
 
 if TYPE_CHECKING:
     from mlx_server.worker.worker import Engine
@@ -93,8 +94,9 @@ def _receive(connection: socket.socket, inbox: Inbox, patience: float) -> None:
 
 
 def _engine(inbox: Inbox) -> "Engine":
-    from mlx_server.worker.prefill.disk_tier import opened
-    from mlx_server.worker.worker import Engine
+    with left_out():
+        from mlx_server.worker.prefill.disk_tier import opened
+        from mlx_server.worker.worker import Engine
 
     disk = opened(Path(sys.argv[8]), int(sys.argv[7])) if int(sys.argv[7]) else None
     return Engine(

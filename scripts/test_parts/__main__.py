@@ -1,4 +1,5 @@
-"""The parts of scripts/test: the checks, the tests side by side, those alone, the failed once more.
+"""The parts of scripts/test: the tests side by side and the checks next to them, the tests that run
+alone, and what failed once more.
 
 Ends with a line like pytest's own, which counts all parts.
 """
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class Run:
     flaky: set[str] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
+    before_alone: Callable[[], object] = lambda: None
+    """Waits for what shares the processor with the tests that run side by side."""
 
     def pytest(self, title: str, arguments: Sequence[str]) -> tuple[int, Outcomes]:
         """Its exit code, and the outcome of every test."""
@@ -52,10 +55,11 @@ class Run:
         """The exit code."""
         codes = []
         paths: list[str] = []
-        for title, part in (
-            ("side by side", [*SIDE_BY_SIDE, *arguments]),
-            ("alone", [*arguments, *IN_ONE_PROCESS, "--alone=only"]),
+        for title, part, before in (
+            ("side by side", [*SIDE_BY_SIDE, *arguments], lambda: None),
+            ("alone", [*arguments, *IN_ONE_PROCESS, "--alone=only"], self.before_alone),
         ):
+            before()
             code, found = self.pytest(title, part)
             self._add(found)
             paths += found.paths
@@ -90,22 +94,42 @@ class Run:
         return "\n".join([*lines, f"{shown or 'no tests ran'} in {seconds:.2f}s"])
 
 
+class Checks:
+    """scripts/check, which runs next to the tests and is printed when it is waited for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._output = folder / "checks.txt"
+        with self._output.open("wb") as output:
+            program = Path(__file__).parents[1] / "check"
+            self._process = subprocess.Popen([program], stdout=output, stderr=subprocess.STDOUT)
+
+    def wait(self) -> int:
+        """The exit code."""
+        code = self._process.wait()
+        if self._output.exists():
+            sys.stdout.write(self._output.read_text("utf-8", "replace"))
+            sys.stdout.flush()
+            self._output.unlink()
+        return code
+
+
 def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder))
+        checks = Checks(Path(folder))
+        run = Run(Path(folder), before_alone=checks.wait)
 
         def interrupt(*_: object) -> None:
             """What runs gets the signal too, and ends by itself."""
             run.interrupted = True
 
         signal.signal(signal.SIGINT, interrupt)
-        checks = subprocess.call([Path(__file__).parents[1] / "check"])
-        tests = INTERRUPTED if run.interrupted else run.tests(arguments)
-    if checks and not run.interrupted:
-        sys.stdout.write("scripts/check failed, see above the tests.\n")
+        tests = run.tests(arguments)
+        checked = checks.wait()
+    if checked and not run.interrupted:
+        sys.stdout.write("scripts/check failed, see above.\n")
     sys.stdout.write(run.summary(time.monotonic() - began) + "\n")
-    return INTERRUPTED if run.interrupted else tests or checks
+    return INTERRUPTED if run.interrupted else tests or checked
 
 
 if __name__ == "__main__":

@@ -617,8 +617,14 @@ def test_keys_and_values_are_kept_in_some_bits() -> None:
     assert [model.kv_cache.bits for model in load(path).models.values()] == [8, 16]
 
 
-@pytest.mark.parametrize("given", ["{bits: 5}", "{bits: '8'}", "{bits: 1e9}", "8", "{bit: 8}"])
-def test_other_bits_are_told(given: str) -> None:
+@pytest.mark.parametrize("bits", ["0", "3", "5", "32", "-8", "'8'", "8.5", "true", "1e9", "[8]"])
+def test_other_bits_are_told(bits: str) -> None:
+    found = problem(f"models:\n  a: {{source: x/y, kv_cache: {{bits: {bits}}}}}\n")
+    assert "models.a.kv_cache.bits" in str(found)
+
+
+@pytest.mark.parametrize("given", ["8", "{bit: 8}"])
+def test_bits_have_a_key_of_their_own(given: str) -> None:
     found = problem(f"models:\n  a: {{source: x/y, kv_cache: {given}}}\n")
     assert "models.a.kv_cache" in str(found)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from schemathesis import Case, openapi
-from schemathesis.checks import not_a_server_error
 
 from tests.api import wire
 from tests.api.wire import ScriptedEngine
@@ -107,6 +105,9 @@ def test_what_is_no_answer(answer: Answer) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_what_the_openapi_document_promises(tiny_path: Path, path: str) -> None:
     """Of an app of its own: schemathesis stops it after each."""
+    from schemathesis import Case, openapi  # seconds, in every process that collects this file
+    from schemathesis.checks import not_a_server_error
+
     app = wire.app(tiny_path, ScriptedEngine(), allowed_hosts=("testserver",))
     documented = openapi.from_asgi("/openapi.json", app)
 
