@@ -193,6 +193,10 @@ class MarkupParser:
     def _read_delimited(self, delimiter: str) -> Steps[None]:
         if delimiter in self._layout.transparent:
             return
+        if delimiter in self._delimiters.spelled_stops:
+            if not (yield from self._source.stopped()):
+                self._output.add(delimiter)
+            return
         if delimiter in self._reader.stray_delimiters:  # the end of what turned out to be text
             others = (each for each in self._reader.stray_delimiters if each != delimiter)
             self._reader.stray_delimiters = tuple(others)
@@ -292,11 +296,13 @@ class MarkupParser:
 
         delimiters, calls = self._delimiters, self._delimiters.calls_in_reasoning
         closes, opens = delimiters.closes(closing), delimiters.opens_within(closing)
-        ends = (*closes, *delimiters.end_of_reasoning, *calls)
+        ends = (*closes, *delimiters.end_of_reasoning, *calls, *self._layout.transparent)
         self._section = "reasoning"
         yield from self._opened_again(closing, reason)
         nested = 0
         while end := (yield from self._source.up_to(*ends, *opens, into=reason)):
+            if end in self._layout.transparent:
+                continue
             if end in opens:
                 nested += space.holds or self._output.thoughts.last not in QUOTES
                 reason(end)

@@ -34,6 +34,8 @@ class MarkupLayout:
     """As `reasoning`, in words that mean nothing but where an answer begins with the first."""
     leads: tuple[str, ...] = ()
     """What an answer's text may begin with that is no part of it, and nothing elsewhere."""
+    stops: tuple[str, ...] = ()
+    """Stop tokens, which models served elsewhere may spell out at the end of an answer."""
     new_id: Callable[[], str] = new_id
     """Makes the ids of calls for which the model wrote none."""
 

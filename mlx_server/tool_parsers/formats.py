@@ -48,6 +48,7 @@ GRANITE = marked_json.marked_json("<|tool_call|>")
 PHI4 = marked_json.marked_json("<|tool_call|>", "<|/tool_call|>")
 FUNCTOOLS = marked_json.marked_json("functools[")
 """With its bracket, or `import functools` would be one."""
+FUNCTOOLS_OBJECT = CallFormat(marked_json.objects, opens=("functools{",), repairs=("format",))
 NEMOTRON = marked_json.marked_json("<TOOLCALL>", "</TOOLCALL>")
 COMMAND = marked_json.marked_json(
     "<|START_ACTION|>",
