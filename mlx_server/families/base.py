@@ -109,7 +109,8 @@ class ModelFamily:
     def layout_with(self, tools: Sequence[Tool] = ()) -> MarkupLayout:
         layout = self.layout if isinstance(self.layout, MarkupLayout) else self.layout(tools)
         layout = layout.with_reasoning(self.reasoning_tags or ())
-        return replace(layout, after_reasoning=self._after_reasoning(layout))
+        after_reasoning = self._after_reasoning(layout)
+        return replace(layout, after_reasoning=after_reasoning, stops=self.stop_tokens)
 
     def _after_reasoning(self, layout: MarkupLayout) -> str:
         """The white space that the family writes after reasoning, as in the answer prefix."""

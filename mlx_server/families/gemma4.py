@@ -12,6 +12,7 @@ LAYOUT = MarkupLayout(
     call_formats=(NOTATION,),
     inline_formats=inline_gemma4,
     transparent=("<|tool_response>",),
+    worded_reasoning=(("thought\n", CHANNEL_END),),  # without the token that opens the channel
     trims_text=False,
 )
 

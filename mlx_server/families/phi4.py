@@ -3,10 +3,10 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
-from mlx_server.tool_parsers.formats import FUNCTOOLS
+from mlx_server.tool_parsers.formats import FUNCTOOLS, FUNCTOOLS_OBJECT
 from mlx_server.tool_parsers.formats import PHI4 as CALLS
 
-LAYOUT = MarkupLayout(call_formats=(CALLS, FUNCTOOLS))
+LAYOUT = MarkupLayout(call_formats=(CALLS, FUNCTOOLS, FUNCTOOLS_OBJECT))
 
 PHI4 = ModelFamily(
     name="phi4",

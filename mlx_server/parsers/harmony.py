@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import takewhile
 from typing import Any
 
 from openai_harmony import (
@@ -200,6 +201,9 @@ class HarmonyParser:
                 self._add_repair("unmarked", FIELDS[self.section])
 
     def _begin(self) -> None:
+        if self._role is None and not self._begins_with_role():
+            self._begin_broken()  # OpenAI's parser takes a header without a role for a tool's
+            return
         parser = StreamableParser(self._encoding, self._role)
         start = [] if self._role else [self._ids[START]]
         try:
@@ -213,6 +217,10 @@ class HarmonyParser:
             self._begin_broken()
         else:
             self._open(parser, HarmonyHeader(parser.current_channel, recipient))
+
+    def _begins_with_role(self) -> bool:
+        tokens = takewhile(lambda token: token not in self._names, self._header)
+        return bool(self._encoding.decode(list(tokens)).strip())
 
     def _begin_broken(self) -> None:
         """Open a plain message in place of one whose header OpenAI's parser can't read."""

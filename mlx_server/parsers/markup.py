@@ -99,6 +99,8 @@ class MarkupParser:
             yield from self._rest_of_text()
             return
         if closing := self._layout.inside(self._ends_with):
+            if self._layout.begins_tag(self._ends_with):
+                yield from self._source.accept(">")
             yield from self._reasoning(closing)
         elif self._layout.worded_reasoning and not self._formatted:
             yield from self._worded_reasoning()
@@ -192,6 +194,10 @@ class MarkupParser:
 
     def _read_delimited(self, delimiter: str) -> Steps[None]:
         if delimiter in self._layout.transparent:
+            return
+        if delimiter in self._delimiters.spelled_stops:
+            if not (yield from self._source.stopped()):
+                self._output.add(delimiter)
             return
         if delimiter in self._reader.stray_delimiters:  # the end of what turned out to be text
             others = (each for each in self._reader.stray_delimiters if each != delimiter)
@@ -292,11 +298,13 @@ class MarkupParser:
 
         delimiters, calls = self._delimiters, self._delimiters.calls_in_reasoning
         closes, opens = delimiters.closes(closing), delimiters.opens_within(closing)
-        ends = (*closes, *delimiters.end_of_reasoning, *calls)
+        ends = (*closes, *delimiters.end_of_reasoning, *calls, *self._layout.transparent)
         self._section = "reasoning"
         yield from self._opened_again(closing, reason)
         nested = 0
         while end := (yield from self._source.up_to(*ends, *opens, into=reason)):
+            if end in self._layout.transparent:
+                continue
             if end in opens:
                 nested += space.holds or self._output.thoughts.last not in QUOTES
                 reason(end)

@@ -24,6 +24,7 @@ class MarkupDelimiters:
         """Those of them that a text about calls may show as well."""
         self.own = dict(layout.reasoning)
         """Closing delimiters of reasoning by the opening ones."""
+        self._worded_closes = tuple(closing for _, closing in layout.worded_reasoning)
         self.empty_thoughts = tuple(o.rstrip() + c for o, c in layout.reasoning if o != o.rstrip())
         """Thoughts without text, whose opening delimiter lacks its white space."""
         self.closing_tags = frozenset(c for o, c in self.own.items() if is_tag(o))
@@ -34,7 +35,12 @@ class MarkupDelimiters:
         closes = [each for n in layout.call_formats for each in n.closes]
         ends = (*closes, *layout.dropped)
         removed = (*self.empty_thoughts, *layout.transparent)
-        self.all = (*self.own, *self.own.values(), *self.formats, *ends, *removed)
+        self.spelled_stops = tuple(
+            dict.fromkeys(s for s in layout.stops if s not in context.control.values())
+        )
+        """Stop tokens that the vocabulary lacks: at the end of an answer they are spelled out."""
+        spelled = () if context.continues_text or context.formatted else self.spelled_stops
+        self.all = (*self.own, *self.own.values(), *self.formats, *ends, *removed, *spelled)
         """Those that mean something anywhere in an answer."""
         self.after_calls = ends
         known = (*self.all, *(inner for n in layout.call_formats for inner in n.inner))
@@ -56,7 +62,10 @@ class MarkupDelimiters:
         return delimiter in self.foreign or delimiter in self.foreign.values()
 
     def closes(self, closing: str) -> tuple[str, ...]:
-        """The delimiters that close a thought: a tag of another family may be closed by its own."""
+        """The delimiters that close a thought: a tag of another family may be closed by its own,
+        and words by other words."""
+        if closing in self._worded_closes:
+            return self._worded_closes
         own = [c for o, c in self.own.items() if is_tag(o)]
         return (closing, *(own if closing in self.foreign.values() else ()))
 

@@ -34,6 +34,8 @@ class MarkupLayout:
     """As `reasoning`, in words that mean nothing but where an answer begins with the first."""
     leads: tuple[str, ...] = ()
     """What an answer's text may begin with that is no part of it, and nothing elsewhere."""
+    stops: tuple[str, ...] = ()
+    """Stop tokens, which models served elsewhere may spell out at the end of an answer."""
     new_id: Callable[[], str] = new_id
     """Makes the ids of calls for which the model wrote none."""
 
@@ -57,5 +59,10 @@ class MarkupLayout:
 
     def inside(self, ends_with: str) -> str | None:
         """The closing delimiter of the reasoning that the prompt's end opens, if it does."""
-        end = ends_with.rstrip()
+        end = ends_with.rstrip() + (">" if self.begins_tag(ends_with) else "")
         return next((c for o, c in self.reasoning if end.endswith(o.rstrip())), None)
+
+    def begins_tag(self, ends_with: str) -> bool:
+        """Whether the prompt's end is an opening tag but for its bracket, as RWKV's prompts are."""
+        end = ends_with.rstrip()
+        return any(o.endswith(">") and end.endswith(o[:-1]) for o in self.opens_reasoning)

@@ -23,8 +23,9 @@ from mlx_server.repair.call_shapes import (
 )
 from mlx_server.repair.fitting import fits, is_made_of
 from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.arguments import coerce_arguments
 from mlx_server.tool_parsers.call_format import parse_calls
-from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.formats import PYTHON_LINES
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
 

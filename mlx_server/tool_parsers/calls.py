@@ -7,7 +7,6 @@ grammar may have constrained it.
 """
 
 import json
-import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -24,22 +23,21 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.coerce import coerced, read_as, read_tree, takes_text, types_read
+from mlx_server.repair.coerce import read_as, read_tree, takes_text, types_read
 from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.fitting import is_made_of
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import match_tool_name
+from mlx_server.repair.wrapped import unwrapped
 from mlx_server.tool_parsers.argument_check import argument_errors, required
+from mlx_server.tool_parsers.arguments import coerce_arguments, json_of, properties
 from mlx_server.tool_parsers.held_calls import CompleteCall, HeldCall, RepeatedCall
 
 NAMESPACE = "functions."
 """Models are taught to write a tool's name with it, some more than others."""
 
 ARGUMENTS = ".function.arguments"
-
-HALVES = re.compile("[\ud800-\udfff]")
-"""Of surrogate pairs."""
 
 
 def new_id() -> str:
@@ -184,7 +182,7 @@ class ToolCallEmitter:
         begun = self._current
         tools = [self._tool(name) for name, _ in found]
         wholes = [
-            _json(coerce_arguments(arguments, tool.parameters, self.allowed))
+            json_of(coerce_arguments(arguments, tool.parameters, self.allowed))
             for tool, (_, arguments) in zip(tools, found, strict=True)
         ]
         if not (self.allowed.json and found):
@@ -322,13 +320,23 @@ class ToolCallWriter:
         self._put(key, read_tree(value, self._schema, key))
 
     def _put(self, key: str, value: Any) -> None:
+        if (inside := self._unwrapped(key, value)) is not None:
+            for name, argument in inside.items():
+                self._put(name, self._fitted(name, argument))
+            return
         if key in self._keys:
             raise Malformed("a key is given twice")
-        self._write(self._label(key) + _json(value))
+        self._write(self._label(key) + json_of(value))
+
+    def _unwrapped(self, key: str, value: Any) -> Mapping[str, Any] | None:
+        inside = unwrapped(key, value, self.known) if self._calls.allowed.json else None
+        if inside is not None:
+            self.add_repair("format", ARGUMENTS)
+        return inside
 
     def _fitted(self, key: str, value: Any) -> Any:
         (found,) = coerce_arguments({key: value}, self._schema, self._calls.allowed).values()
-        if _json(found) != _json(value):
+        if json_of(found) != json_of(value):
             self.add_repair("type", self._path(key))
         return found
 
@@ -341,7 +349,7 @@ class ToolCallWriter:
         if not self._open:
             self._write(self._label(key) + '"')
             self._open = True
-        self._write(_json(piece)[1:-1])
+        self._write(json_of(piece)[1:-1])
 
     def end_text(self, key: str) -> None:
         if not self._open:
@@ -355,7 +363,11 @@ class ToolCallWriter:
 
     def finish_with(self, arguments: Mapping[str, Any]) -> None:
         """All arguments at once, of which the beginning may have been written."""
-        whole = _json({key: self._fitted(key, value) for key, value in arguments.items()})
+        if len(arguments) == 1:
+            ((key, value),) = arguments.items()
+            inside = self._unwrapped(key, value)
+            arguments = arguments if inside is None else inside
+        whole = json_of({key: self._fitted(key, value) for key, value in arguments.items()})
         if not whole.startswith(self.arguments):
             raise Malformed("the arguments are not those that were begun")
         self._write(whole[len(self.arguments) :])
@@ -373,34 +385,9 @@ class ToolCallWriter:
 
     def _label(self, key: str) -> str:
         self._keys.add(key)
-        return (", " if self._written else "{") + _json(key) + ": "
+        return (", " if self._written else "{") + json_of(key) + ": "
 
     def _write(self, piece: str) -> None:
         if piece:
             self._written.append(piece)
             self._calls.emit(ToolCallDelta(self._index, self.number, piece))
-
-
-def properties(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The names that a schema of arguments lists."""
-    found = schema.get("properties")
-    return frozenset(found) if isinstance(found, Mapping) else frozenset()
-
-
-def coerce_arguments(
-    arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
-) -> dict[str, Any]:
-    """In the types that the schema asks for, as far as that is allowed."""
-    if not allowed.coerce:
-        return dict(arguments)
-    return {key: coerced(value, schema, key) for key, value in arguments.items()}
-
-
-def _json(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        # an infinite number, or endless lists in lists
-        raise Malformed("nothing that JSON can say") from None
-    # half a pair is no character: it stays as the model wrote it
-    return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

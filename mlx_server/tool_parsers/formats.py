@@ -48,6 +48,7 @@ GRANITE = marked_json.marked_json("<|tool_call|>")
 PHI4 = marked_json.marked_json("<|tool_call|>", "<|/tool_call|>")
 FUNCTOOLS = marked_json.marked_json("functools[")
 """With its bracket, or `import functools` would be one."""
+FUNCTOOLS_OBJECT = CallFormat(marked_json.objects, opens=("functools{",), repairs=("format",))
 NEMOTRON = marked_json.marked_json("<TOOLCALL>", "</TOOLCALL>")
 COMMAND = marked_json.marked_json(
     "<|START_ACTION|>",
@@ -68,6 +69,10 @@ INKLING = marked_json.marked_json(
 )
 COMMAND_R = marked_json.marked_json(
     "Action:", "```", JsonCallForm("tool_name", "parameters"), fence="```json"
+)
+RWKV = replace(
+    marked_json.marked_json("**Tool Call:**", "```"),
+    blocks=(BlockGrammar(JsonCallForm().call, "\n```json\n", after="\n```"),),
 )
 INTERNLM = replace(
     marked_json.marked_json(

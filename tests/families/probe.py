@@ -1,6 +1,7 @@
 """How a chat template that nobody knows is understood: `scripts/golden --probe TEMPLATE.jinja`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,12 +17,16 @@ from mlx_server.sources.replay_checkpoint import replay_checkpoint
 SCHEMA_VARIABLES = ("response_format", "response_schema", "json_schema", "schema")
 """Variables in which templates look for the schema of an answer."""
 
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+"""Names that many templates read, as no tokenizer comes with a template."""
+
 
 def probed(template: Path, named: str | None = None) -> str:
     """named: the family to be tried; without it, the one that would be chosen."""
     with TemporaryDirectory(prefix="probe-") as folder:
         path = replay_checkpoint(Path(folder), PLAIN, None)
         checkpoint = read_checkpoint(path, template.read_text("utf-8"))
+        checkpoint = replace(checkpoint, tokens={**TOKENS, **checkpoint.tokens})
         family = family_named(named) if named else family_of(checkpoint)
         return "".join(f"{label}: {said}\n" for label, said in _lines(checkpoint, family))
 

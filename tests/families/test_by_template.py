@@ -351,7 +351,6 @@ def test_offered_tools_are_those_of_the_request(unknown: Checkpoint) -> None:
 
 
 NO_MODELS_OUTPUT = {
-    "functiongemma": "<start_function_response>",
     "kimi_k3": "<|close|>tools",
     "muse": "toolq",
 }

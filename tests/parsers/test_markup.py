@@ -426,3 +426,24 @@ def test_formatted_text_goes_on_without_delimiters(output: str) -> None:
 )
 def test_reasoning_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
     assert continued(output, "<think>") == [expected]
+
+
+STOP = "<|stop|>"
+STOPS = replace(LAYOUT, stops=(STOP,))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 100])
+def test_a_stop_token_that_is_spelled_out_is_no_text_at_the_end(size: int) -> None:
+    for output in (f"Done.{STOP}", f"<think>Hm.</think>Done.{STOP}\n"):
+        assert reading(output, size, layout=STOPS)["text"].strip() == "Done."
+    assert reading(f"{OPEN}{NOW}{CLOSE}{STOP}", size, layout=STOPS) == {"calls": [{}]}
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 100])
+def test_a_stop_token_is_text_within_a_text_and_where_the_vocabulary_has_it(size: int) -> None:
+    about = f"It ends with {STOP} as a rule."
+    assert reading(about, size, layout=STOPS) == {"text": about}
+    ending = f"It ends with {STOP}"
+    parser = MarkupParser(STOPS, ParseContext(control={9: STOP}))
+    said = units(ending, size, {})
+    assert folded(heard(parser, said, cut=False)) == {"text": ending}

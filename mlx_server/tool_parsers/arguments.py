@@ -1,0 +1,38 @@
+"""The arguments of a call: as its tool's schema has them, and as JSON text."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair.coerce import coerced
+from mlx_server.repair.malformed import Malformed
+
+HALVES = re.compile("[\ud800-\udfff]")
+"""Of surrogate pairs."""
+
+
+def properties(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The names that a schema of arguments lists."""
+    found = schema.get("properties")
+    return frozenset(found) if isinstance(found, Mapping) else frozenset()
+
+
+def coerce_arguments(
+    arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
+) -> dict[str, Any]:
+    """In the types that the schema asks for, as far as that is allowed."""
+    if not allowed.coerce:
+        return dict(arguments)
+    return {key: coerced(value, schema, key) for key, value in arguments.items()}
+
+
+def json_of(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        # an infinite number, or endless lists in lists
+        raise Malformed("nothing that JSON can say") from None
+    # half a pair is no character: it stays as the model wrote it
+    return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
