@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from mlx_server import limits
 
-_PIECE = re.compile(
+PIECE = re.compile(
     r"(?P<class>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\])|(?P<escape>\\.)"
     r"|(?P<open>\((?:\?(?:P?<\w+>|[a-zA-Z-]*:|<?[=!]|[a-zA-Z-]+(?=\))|>|\#)?)?)|(?P<close>\))"
     r"|(?P<times>\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})|(?P<many>[*+?])|(?P<other>.)",
@@ -39,7 +39,7 @@ _KNOWN = _KNOWN_IN_CLASS.union(map("\\{}".format, "pPxuUAz"))
 def unsupported(pattern: str) -> str | None:
     """Why a grammar can't express the pattern, or why it is malformed; None if it can be used."""
     before, depth = "|", 0
-    for piece in _PIECE.finditer(pattern):
+    for piece in PIECE.finditer(pattern):
         if why := _unsupported_piece(piece) or _misplaced(piece, before):
             return why
         before = piece["open"] or piece[0]
@@ -106,7 +106,7 @@ def excessive_part(pattern: str) -> str | None:
     if len(pattern) > limits.PATTERN_CHARACTERS.value:
         return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS.value}"
     sizes, last = [0], 0
-    for piece in _PIECE.finditer(pattern):
+    for piece in PIECE.finditer(pattern):
         if piece["open"]:
             sizes.append(0)
             if len(sizes) > limits.PATTERN_DEPTH.value + 1:
@@ -147,8 +147,8 @@ def search_pattern(pattern: str) -> str | None:
         return None
     found = []
     for option in _alternatives(pattern):
-        whole = [*_PIECE.finditer(option)]
-        pieces = [*_PIECE.finditer(_without_anchors(option))]
+        whole = [*PIECE.finditer(option)]
+        pieces = [*PIECE.finditer(_without_anchors(option))]
         if any(piece[0] in (*_BEGIN, *_END) for piece in pieces):
             return None
         before = "" if whole and whole[0][0] in _BEGIN else ANYTHING
@@ -164,7 +164,7 @@ def unanchored(pattern: str) -> str:
 
 def _alternatives(pattern: str) -> Iterator[str]:
     depth = begun = 0
-    for piece in _PIECE.finditer(pattern):
+    for piece in PIECE.finditer(pattern):
         depth += bool(piece["open"]) - bool(piece["close"])
         if piece["other"] == "|" and depth == 0:
             yield pattern[begun : piece.start()]
@@ -173,7 +173,7 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def _without_anchors(option: str) -> str:
-    pieces = [piece[0] for piece in _PIECE.finditer(option)]
+    pieces = [piece[0] for piece in PIECE.finditer(option)]
     while pieces and pieces[0] in _BEGIN:
         pieces.pop(0)
     while pieces and pieces[-1] in _END:
@@ -184,7 +184,7 @@ def _without_anchors(option: str) -> str:
 def as_rust(pattern: str) -> str:
     """Rewrites a pattern so that llguidance gives it ECMAScript's meaning: \\d matches ASCII digits
     only, and a class has neither nested classes nor operators."""
-    return "".join(_as_rust(piece) for piece in _PIECE.finditer(pattern))
+    return "".join(_as_rust(piece) for piece in PIECE.finditer(pattern))
 
 
 def _as_rust(piece: re.Match[str]) -> str:
@@ -206,7 +206,7 @@ def terminal_of(pattern: str) -> str:
     """The pattern as Lark writes it: between slashes, on one line."""
     if not pattern:
         return '""'
-    return f"/{''.join(_escaped(_as_rust(piece)) for piece in _PIECE.finditer(pattern))}/"
+    return f"/{''.join(_escaped(_as_rust(piece)) for piece in PIECE.finditer(pattern))}/"
 
 
 def _escaped(piece: str) -> str:

@@ -24,11 +24,7 @@ PIRATE = f"{DEMO}:pirate"
 WITHOUT_CALLS = ("gemma3", "harmony_text")
 """Families that no grammar can make call a tool."""
 
-SLOW = ("minimax_m3",)
-"""The search for the ending of its grammars passes the time limit, and others get 503 meanwhile."""
-
-LEFT_OUT = (*WITHOUT_CALLS, *SLOW)
-FAMILIES = tuple(family.name for family in KNOWN if family.name not in LEFT_OUT)
+FAMILIES = tuple(family.name for family in KNOWN if family.name not in WITHOUT_CALLS)
 THOUGHT = "Let me see, step by step. " * 4
 SAID = "It is 7 o'clock ~ or 77."
 """What a model says that is held to nothing."""

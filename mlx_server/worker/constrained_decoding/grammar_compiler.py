@@ -43,10 +43,13 @@ class GrammarFailed(ValueError):
 class CompiledGrammar(NamedTuple):
     matcher: LLMatcher
     completion: CompletionHints
+    search: LLMatcher
+    """A matcher for the search of endings. Copies of a matcher share its lexer, whose states are
+    limited: the search would use up those of the rows."""
 
     def copy(self) -> "CompiledGrammar":
         """Returns a copy for one row."""
-        return CompiledGrammar(self.matcher.deep_copy(), self.completion)
+        return self._replace(matcher=self.matcher.deep_copy(), search=self.search.deep_copy())
 
 
 class GrammarCompiler:
@@ -151,16 +154,20 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
 def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) -> CompiledGrammar:
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
         raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
-    matcher = LLMatcher(vocabulary.trie, source, log_level=0, limits=LIMITS)
+    build = partial(LLMatcher, vocabulary.trie, source, log_level=0, limits=LIMITS)
+    second = in_thread(build, lambda: None)  # llguidance releases the GIL meanwhile
+    matcher, search = build(), second.result()
     if not matcher.is_error() and matcher.validate_tokens(list(prefix)) < len(prefix):
         raise GrammarRefused("the message to be continued is not the beginning of such an answer")
     matcher.consume_tokens(list(prefix))
+    search.consume_tokens(list(prefix))
     try:
         # Some errors appear only when the first mask is computed.
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
-    return CompiledGrammar(matcher, completion_hints(vocabulary.token_classes, matcher, source))
+    hints = completion_hints(vocabulary.token_classes, search, source)
+    return CompiledGrammar(matcher, hints, search)
 
 
 def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -> None:

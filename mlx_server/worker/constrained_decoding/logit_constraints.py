@@ -97,13 +97,11 @@ class LogitConstraint:
             return False
 
     def _new_completion(self) -> GrammarCompletion | None:
-        """Returns a completion for a new token limit, None without a grammar and for a recording
-        that was cut off."""
+        """Returns the grammar's completion, None without a grammar and for a recording that was
+        cut off."""
         grammar = None if self._recording and self._recording.is_cut else self._grammar
-        return (
-            GrammarCompletion(self._vocabulary.token_classes, grammar.completion)
-            if grammar
-            else None
+        return grammar and GrammarCompletion(
+            self._vocabulary.token_classes, grammar.completion, grammar.search
         )
 
     def _advance(self, token: int) -> None:
@@ -112,7 +110,8 @@ class LogitConstraint:
             self._recording.played += 1
         if not self.left and self._overflow_tokens:
             self.left, self._overflow_tokens = self._overflow_tokens, 0
-            self._completion = self._new_completion()
+            if self._completion:
+                self._completion.extend()
         if self._budget:
             self._budget.advance(token)
         if self._rest and self._budget and self._budget.was_ended:
@@ -122,6 +121,8 @@ class LogitConstraint:
         elif self._matcher and not self._matcher.is_stopped():
             self._matcher.consume_token(token)
             check(self._matcher)
+            if self._completion:
+                self._completion.advance(token)
 
     def _is_over(self, token: int | None) -> bool:
         """Whether the row has ended: a batch computes one more token, which is discarded."""
@@ -160,7 +161,7 @@ class LogitConstraint:
             self._recording.check(allowed, self._vocabulary.text)
         if self._completion and not matcher.is_stopped():
             left = min(self.left, self._budget.answer) if self._budget else self.left
-            self._completion.allow(matcher, allowed.view(np.int32), left)
+            self._completion.allow(allowed.view(np.int32), left)
             if self._recording:
                 self._recording.close(allowed, self._completion.ending, self._stop_tokens)
         common = min(len(allowed), len(bitmask))

@@ -16,14 +16,35 @@ SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", 
 PROSE = [b"q", b"~", b"7"]
 """Where all of these may follow, the grammar reads free text and brackets mean nothing."""
 
-DEAR = {ord("["): 2, ord("{"): 4, ord("\\"): 4, ord(","): 1, ord("-"): 1, ord(" "): 1, ord("\n"): 2}
-"""The costs of bytes that lead away from an end."""
+SAMPLES = [bytes([byte]) for byte in b"q7@. -:/_A"]
+"""Where a text may end after any of these, no pattern restricts it."""
 
-LETTER, CAPITAL, DIGIT, BEYOND, BLANK, SPACED = range(256, 262)
-"""How a token begins, if not with ASCII punctuation, which is its own byte. BEYOND: not ASCII."""
+AFTER = b", } ] ) < | \n ' ; &".split(b" ")
+"""What may follow a complete value."""
 
-STARTS = 264
-"""A bound above all of these values and all bytes."""
+PRINTABLE = [
+    bytes([byte]) for byte in (*b"aA01", *(byte for byte in range(32, 127) if byte not in b"aA01"))
+]
+
+
+class Grouping:
+    """Divides a vocabulary's tokens into groups."""
+
+    def __init__(self, groups: NDArray[np.int64], usable: NDArray[np.bool_]) -> None:
+        """groups: the number of each token's group."""
+        order = np.argsort(groups, kind="stable")
+        self._order = order[usable[order]]
+        self._groups = groups
+
+    def of(self, mask: Mask) -> list[Ids]:
+        """Returns the tokens that a mask allows in their groups."""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little").view(np.bool_)
+        order = (
+            self._order if len(bits) >= len(self._groups) else self._order[self._order < len(bits)]
+        )
+        ids = order[bits[order]]
+        edges = np.flatnonzero(np.diff(self._groups[ids])) + 1
+        return np.split(ids, edges) if len(ids) else []
 
 
 class TokenClasses:
@@ -33,7 +54,7 @@ class TokenClasses:
         self, texts: Sequence[bytes], stop_tokens: Sequence[int], control: Collection[int]
     ) -> None:
         """texts: the bytes of each token. control: control tokens; it may include stop tokens."""
-        apart = {*control, *stop_tokens}
+        apart = self.apart = {*control, *stop_tokens}
         self.texts = texts
         self.stop = stop_tokens[0]
         self.stops = sorted(stop_tokens)
@@ -44,27 +65,27 @@ class TokenClasses:
         self.ids = {
             text: id for id, text in reversed(list(enumerate(texts))) if text and id not in apart
         }
-        self.size = np.array([len(text) for text in texts])
-        self.start = np.array([_start(text) for text in texts])
-        self.start[self.control] = -1 - np.arange(len(self.control))
-        self.kind = np.array([_kind(text) for text in texts])
+        self.printable = {text[0]: self.ids[text] for text in PRINTABLE if text in self.ids}
+        """The tokens of single printable characters, by their bytes."""
+        self.first = [text[0] if text and id not in apart else -1 for id, text in enumerate(texts)]
+        """The first byte of each token."""
+        self.size = np.array([len(text) for text in texts], dtype=np.int64)
+        self.kind = np.array([_kind(text) for text in texts], dtype=np.int64)
         self.kind[self.control] = -1 - np.arange(len(self.control))
-        self.closers = self._known(sorted(CLOSERS, key=len, reverse=True))
-        self.quotes = [
-            (self.ids[quote], self._known([quote + text for text in [*CLOSERS[::-1], b""]]))
-            for quote in QUOTES
-            if quote in self.ids
-        ]
-        self.cost = np.array([_cost(text) for text in texts])
-        # Of a pair of control tokens, the closing one usually has the higher id: it is cheaper.
-        self.cost[self.control] = -64 - np.arange(len(self.control)) % 64
-        self.after = [*self._known([b",", b"}", b"]", b")"]), self.stop]
-        self.colon = self._known([b":"])
-        self.parting = self._known([b',"', b","])
-        self.single = self._known(bytes([byte]) for byte in range(33, 127))
-        self.linking = [b":" in text or b"," in text for text in texts]
-        self.small = self._known(SHORT_VALUES)
-        self.prose = self._known(PROSE)
+        self.opens = ((self.kind < 0) | (self.kind & _OPENING != 0)).tolist()
+        """Whether a token may lead into or out of a text."""
+        self.by_kind = Grouping(self.kind, self.usable)
+        self.by_marks = Grouping(
+            np.where(self.kind < 0, self.kind, self.kind & _MARKS_ONLY), self.usable
+        )
+        self.plain = self._plain()
+        self.closers = self.known(sorted(CLOSERS, key=len, reverse=True))
+        self.quotes = self.known(QUOTES)
+        self.after = [*self.known(AFTER), self.stop]
+        self.comma = self.known([b","])
+        self.single = self.known(PRINTABLE)
+        self.prose = self.known(PROSE)
+        self.samples = self.known(SAMPLES)
         self.fillers = self._fillers()
 
     def allowed(self, mask: Mask) -> Ids:
@@ -74,6 +95,14 @@ class TokenClasses:
         at = np.flatnonzero(bits)
         ids: Ids = words[at >> 5] * 32 + (at & 31)
         return ids[self.usable[ids]]
+
+    def _plain(self) -> Mask:
+        """Returns a mask of the tokens that stay inside a JSON text: whole characters without
+        quotes, backslashes and line ends."""
+        plain = (self.kind >= 0) & (self.kind & _MARKED == 0) & (self.kind != 0)
+        flags = np.zeros(-(-len(self.usable) // WORD) * WORD, dtype=np.bool_)
+        flags[: len(plain)] = plain & self.usable[: len(plain)]
+        return np.packbits(flags, bitorder="little").view(np.int32)
 
     def cut(self, text: bytes) -> list[int]:
         """Cuts a text into tokens greedily, longest first; [] if the vocabulary can't spell it."""
@@ -86,47 +115,36 @@ class TokenClasses:
             text = text[size:]
         return found
 
-    def _known(self, texts: Iterable[bytes]) -> list[int]:
+    def bytes_of(self, token: int) -> int:
+        """The size of a token's text, 0 for a control token."""
+        return 0 if token in self.apart or token >= len(self.texts) else len(self.texts[token])
+
+    def known(self, texts: Iterable[bytes]) -> list[int]:
         return [self.ids[text] for text in texts if text in self.ids]
 
-    def _fillers(self) -> Ids:
-        """Returns the shortest and the longest tokens of each beginning: enough for any text."""
-        own = np.array(sorted(self.ids.values()), dtype=np.intp)
-        order = own[np.argsort(self.size[own], kind="stable")]
-        ends: list[Ids] = [self.control]
-        for start in np.unique(self.start[own]):
-            same = order[self.start[order] == start]
-            ends += [same[:40], same[-4:]]
-        return np.unique(np.concatenate(ends))
+    def _fillers(self) -> list[int]:
+        """Returns plain words of each length, the longest first: enough for any required text."""
+        words: dict[int, int] = {}
+        for text, id in self.ids.items():
+            if text.isalpha() and text.isascii():
+                words.setdefault(len(text), id)
+        return [words[size] for size in sorted(words, reverse=True)]
 
 
-def _cost(text: bytes) -> int:
-    """Returns a token's cost as filler text: cheap ones, and of these long ones, come first."""
-    cost = sum(DEAR.get(byte, 0) for byte in text[:8]) if text.strip() else 8
-    if text[:1] in b'":':
-        cost += sum(byte in b"().-/'" for byte in text)
-    return 64 * cost - min(len(text), 20)
-
-
-def _start(text: bytes) -> int:
-    """Returns how a token begins: the byte of an ASCII punctuation mark, or one of the classes."""
-    first = text[:1]
-    if not text.strip():
-        return BLANK
-    if first.isspace():
-        return SPACED
-    if first.isdigit():
-        return DIGIT
-    if first.isalpha():
-        return LETTER if first.islower() else CAPITAL
-    return first[0] if first[0] < 128 else BEYOND
+_MARKS = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
+_MARKED = (1 << 0 | 1 << 1 | 1 << 8) << 4 | 15
+"""The bits of quotes, backslashes, line ends and incomplete characters."""
+_OPENING = (1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 7) << 4
+"""The bits of quotes, backslashes and brackets of all kinds."""
+_MARKS_ONLY = (1 << len(_MARKS)) - 1 << 4 | 15
+"""The bits of all marks and of incomplete characters: in free text, letters, digits and spaces have
+the same effect."""
 
 
 def _kind(text: bytes) -> int:
     """Returns which kinds of characters a token has, as bits: tokens with the same bits usually
     have the same effect on an ending."""
-    marks = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
-    kind = sum(1 << n for n, mark in enumerate(marks) if any(byte in mark for byte in text))
+    kind = sum(1 << n for n, mark in enumerate(_MARKS) if any(byte in mark for byte in text))
     plain = [str.isalpha, str.isdigit, str.isspace]
     whole = text.decode("utf-8", "ignore")
     kind |= sum(1 << (9 + n) for n, has in enumerate(plain) if any(map(has, whole)))

@@ -11,11 +11,15 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
+from mlx_server.worker.constrained_decoding.completion_guide import guide_of
 from mlx_server.worker.constrained_decoding.grammar_completion import (
+    STEP_WORK,
     CompletionHints,
     GrammarCompletion,
     completion_hints,
@@ -101,7 +105,12 @@ def say(
 ) -> Said:
     """Among what is allowed, what the wish likes best; a stop token only where little else is."""
     dice = np.random.default_rng(seed)
-    matcher, ending = world.matcher(grammar), GrammarCompletion(world.pieces, known)
+    matcher = world.matcher(grammar)
+    ending = GrammarCompletion(
+        world.pieces,
+        known or CompletionHints(guide_of(grammar, world.pieces)),
+        world.matcher(grammar),
+    )
     mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
     said: list[int] = []
     ended = False
@@ -110,7 +119,7 @@ def say(
         assert not matcher.is_error(), matcher.get_error()
         if guarded:
             before = mask.copy()
-            ending.allow(matcher, mask[0], left)
+            ending.allow(mask[0], left)
             assert not (mask & ~before).any(), "allowed what the grammar does not"
         stop = bool(mask[0][world.stop // 32] >> world.stop % 32 & 1)
         ids = world.pieces.allowed(mask[0])
@@ -120,6 +129,7 @@ def say(
             break
         said.append(chosen(ids, world.wishes[wish], dice))
         matcher.consume_token(said[-1])
+        ending.advance(said[-1])
     return Said(said, b"".join(world.text[token] for token in said), ended)
 
 
@@ -191,6 +201,26 @@ SCHEMAS: dict[str, Any] = {
     ),
     "large items": {"type": "array", "items": LARGE},
     "large option": obj(["a"], a=STRING, b=LARGE),
+    "patterns": obj(
+        mail={"type": "string", "pattern": r"^[^@]+@[^@]+\.[^@]+$"},
+        word={"type": "string", "pattern": "(foo|bar)"},
+        version={"type": "string", "pattern": r"\d+\.\d+\.\d+"},
+        name={"type": "string", "pattern": "^[a-z]+$", "minLength": 12},
+    ),
+    "numbers": obj(
+        step={"type": "integer", "multipleOf": 35, "minimum": 1000},
+        share={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    ),
+    "options": {
+        "type": "array",
+        "minItems": 2,
+        "items": {
+            "oneOf": [
+                obj(kind={"const": "circle"}, radius={"type": "number"}),
+                obj(kind={"const": "rectangle"}, width=INTEGER, height=INTEGER),
+            ]
+        },
+    },
     "any members": {"type": "object"},
     "strings only": {"type": "object", "additionalProperties": STRING, "minProperties": 1},
     "anything": True,
@@ -208,6 +238,8 @@ def json_of(schema: Any) -> str:
     return lark.source(lark.json(schema))
 
 
+ONE_MORE = 200
+"""What the last call before the limit may cost."""
 MORE = dict(zip(WISHES, (1, 80, 3, 15, 220, 15), strict=True))
 
 
@@ -218,7 +250,7 @@ def comes_to_its_end(
     known = completion_hints(world.pieces, world.matcher(grammar), grammar)
     assert known.tokens is not None
     need = len(known.tokens) + 1
-    for seed, limit in enumerate([need, need + MORE[wish]]):
+    for seed, limit in enumerate([need, need + max(8, need // 4), need + MORE[wish]]):
         said = say(world, grammar, limit, wish, seed, known)
         assert said.ended, (limit, said.text)
         check(said.text)
@@ -247,14 +279,15 @@ def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> Non
     assert known.tokens is not None
     for wish in ("anything", "opening"):
         matcher = demo.matcher(grammar)
-        ending = GrammarCompletion(demo.pieces, known)
+        ending = GrammarCompletion(demo.pieces, known, demo.matcher(grammar))
         mask = np.zeros((1, -(-len(demo.text) // 32)), np.int32)
         for token in say(demo, grammar, 120, wish, guarded=False).tokens:
             fill_next_token_bitmask(matcher, mask)
             before = mask.copy()
-            ending.allow(matcher, mask[0], 5000)
+            ending.allow(mask[0], 5000)
             assert (mask == before).all()
             matcher.consume_token(token)
+            ending.advance(token)
 
 
 @pytest.mark.parametrize("name", ["simple", "forty properties", "formats"])
@@ -345,10 +378,11 @@ def test_a_call_is_not_begun_where_it_cannot_be_ended(bytewise: World) -> None:
     lark = Lark(bytewise.control)
     grammar = lark.source(f"{lark.anything()} ({lark.text('<|call|>')} {lark.json(LARGE)})?")
     matcher, mask = bytewise.matcher(grammar), np.zeros((1, 9), np.int32)
+    known = completion_hints(bytewise.pieces, matcher, grammar)
     begins = {}
     for left in (20, 1000):
         fill_next_token_bitmask(matcher, mask)
-        GrammarCompletion(bytewise.pieces).allow(matcher, mask[0], left)
+        GrammarCompletion(bytewise.pieces, known, matcher.deep_copy()).allow(mask[0], left)
         begins[left] = 258 in bytewise.pieces.allowed(mask[0])
         assert ord("a") in bytewise.pieces.allowed(mask[0])
     assert begins == {20: False, 1000: True}
@@ -358,7 +392,8 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     matcher = demo.matcher(json_of(SCHEMAS["tree"]))
     before = matcher.compute_bitmask()
     mask = np.frombuffer(before, np.int32).copy()
-    GrammarCompletion(demo.pieces, completion_hints(demo.pieces, matcher)).allow(matcher, mask, 30)
+    known = completion_hints(demo.pieces, matcher)
+    GrammarCompletion(demo.pieces, known, matcher).allow(mask, 30)
     assert matcher.compute_bitmask() == before
     assert not matcher.is_error()
 
@@ -373,3 +408,98 @@ def test_lines_within_json_are_ended(bytewise: World) -> None:
     assert found is not None
     written = json.loads(b"".join(bytewise.text[token] for token in found))
     assert re.fullmatch(r"begin\n(\+.*\n)+end", written["input"])
+
+
+@pytest.mark.parametrize("name", ["patterns", "formats", "nested", "forty properties"])
+def test_no_step_takes_more_than_its_work(demo: World, name: str) -> None:
+    """It is counted in calls of the matcher, so that it is the same on a busy machine."""
+    grammar = json_of(SCHEMAS[name])
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
+    assert known.tokens is not None
+    row = GrammarCompletion(demo.pieces, known, demo.matcher(grammar))
+    matcher, mask = demo.matcher(grammar), np.zeros((1, -(-len(demo.text) // 32)), np.int32)
+    tokens = say(demo, grammar, len(known.tokens) + 60, "text", 2, known).tokens
+    spent = []
+    for at, token in enumerate(tokens):
+        before = row._probe.work
+        fill_next_token_bitmask(matcher, mask)
+        row.allow(mask[0], len(known.tokens) + 60 - at)
+        spent.append(row._probe.work - before)
+        matcher.consume_token(token)
+        row.advance(token)
+    assert 0 < max(spent) <= STEP_WORK + ONE_MORE
+
+
+EVERYDAY = (
+    r"^[^@]+@[^@]+\.[^@]+$",
+    "(foo|bar)",
+    r"\d+\.\d+\.\d+",
+    r"^\d{4}-\d{2}-\d{2}$",
+    "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+    ".*foo.*",
+    r"^https?://[^\s/]+/.*$",
+    r"^\+?[0-9 ()-]{7,20}$",
+    "^(red|green|blue)( (red|green|blue))*$",
+    r"^#[0-9a-fA-F]{6}$",
+)
+
+
+@pytest.mark.parametrize("pattern", EVERYDAY)
+@pytest.mark.parametrize("wish", ["anything", "text"])
+def test_everyday_patterns_come_to_their_end(
+    demo: World, bytewise: World, pattern: str, wish: str
+) -> None:
+    schema = obj(v={"type": "string", "pattern": pattern})
+    for world in (demo, bytewise):
+        comes_to_its_end(
+            world, json_of(schema), wish, lambda text: jsonschema.validate(json.loads(text), schema)
+        )
+
+
+def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(["a", "name", "na", "items", "x y", "é"])
+    members = st.dictionaries(names, inner, max_size=4)
+    return members.flatmap(
+        lambda listed: st.lists(st.sampled_from([*listed, "name"]), unique=True, max_size=3).map(
+            lambda required: obj([name for name in required if name in listed], **listed)
+        )
+    )
+
+
+_LEAVES: st.SearchStrategy[Any] = st.one_of(
+    st.sampled_from(EVERYDAY).map(lambda pattern: {"type": "string", "pattern": pattern}),
+    st.sampled_from(["date", "date-time", "uuid", "email", "ipv4", "uri"]).map(
+        lambda format: {"type": "string", "format": format}
+    ),
+    st.integers(0, 40).map(lambda least: {"type": "string", "minLength": least}),
+    st.tuples(st.integers(-2000, 2000), st.integers(0, 3000)).map(
+        lambda bounds: {"type": "integer", "minimum": bounds[0], "maximum": sum(bounds)}
+    ),
+    st.integers(-5, 5).map(lambda low: {"type": "number", "exclusiveMinimum": low}),
+    st.sampled_from([{"enum": ["low", "lower", 3, None]}, {"type": "boolean"}, {"const": "x"}]),
+)
+RANDOM_SCHEMAS = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        _objects(inner),
+        st.tuples(inner, st.integers(0, 4)).map(
+            lambda parts: {"type": "array", "items": parts[0], "minItems": parts[1]}
+        ),
+        st.lists(inner, min_size=2, max_size=3).map(lambda options: {"anyOf": options}),
+    ),
+    max_leaves=6,
+)
+
+
+@given(RANDOM_SCHEMAS, st.sampled_from(list(WISHES)), st.booleans())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_no_random_schema_is_cut(
+    demo: World, bytewise: World, schema: Any, wish: str, single_bytes: bool
+) -> None:
+    """With room for the shortest instance and a quarter more, or 8 tokens."""
+    comes_to_its_end(
+        bytewise if single_bytes else demo,
+        json_of(schema),
+        wish,
+        lambda text: jsonschema.validate(json.loads(text), schema),
+    )

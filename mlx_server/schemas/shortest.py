@@ -1,0 +1,352 @@
+"""The shortest instance of a schema and of every schema inside it.
+
+They are proposals, to be checked by a matcher of the schema's grammar: what is rare, such as two
+patterns for one text, may come out wrong here.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import islice, product
+from typing import Any
+
+from mlx_server.schemas.regex_tails import RegexTails, regex_tails
+from mlx_server.schemas.types import named
+from mlx_server.schemas.view import Part, children
+
+Parts = Sequence[Mapping[str, Any]]
+"""The schemas that constrain the same value."""
+
+MOST_CHARACTERS = 20_000
+"""A longer instance is as good as none."""
+MOST_PARTS = 4_000
+"""Schemas that are looked at, at most."""
+MOST_OPTIONS = 64
+MOST_LOOKS = 20_000
+"""Combinations of schemas that are looked at, at most: options within options multiply."""
+MOST_BOUNDS = 8
+MOST_DEPTH = 64
+"""Schemas within schemas; deeper ones get their instance in the next pass."""
+PASSES = 8
+"""Times that the instances of a recursive schema are improved, at most."""
+
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+FORMATS = {
+    "date-time": f"{_DATE}T{_TIME}",
+    "time": _TIME,
+    "date": _DATE,
+    "duration": r"PT?[0-9]+(D|H|M|S|W|Y)",
+    "email": r"[a-z]+@(?:[a-z]+(\.[a-z]+)*|\[([0-9]\.){3}[0-9]\])",
+    "hostname": r"[a-z]+(\.[a-z]+)*",
+    "ipv4": r"([0-9]\.){3}[0-9]",
+    "ipv6": r"::|([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}",
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "uri": r"[a-z]+:(//\[(::|v0\.0)\])?(%[0-9a-f]{2})*",
+}
+"""Expressions of some texts of each format, from which their tails are taken."""
+
+_CONSTANTS = {"null": "null", "boolean": "true"}
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def patterns_of(schema: Mapping[str, Any]) -> list[RegexTails]:
+    """The tails of the texts that the schema's own `pattern` and `format` allow."""
+    written = [schema.get("pattern"), FORMATS.get(str(schema.get("format")))]
+    found = (regex_tails(pattern) for pattern in written if isinstance(pattern, str))
+    return [tails for tails in found if tails]
+
+
+class ShortestInstances:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._targets: dict[str, Any] = {}
+        self._known: dict[int, str | None] = {}
+        self._before: dict[int, str | None] = {}
+        """What the pass before found, for schemas that refer to themselves."""
+        self._open: set[int] = set()
+        self._recursive = False
+        self._looks = 0
+        self.schemas = list(islice(self._reached(), MOST_PARTS))
+        """The root and all the schemas that it uses."""
+        for _ in range(PASSES):
+            self._recursive = False
+            self._before, self._known = self._known, {}
+            for schema in self.schemas:
+                self.text(schema)
+            if not self._recursive or self._known == self._before:
+                break
+
+    def text(self, schema: Any) -> str | None:
+        """The shortest instance, written compactly; None if none was found."""
+        if isinstance(schema, bool):
+            return "0" if schema else None
+        if id(schema) in self._known:
+            return self._known[id(schema)]
+        parts = self._flattened(schema)
+        if len(self._open) > MOST_DEPTH or any(id(part) in self._open for part in parts):
+            self._recursive = True
+            return self._before.get(id(schema))
+        if len(parts) == 2 and schema.keys() == {"$ref"}:
+            return self.text(parts[1])
+        self._open.add(id(schema))
+        found = self._of(parts)
+        self._open.remove(id(schema))
+        self._known[id(schema)] = found = found if len(found or "") < MOST_CHARACTERS else None
+        return found
+
+    def members(self) -> Iterator[tuple[str, str | None]]:
+        """The name and the shortest value of each member that a schema lists or requires."""
+        for schema in self.schemas:
+            listed = schema.get("properties")
+            listed = listed if isinstance(listed, dict) else {}
+            for name, inner in listed.items():
+                yield name, self.text(inner)
+            for name in _names(schema):
+                if name not in listed:
+                    yield name, self._any([self._member(schema, name)])
+
+    def required(self) -> set[str]:
+        """The names of members that a schema requires."""
+        return {name for schema in self.schemas for name in _names(schema)}
+
+    def _reached(self) -> Iterator[Mapping[str, Any]]:
+        waiting, seen = [self._root], set[int]()
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, dict) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            yield schema
+            inner = [part.schema for part in children(Part((), schema))]
+            waiting += [*reversed(inner), self._target(schema)]
+
+    def _target(self, schema: Mapping[str, Any]) -> Any:
+        ref = schema.get("$ref")
+        if not isinstance(ref, str):
+            return None
+        if ref not in self._targets:
+            self._targets[ref] = self._pointed(ref)
+        return self._targets[ref]
+
+    def _pointed(self, ref: str) -> Any:
+        from urllib.parse import unquote
+
+        found = self._root
+        for step in unquote(ref.removeprefix("#")).split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            try:
+                found = found[int(step)] if isinstance(found, list) else found[step]
+            except (KeyError, IndexError, ValueError, TypeError):
+                return None
+        return found
+
+    def _flattened(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in turn."""
+        parts: list[Mapping[str, Any]] = []
+        waiting, seen = [schema], set[int]()
+        while waiting and len(parts) < MOST_OPTIONS:
+            part = waiting.pop(0)
+            if isinstance(part, dict) and id(part) not in seen:
+                seen.add(id(part))
+                parts.append(part)
+                waiting += [self._target(part), *_list(part.get("allOf"))]
+        return parts
+
+    def _of(self, parts: Parts, depth: int = 4) -> str | None:
+        self._looks += 1
+        if self._looks > MOST_LOOKS:
+            return None
+        values = next((v for part in parts if (v := _values(part)) is not None), None)
+        if values is not None:
+            return _shortest(map(compact, values))
+        for at, part in enumerate(parts):
+            for key in ("anyOf", "oneOf"):
+                if options := _list(part.get(key))[:MOST_OPTIONS]:
+                    rest = {name: value for name, value in part.items() if name != key}
+                    others = [*parts[:at], rest, *parts[at + 1 :]]
+                    return _shortest(self._option(others, one, depth) for one in options)
+        types = frozenset.intersection(*map(named, parts))
+        return _shortest(self._typed(parts, name) for name in sorted(types))
+
+    def _option(self, others: Parts, option: Any, depth: int) -> str | None:
+        if option is False or not depth:
+            return None
+        if not any(map(_constrains, others)):
+            return self.text(option)
+        inner = self._flattened(option) if isinstance(option, dict) else []
+        if any(id(part) in self._open for part in inner):
+            return self.text(option)
+        return self._of([*inner, *others], depth - 1)
+
+    def _typed(self, parts: Parts, type: str) -> str | None:
+        match type:
+            case "integer" | "number":
+                return _number(parts, whole=type == "integer")
+            case "string":
+                return _string(parts)
+            case "array":
+                return self._array(parts)
+            case "object":
+                return self._object(parts)
+        return _CONSTANTS[type]
+
+    def _array(self, parts: Parts) -> str | None:
+        least = int(max(part.get("minItems", 0) for part in parts))
+        if least > MOST_CHARACTERS:
+            return None
+        items = [self._any([_item(part, at) for part in parts]) for at in range(min(least, 64))]
+        items += items[-1:] * (least - len(items))
+        whole = [item for item in items if item is not None]
+        if sum(map(len, whole)) > MOST_CHARACTERS:
+            return None
+        return f"[{','.join(whole)}]" if len(whole) == len(items) else None
+
+    def _object(self, parts: Parts) -> str | None:
+        required = {name: None for part in parts for name in _names(part)}
+        listed = {name: None for part in parts for name in _mapping(part, "properties")}
+        names = [*(n for n in listed if n in required), *(n for n in required if n not in listed)]
+        texts: dict[str, str] = {}
+        for name in names:
+            value = self._any([self._member(part, name) for part in parts])
+            if value is None:
+                return None
+            texts[name] = value
+        missing = int(max(part.get("minProperties", 0) for part in parts)) - len(texts)
+        if missing > 0:
+            texts |= self._more(parts, [n for n in listed if n not in texts], missing)
+            texts = {name: texts[name] for name in [*listed, *texts] if name in texts}
+        return "{" + ",".join(f"{compact(name)}:{value}" for name, value in texts.items()) + "}"
+
+    def _more(self, parts: Parts, optional: list[str], missing: int) -> dict[str, str]:
+        names = [*optional, *islice((f"a{n}" for n in range(missing)), MOST_OPTIONS)]
+        values = {n: self._any([self._member(part, n) for part in parts]) for n in names}
+        known = [(name, value) for name, value in values.items() if value is not None]
+        return dict(sorted(known, key=lambda member: len(member[0] + member[1]))[:missing])
+
+    def _any(self, schemas: Sequence[Any]) -> str | None:
+        """The shortest instance of all of these schemas at once."""
+        telling = [one for one in schemas if one is not True and one != {}]
+        if len(telling) <= 1:
+            return self.text(telling[0]) if telling else "0"
+        if False in telling:
+            return None
+        parts = [part for one in telling for part in self._flattened(one)]
+        if any(id(part) in self._open for part in parts):
+            return None
+        return self._of(parts)
+
+    def _member(self, schema: Mapping[str, Any], name: str) -> Any:
+        listed = _mapping(schema, "properties")
+        if name in listed:
+            return listed[name]
+        for pattern, inner in _mapping(schema, "patternProperties").items():
+            if _found(pattern, name):
+                return inner
+        return schema.get("additionalProperties", True)
+
+
+def _shortest(texts: Iterator[str | None]) -> str | None:
+    return min((text for text in texts if text is not None), key=len, default=None)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = schema.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _names(schema: Mapping[str, Any]) -> list[str]:
+    return [name for name in _list(schema.get("required")) if isinstance(name, str)]
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+_ANNOTATIONS = frozenset(("$defs", "definitions", "title", "description", "default", "x-guidance"))
+
+
+def _constrains(schema: Mapping[str, Any]) -> bool:
+    return not _ANNOTATIONS.issuperset(schema)
+
+
+def _item(schema: Mapping[str, Any], at: int) -> Any:
+    items = schema.get("items", True)
+    first = _list(schema.get("prefixItems")) or _list(items)
+    if at < len(first):
+        return first[at]
+    return schema.get("additionalItems", True) if isinstance(items, list) else items
+
+
+def _found(pattern: str, name: str) -> bool:
+    """Whether the pattern is found in the name, for patterns that can't take long."""
+    simple = re.fullmatch(r"\^?[\w.\[\]\-]*[+*]?\$?", pattern)
+    return bool(simple and _searched(pattern, name))
+
+
+def _searched(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name, re.ASCII) is not None
+    except re.error:
+        return False
+
+
+def _string(parts: Parts) -> str:
+    texts = [tails.shortest for part in parts for tails in patterns_of(part)]
+    text = max(texts, key=len, default="")
+    least = int(max(part.get("minLength", 0) for part in parts))
+    return compact(text + "a" * (min(least, MOST_CHARACTERS) - len(text)))
+
+
+def _number(parts: Parts, *, whole: bool) -> str | None:
+    steps = [Fraction(1)] * whole + [
+        Fraction(str(p["multipleOf"])) for p in parts if "multipleOf" in p
+    ]
+    lows, highs = (
+        list(_bounds(parts, "minimum", "exclusiveMinimum")),
+        list(_bounds(parts, "maximum", "exclusiveMaximum")),
+    )
+    ends = [bound for bound, _ in (*lows, *highs)][:MOST_BOUNDS]
+    proposed = [
+        Fraction(0),
+        *ends,
+        *(Fraction(math.floor(e) + n) for e in ends for n in (-1, 0, 1, 2)),
+    ]
+    proposed += [
+        Fraction(math.floor(e * 10**n) + m, 10**n) for e in ends for n in (1, 2, 4) for m in (0, 1)
+    ]
+    proposed += [(one + other) / 2 for one, other in product(ends, ends)]
+    proposed += [step * (math.floor(e / step) + n) for e in ends for step in steps for n in (0, 1)]
+    fitting = (
+        number
+        for number in proposed
+        if all(number % step == 0 for step in steps if step)
+        and all(number >= low and (number != low or not open) for low, open in lows)
+        and all(number <= high and (number != high or not open) for high, open in highs)
+    )
+    return _shortest(map(_decimal, fitting))
+
+
+def _bounds(parts: Parts, key: str, exclusive: str) -> Iterator[tuple[Fraction, bool]]:
+    """The bounds, and whether the bound itself is excluded."""
+    for part in parts:
+        if key in part:
+            yield Fraction(str(part[key])), part.get(exclusive) is True
+        if not isinstance(part.get(exclusive, True), bool):
+            yield Fraction(str(part[exclusive])), True
+
+
+def _decimal(number: Fraction) -> str | None:
+    if number.denominator == 1:
+        return str(number.numerator)
+    found = format(float(number), "f").rstrip("0")
+    return found if Fraction(found) == number else None

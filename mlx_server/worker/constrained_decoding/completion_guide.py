@@ -1,0 +1,236 @@
+"""What may complete a text of a grammar, read off the grammar's source before any row uses it.
+
+These are token sequences: the shortest instances of a schema's parts, the ends of texts that a
+pattern requires, a grammar's literals. The search (ending_search.py) tries them where a row stands.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from mlx_server.schemas.regex_tails import regex_tails
+from mlx_server.schemas.shortest import ShortestInstances, compact, patterns_of
+from mlx_server.worker.constrained_decoding.token_classes import SHORT_VALUES, TokenClasses
+
+Ways = list[list[int]]
+"""Token sequences, the shortest first."""
+
+MOST_TEXTS = 1_500
+"""Texts of a kind, at most."""
+MOST_STATES = 256
+"""Sets of bytes for which the texts that may begin are kept."""
+MOST_SUFFIXES = 64
+"""Suffixes of one literal that are proposed, at most."""
+LITERAL_SUFFIXES = 16
+"""Characters at the end of a rule's literal that are proposed, as free text may lead into it."""
+CALL_TOKENS = 128
+"""Tokens that a grammar's own literals add to what a single token may begin, at most."""
+
+_JSON = re.compile(r"%json\s*")
+_CONTROL = re.compile(r"<\[(\d+)\]>")
+_FRAMED = re.compile(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>')
+_PIECE = re.compile(r'/((?:[^/\\\n]|\\.)+)/|("(?:[^"\\\n]|\\.)+")')
+
+
+class Proposals:
+    """Texts that may lead closer to an end, the shortest first.
+
+    A text is cut into tokens when it is first tried, as most texts never are.
+    """
+
+    def __init__(self, classes: TokenClasses, texts: Iterable[str] = ()) -> None:
+        self._classes = classes
+        self._tokens: dict[bytes, list[int]] = {}
+        spelled = {text.encode("utf-8", "ignore") for text in texts} - {b""}
+        some = sorted(spelled, key=lambda text: (len(text), text))[:MOST_TEXTS]
+        self._texts = some
+        self._beginning: dict[AbstractSet[int], list[bytes]] = {}
+
+    def without(self, excluded: AbstractSet[int]) -> list[bytes]:
+        """Returns the texts whose first byte is none of these."""
+        if excluded not in self._beginning:
+            if len(self._beginning) >= MOST_STATES:
+                self._beginning.clear()
+            found = [text for text in self._texts if text[0] not in excluded]
+            self._beginning[excluded] = found
+        return self._beginning[excluded]
+
+    def tokens(self, text: bytes) -> list[int]:
+        if text not in self._tokens:
+            self._tokens[text] = self._classes.cut(text)
+        return self._tokens[text]
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest text."""
+        return len(self._classes.cut(self._texts[-1])) if self._texts else 0
+
+
+@dataclass(frozen=True)
+class CompletionGuide:
+    values: Proposals
+    """JSON values, which stand where a value is expected."""
+    required: Proposals
+    """A comma with a required member after it."""
+    following: Proposals
+    """A comma with another member or an item after it."""
+    members: Proposals
+    tails: Proposals
+    """What ends a text: the rest of a pattern, a name or a constant, with its quote."""
+    numbers: Proposals
+    """Digits that may complete a number."""
+    own: Ways = field(default_factory=list)
+    """Control tokens and texts of the grammar's own rules, and what ends its expressions."""
+    growth: int = 0
+    """By how many tokens a single token may lengthen the shortest ending."""
+    reserve: int = 0
+    """By how many tokens one more token of a text may lengthen what its pattern still requires."""
+
+
+def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
+    """grammar: its source in Lark."""
+    schemas, own = _parts(grammar)
+    texts = _Texts()
+    for schema in schemas:
+        # proposals only: what can't be read of a client's schema is left out
+        with suppress(ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
+            texts.add_schema(schema)
+    values, required, following = (
+        Proposals(classes, found) for found in (texts.values, texts.required, texts.following)
+    )
+    members, tails, numbers = (
+        Proposals(classes, found) for found in (texts.members, texts.tails, texts.numbers)
+    )
+    literals, controls = list(_literals(own)), _controls(own, classes)
+    expressions = Proposals(classes, _expression_tails(own))
+    begun = sum(len(classes.cut(text.encode())) for text in literals) + len(controls)
+    return CompletionGuide(
+        *(values, required, following, members, tails, numbers),
+        own=[*controls, *_own_texts(literals, expressions, classes)],
+        growth=max(values.longest, required.longest, following.longest) + min(begun, CALL_TOKENS),
+        reserve=max(texts.longest_tail(classes), expressions.longest),
+    )
+
+
+def _own_texts(literals: list[str], expressions: Proposals, classes: TokenClasses) -> Ways:
+    """The literals, what ends them, and what ends the expressions, blanks last."""
+    ends = {text[-size:].encode() for text in literals for size in range(1, LITERAL_SUFFIXES)}
+    ends.update(expressions.without(frozenset()))
+    whole = [classes.cut(text.encode()) for text in literals]
+    ways = [*sorted(whole, key=len), *sorted(map(classes.cut, ends), key=len)]
+    return sorted(
+        filter(None, ways), key=lambda way: all(classes.texts[id].isspace() for id in way)
+    )
+
+
+def _parts(grammar: str) -> tuple[list[Any], str]:
+    """The schemas in a grammar, and the rest of its source."""
+    schemas, rest, at = [], [], 0
+    for found in _JSON.finditer(grammar):
+        if found.start() < at:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
+        except (ValueError, RecursionError):
+            continue
+        schemas.append(schema)
+        rest.append(grammar[at : found.start()])
+        at = end
+    return schemas, "".join([*rest, grammar[at:]])
+
+
+class _Texts:
+    def __init__(self) -> None:
+        self.values = {text.decode() for text in SHORT_VALUES}
+        self.members: set[str] = set()
+        self.required: set[str] = set()
+        self.following: set[str] = set()
+        self.tails: set[str] = {'"', '":', '":0'}
+        self._required_tail = ""
+        """The longest one of a pattern."""
+        self.numbers = {"0" * n for n in range(1, 18)} | {".0", "e0", "1"}
+
+    def add_schema(self, schema: Any) -> None:
+        instances = ShortestInstances(schema)
+        for one in instances.schemas:
+            self._add(one, instances.text(one))
+        required = instances.required()
+        for name, value in instances.members():
+            written = compact(name)
+            self.tails |= {f"{end}:" for end in _suffixes(written)}
+            if value is not None:
+                self.tails.add(f'":{value}')
+                self.members.add(f"{written}:{value}")
+                following = self.required if name in required else self.following
+                following.add(f",{written}:{value}")
+
+    def longest_tail(self, classes: TokenClasses) -> int:
+        """The tokens of the longest text that a pattern may require."""
+        return len(classes.cut(self._required_tail.encode("utf-8", "ignore")))
+
+    def _add(self, schema: Any, instance: str | None) -> None:
+        if instance is not None:
+            self.values.add(instance)
+            self.following.add(f",{instance}")
+        for tails in patterns_of(schema):
+            ends = {compact(tail)[1:] for tail in tails.tails}
+            self.tails |= ends
+            self._required_tail = max(self._required_tail, *ends, key=len)
+        constants = [schema["const"]] if "const" in schema else schema.get("enum") or ()
+        for constant in islice(constants, MOST_TEXTS):
+            self.tails.update(_suffixes(compact(constant)))
+            self.values.add(compact(constant))
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+            bound = schema.get(key, False)
+            if not isinstance(bound, bool) and isinstance(bound, int | float):
+                near = [bound, bound + 1, bound - 1] if isinstance(bound, int) else [bound]
+                self.numbers |= {
+                    end for n in near for end in _suffixes(f"{n}") if end[0] in _DIGITS
+                }
+
+
+_DIGITS = ".0123456789"
+
+
+def _suffixes(text: str) -> list[str]:
+    return [text[at:] for at in range(1, min(len(text), MOST_SUFFIXES))]
+
+
+def _controls(source: str, classes: TokenClasses) -> Ways:
+    """Control tokens, and delimiters of a control token, a text and another control token."""
+    found = dict.fromkeys(_FRAMED.findall(source))
+    cut = [(int(b), classes.cut(_spelled(text).encode()), int(e)) for b, text, e in found]
+    alone = [[int(id)] for id in dict.fromkeys(_CONTROL.findall(source))]
+    return [*([begin, *way, end] for begin, way, end in cut if way), *alone]
+
+
+def _literals(source: str) -> Iterator[str]:
+    """The texts that the grammar's rules spell out."""
+    for _, text in _PIECE.findall(_rules(source)):
+        if spelled := _spelled(text) if text else "":
+            yield spelled
+
+
+def _expression_tails(source: str) -> Iterator[str]:
+    for pattern, _ in _PIECE.findall(_rules(source)):
+        if pattern and (found := regex_tails(pattern.replace(r"\/", "/"))):
+            yield from sorted(found.tails)
+
+
+def _rules(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if not line.startswith("%"))
+
+
+def _spelled(text: str) -> str:
+    """Decodes a Lark string; returns "" where a client used an escape that JSON does not have."""
+    try:
+        found: str = json.loads(text)
+        found.encode()
+    except ValueError:
+        return ""
+    return found

@@ -1,0 +1,54 @@
+"""The shortest instances of a schema's parts, which its own validator accepts."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mlx_server.schemas.shortest import ShortestInstances
+
+NODE = {"$ref": "#/$defs/node"}
+SCHEMAS: list[tuple[Any, str]] = [
+    (True, "0"),
+    ({"type": "string", "minLength": 3}, '"aaa"'),
+    ({"type": "string", "pattern": "^(foo|bar!)$"}, '"foo"'),
+    ({"type": "integer", "minimum": 1000}, "1000"),
+    ({"type": "integer", "minimum": 1000, "multipleOf": 35}, "1015"),
+    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "0.1"),
+    ({"enum": ["long text", 12, None]}, "12"),
+    ({"type": "array", "minItems": 2, "items": {"const": "x"}}, '["x","x"]'),
+    ({"type": "array", "minItems": 2, "prefixItems": [{"const": 1}], "items": {}}, "[1,0]"),
+    ({"required": ["b", "a"], "properties": {"a": {}, "b": {}, "c": {}}, "type": "object"},
+     '{"a":0,"b":0}'),
+    ({"type": "object", "minProperties": 1, "additionalProperties": {"type": "null"}},
+     '{"a0":null}'),
+    ({"allOf": [{"$ref": "#/$defs/a"}, {"required": ["b"]}],
+      "$defs": {"a": {"type": "object", "properties": {"a": {}}, "required": ["a"]}}},
+     '{"a":0,"b":0}'),
+    ({"oneOf": [{"type": "string", "minLength": 9}, {"type": "null"}]}, "null"),
+    ({"$defs": {"node": {"type": "object", "required": ["next"], "properties":
+      {"next": {"anyOf": [NODE, {"type": "null"}]}}}}, **NODE}, '{"next":null}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "text"), SCHEMAS)
+def test_the_shortest_instance(schema: Any, text: str) -> None:
+    assert ShortestInstances(schema).text(schema) == text
+    jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"$defs": {"a": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/a"}}},
+         "$ref": "#/$defs/a"},
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"type": "array", "minItems": 10**9},
+        {"$ref": "#/$defs/nowhere"},
+    ],
+)  # fmt: skip
+def test_without_an_instance(schema: Any) -> None:
+    found = ShortestInstances(schema).text(schema)
+    assert found is None or schema == {"$ref": "#/$defs/nowhere"}
