@@ -30,6 +30,7 @@ from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
 from mlx_server.api.signatures import Signer
+from mlx_server.api.tokenize import router as tokenize
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
@@ -101,6 +102,7 @@ def create_app(settings: Settings, on_progress: OnProgress = lambda *progress: N
     app.state.metrics = measured = metrics.Metrics(pool)
     app.state.started = int(time.time())
     app.state.reasoning_field = server.reasoning_field
+    app.state.show_prompts = server.show_prompts
     pool.on_step = measured.engine.on_step
     pool.on_ahead = measured.engine.on_ahead
     pool.on_disk_cache = measured.engine.on_disk_cache
@@ -133,7 +135,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama):
+    for router in (models, metrics, pool_api, ollama, tokenize):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)

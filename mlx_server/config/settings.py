@@ -213,6 +213,8 @@ class ServerSettings(_Frozen):
     """Whether clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
     """Folders from which they may load them, in addition to `adapters_dir`."""
+    show_prompts: bool = False
+    """Whether clients may see the prompts that chat templates make of their messages."""
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"
     """Where chat completions have reasoning: most clients read only one of the names, and a few
     refuse a message with both."""

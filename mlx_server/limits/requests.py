@@ -61,6 +61,13 @@ PROMPTS = Limit(
     per="request",
     beyond="400",
 )
+TOKENIZED = Limit(
+    bounds="tokens of one request to `/tokenize` or `/detokenize`",
+    value=1 << 20,
+    unit="tokens",
+    per="request",
+    beyond="400",
+)
 STOP_STRINGS = Limit(
     bounds="stop strings",
     value=64,

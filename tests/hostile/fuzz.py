@@ -99,7 +99,11 @@ def target(folder: Path, tiny: Path) -> Iterator[Target]:
         TINY: {"source": str(tiny), **_brief()},
         SAID: {"source": "replay:said.jsonl", "family": "qwen3", **_brief()},
     }
-    server_settings = {"runtime_adapters": True, "adapter_dirs": ["."]}
+    server_settings = {
+        "runtime_adapters": True,
+        "adapter_dirs": ["."],
+        "show_prompts": True,
+    }
     with serving(folder, {"server": server_settings, "models": models}) as server:
         response = _made(
             server, "/v1/responses", {"model": TINY, "input": "hi", "background": True}

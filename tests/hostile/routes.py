@@ -13,6 +13,7 @@ from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.ollama import protocol as ollama
 from mlx_server.api.replay import Reset
 from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.tokenize.protocol import DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 
@@ -381,6 +382,18 @@ OLLAMA_CHAT = tuple({**body, "messages": OLLAMA_TALK, "tools": FUNCTIONS} for bo
 OLLAMA_GENERATE = tuple(
     {**body, "prompt": "hi", "system": "Be brief.", "raw": False, "images": []} for body in OLLAMA
 )
+TOKENIZED: tuple[Json, ...] = (
+    {"model": TINY, "prompt": "hi", "add_special_tokens": False, "return_token_strs": True},
+    {
+        "model": SAID,
+        "messages": BEGUN,
+        "tools": FUNCTIONS,
+        "chat_template_kwargs": {"a": 1},
+        "chat_template": None,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    },
+)
 NO_SUCH_THING = {
     **dict.fromkeys(("embed", "embeddings"), 400),
     **dict.fromkeys(("pull", "push", "create", "copy"), 403),
@@ -394,7 +407,10 @@ ROUTES = (
         ({"metadata": {"a": "b"}},),
         answers=404,  # the id is that of another thing
     ),
+    Route("/v1/chat/completions/render", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
+    Route("/tokenize", TokenizeBody, TOKENIZED),
+    Route("/detokenize", DetokenizeBody, ({"model": TINY, "tokens": [5, 6]},)),
     Route("/generate", NativeBody, NATIVE),
     Route("/v1/responses", ResponsesBody, RESPONSES),
     Route("/v1/responses/compact", ResponsesBody, SHORTENED),

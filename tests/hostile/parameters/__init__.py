@@ -5,5 +5,6 @@ from tests.hostile.parameters.messaging import MESSAGING
 from tests.hostile.parameters.ollamas import OLLAMAS
 from tests.hostile.parameters.owning import OWNING
 from tests.hostile.parameters.responding import RESPONDING
+from tests.hostile.parameters.tokenizing import TOKENIZING
 
-__all__ = ["CHATTING", "MESSAGING", "OLLAMAS", "OWNING", "RESPONDING"]
+__all__ = ["CHATTING", "MESSAGING", "OLLAMAS", "OWNING", "RESPONDING", "TOKENIZING"]
