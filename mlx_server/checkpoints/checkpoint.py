@@ -26,6 +26,8 @@ MOST_STRETCHED = 1024
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of chat templates in checkpoints with several."""
 
+DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
 SENSIBLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2,
     "top_p": lambda value: 0 < value <= 1,
@@ -57,6 +59,26 @@ class Checkpoint:
     def template_source(self) -> str:
         """The source of all templates, in which the families look for their markers."""
         return "".join(t.source for t in (self.template, self.tool_template) if t)
+
+    @property
+    def quantization(self) -> str | None:
+        """What the weights are stored in: `4bit`, `mxfp4` or `bf16`; None if that is unknown."""
+        for name in ("quantization", "quantization_config"):
+            if isinstance(found := self.config.get(name), dict):
+                return _quantization(found)
+        dtypes = (self.config.get(name) for name in ("dtype", "torch_dtype"))
+        return next(
+            (DTYPES[each] for each in dtypes if isinstance(each, str) and each in DTYPES), None
+        )
+
+
+def _quantization(given: Mapping[str, Any]) -> str | None:
+    """From mlx-lm's `mode` and `bits`, or from the `quant_method` of other libraries."""
+    mode, bits = given.get("mode", "affine"), given.get("bits")
+    if mode == "affine" and _is_count(bits):
+        return f"{bits}bit"
+    name = given.get("quant_method") if mode == "affine" else mode
+    return name[:32] if isinstance(name, str) else None
 
 
 def read_checkpoint(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
-from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.checkpoints.memory_estimate import weights_bytes, weights_on_disk
 from mlx_server.engine.kv_cost import NOTHING, KvCost
 from mlx_server.errors import (
     AdapterInvalid,
@@ -119,6 +119,8 @@ class PreparedModel:
     """None for a replay model, which has no layers to adapt."""
     stamp: Stamp = ()
     """The stamp of the files, taken before they were read."""
+    size_bytes: int = 0
+    """The bytes of the weight files."""
 
     @property
     def id(self) -> str:
@@ -131,9 +133,14 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What clients may ask of a model."""
+    """What a model is, and what clients may ask of it."""
 
     family: str
+    architecture: str
+    """The `model_type` of its config.json."""
+    quantization: str | None
+    size_bytes: int
+    """The bytes of the weight files."""
     context_length: int
     reasoning: bool
     tools: bool
@@ -141,25 +148,32 @@ class Capabilities:
 
 
 def capabilities_of(prepared: PreparedModel) -> Capabilities:
-    return _capabilities(prepared.spec, prepared.checkpoint, prepared.family)
+    size = prepared.size_bytes
+    return _capabilities(prepared.spec, prepared.checkpoint, prepared.family, size)
 
 
 def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
     """Reads the model's files, but no weights; None if some are missing or damaged."""
     try:
         if spec.source.startswith(REPLAY):
-            return _capabilities(spec, *_replay_checkpoint(spec)[1:])
+            return _capabilities(spec, *_replay_checkpoint(spec)[1:], size_bytes=0)
         if (path := on_disk(spec.source, spec.revision)) is None:
             return None
         checkpoint = read_checkpoint(path, spec.chat_template, tokenizer_json(path))
-        return _capabilities(spec, checkpoint, family_of(checkpoint, spec.family))
+        family = family_of(checkpoint, spec.family)
+        return _capabilities(spec, checkpoint, family, weights_on_disk(path))
     except (ServerError, OSError, MemoryError):  # a request for the model gets the error
         return None
 
 
-def _capabilities(spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily) -> Capabilities:
+def _capabilities(
+    spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily, size_bytes: int
+) -> Capabilities:
     return Capabilities(
         family=family.name,
+        architecture=checkpoint.model_type,
+        quantization=checkpoint.quantization,
+        size_bytes=size_bytes,
         context_length=spec.context_length or checkpoint.context_length,
         reasoning=family.thinks(checkpoint),
         tools=bool(family.overrides or family.layout_with().call_formats),
@@ -190,6 +204,7 @@ def prepare(
         weights=weights_bytes(path, upcast),
         adapters=_catalog(spec, path, progress),
         stamp=stamp,
+        size_bytes=weights_on_disk(path),
     )
     check_files(prepared)
     return prepared

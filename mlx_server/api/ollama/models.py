@@ -100,7 +100,7 @@ def _details(found: Capabilities | None) -> Wire:
         "family": family,
         "families": [family] if family else [],
         "parameter_size": "",
-        "quantization_level": "",
+        "quantization_level": (found and found.quantization) or "",
     }
 
 

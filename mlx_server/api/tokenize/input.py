@@ -9,6 +9,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation
 from mlx_server.requests import GenerateRequest
 
+
 def check(body: TokenizeBody) -> None:
     """Raises BadRequest for fields that contradict each other."""
     if (body.prompt is None) == (body.messages is None):

@@ -10,7 +10,6 @@ from mlx_server.api.chat_completions.protocol import MessageParam, ToolParam
 from mlx_server.api.completions.protocol import TokenId
 from mlx_server.api.fields import Items, WireModel
 
-
 OF_CHAT = (
     *("tools", "chat_template_kwargs"),
     *("add_generation_prompt", "continue_final_message"),

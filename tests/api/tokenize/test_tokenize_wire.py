@@ -34,7 +34,7 @@ def tokenize(client: TestClient, **asked: Any) -> Json:
     return ok(client.post("/tokenize", json={"model": wire.MODEL, **asked}))
 
 
-def refused(client: TestClient, path: str = "/tokenize", status: int = 400, **asked: Any) -> Json:
+def refused(client: TestClient, asked: Json, path: str = "/tokenize", status: int = 400) -> Json:
     return error(client.post(path, json={"model": wire.MODEL, **asked}), status)
 
 
@@ -133,14 +133,14 @@ def test_tools_count(client: TestClient) -> None:
     ],
 )
 def test_what_is_refused(client: TestClient, asked: Json, param: str) -> None:
-    assert refused(client, **asked)["param"] == param
+    assert refused(client, asked)["param"] == param
 
 
 @pytest.mark.parametrize(
     "tokens", [[-1], [2**31], [259], [319], [True], ["1"], "1", None, [[1]], [1.0]]
 )
 def test_what_is_no_token(client: TestClient, tokens: Any) -> None:
-    assert str(refused(client, "/detokenize", tokens=tokens)["param"]).startswith("tokens")
+    assert str(refused(client, {"tokens": tokens}, "/detokenize")["param"]).startswith("tokens")
 
 
 def test_fields_without_effect_are_listed(client: TestClient) -> None:
@@ -157,9 +157,9 @@ def test_no_such_model(client: TestClient) -> None:
 
 def test_the_prompt_is_shown_only_if_the_owner_says_so(client: TestClient) -> None:
     render = "/v1/chat/completions/render"
-    assert "show_prompts" in refused(client, render, 403, messages=[HI])["message"]
+    assert "show_prompts" in refused(client, {"messages": [HI]}, render, 403)["message"]
     asked = {"messages": [HI], "return_token_strs": True}
-    assert "show_prompts" in refused(client, status=403, **asked)["message"]
+    assert "show_prompts" in refused(client, asked, status=403)["message"]
 
 
 def test_a_dry_run(shown: TestClient) -> None:
@@ -174,7 +174,7 @@ def test_a_dry_run(shown: TestClient) -> None:
 
 def test_a_dry_run_of_what_does_not_fit(shown: TestClient) -> None:
     long = [{"role": "user", "content": "x" * 3000}]
-    found = refused(shown, "/v1/chat/completions/render", messages=long)
+    found = refused(shown, {"messages": long}, "/v1/chat/completions/render")
     assert found["code"] == "context_length_exceeded"
     assert tokenize(shown, messages=long)["count"] > 3000, "it is counted all the same"
 
@@ -186,5 +186,4 @@ def test_a_text_of_too_many_tokens(
     monkeypatch.setattr(limits, "TOKENIZED", limits.ANSWERS)  # 16
     assert tokenize(client, prompt="x" * 16)["count"] == 16
     long: Json = {"prompt": "x" * 17, "messages": [HI]}
-    asked: Json = {kind: long[kind]}
-    assert refused(client, **asked)["param"] == kind
+    assert refused(client, {kind: long[kind]})["param"] == kind
