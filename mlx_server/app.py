@@ -21,6 +21,7 @@ from mlx_server.api.access_log import AccessLog
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.conversations import router as conversations
+from mlx_server.api.embeddings import router as embeddings
 from mlx_server.api.handlers import json_response
 from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.messages import router as messages
@@ -135,7 +136,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama, tokenize):
+    for router in (models, metrics, pool_api, ollama, tokenize, embeddings):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)

@@ -4,21 +4,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mlx_server.pool.prepare import Capabilities
+from mlx_server.pool.prepare import Capabilities, Task
 
 ABILITIES = ("reasoning", "tools", "structured_output")
 
-TEXT_MODALITIES = {
-    "modality": "text->text",
-    "input_modalities": ["text"],
-    "output_modalities": ["text"],
-}
+TYPES: Mapping[Task, str] = {"generate": "llm", "embed": "embeddings", "rerank": "rerank"}
+OUTPUTS: Mapping[Task, str] = {"generate": "text", "embed": "embeddings", "rerank": "rerank"}
 
 GENERATION_PARAMS = (
     *("max_tokens", "stop", "seed", "logit_bias", "logprobs", "top_logprobs"),
     *("temperature", "top_p", "top_k", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
+EMBEDDING_PARAMS = ("encoding_format", "dimensions", "prompt_name", "truncate")
 ABILITY_PARAMS: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("reasoning", "reasoning_effort"),
     "tools": ("tools", "tool_choice", "parallel_tool_calls"),
@@ -38,19 +36,32 @@ def described(found: Capabilities | None) -> dict[str, Any]:
         # vLLM's
         "max_model_len": context,
         # LM Studio's
-        "type": "llm",
+        "type": TYPES[found.task] if found else "llm",
         "arch": known.get("architecture"),
         "compatibility_type": "mlx",
         "quantization": known.get("quantization"),
         "size_bytes": known.get("size_bytes"),
         "max_context_length": context,
         # OpenRouter's
-        "architecture": {**TEXT_MODALITIES, "tokenizer": known.get("architecture")},
+        "architecture": {**_modalities(found), "tokenizer": known.get("architecture")},
         "supported_parameters": list(_parameters(found)) if found else None,
     }
 
 
+def _modalities(found: Capabilities | None) -> dict[str, Any]:
+    output = OUTPUTS[found.task] if found else "text"
+    return {
+        "modality": f"text->{output}",
+        "input_modalities": ["text"],
+        "output_modalities": [output],
+    }
+
+
 def _parameters(found: Capabilities) -> Iterator[str]:
+    if found.task == "embed":
+        yield from EMBEDDING_PARAMS
+    if found.task != "generate":
+        return
     yield from GENERATION_PARAMS
     for ability, names in ABILITY_PARAMS.items():
         if getattr(found, ability):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from mlx_server.checkpoints.architectures import CONTEXT, default_context, texts
+from mlx_server.checkpoints.embedder import Embedder, read_embedder
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.requests import SamplingChoices
@@ -54,6 +55,8 @@ class Checkpoint:
     """The publisher's recommended sampling parameters."""
     tool_template: ChatTemplate | None = None
     """Template for requests with tools; only older checkpoints have a separate one."""
+    embedder: Embedder | None = None
+    """How it makes embeddings, if its files say so."""
 
     @property
     def template_source(self) -> str:
@@ -104,6 +107,9 @@ def read_checkpoint(
         tokens=tokens,
         end_tokens=_end_tokens((config, generation), tokens, tokenizer),
         sampling=_sampling(generation),
+        embedder=read_embedder(
+            path, config, adds_end=tokenizer_config.get("add_eos_token") is True
+        ),
     )
 
 

@@ -311,6 +311,10 @@ class ModelSettings(_Frozen):
     reasoning_tags: tuple[TagName, ...] | None = None
     """Tags in which the model writes its reasoning, in addition to those of its family."""
     repair: RepairSettings = RepairSettings()
+    task: Literal["generate", "embed", "rerank"] | None = None
+    """What the model is for. None: what its files show."""
+    matryoshka: bool = False
+    """Whether `dimensions` may shorten its embeddings, even if its files do not say so."""
     preload: bool = False
     pinned: bool = False
     """Whether it is never evicted."""

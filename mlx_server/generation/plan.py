@@ -17,6 +17,7 @@ from mlx_server.generation.constraints import (
     template_kwargs,
 )
 from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.task import check_task
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
 from mlx_server.pool.adapters import LeasedAdapter
@@ -68,6 +69,7 @@ def plan(
     prepared: PreparedModel, request: GenerateRequest, adapter: LeasedAdapter | None = None
 ) -> RequestPlan:
     """Plan the request. Call it in a thread: rendering and tokenising long prompts takes time."""
+    check_task(prepared, "generate")
     check_text(prepared, request)
     _check_raw(prepared, request)
     if request.format:

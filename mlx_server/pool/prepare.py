@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.checkpoints.embedder import Embedder, width_of
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.checkpoints.memory_estimate import weights_bytes, weights_on_disk
 from mlx_server.engine.kv_cost import NOTHING, KvCost
@@ -50,6 +51,9 @@ class AdapterSource:
 
 RawOutput = Literal["auto", "always", "never"]
 """Whether answers come with the model's raw output: where a request asks, always or never."""
+
+
+Task = Literal["generate", "embed", "rerank"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ class ModelSpec:
     repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False
+    task: Task | None = None
+    """What the model is for. None: what its files show."""
+    matryoshka: bool = False
+    """Whether clients may shorten its embeddings, even if its files do not say so."""
     ttl: float | None = None
     """The model is unloaded after this many seconds without a request."""
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
@@ -130,6 +138,25 @@ class PreparedModel:
     def context_length(self) -> int:
         return self.spec.context_length or self.checkpoint.context_length
 
+    @property
+    def task(self) -> Task:
+        return task_of(self.spec, self.checkpoint)
+
+    @property
+    def embedder(self) -> Embedder:
+        """How it makes embeddings; by default of the last token, normalised, as in vLLM."""
+        found = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
+        return replace(found, is_matryoshka=found.is_matryoshka or self.spec.matryoshka)
+
+
+def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
+    if spec.task:
+        return spec.task
+    if checkpoint.embedder:
+        return "embed"
+    # vLLM's name for the tokens, `no` and `yes`, that a reranker answers with
+    return "rerank" if checkpoint.config.get("classifier_from_token") else "generate"
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -145,6 +172,7 @@ class Capabilities:
     reasoning: bool
     tools: bool
     structured_output: bool
+    task: Task = "generate"
 
 
 def capabilities_of(prepared: PreparedModel) -> Capabilities:
@@ -169,15 +197,18 @@ def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
 def _capabilities(
     spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily, size_bytes: int
 ) -> Capabilities:
+    task = task_of(spec, checkpoint)
+    answers = task == "generate"
     return Capabilities(
+        task=task,
         family=family.name,
         architecture=checkpoint.model_type,
         quantization=checkpoint.quantization,
         size_bytes=size_bytes,
         context_length=spec.context_length or checkpoint.context_length,
-        reasoning=family.thinks(checkpoint),
-        tools=bool(family.overrides or family.layout_with().call_formats),
-        structured_output=bool(family.stops(checkpoint)),
+        reasoning=answers and family.thinks(checkpoint),
+        tools=answers and bool(family.overrides or family.layout_with().call_formats),
+        structured_output=answers and bool(family.stops(checkpoint)),
     )
 
 

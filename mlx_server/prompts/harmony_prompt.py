@@ -107,8 +107,8 @@ def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) ->
     # the library's own rule would keep reasoning between two final answers
     config = RenderConversationConfig(auto_drop_analysis=False)
     if not conversation.add_generation_prompt:
-        return encoding().render_conversation(whole, config)
-    return encoding().render_conversation_for_completion(whole, Role.ASSISTANT, config)
+        return list(encoding().render_conversation(whole, config))
+    return list(encoding().render_conversation_for_completion(whole, Role.ASSISTANT, config))
 
 
 def _branches(messages: Sequence[HarmonyMessage], tokens: Sequence[int]) -> Branches:

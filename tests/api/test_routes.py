@@ -49,6 +49,7 @@ KEYED = {
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
     ("POST", "/v1/chat/completions/render"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/api/embed"),
     ("POST", "/api/embeddings"),
     ("POST", "/api/pull"),
@@ -57,7 +58,8 @@ REFUSED = {
     ("POST", "/api/copy"),
     ("DELETE", "/api/delete"),
 }
-"""What the owner does not allow, and what of Ollama's API this server does not do."""
+"""What the owner does not allow, what this model does not do, and what of Ollama's API this server
+does not do."""
 
 NONE = "none-such"
 STORED = {

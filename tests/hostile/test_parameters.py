@@ -30,6 +30,7 @@ from mlx_server.sources.replay_checkpoint import TEMPLATE
 from tests.hostile.fuzz import posted
 from tests.hostile.parameters import (
     CHATTING,
+    EMBEDDING,
     MESSAGING,
     OLLAMAS,
     OWNING,
@@ -78,6 +79,7 @@ SHOWN: Mapping[Wire, Mapping[str, Any]] = {
     **RESPONDING,
     **OWNING,
     **TOKENIZING,
+    **EMBEDDING,
 }
 ROOTS: tuple[Wire, ...] = (*(route.wire_type for route in ROUTES), ModelSettings)
 

@@ -70,7 +70,7 @@ async def described(pool: Pool, id: str, started: float) -> Wire:
         "modified_at": rfc3339(started),
         "details": _details(found),
         "model_info": {"general.architecture": family, "general.basename": id, **context},
-        "capabilities": ["completion", *_abilities(found)],
+        "capabilities": _abilities(found),
     }
 
 
@@ -105,4 +105,7 @@ def _details(found: Capabilities | None) -> Wire:
 
 
 def _abilities(found: Capabilities | None) -> list[str]:
-    return [name for field, name in ABILITIES.items() if found and getattr(found, field)]
+    if found and found.task == "embed":
+        return ["embedding"]
+    abilities = [name for field, name in ABILITIES.items() if found and getattr(found, field)]
+    return ["completion", *abilities]
