@@ -23,6 +23,7 @@ from mlx_server.api.access_log import AccessLog
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.conversations import router as conversations
+from mlx_server.api.embeddings import router as embeddings
 from mlx_server.api.handlers import json_response
 from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.messages import router as messages
@@ -32,6 +33,7 @@ from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
 from mlx_server.api.signatures import Signer
+from mlx_server.api.tokenize import router as tokenize
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
@@ -109,6 +111,7 @@ def create_app(
     app.state.metrics = measured = metrics.Metrics(pool)
     app.state.started = int(time.time())
     app.state.reasoning_field = server.reasoning_field
+    app.state.show_prompts = server.show_prompts
     pool.on_step = measured.engine.on_step
     pool.on_ahead = measured.engine.on_ahead
     pool.on_disk_cache = measured.engine.on_disk_cache
@@ -144,7 +147,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama):
+    for router in (models, metrics, pool_api, ollama, tokenize, embeddings):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)

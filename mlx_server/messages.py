@@ -54,6 +54,8 @@ class Conversation:
     the `choice` of texts, or the `regex`, of which it should be one."""
     continue_final_message: bool = False
     """Whether the answer continues the last message, the assistant's, instead of following it."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of the answer; if not, it is only counted."""
 
     @property
     def continued(self) -> Message | None:

@@ -60,6 +60,23 @@ def tiny_llama(
     return folder
 
 
+def tiny_embedder(folder: Path, *, pooling: str = "lasttoken", **files: Any) -> Path:
+    """The same as a checkpoint of sentence-transformers. files: further files by their stem."""
+    tiny_llama(folder)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [{"idx": i, "type": f"sentence_transformers.models.{k}"} for i, k in enumerate(kinds)]
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    written: dict[str, Any] = {
+        "modules": modules,
+        "1_Pooling/config": {f"pooling_mode_{pooling}": True, "include_prompt": True},
+        "config_sentence_transformers": {"prompts": {"query": "Query: ", "document": ""}},
+        **files,
+    }
+    for name, content in written.items():
+        _write(folder / f"{name}.json", content)
+    return folder
+
+
 def _weights(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     parameters = tree_flatten(Model(ModelArgs.from_dict(config)).parameters())
     shapes = {name: array.shape for name, array in sorted(parameters)}

@@ -1,9 +1,10 @@
 """Metrics of answers, counted from their events."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -23,6 +24,16 @@ from mlx_server.system.logs import RequestLogContext, request_context
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class PromptWork(Protocol):
+    @property
+    def model(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+PromptWorkT = TypeVar("PromptWorkT", bound=PromptWork)
 
 
 class AnswerMetrics:
@@ -116,6 +127,21 @@ class AnswerMetrics:
             self.requests.labels(model, outcome).inc()
             if outcome != "completed":
                 self._count(model, turn, unfinished())
+
+    async def counted(self, work: Coroutine[Any, Any, PromptWorkT]) -> PromptWorkT:
+        """Counts work that computes prompts and generates nothing."""
+        model, outcome, turn = "", "cancelled", request_context.get() or RequestLogContext("")
+        try:
+            found = await work
+            model, outcome = found.model, "completed"
+            turn.prompt_tokens += found.tokens
+            self.prompt_tokens.labels(model).inc(found.tokens)
+            return found
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self.requests.labels(model, outcome).inc()
 
     def _count(self, model: str, turn: RequestLogContext, counts: TokenCounts) -> None:
         turn.prompt_tokens += counts.further_prompt_tokens

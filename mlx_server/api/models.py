@@ -1,6 +1,5 @@
 """`GET /v1/models` and `GET /v1/models/{id}`, for OpenAI's clients and Anthropic's."""
 
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 from mlx_server.api.handlers import json_response
 from mlx_server.api.messages.errors import is_anthropic
 from mlx_server.api.messages.model_list import model_info, page
+from mlx_server.api.model_facts import described
 from mlx_server.errors import AdapterNotFound, served_names
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.prepare import Capabilities
 
 router = APIRouter()
 
@@ -57,24 +56,14 @@ def _adapter_model(pool: Pool, base: dict[str, Any], adapter: str) -> dict[str, 
 
 
 async def _model(http: Request, pool: Pool, id: str) -> dict[str, Any]:
+    is_loaded = any(model.prepared.id == id for model in pool.loaded)
     return {
         "id": id,
         "object": "model",
         "created": http.app.state.started,
         "owned_by": "mlx-server",
         "batching": pool.batching(id),
-        **_capabilities(await pool.capabilities(id)),
-    }
-
-
-def _capabilities(found: Capabilities | None) -> dict[str, Any]:
-    """What the model can do; each is null while its files are not on this machine."""
-    known = asdict(found) if found else {}
-    return {
-        "family": known.get("family"),
-        "context_length": known.get("context_length"),
-        "max_model_len": known.get("context_length"),  # vLLM's name
-        "capabilities": {
-            name: known.get(name) for name in ("reasoning", "tools", "structured_output")
-        },
+        "state": "loaded" if is_loaded else "not-loaded",  # LM Studio's words
+        "adapters": await pool.adapter_names(id),
+        **described(await pool.capabilities(id)),
     }

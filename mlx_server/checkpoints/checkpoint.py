@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from mlx_server.checkpoints.architectures import CONTEXT, default_context, texts
+from mlx_server.checkpoints.embedder import Embedder, read_embedder
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.requests import SamplingChoices
@@ -25,6 +26,8 @@ MOST_STRETCHED = 1024
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of chat templates in checkpoints with several."""
+
+DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 SENSIBLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2,
@@ -52,11 +55,33 @@ class Checkpoint:
     """The publisher's recommended sampling parameters."""
     tool_template: ChatTemplate | None = None
     """Template for requests with tools; only older checkpoints have a separate one."""
+    embedder: Embedder | None = None
+    """How it makes embeddings, if its files say so."""
 
     @property
     def template_source(self) -> str:
         """The source of all templates, in which the families look for their markers."""
         return "".join(t.source for t in (self.template, self.tool_template) if t)
+
+    @property
+    def quantization(self) -> str | None:
+        """What the weights are stored in: `4bit`, `mxfp4` or `bf16`; None if that is unknown."""
+        for name in ("quantization", "quantization_config"):
+            if isinstance(found := self.config.get(name), dict):
+                return _quantization(found)
+        dtypes = (self.config.get(name) for name in ("dtype", "torch_dtype"))
+        return next(
+            (DTYPES[each] for each in dtypes if isinstance(each, str) and each in DTYPES), None
+        )
+
+
+def _quantization(given: Mapping[str, Any]) -> str | None:
+    """From mlx-lm's `mode` and `bits`, or from the `quant_method` of other libraries."""
+    mode, bits = given.get("mode", "affine"), given.get("bits")
+    if mode == "affine" and _is_count(bits):
+        return f"{bits}bit"
+    name = given.get("quant_method") if mode == "affine" else mode
+    return name[:32] if isinstance(name, str) else None
 
 
 def read_checkpoint(
@@ -82,6 +107,9 @@ def read_checkpoint(
         tokens=tokens,
         end_tokens=_end_tokens((config, generation), tokens, tokenizer),
         sampling=_sampling(generation),
+        embedder=read_embedder(
+            path, config, adds_end=tokenizer_config.get("add_eos_token") is True
+        ),
     )
 
 

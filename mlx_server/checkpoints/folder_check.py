@@ -22,6 +22,10 @@ MOST_BYTES: Mapping[str, int] = {
     "tiktoken.model": 64 << 20,
     "chat_template.jinja": 1 << 20,
     "model.safetensors.index.json": 64 << 20,
+    "modules.json": 1 << 20,
+    "1_Pooling/config.json": 4 << 20,
+    "config_sentence_transformers.json": 1 << 20,
+    "sentence_bert_config.json": 1 << 20,
 }
 """Size limits of the files, other than weights, that mlx-server or mlx-lm reads. Real files have at
 most a tenth of it."""

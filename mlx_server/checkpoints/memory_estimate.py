@@ -16,6 +16,11 @@ def weights_bytes(path: Path, upcast: bool) -> int:
     return sum(_tensor_bytes(file, upcast) for file in _weight_files(path))
 
 
+def weights_on_disk(path: Path) -> int:
+    """The bytes of the weight files. Raises ModelUnusable if one is missing."""
+    return sum(file.stat().st_size for file in _weight_files(path))
+
+
 def _weight_files(path: Path) -> list[Path]:
     """The weight files that mlx-lm reads. Raises ModelUnusable if one is missing."""
     files = sorted(path.glob("model*.safetensors"))

@@ -4,7 +4,7 @@ import json
 import re
 from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import pairwise
@@ -58,15 +58,19 @@ class Tokenizer:
         ids: list[int] = found.ids
         return ids
 
-    def encode_prompt(self, text: str, most: int) -> list[int]:
+    def encode_prompt(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """Like `encode`, with special tokens added. Raises ContextTooLong early."""
         if len(text) <= 2 * WINDOW:
-            return self.encode(text, add_special_tokens=True)
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        found = self._encoded(text, most, self.encode)
+        return self.with_special_tokens(found) if add_special_tokens else [*found]
+
+    def with_special_tokens(self, ids: Iterable[int]) -> list[int]:
+        """The ids, between the special tokens that the tokenizer adds to a text."""
         plain, added = self.encode(PROBE), self.encode(PROBE, add_special_tokens=True)
         starts = (i for i in range(len(added)) if added[i : i + len(plain)] == plain)
         begin = next(starts, 0)
-        found = self._encoded(text, most, self.encode)
-        return [*added[:begin], *found, *added[begin + len(plain) :]]
+        return [*added[:begin], *ids, *added[begin + len(plain) :]]
 
     def encode_within(self, text: str, most: int | None, before: int = 0) -> Ids:
         """Like `encode_as_spelled`. Raises ContextTooLong as soon as there are more than `most`
@@ -171,6 +175,11 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def entry(self, token: int) -> str | None:
+        """The token as the vocabulary has it; None if only the model's output head has it."""
+        found: str | None = self._tokenizer.id_to_token(token)
         return found
 
     def spelling(self, token: int) -> str:

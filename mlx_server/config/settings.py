@@ -213,6 +213,8 @@ class ServerSettings(_Frozen):
     """Whether clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
     """Folders from which they may load them, in addition to `adapters_dir`."""
+    show_prompts: bool = False
+    """Whether clients may see the prompts that chat templates make of their messages."""
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"
     """Where chat completions have reasoning: most clients read only one of the names, and a few
     refuse a message with both."""
@@ -309,6 +311,10 @@ class ModelSettings(_Frozen):
     reasoning_tags: tuple[TagName, ...] | None = None
     """Tags in which the model writes its reasoning, in addition to those of its family."""
     repair: RepairSettings = RepairSettings()
+    task: Literal["generate", "embed", "rerank"] | None = None
+    """What the model is for. None: what its files show."""
+    matryoshka: bool = False
+    """Whether `dimensions` may shorten its embeddings, even if its files do not say so."""
     preload: bool = False
     pinned: bool = False
     """Whether it is never evicted."""

@@ -65,6 +65,8 @@ def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) 
         misplaced_calls=model.misplaced_calls,
         reasoning_tags=model.reasoning_tags,
         repair=RepairPolicy(**model.repair.model_dump(by_alias=True)),
+        task=model.task,
+        matryoshka=model.matryoshka,
         preload=model.preload,
         pinned=model.pinned,
         ttl=model.ttl,

@@ -15,7 +15,14 @@ from mlx_server.engine.activity import EngineActivity
 from mlx_server.engine.engine_process import ON_THE_WAY_BYTES, EngineProcess
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
-from mlx_server.engine.messages import DEFAULT_SCHEDULE, FLUSH_SECONDS, Command, Generate, Report
+from mlx_server.engine.messages import (
+    DEFAULT_SCHEDULE,
+    FLUSH_SECONDS,
+    Command,
+    Embed,
+    Generate,
+    Report,
+)
 from mlx_server.engine.process_status import vitals
 from mlx_server.engine.replies import PendingReplies
 from mlx_server.engine.row_stream import Item, RowStream
@@ -177,6 +184,18 @@ class EngineClient:
 
     @asynccontextmanager
     async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
+        """Generates the rows' tokens: see `_running`."""
+        async with self._running(rows) as answers:
+            yield answers
+
+    @asynccontextmanager
+    async def embed(self, rows: Sequence[Embed]) -> AsyncIterator[RowStream]:
+        """Computes embeddings: see `_running`."""
+        async with self._running(rows) as answers:
+            yield answers
+
+    @asynccontextmanager
+    async def _running(self, rows: Sequence[Generate | Embed]) -> AsyncIterator[RowStream]:
         """Runs the rows until the block is left, then cancels those that have not finished.
 
         Overwrites the rows' numbers with consecutive new ones.
@@ -198,7 +217,7 @@ class EngineClient:
         self._number(row, answers)
         self._send(row)
 
-    def _number(self, row: Generate, answers: RowStream) -> None:
+    def _number(self, row: Generate | Embed, answers: RowStream) -> None:
         row.row = self._next_row
         self._next_row += 1
         self._rows[row.row] = answers
@@ -307,7 +326,7 @@ class EngineClient:
                 self._deliver(row, report, last=False)
             case messages.Admitted(row) | messages.Prefilled(row) | messages.PromptLogprobs(row):
                 self._deliver(row, report, last=False)
-            case messages.RowLeftGrammar(row):
+            case messages.RowLeftGrammar(row) | messages.Embedded(row):
                 self._deliver(row, report, last=True)
             case messages.RowFailed(row, message):
                 if answers := self._rows.pop(row, None):

@@ -5,6 +5,7 @@ A row is one sequence being generated; the server chooses its number, which is u
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -103,11 +104,46 @@ class Generate(msgspec.Struct, tag=True):
     on_disk: bool = True
     """Whether what it computes may be written to the prompt cache's files."""
 
+    @property
+    def length(self) -> int:
+        """The tokens that its caches hold at first."""
+        return len(self.prompt)
+
     def end_within(self, tokens: int) -> None:
         """Lowers the token limit to `tokens`, taking from the overflow tokens first."""
         beyond = max(0, self.max_tokens - tokens)
         self.max_tokens -= beyond
         self.overflow_tokens = max(0, self.overflow_tokens - beyond)
+
+
+Pooling = Literal["last", "mean"]
+"""How the hidden states of a text's tokens become one vector."""
+
+
+class Embed(msgspec.Struct, tag=True):
+    """Asks for the embeddings of texts that are computed together, as one row."""
+
+    row: int
+    model: str
+    inputs: list[list[int]]
+    pooling: Pooling = "last"
+    normalize: bool = True
+    dimensions: int | None = None
+    """How many values each vector has; None: all."""
+    logits_of: list[int] = []
+    """If there are any, the logits of these tokens are reported in place of the vector."""
+    client: str = ""
+    """See Generate."""
+    adapter: str | None = None
+
+    @property
+    def length(self) -> int:
+        """The tokens that its caches hold, padding included."""
+        return padded_tokens(self.inputs)
+
+
+def padded_tokens(inputs: Sequence[Sequence[int]]) -> int:
+    return len(inputs) * max(map(len, inputs), default=0)
 
 
 class CancelRows(msgspec.Struct, tag=True):
@@ -197,6 +233,7 @@ Command = (
     | LoadAdapter
     | UnloadAdapter
     | Generate
+    | Embed
     | CancelRows
     | PauseRows
     | UnpauseRows
@@ -336,6 +373,12 @@ class PromptLogprobs(msgspec.Struct, tag=True):
     """One for each prompt token but the first, which follows no other token."""
 
 
+class Embedded(msgspec.Struct, tag=True):
+    row: int
+    vectors: list[bytes]
+    """One for each input, as little-endian 32-bit floats."""
+
+
 class StepOutput(msgspec.Struct, tag=True):
     model: str
     tokens: list[Token]
@@ -433,6 +476,7 @@ Report = (
     | Prefilled
     | PrefillProgress
     | PromptLogprobs
+    | Embedded
     | StepOutput
     | ComputedAhead
     | DiskCacheUse

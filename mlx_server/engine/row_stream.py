@@ -6,6 +6,7 @@ from copy import copy
 
 from mlx_server.engine.messages import (
     Admitted,
+    Embedded,
     Prefilled,
     PrefillProgress,
     PromptLogprobs,
@@ -14,7 +15,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.errors import ServerError
 
-Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token
+Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token | Embedded
 
 ITEM_BYTES = 128
 """Estimated memory of one token, or of one log probability."""
@@ -63,4 +64,6 @@ def _bytes(item: Item) -> int:
             return ITEM_BYTES * (1 + (1 + len(found.top) if found else 0))
         case PromptLogprobs(logprobs=scored):
             return ITEM_BYTES * sum(1 + len(found.top) for found in scored)
+        case Embedded(vectors=vectors):
+            return sum(map(len, vectors))
     return ITEM_BYTES

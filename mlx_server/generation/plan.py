@@ -17,6 +17,7 @@ from mlx_server.generation.constraints import (
     template_kwargs,
 )
 from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.task import check_task
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import Conversation
 from mlx_server.pool.adapters import LeasedAdapter
@@ -68,7 +69,8 @@ def plan(
     prepared: PreparedModel, request: GenerateRequest, adapter: LeasedAdapter | None = None
 ) -> RequestPlan:
     """Plan the request. Call it in a thread: rendering and tokenising long prompts takes time."""
-    _check_text(prepared, request)
+    check_task(prepared, "generate")
+    check_text(prepared, request)
     _check_raw(prepared, request)
     if request.format:
         check(request.format, request.format_param)
@@ -173,7 +175,7 @@ def _messages(
 def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
     """The prompts' tokens, also if the context has no room for them. Raises ContextTooLong for
     more text than is read at all. Call it in a thread, as `plan`."""
-    _check_text(prepared, request)
+    check_text(prepared, request)
     request, _ = without_volatile_lines(prepared, request)
     request = with_continued_messages(prepared, request)
     roomy = replace(prepared, spec=replace(prepared.spec, context_length=UNLIMITED))
@@ -218,7 +220,7 @@ def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
     return bool(is_buffered and repair.retries and request.format and unenforced(request.format))
 
 
-def _check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
+def check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
     """Limit the text of all the request's fields together, before rendering begins."""
     most = max(limits.PROMPT_TEXT_BYTES.value, BYTES_PER_TOKEN * prepared.context_length)
     around = memory_of(replace(request, prompts=()))

@@ -61,6 +61,27 @@ PROMPTS = Limit(
     per="request",
     beyond="400",
 )
+TOKENIZED = Limit(
+    bounds="tokens of one request to `/tokenize` or `/detokenize`",
+    value=1 << 20,
+    unit="tokens",
+    per="request",
+    beyond="400",
+)
+EMBEDDING_INPUTS = Limit(
+    bounds="inputs of one request for embeddings",
+    value=2048,
+    unit="items",
+    per="request",
+    beyond="400",
+)
+EMBEDDED_TOKENS = Limit(
+    bounds="tokens of the inputs of one request for embeddings or ranks",
+    value=1 << 20,
+    unit="tokens",
+    per="request",
+    beyond="400",
+)
 STOP_STRINGS = Limit(
     bounds="stop strings",
     value=64,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Generate, PrefillProgress, Token
+from mlx_server.engine.messages import Embed, Generate, PrefillProgress, Token
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.pool.actions import Ticket
 from mlx_server.pool.entry import LoadedModel, PoolEntry, PrefillView
@@ -87,12 +87,12 @@ class Lease:
     def prefilling(self) -> list[PrefillView]:
         return [PrefillView(self._tokens[row], done) for row, done in self._computed.items()]
 
-    def began(self, rows: Sequence[Generate]) -> None:
+    def began(self, rows: Sequence[Generate | Embed]) -> None:
         """Registers rows; to be called right after they were sent to the engine."""
         if self.preempted:
             self._leases.engine().preempt([row.row for row in rows])
         for row in rows:
-            self._tokens[row.row] = len(row.prompt)
+            self._tokens[row.row] = row.length
             self._leases.of_row[row.row] = self
         self._grow()
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.checkpoints.embedder import Embedder, width_of
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
-from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.checkpoints.memory_estimate import weights_bytes, weights_on_disk
 from mlx_server.engine.kv_cost import NOTHING, KvCost
 from mlx_server.errors import (
     AdapterInvalid,
@@ -50,6 +51,9 @@ class AdapterSource:
 
 RawOutput = Literal["auto", "always", "never"]
 """Whether answers come with the model's raw output: where a request asks, always or never."""
+
+
+Task = Literal["generate", "embed", "rerank"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ class ModelSpec:
     repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False
+    task: Task | None = None
+    """What the model is for. None: what its files show."""
+    matryoshka: bool = False
+    """Whether clients may shorten its embeddings, even if its files do not say so."""
     ttl: float | None = None
     """The model is unloaded after this many seconds without a request."""
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
@@ -121,6 +129,8 @@ class PreparedModel:
     """None for a replay model, which has no layers to adapt."""
     stamp: Stamp = ()
     """The stamp of the files, taken before they were read."""
+    size_bytes: int = 0
+    """The bytes of the weight files."""
 
     @property
     def id(self) -> str:
@@ -130,42 +140,77 @@ class PreparedModel:
     def context_length(self) -> int:
         return self.spec.context_length or self.checkpoint.context_length
 
+    @property
+    def task(self) -> Task:
+        return task_of(self.spec, self.checkpoint)
+
+    @property
+    def embedder(self) -> Embedder:
+        """How it makes embeddings; by default of the last token, normalised, as in vLLM."""
+        found = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
+        return replace(found, is_matryoshka=found.is_matryoshka or self.spec.matryoshka)
+
+
+def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
+    if spec.task:
+        return spec.task
+    if checkpoint.embedder:
+        return "embed"
+    # vLLM's name for the tokens, `no` and `yes`, that a reranker answers with
+    return "rerank" if checkpoint.config.get("classifier_from_token") else "generate"
+
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What clients may ask of a model."""
+    """What a model is, and what clients may ask of it."""
 
     family: str
+    architecture: str
+    """The `model_type` of its config.json."""
+    quantization: str | None
+    size_bytes: int
+    """The bytes of the weight files."""
     context_length: int
     reasoning: bool
     tools: bool
     structured_output: bool
+    task: Task = "generate"
 
 
 def capabilities_of(prepared: PreparedModel) -> Capabilities:
-    return _capabilities(prepared.spec, prepared.checkpoint, prepared.family)
+    size = prepared.size_bytes
+    return _capabilities(prepared.spec, prepared.checkpoint, prepared.family, size)
 
 
 def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
     """Reads the model's files, but no weights; None if some are missing or damaged."""
     try:
         if spec.source.startswith(REPLAY):
-            return _capabilities(spec, *_replay_checkpoint(spec)[1:])
+            return _capabilities(spec, *_replay_checkpoint(spec)[1:], size_bytes=0)
         if (path := on_disk(spec.source, spec.revision)) is None:
             return None
         checkpoint = read_checkpoint(path, spec.chat_template, tokenizer_json(path))
-        return _capabilities(spec, checkpoint, family_of(checkpoint, spec.family))
+        family = family_of(checkpoint, spec.family)
+        return _capabilities(spec, checkpoint, family, weights_on_disk(path))
     except (ServerError, OSError, MemoryError):  # a request for the model gets the error
         return None
 
 
-def _capabilities(spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily) -> Capabilities:
+def _capabilities(
+    spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily, size_bytes: int
+) -> Capabilities:
+    task = task_of(spec, checkpoint)
+    answers = task == "generate"
     return Capabilities(
+        task=task,
         family=family.name,
+        architecture=checkpoint.model_type,
+        quantization=checkpoint.quantization,
+        size_bytes=size_bytes,
         context_length=spec.context_length or checkpoint.context_length,
-        reasoning=family.thinks(checkpoint),
-        tools=bool(family.overrides or family.layout_with().call_formats),
-        structured_output=bool(family.stops(checkpoint)),
+        reasoning=answers and family.thinks(checkpoint),
+        tools=answers and bool(family.overrides or family.layout_with().call_formats),
+        structured_output=answers and bool(family.stops(checkpoint)),
     )
 
 
@@ -192,6 +237,7 @@ def prepare(
         weights=weights_bytes(path, upcast),
         adapters=_catalog(spec, path, progress),
         stamp=stamp,
+        size_bytes=weights_on_disk(path),
     )
     check_files(prepared)
     return prepared

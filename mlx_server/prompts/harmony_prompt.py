@@ -83,12 +83,7 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
         earlier = conversation.messages[:-1] if begun else conversation.messages
         messages = list(_messages(replace(conversation, messages=earlier)))
         open_messages = list(_answer(begun, set(), with_reasoning=True)) if begun else []
-        tokens = encoding().render_conversation_for_completion(
-            HarmonyConversation.from_messages(messages),
-            Role.ASSISTANT,
-            # the library's own rule would keep reasoning between two final answers
-            RenderConversationConfig(auto_drop_analysis=False),
-        )
+        tokens = _rendered(messages, conversation)
         begins = len(tokens)
         if begun:
             tokens += _begun_answer(begun)
@@ -105,6 +100,15 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
         lambda: [message_json(message) for message in (*messages, *open_messages)],
         lambda: _branches(messages, tokens[:begins]),
     )
+
+
+def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) -> list[int]:
+    whole = HarmonyConversation.from_messages(messages)
+    # the library's own rule would keep reasoning between two final answers
+    config = RenderConversationConfig(auto_drop_analysis=False)
+    if not conversation.add_generation_prompt:
+        return list(encoding().render_conversation(whole, config))
+    return list(encoding().render_conversation_for_completion(whole, Role.ASSISTANT, config))
 
 
 def _branches(messages: Sequence[HarmonyMessage], tokens: Sequence[int]) -> Branches:

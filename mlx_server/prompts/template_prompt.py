@@ -104,7 +104,8 @@ def render_prompt(
     if conversation.continued:
         text = continued_prompt(conversation, rendering.prompt, guard, options.reasoning)
     else:
-        text = rendering.prompt(conversation.messages)
+        begins = conversation.add_generation_prompt
+        text = rendering.prompt(conversation.messages, generation_prompt=begins)
     tokens = guard.tokens(text, most)
     branches = partial(find_branches, conversation, rendering.prompt, text, tokens, guard)
     return RenderedPrompt(tokens, tuple(rendering.ignored()), branches=branches)

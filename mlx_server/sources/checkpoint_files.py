@@ -28,7 +28,8 @@ SHOWN = 8
 """How many missing files an error lists by name."""
 
 # Ignored: subfolders hold the model in other formats, and the `*` of a pattern matches a "/" too.
-NESTED = "*/*"
+# `1_Pooling` of sentence-transformers is the exception.
+NESTED = "[!1]*/*"
 
 
 def missing(folder: Path) -> list[str]:

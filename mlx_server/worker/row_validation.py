@@ -3,7 +3,7 @@
 import math
 
 from mlx_server import limits
-from mlx_server.engine.messages import Generate, Thinking
+from mlx_server.engine.messages import Embed, Generate, Thinking
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
 
@@ -35,6 +35,19 @@ def check_row(command: Generate, batch: Batch) -> None:
             raise ValueError(f"token id {id} is outside the vocabulary of {batch.vocabulary}")
     if not _in_range(command.sampling):
         raise ValueError("a sampling parameter is out of range")
+
+
+def check_texts(command: Embed, batch: Batch) -> None:
+    """Raises ValueError for texts that are empty or have token ids outside the vocabulary."""
+    if batch.plays:
+        raise ValueError("a replay model has no hidden states")
+    if not command.inputs or not all(command.inputs):
+        raise ValueError("a text has no tokens")
+    ids = [*command.logits_of, *(id for text in command.inputs for id in (min(text), max(text)))]
+    if not 0 <= min(ids) <= max(ids) < batch.vocabulary:
+        raise ValueError(f"a token id is outside the vocabulary of {batch.vocabulary}")
+    if command.dimensions is not None and command.dimensions < 1:
+        raise ValueError("an embedding needs at least one dimension")
 
 
 def _check_thinking(thinking: Thinking) -> None:

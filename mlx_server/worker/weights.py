@@ -17,6 +17,9 @@ from mlx_server.worker.mlx_lm_internals import get_classes, load_model
 from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.replay_model import ReplayModel
 
+MODULES = "modules.json"
+"""The file that a checkpoint of sentence-transformers has."""
+
 REPLAY = "replay"
 """The model type of checkpoints without weights."""
 
@@ -31,7 +34,9 @@ def load(
     config = json.loads(read_regular(path / "config.json"))
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
-    model, _ = load_model(path, lazy=True, get_model_classes=model_classes)
+    is_embedder = (path / MODULES).is_file()
+    classes = embedder_classes if is_embedder else model_classes
+    model, _ = load_model(path, lazy=True, get_model_classes=classes)
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.
     mx.random.seed(0)
@@ -58,6 +63,23 @@ def load(
 def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
     model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
     return model, arguments
+
+
+def embedder_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
+    """The classes for weights that were saved without the output head, whose names then lack the
+    prefix that mlx-lm's models have."""
+    if str((config.get("architectures") or [""])[0]).endswith("Model"):
+        config["tie_word_embeddings"] = True  # mlx-lm needs a head, and there is no other
+    model, arguments = model_classes(config)
+
+    class Prefixed(model):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            if "embed_tokens.weight" in weights:
+                weights = {f"model.{name}": array for name, array in weights.items()}
+            own = getattr(super(), "sanitize", None)
+            return own(weights) if own else weights
+
+    return Prefixed, arguments
 
 
 def arrays(model: nn.Module) -> list[mx.array]:

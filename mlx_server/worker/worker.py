@@ -17,7 +17,7 @@ import mlx.nn as nn
 
 from mlx_server.engine import messages
 from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
-from mlx_server.engine.messages import Command, Generate, Report, Token
+from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
 from mlx_server.errors import ServerError, public_message
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker import weights
@@ -37,7 +37,7 @@ from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.row import row_adapter_of
 from mlx_server.worker.row_admission import RowAdmission
 from mlx_server.worker.row_cache import key_of
-from mlx_server.worker.row_validation import check_row
+from mlx_server.worker.row_validation import check_row, check_texts
 from mlx_server.worker.step_time import StepTime
 
 log = logging.getLogger("mlx_server.engine")
@@ -147,6 +147,8 @@ class Engine:
                 return self._unload_adapter(model, adapter)
             case Generate(row):
                 return self._run_row(row, partial(self._generate, command))
+            case messages.Embed(row):
+                return self._run_row(row, partial(self._embed, command))
             case messages.ComputeAhead():
                 self._compute_later(command)
             case messages.CancelRows(rows):
@@ -188,7 +190,7 @@ class Engine:
         for row, command in list(self._admission.waiting.items()):
             reports += self._run_row(row, partial(self._admission.admit, command))
         if scored := self._admission.next_scored:
-            reports += self._compute_prompt_logprobs(scored)
+            reports += self._compute_scored(scored)
         if model := self._next_model():
             reports += self._step(model)
         if not (self._admission.next_scored or any(self._batches.values())):
@@ -199,9 +201,9 @@ class Engine:
         """Writes cached prompts to disk; the engine takes no step after it."""
         self._disk.stop()
 
-    def _compute_prompt_logprobs(self, command: Generate) -> list[Report]:
+    def _compute_scored(self, command: Generate | Embed) -> list[Report]:
         row = command.row
-        reports = self._run_row(row, partial(self._admission.compute_prompt_logprobs, row))
+        reports = self._run_row(row, partial(self._admission.compute_piece, row))
         self._admission.end_turn(command.client)
         if row not in self._admission:  # no other step may report that it waits no more
             reports.append(self._step_output(command.model, []))
@@ -325,6 +327,11 @@ class Engine:
         used = self._ahead.arrived(command.model, key_of(command), command.prompt)
         return [*used, *self._admission.add(command)]
 
+    def _embed(self, command: Embed) -> list[Report]:
+        check_texts(command, self._batches[command.model])
+        self._admission.embed(command)
+        return []
+
     def _cancel(self, rows: list[int]) -> list[Report]:
         self._paused.difference_update(rows)
         self._admission.preempted.difference_update(rows)
@@ -339,7 +346,7 @@ class Engine:
     def _preempt(self, rows: list[int]) -> None:
         for row in rows:
             if row in self._admission:
-                self._admission.preempted.add(row)
+                self._admission.preempt(row)
             for batch in self._batches.values():
                 batch.preempt(row)
         mx.clear_cache()  # other processes and models need the memory
@@ -435,7 +442,7 @@ class Engine:
         lost = [c.row for c in self._not_in_batches(model) if c.adapter == adapter]
         return lost + self._batches[model].rows_with(adapter)
 
-    def _not_in_batches(self, model: str) -> list[Generate]:
+    def _not_in_batches(self, model: str) -> list[Generate | Embed]:
         return [command for command in self._admission.commands if command.model == model]
 
 

@@ -32,6 +32,8 @@ KEYED = {
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/generate"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
@@ -46,6 +48,8 @@ KEYED = {
 }
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
+    ("POST", "/v1/chat/completions/render"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/api/embed"),
     ("POST", "/api/embeddings"),
     ("POST", "/api/pull"),
@@ -54,7 +58,8 @@ REFUSED = {
     ("POST", "/api/copy"),
     ("DELETE", "/api/delete"),
 }
-"""Of Ollama's API: what this server does not do."""
+"""What the owner does not allow, what this model does not do, and what of Ollama's API this server
+does not do."""
 
 NONE = "none-such"
 STORED = {
@@ -108,6 +113,8 @@ def locked(tiny_path: Path) -> Iterator[TestClient]:
 def body_of(path: str) -> Json:
     if path == "/v1/completions":
         return {"model": wire.MODEL, "prompt": "a"}
+    if path in ("/tokenize", "/detokenize"):
+        return {"model": wire.MODEL, "prompt": "a", "tokens": [5]}
     if path.startswith("/v1/messages"):
         return BODY
     if path.startswith("/api/"):

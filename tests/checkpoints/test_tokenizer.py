@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.checkpoints.tokenizer import WINDOW, Tokenizer
 from mlx_server.errors import ModelUnusable
 from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, write_checkpoint
 
@@ -213,3 +214,17 @@ def test_a_damaged_file_is_the_models_fault(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):
         Tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("length", [3, 3 * WINDOW])
+def test_special_tokens_of_a_text_are_added_or_not(tmp_path: Path, length: int) -> None:
+    made = byte_level()
+    made.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    tokenizer = saved(tmp_path, made)
+    text = ("ab " * length)[:length]
+    plain = tokenizer.encode(text)
+    assert tokenizer.encode_prompt(text, 10**9, add_special_tokens=False) == plain
+    assert tokenizer.encode_prompt(text, 10**9) == [1, *plain, 2]
+    assert tokenizer.with_special_tokens(plain) == [1, *plain, 2]

@@ -22,7 +22,7 @@ from mlx_server import limits
 from mlx_server.api.fields import IGNORED_HEADER
 from tests.api.wire import error_of
 from tests.hostile.bodies import generated, shrunk
-from tests.hostile.routes import CONTEXT, HI, ROUTES, SAID, TINY, Json, Route
+from tests.hostile.routes import CONTEXT, EMBEDS, HI, ROUTES, SAID, TINY, Json, Route
 from tests.live.server import LiveServer, serving
 from tests.tiny import tiny_llama
 
@@ -98,8 +98,13 @@ def target(folder: Path, tiny: Path) -> Iterator[Target]:
     models = {
         TINY: {"source": str(tiny), **_brief()},
         SAID: {"source": "replay:said.jsonl", "family": "qwen3", **_brief()},
+        EMBEDS: {"source": str(tiny), "task": "embed", "matryoshka": True, **_brief()},
     }
-    server_settings = {"runtime_adapters": True, "adapter_dirs": ["."]}
+    server_settings = {
+        "runtime_adapters": True,
+        "adapter_dirs": ["."],
+        "show_prompts": True,
+    }
     with serving(folder, {"server": server_settings, "models": models}) as server:
         response = _made(
             server, "/v1/responses", {"model": TINY, "input": "hi", "background": True}

@@ -7,17 +7,19 @@ from mlx_server.api.adapters import Load, Unload
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.embeddings.protocol import EmbeddingsBody
 from mlx_server.api.fields import SamplingBody, WireModel
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.ollama import protocol as ollama
 from mlx_server.api.replay import Reset
 from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.tokenize.protocol import DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 
-TINY, SAID = "tiny", "said"
-"""Random weights; and a replay model that thinks, calls and answers."""
+TINY, SAID, EMBEDS = "tiny", "said", "embeds"
+"""Random weights; a replay model that thinks, calls and answers; and the weights as embedder."""
 CONTEXT = 1600
 HI: Json = {"role": "user", "content": "hi"}
 
@@ -381,8 +383,35 @@ OLLAMA_CHAT = tuple({**body, "messages": OLLAMA_TALK, "tools": FUNCTIONS} for bo
 OLLAMA_GENERATE = tuple(
     {**body, "prompt": "hi", "system": "Be brief.", "raw": False, "images": []} for body in OLLAMA
 )
+TOKENIZED: tuple[Json, ...] = (
+    {"model": TINY, "prompt": "hi", "add_special_tokens": False, "return_token_strs": True},
+    {
+        "model": SAID,
+        "messages": BEGUN,
+        "tools": FUNCTIONS,
+        "chat_template_kwargs": {"a": 1},
+        "chat_template": None,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    },
+)
+EMBEDDED: tuple[Json, ...] = (
+    {"model": EMBEDS, "input": ["hi", "there"], "encoding_format": "float", "truncate": True},
+    {"model": EMBEDS, "input": [[5, 6], [7]], "encoding_format": "base64", "dimensions": 8},
+    {"model": EMBEDS, "input": [5, 6], "prompt_name": None},
+)
+EMBEDDED_BY_OLLAMA: tuple[Json, ...] = (
+    {
+        "model": EMBEDS,
+        "input": ["hi", "there"],
+        "truncate": True,
+        "dimensions": 8,
+        "options": {"num_ctx": 512},
+        "keep_alive": "5m",
+    },
+    {"model": EMBEDS, "input": "hi"},
+)
 NO_SUCH_THING = {
-    **dict.fromkeys(("embed", "embeddings"), 400),
     **dict.fromkeys(("pull", "push", "create", "copy"), 403),
 }
 
@@ -394,7 +423,17 @@ ROUTES = (
         ({"metadata": {"a": "b"}},),
         answers=404,  # the id is that of another thing
     ),
+    Route("/v1/chat/completions/render", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
+    Route("/v1/embeddings", EmbeddingsBody, EMBEDDED),
+    Route("/api/embed", ollama.EmbedBody, EMBEDDED_BY_OLLAMA),
+    Route(
+        "/api/embeddings",
+        ollama.OlderEmbedBody,
+        ({"model": EMBEDS, "prompt": "hi", "options": {"seed": 1}, "keep_alive": "5m"},),
+    ),
+    Route("/tokenize", TokenizeBody, TOKENIZED),
+    Route("/detokenize", DetokenizeBody, ({"model": TINY, "tokens": [5, 6]},)),
     Route("/generate", NativeBody, NATIVE),
     Route("/v1/responses", ResponsesBody, RESPONSES),
     Route("/v1/responses/compact", ResponsesBody, SHORTENED),

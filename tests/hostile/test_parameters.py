@@ -28,7 +28,15 @@ from mlx_server.pool.prepare import prepare
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer
 from mlx_server.sources.replay_checkpoint import TEMPLATE
 from tests.hostile.fuzz import posted
-from tests.hostile.parameters import CHATTING, MESSAGING, OLLAMAS, OWNING, RESPONDING
+from tests.hostile.parameters import (
+    CHATTING,
+    EMBEDDING,
+    MESSAGING,
+    OLLAMAS,
+    OWNING,
+    RESPONDING,
+    TOKENIZING,
+)
 from tests.hostile.parameters.case import (
     ADAPTER,
     CALLS,
@@ -70,6 +78,8 @@ SHOWN: Mapping[Wire, Mapping[str, Any]] = {
     **OLLAMAS,
     **RESPONDING,
     **OWNING,
+    **TOKENIZING,
+    **EMBEDDING,
 }
 ROOTS: tuple[Wire, ...] = (*(route.wire_type for route in ROUTES), ModelSettings)
 

@@ -243,7 +243,7 @@ def prompt_text(size: int) -> None:
     empty = GenerateRequest("m", (Conversation((Message("user", ""),)),))
     around = memory_of(empty)
     text = "x" * (size - around)
-    plan._check_text(prepared, GenerateRequest("m", (Conversation((Message("user", text),)),)))
+    plan.check_text(prepared, GenerateRequest("m", (Conversation((Message("user", text),)),)))
 
 
 @pytest.mark.parametrize(

@@ -704,7 +704,7 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
         raise RuntimeError(NO_MEMORY)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RowAdmission, "compute_prompt_logprobs", fails)
+        patched.setattr(RowAdmission, "compute_piece", fails)
         two.handle(ask(6, prompt=3 * PIECE, prompt_logprobs=True))
         reports = two.step()
     assert of(DeviceFailed, reports)

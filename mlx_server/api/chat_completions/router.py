@@ -12,17 +12,21 @@ from mlx_server.api.chat_completions.output import (
     Wire,
 )
 from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.rendering import rendered
 from mlx_server.api.chat_completions.stored import StoringOutput, filter_of, with_metadata
 from mlx_server.api.conversations.protocol import UpdateBody
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response, respond
 from mlx_server.api.responses.pagination import After, Limit, Sorted
 from mlx_server.api.responses.state import page_body
+from mlx_server.errors import Forbidden
+from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.store import Store
 
 PATH = "/v1/chat/completions"
 ONE = PATH + "/{id}"
+RENDER = PATH + "/render"
 
 router = APIRouter()
 
@@ -51,6 +55,23 @@ async def _storing(http: Request, body: ChatBody, output: ChatOutput) -> Storing
     storing = await in_thread(StoringOutput, output, body, store, owner)
     await store.check_room(owner)
     return storing
+
+
+@router.post(RENDER, openapi_extra=documented(RENDER, ChatBody))
+async def render(http: Request) -> Response:
+    if not http.app.state.show_prompts:
+        raise Forbidden(
+            "This route shows the prompt that the chat template makes of a request. The server's "
+            "owner can allow that: `show_prompts: true` under `server` in models.yaml."
+        )
+    body = await read(http, ChatBody)
+    request = await in_thread(to_request, body)
+    pool: Pool = http.app.state.pool
+    name, _ = pool.named(body.model)
+    prepared = await pool.prepared(name)
+    made, unread = await in_thread(rendered, prepared, request, model=prepared.id)
+    ignored = await in_thread(body.ignored)
+    return json_response(made, ignored_header([*ignored, *unread]))
 
 
 @router.get(PATH)

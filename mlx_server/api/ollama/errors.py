@@ -8,10 +8,7 @@ from mlx_server.errors import ServerError
 
 PREFIX = "/api/"
 
-REFUSED = frozenset(
-    f"{PREFIX}{name}"
-    for name in ("copy", "create", "delete", "embed", "embeddings", "pull", "push")
-)
+REFUSED = frozenset(f"{PREFIX}{name}" for name in ("copy", "create", "delete", "pull", "push"))
 """Routes that only say why they do nothing."""
 
 

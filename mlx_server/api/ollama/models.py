@@ -70,7 +70,7 @@ async def described(pool: Pool, id: str, started: float) -> Wire:
         "modified_at": rfc3339(started),
         "details": _details(found),
         "model_info": {"general.architecture": family, "general.basename": id, **context},
-        "capabilities": ["completion", *_abilities(found)],
+        "capabilities": _abilities(found),
     }
 
 
@@ -100,9 +100,12 @@ def _details(found: Capabilities | None) -> Wire:
         "family": family,
         "families": [family] if family else [],
         "parameter_size": "",
-        "quantization_level": "",
+        "quantization_level": (found and found.quantization) or "",
     }
 
 
 def _abilities(found: Capabilities | None) -> list[str]:
-    return [name for field, name in ABILITIES.items() if found and getattr(found, field)]
+    if found and found.task == "embed":
+        return ["embedding"]
+    abilities = [name for field, name in ABILITIES.items() if found and getattr(found, field)]
+    return ["completion", *abilities]

@@ -10,6 +10,7 @@ import msgspec
 
 from mlx_server.api.accumulator import Accumulator
 from mlx_server.api.call_arguments import arguments_object
+from mlx_server.api.embeddings.output import numbers
 from mlx_server.api.ollama.errors import error_body
 from mlx_server.api.sse import Frames
 from mlx_server.events import (
@@ -21,6 +22,7 @@ from mlx_server.events import (
     TokenLogprob,
     ToolCallFinished,
 )
+from mlx_server.generation.embeddings import Embeddings
 from mlx_server.messages import ToolCall
 
 Wire = dict[str, Any]
@@ -141,6 +143,21 @@ def chunk(model: str, content: Wire) -> Wire:
 def loaded(model: str, shape: Shape, reason: str) -> Wire:
     """The answer to a request without a prompt, which loads the model or unloads it."""
     return {**chunk(model, shape(Piece())), "done": True, "done_reason": reason}
+
+
+def embed_answer(model: str, found: Embeddings | None, began: float) -> Wire:
+    """found: None if the request had no input. began: by `time.perf_counter`."""
+    return {
+        "model": model,
+        "embeddings": [numbers(vector) for vector in found.vectors] if found else [],
+        "total_duration": int((time.perf_counter() - began) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": found.tokens if found else 0,
+    }
+
+
+def older_embed_answer(found: Embeddings | None) -> Wire:
+    return {"embedding": numbers(found.vectors[0]) if found else []}
 
 
 def rfc3339(seconds: float) -> str:

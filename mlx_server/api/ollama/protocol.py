@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from mlx_server import limits
+from mlx_server.api.embeddings.protocol import Dimensions
 from mlx_server.api.fields import Items, SamplingBody, WireModel
 from mlx_server.api.ollama.keep_alive import KeepAlive, seconds_of
 from mlx_server.errors import BadRequest
@@ -166,3 +167,30 @@ class ShowBody(WireModel):
     model: Name | None = None
     name: Name | None = None
     """The older name of `model`."""
+
+
+class EmbedBody(WireModel):
+    """`/api/embed`. The options that have an effect on an embedding are none."""
+
+    model: Name
+    input: str | Items[str] | None = None
+    truncate: bool | None = None
+    """Whether inputs that are too long are cut, which they are by default."""
+    dimensions: Dimensions | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None
+
+    def unused(self) -> Iterable[str]:
+        yield from (f"options.{name}" for name in self.options or {})
+
+
+class OlderEmbedBody(WireModel):
+    """`/api/embeddings`, which takes one text."""
+
+    model: Name
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None
+
+    def unused(self) -> Iterable[str]:
+        yield from (f"options.{name}" for name in self.options or {})

@@ -1,5 +1,6 @@
 """Ollama's routes. Those that would change the machine say which command does it."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -8,24 +9,38 @@ from fastapi import APIRouter, Request, Response
 from mlx_server import __version__
 from mlx_server.api.body import documented, read
 from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.embeddings.input import checked
+from mlx_server.api.embeddings.router import embedded
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response, respond
 from mlx_server.api.ollama import models
 from mlx_server.api.ollama.input import chat_request, generate_request
+from mlx_server.api.ollama.keep_alive import seconds_of
 from mlx_server.api.ollama.output import (
     OllamaOutput,
     Shape,
     chat_shape,
+    embed_answer,
     generate_shape,
     loaded,
+    older_embed_answer,
 )
-from mlx_server.api.ollama.protocol import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
+from mlx_server.api.ollama.protocol import (
+    AnswerBody,
+    EmbedBody,
+    GenerateBody,
+    OlderEmbedBody,
+    OllamaChatBody,
+    ShowBody,
+)
 from mlx_server.errors import BadRequest, Forbidden
+from mlx_server.generation.embeddings import Embeddings, EmbedRequest
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 CHAT, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
+EMBED, EMBEDDINGS = "/api/embed", "/api/embeddings"
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose API this is. Clients compare it with the one they need."""
@@ -137,10 +152,52 @@ async def running() -> Response:
     return Response("mlx-server is running", media_type="text/plain")
 
 
-@router.post("/api/embed")
-@router.post("/api/embeddings")
-async def embed() -> Response:
-    raise BadRequest("This server has no embeddings: its models generate text.", param="model")
+@router.post(EMBED, openapi_extra=documented(EMBED, EmbedBody))
+async def embed(http: Request) -> Response:
+    body = await read(http, EmbedBody)
+    began = time.perf_counter()
+    inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input or ())
+    found = await _embedded(http, body, inputs, body.truncate is not False, body.dimensions)
+    made = await in_thread(embed_answer, body.model, found, began)
+    return json_response(made, _unused(http, body))
+
+
+@router.post(EMBEDDINGS, openapi_extra=documented(EMBEDDINGS, OlderEmbedBody))
+async def embeddings(http: Request) -> Response:
+    body = await read(http, OlderEmbedBody)
+    inputs = (body.prompt,) if body.prompt else ()
+    found = await _embedded(http, body, inputs, truncate=True)
+    return json_response(older_embed_answer(found), _unused(http, body))
+
+
+async def _embedded(
+    http: Request,
+    body: EmbedBody | OlderEmbedBody,
+    inputs: tuple[str, ...],
+    truncate: bool,
+    dimensions: int | None = None,
+) -> Embeddings | None:
+    """None without inputs: such a request loads the model."""
+    pool: Pool = http.app.state.pool
+    seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
+    name = models.own_name(pool, body.model)
+    client = http.state.client
+    found = None
+    if inputs:
+        found = await embedded(
+            http, EmbedRequest(name, checked(inputs), dimensions, truncate=truncate, client=client)
+        )
+    else:
+        await while_connected(http, pool.load(await models.checked(pool, name), client))
+    if seconds is not None:
+        pool.keep(pool.spec(name).id, seconds)
+    return found
+
+
+def _unused(http: Request, body: EmbedBody | OlderEmbedBody) -> dict[str, str]:
+    pool: Pool = http.app.state.pool
+    is_kept = body.keep_alive is not None and _is_pinned(pool, models.own_name(pool, body.model))
+    return ignored_header([*body.ignored(), *(["keep_alive"] if is_kept else [])])
 
 
 @router.delete("/api/delete")

@@ -254,8 +254,9 @@ def test_clients_find_out_that_a_server_is_there(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
-def test_there_are_no_embeddings(client: TestClient, path: str) -> None:
-    assert "no embeddings" in refused(client.post(path, json={"model": MODEL, "input": "x"}))
+def test_there_are_no_embeddings_of_a_chat_model(client: TestClient, path: str) -> None:
+    body = {"model": MODEL, "input": "x", "prompt": "x"}
+    assert "generates text" in refused(client.post(path, json=body))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,19 @@
 """Every parameter that there is, by the class and the field that take it."""
 
 from tests.hostile.parameters.chatting import CHATTING
+from tests.hostile.parameters.embedding import EMBEDDING
 from tests.hostile.parameters.messaging import MESSAGING
 from tests.hostile.parameters.ollamas import OLLAMAS
 from tests.hostile.parameters.owning import OWNING
 from tests.hostile.parameters.responding import RESPONDING
+from tests.hostile.parameters.tokenizing import TOKENIZING
 
-__all__ = ["CHATTING", "MESSAGING", "OLLAMAS", "OWNING", "RESPONDING"]
+__all__ = [
+    "CHATTING",
+    "EMBEDDING",
+    "MESSAGING",
+    "OLLAMAS",
+    "OWNING",
+    "RESPONDING",
+    "TOKENIZING",
+]

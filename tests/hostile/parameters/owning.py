@@ -16,6 +16,7 @@ TYPED = offered(
 FORGETS, MISNAMES, SLIPS, QUOTES = "Forget.", "Misname.", "Slip.", "Quote."
 GLM = "tests/tool_parsers/test_glm.py"
 MISPLACES, SCRIBBLES = "Misplace.", "Scribble."
+EMBEDDINGS = "tests/live/test_embeddings.py"
 POOL, REPAIR = "tests/pool/test_pool.py", "tests/live/test_repair.py"
 
 
@@ -69,6 +70,8 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
         "volatile_lines": "tests/live/test_sessions.py::test_the_owner_keeps_a_volatile_line",
         "misplaced_calls": Setting({"misplaced_calls": "text"}, asked(MISPLACES, **TYPED), SAID),
         "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),
+        "task": f"{EMBEDDINGS}::test_they_are_those_of_a_plain_computation",
+        "matryoshka": f"{EMBEDDINGS}::test_fewer_dimensions",
         "preload": f"{POOL}::test_preloading_begins_at_the_start_and_only_where_asked_for",
         "pinned": Told({"pinned": True}, "pinned", True),
         "ttl": Told({"ttl": 3600.0}, "ttl", 3600.0),

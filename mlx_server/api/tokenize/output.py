@@ -1,0 +1,24 @@
+"""The answers of `/tokenize`, in vLLM's words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlx_server.pool.prepare import PreparedModel
+
+
+def tokenized(
+    prepared: PreparedModel, tokens: Sequence[int], *, shown: bool, with_texts: bool
+) -> dict[str, Any]:
+    """shown: whether the client may see the tokens, and not only their number."""
+    return {
+        "count": len(tokens),
+        "max_model_len": prepared.context_length,
+        "tokens": list(tokens) if shown else None,
+        "token_strs": _entries(prepared, tokens) if shown and with_texts else None,
+    }
+
+
+def _entries(prepared: PreparedModel, tokens: Sequence[int]) -> list[str]:
+    """The tokens as the vocabulary has them."""
+    entry = prepared.checkpoint.tokenizer.entry
+    return [entry(token) or "" for token in tokens]

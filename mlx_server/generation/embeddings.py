@@ -1,0 +1,247 @@
+"""Embeddings of texts: tokenised, grouped by length and computed by the engine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mlx_server import limits
+from mlx_server.checkpoints.embedder import Embedder
+from mlx_server.engine.messages import Embed, Embedded, padded_tokens
+from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.generation.task import check_task
+from mlx_server.pool.entry import LoadedModel
+from mlx_server.pool.lease import MemoryDemand
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.request_threads import check_wanted, in_thread
+from mlx_server.system.logs import log_model
+
+GROUP_ROWS, GROUP_TOKENS = 32, 2048
+"""How many texts are computed together, and how many tokens with their padding."""
+
+Input = str | tuple[int, ...]
+"""Text, or the ids of its tokens, which are used unchanged."""
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    model: str
+    inputs: tuple[Input, ...]
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    truncate: bool = False
+    """Whether an input that is too long is cut; else it is refused."""
+    param: str = "input"
+    """The client's name of the inputs, for error messages."""
+    client: str = ""
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    model: str
+    vectors: tuple[bytes, ...]
+    """As little-endian 32-bit floats, in the order of the inputs."""
+    tokens: int
+    """Of all inputs together."""
+
+
+async def embed(request: EmbedRequest, pool: Pool) -> Embeddings:
+    """Compute the embeddings. A caller that is cancelled cancels the rows."""
+    with pool.row_slot(1, request.client):
+        prepared = await _prepared(request, pool)
+        texts = await in_thread(tokenized, prepared, request, model=prepared.id)
+        vectors = await compute(pool, prepared, _command(prepared, request), texts)
+    return Embeddings(prepared.id, vectors, sum(map(len, texts)))
+
+
+async def compute(
+    pool: Pool, prepared: PreparedModel, command: Embed, texts: Sequence[Sequence[int]]
+) -> tuple[bytes, ...]:
+    """The vectors of the texts, in their order. command: what all groups of them share."""
+    groups = list(grouped(texts))
+    rows = [replace_inputs(command, [texts[place] for place in group]) for group in groups]
+    found: dict[int, bytes] = {}
+    async with pool.lease(prepared, _demand(prepared, command, rows)) as lease:
+        _check_ids(lease.model, texts)
+        async with pool.engine.embed(rows) as feed:
+            lease.began(rows)
+            places = dict(zip((row.row for row in rows), groups, strict=True))
+            while len(found) < len(texts):
+                for item in await feed.take():
+                    assert isinstance(item, Embedded)
+                    found.update(zip(places[item.row], item.vectors, strict=True))
+                    lease.left([item.row])
+    return tuple(found[place] for place in range(len(texts)))
+
+
+def grouped(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Places of texts that are computed together: those of similar lengths."""
+    group: list[int] = []
+    for place in sorted(range(len(texts)), key=lambda place: len(texts[place])):
+        tokens = (len(group) + 1) * len(texts[place])
+        if group and (len(group) == GROUP_ROWS or tokens > GROUP_TOKENS):
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
+
+
+def replace_inputs(command: Embed, texts: Sequence[Sequence[int]]) -> Embed:
+    return Embed(
+        row=0,
+        model=command.model,
+        inputs=[list(text) for text in texts],
+        pooling=command.pooling,
+        normalize=command.normalize,
+        dimensions=command.dimensions,
+        logits_of=command.logits_of,
+        client=command.client,
+    )
+
+
+def _demand(prepared: PreparedModel, command: Embed, rows: Sequence[Embed]) -> MemoryDemand:
+    """The memory of the largest group: a client's groups are computed one after the other."""
+    largest = max(rows, key=lambda row: padded_tokens(row.inputs))
+    longest = max(map(len, largest.inputs))
+    return MemoryDemand(prepared.kv, longest, longest, len(largest.inputs), command.client)
+
+
+async def _prepared(request: EmbedRequest, pool: Pool) -> PreparedModel:
+    name, adapter = pool.named(request.model)
+    prepared = await pool.prepared(name)
+    log_model(prepared.id, prepared.family.name)
+    check_task(prepared, "embed")
+    if adapter:
+        raise BadRequest(
+            f"Embeddings are computed without adapters. Name the model alone: {prepared.id}.",
+            param="model",
+        )
+    _check_embedder(prepared.id, prepared.embedder, request)
+    return prepared
+
+
+def _check_embedder(id: str, embedder: Embedder, request: EmbedRequest) -> None:
+    if embedder.unsupported:
+        raise BadRequest(
+            f"{id} can't compute embeddings here: its sentence-transformers files ask for "
+            f"{embedder.unsupported}. Use a causal embedding model, such as Qwen3-Embedding.",
+            param="model",
+        )
+    asked, width = request.dimensions, embedder.width
+    if asked is not None and width and asked > width:
+        raise BadRequest(
+            f"`dimensions` is {asked}, but the embeddings of {id} have {width}.",
+            param="dimensions",
+        )
+    if asked not in (None, width) and not embedder.is_matryoshka:
+        raise BadRequest(
+            f"The files of {id} do not say that its embeddings can be shortened. Leave "
+            "`dimensions` out, or let the owner set `matryoshka: true` in models.yaml.",
+            param="dimensions",
+        )
+    if request.prompt_name is not None and request.prompt_name not in embedder.prompts:
+        named = ", ".join(list(embedder.prompts)[:20]) or "none"
+        raise BadRequest(
+            f"{id} has no prompt {request.prompt_name[:100]!r}; its prompts are: {named}.",
+            param="prompt_name",
+        )
+
+
+def _command(prepared: PreparedModel, request: EmbedRequest) -> Embed:
+    embedder = prepared.embedder
+    return Embed(
+        row=0,
+        model=prepared.id,
+        inputs=[],
+        pooling=embedder.pooling,
+        normalize=embedder.normalizes,
+        dimensions=request.dimensions,
+        client=request.client,
+    )
+
+
+def tokenized(prepared: PreparedModel, request: EmbedRequest) -> list[list[int]]:
+    embedder = prepared.embedder
+    name = request.prompt_name or embedder.default_prompt or ""
+    tokenizer = InputTokenizer(prepared, embedder.prompts.get(name, ""), request)
+    texts: list[list[int]] = []
+    total = 0
+    for place, text in enumerate(request.inputs):
+        check_wanted()
+        texts.append(tokenizer.tokens(text, place))
+        total += len(texts[-1])
+        if total > limits.EMBEDDED_TOKENS.value:
+            raise BadRequest(
+                f"`{request.param}` should have no more than {limits.EMBEDDED_TOKENS.value} tokens "
+                "in total. Send it in several requests.",
+                param=request.param,
+            )
+    return texts
+
+
+class InputTokenizer:
+    """Tokenises inputs, special tokens included, within the length that the model takes."""
+
+    def __init__(self, prepared: PreparedModel, prompt: str, request: EmbedRequest) -> None:
+        self._tokenizer = prepared.checkpoint.tokenizer
+        self._prompt = prompt
+        self._request = request
+        embedder, ends = prepared.embedder, prepared.checkpoint.tokens.get("eos_token", "")
+        end = self._tokenizer.id_of(ends) if embedder.ends_with_end_token else None
+        self._end = [] if end is None else [end]
+        added = len(self._special([]))
+        self._most = min(embedder.max_tokens or prepared.context_length, prepared.context_length)
+        self._room = self._most - added
+
+    def tokens(self, text: Input, place: int) -> list[int]:
+        if isinstance(text, tuple):
+            found = list(self._fitting(text, self._most, place))
+        else:
+            found = self._special(self._fitting(self._plain(text, place), self._room, place))
+        if not found:
+            raise BadRequest(f"Input {place} is empty: it has no tokens.", param=self._param(place))
+        return found
+
+    def _plain(self, text: str, place: int) -> list[int]:
+        text = self._prompt + text
+        if self._request.truncate:
+            text = text[: self._room * self._tokenizer.longest]
+        try:
+            return self._tokenizer.encode_prompt(text, self._room, add_special_tokens=False)
+        except ContextTooLong:
+            if not self._request.truncate:
+                raise self._too_long(place) from None
+        return self._tokenizer.encode(text)
+
+    def _fitting(self, ids: Sequence[int], room: int, place: int) -> Sequence[int]:
+        if len(ids) > room and not self._request.truncate:
+            raise self._too_long(place)
+        return ids[:room]
+
+    def _special(self, ids: Sequence[int]) -> list[int]:
+        whole = self._tokenizer.with_special_tokens(ids)
+        return [*whole, *self._end] if whole[-1:] != self._end else whole
+
+    def _too_long(self, place: int) -> ContextTooLong:
+        return ContextTooLong(
+            f"Input {place} has more than {self._most} tokens, which is the most that the model "
+            "takes. Split it.",
+            param=self._param(place),
+        )
+
+    def _param(self, place: int) -> str:
+        return (
+            f"{self._request.param}[{place}]"
+            if len(self._request.inputs) > 1
+            else (self._request.param)
+        )
+
+
+def _check_ids(model: LoadedModel, texts: Sequence[Sequence[int]]) -> None:
+    highest = max(max(text) for text in texts)
+    if highest >= model.vocabulary:
+        raise BadRequest(
+            f"`input` has the token id {highest}; the ids of {model.prepared.id} go from 0 to "
+            f"{model.vocabulary - 1}.",
+            param="input",
+        )

@@ -1,0 +1,76 @@
+"""Tokenises texts and conversations, and turns tokens into text, without generating."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlx_server import limits
+from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.plan import (
+    RequestPlan,
+    chat_prompt,
+    check_text,
+    plan,
+    with_continued_messages,
+)
+from mlx_server.messages import Conversation
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.requests import GenerateRequest
+
+
+def text_tokens(prepared: PreparedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+    tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED.value
+    try:
+        found = tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
+    except ContextTooLong:
+        raise _too_many("prompt") from None
+    return _limited(found, "prompt")
+
+
+def chat_tokens(
+    prepared: PreparedModel, request: GenerateRequest, *, add_special_tokens: bool
+) -> list[int]:
+    """The tokens of the request's one conversation. add_special_tokens: whether to add those of a
+    text, too, although templates have their own."""
+    check_text(prepared, request)
+    request, _ = without_volatile_lines(prepared, request)
+    (conversation,) = with_continued_messages(prepared, request).prompts
+    assert isinstance(conversation, Conversation)
+    spec = replace(prepared.spec, context_length=limits.TOKENIZED.value)
+    try:
+        found = chat_prompt(replace(prepared, spec=spec), conversation).tokens
+    except ContextTooLong:
+        raise _too_many("messages") from None
+    if add_special_tokens:
+        found = prepared.checkpoint.tokenizer.with_special_tokens(found)
+    return _limited(found, "messages")
+
+
+def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
+    """The text of the tokens, special ones included. Raises BadRequest for ids of no token."""
+    tokenizer = prepared.checkpoint.tokenizer
+    unknown = min((id for id in set(tokens) if tokenizer.entry(id) is None), default=None)
+    if unknown is not None:
+        raise BadRequest(
+            f"`tokens` has the id {unknown}, but the tokenizer of {prepared.id} has no such token.",
+            param="tokens",
+        )
+    return tokenizer.raw(list(tokens))
+
+
+def dry_run(prepared: PreparedModel, request: GenerateRequest) -> RequestPlan:
+    """The plan of a request that is not run. A replay model does not advance to its next answer."""
+    request, _ = without_volatile_lines(prepared, request)
+    request = with_continued_messages(prepared, request)
+    return plan(replace(prepared, transcript=None), request)
+
+
+def _limited(tokens: list[int], param: str) -> list[int]:
+    if len(tokens) > limits.TOKENIZED.value:
+        raise _too_many(param)
+    return tokens
+
+
+def _too_many(param: str) -> BadRequest:
+    most = limits.TOKENIZED.value
+    return BadRequest(f"`{param}` should have no more than {most} tokens. Split it.", param=param)

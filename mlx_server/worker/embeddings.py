@@ -1,0 +1,91 @@
+"""Computes the embeddings of texts: the hidden states of their tokens, pooled to a vector each.
+
+The texts of a group begin at the same place and are padded at their ends. The models are causal, so
+that padding changes nothing before it, and one cache serves the whole group.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlx_server.engine.messages import Embed, Pooling
+from mlx_server.worker.mlx_lm_internals import make_prompt_cache
+
+IDLE_PIECE = 512
+"""Tokens that are computed at a time, of all texts together, while no row decodes."""
+
+SMALLEST_NORM = 1e-12
+
+PooledTexts = Generator[None, None, list[bytes]]
+
+
+def pooled_texts(
+    model: nn.Module, command: Embed, piece_tokens: Callable[[], int], *, alone: bool
+) -> PooledTexts:
+    """Yields after each piece; returns the vectors as bytes.
+
+    piece_tokens: returns how many tokens the next piece may have. alone: whether texts can't be
+    computed together.
+    """
+    groups = [[text] for text in command.inputs] if alone else [command.inputs]
+    found: list[bytes] = []
+    for group in groups:
+        pooled = yield from _pooled(model, group, command.pooling, piece_tokens)
+        made = _logits(model, pooled, command.logits_of) if command.logits_of else pooled
+        found += _as_bytes(_finished(made, command))
+    return found
+
+
+def _pooled(
+    model: nn.Module, texts: list[list[int]], pooling: Pooling, piece_tokens: Callable[[], int]
+) -> Generator[None, None, mx.array]:
+    """Returns one vector for each text, in the precision of float32."""
+    backbone, cache = backbone_of(model), make_prompt_cache(model)
+    lengths = mx.array([len(text) for text in texts])[:, None]
+    longest = max(map(len, texts))
+    padded = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
+    total, at = mx.array(0.0), 0
+    while at < longest:
+        end = min(longest, at + max(1, piece_tokens() // len(texts)))
+        hidden = backbone(padded[:, at:end], cache=cache).astype(mx.float32)
+        places = mx.arange(at, end)[None]
+        counts = places < lengths if pooling == "mean" else places == lengths - 1
+        total = total + mx.where(counts[..., None], hidden, 0).sum(axis=1)
+        mx.eval(total, [entry.state for entry in cache])
+        at = end
+        yield
+    return total / lengths if pooling == "mean" else total
+
+
+def backbone_of(model: nn.Module) -> Any:
+    """The part of the model that computes the hidden states, without the output head."""
+    backbone = getattr(getattr(model, "language_model", model), "model", None)
+    if not isinstance(backbone, nn.Module):
+        raise ValueError(f"mlx-lm has no hidden states of {getattr(model, 'model_type', 'it')}")
+    return backbone
+
+
+def _logits(model: nn.Module, pooled: mx.array, tokens: list[int]) -> mx.array:
+    head = getattr(model, "lm_head", None) or backbone_of(model).embed_tokens.as_linear
+    logits: mx.array = head(pooled)
+    return logits[:, mx.array(tokens)]
+
+
+def _finished(vectors: mx.array, command: Embed) -> mx.array:
+    if command.logits_of:
+        return vectors
+    cut = vectors[:, : command.dimensions]
+    if not command.normalize:
+        return cut
+    return cut / mx.maximum(mx.linalg.norm(cut, axis=-1, keepdims=True), SMALLEST_NORM)
+
+
+def _as_bytes(vectors: mx.array) -> list[bytes]:
+    """Raises ValueError for values that are not finite, which no JSON can have."""
+    values = np.asarray(vectors.astype(mx.float32), dtype="<f4")
+    if not np.isfinite(values).all():
+        raise ValueError("the model computed values that are not numbers; its weights are damaged")
+    return [row.tobytes() for row in values]

@@ -1,0 +1,189 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server import limits
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from tests.api import wire
+from tests.api.wire import Json, ScriptedEngine, error, ok
+
+IGNORED = "x-mlx-server-ignored"
+HI: Json = {"role": "user", "content": "Salü"}
+RENDERED = "<|im_start|>user\nSalü<|im_end|>\n<|im_start|>assistant\n"
+TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.fixture(scope="module")
+def shown(tiny_path: Path) -> Iterator[TestClient]:
+    """A server whose owner shows prompts. Its engine loads no model."""
+    engine = ScriptedEngine()
+    with wire.client(tiny_path, engine, show_prompts=True) as client:
+        yield client
+    assert not engine.taken
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_path: Path) -> Tokenizer:
+    return Tokenizer(tiny_path / "tokenizer.json")
+
+
+def tokenize(client: TestClient, **asked: Any) -> Json:
+    return ok(client.post("/tokenize", json={"model": wire.MODEL, **asked}))
+
+
+def refused(client: TestClient, asked: Json, path: str = "/tokenize", status: int = 400) -> Json:
+    return error(client.post(path, json={"model": wire.MODEL, **asked}), status)
+
+
+def text_of(client: TestClient, tokens: list[int]) -> str:
+    answer = ok(client.post("/detokenize", json={"model": wire.MODEL, "tokens": tokens}))
+    assert answer.keys() == {"prompt"}
+    text: str = answer["prompt"]
+    return text
+
+
+def test_a_text(client: TestClient, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Salü 🙂")
+    assert tokenize(client, prompt="Salü 🙂") == {
+        "count": len(ids),
+        "max_model_len": 2048,
+        "tokens": ids,
+        "token_strs": None,
+    }
+
+
+def test_token_strings_are_those_of_the_vocabulary(client: TestClient) -> None:
+    found = tokenize(client, prompt="a b<|im_end|>", return_token_strs=True)
+    assert found["token_strs"] == ["a", "Ġ", "b", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("text", ["", "Salü 🙂", "<|im_start|>user\nhi<|im_end|>", "\u0000\u202e"])
+def test_there_and_back(client: TestClient, text: str) -> None:
+    assert text_of(client, tokenize(client, prompt=text)["tokens"]) == text
+
+
+def test_part_of_a_character_has_a_text_too(client: TestClient, tokenizer: Tokenizer) -> None:
+    assert text_of(client, tokenizer.encode("🙂")[:2]) == "�"
+
+
+def test_messages_are_counted_as_they_are_answered(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    counted = tokenize(client, messages=[HI])
+    body = {"model": wire.MODEL, "messages": [HI], "max_tokens": 1}
+    answered = ok(client.post("/v1/chat/completions", json=body))
+    assert counted["count"] == answered["usage"]["prompt_tokens"] == len(engine.taken[-1].prompt)
+    assert (counted["tokens"], counted["token_strs"]) == (None, None), "the owner does not show it"
+
+
+def test_messages_as_the_owner_shows_them(shown: TestClient) -> None:
+    assert text_of(shown, tokenize(shown, messages=[HI])["tokens"]) == RENDERED
+    strings = tokenize(shown, messages=[HI], return_token_strs=True)["token_strs"]
+    assert strings[:3] == ["<|im_start|>", "u", "s"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"add_generation_prompt": True}, RENDERED),
+        ({"add_generation_prompt": False}, "<|im_start|>user\nSalü<|im_end|>\n"),
+        (
+            {
+                "messages": [HI, {"role": "assistant", "content": "It is"}],
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+            },
+            RENDERED + "It is",
+        ),
+    ],
+    ids=["begins an answer", "ends with the message", "continues a message"],
+)
+def test_where_the_prompt_ends(shown: TestClient, asked: Json, text: str) -> None:
+    tokens = tokenize(shown, **{"messages": [HI], **asked})["tokens"]
+    assert text_of(shown, tokens) == text
+
+
+def test_text_is_never_control(shown: TestClient) -> None:
+    tokens = tokenize(shown, messages=[{"role": "user", "content": "<|im_end|>"}])["tokens"]
+    assert tokens.count(2) == 1, "the template's own"
+
+
+def test_tools_count(client: TestClient) -> None:
+    bare, tooled = (tokenize(client, messages=[HI], tools=t)["count"] for t in ([], [TOOL]))
+    assert tooled > bare
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "x", "messages": [HI]}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [HI], "chat_template": "{{ messages }}"}, "chat_template"),
+        (
+            {"messages": [HI], "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
+        ({"messages": [HI], "continue_final_message": True}, "messages[0].role"),
+        ({"prompt": ["x"]}, "prompt"),
+        ({"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
+    ],
+)
+def test_what_is_refused(client: TestClient, asked: Json, param: str) -> None:
+    assert refused(client, asked)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "tokens", [[-1], [2**31], [259], [319], [True], ["1"], "1", None, [[1]], [1.0]]
+)
+def test_what_is_no_token(client: TestClient, tokens: Any) -> None:
+    assert str(refused(client, {"tokens": tokens}, "/detokenize")["param"]).startswith("tokens")
+
+
+def test_fields_without_effect_are_listed(client: TestClient) -> None:
+    body = {"model": wire.MODEL, "prompt": "x", "tools": [TOOL], "add_generation_prompt": False}
+    answer = client.post("/tokenize", json={**body, "frobnicate": 1})
+    assert answer.headers[IGNORED] == "frobnicate, tools, add_generation_prompt"
+
+
+def test_no_such_model(client: TestClient) -> None:
+    for path, asked in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
+        found = error(client.post(path, json={"model": "none", **asked}), 404)
+        assert found["code"] == "model_not_found"
+
+
+def test_the_prompt_is_shown_only_if_the_owner_says_so(client: TestClient) -> None:
+    render = "/v1/chat/completions/render"
+    assert "show_prompts" in refused(client, {"messages": [HI]}, render, 403)["message"]
+    asked = {"messages": [HI], "return_token_strs": True}
+    assert "show_prompts" in refused(client, asked, status=403)["message"]
+
+
+def test_a_dry_run(shown: TestClient) -> None:
+    body = {"model": wire.MODEL, "messages": [HI], "max_tokens": 5, "stop": "x", "temperature": 0}
+    answer = shown.post("/v1/chat/completions/render", json={**body, "frobnicate": 1})
+    found = ok(answer)
+    assert found["prompt"] == RENDERED == text_of(shown, found["token_ids"])
+    sampling = found["sampling_params"]
+    assert (sampling["max_tokens"], sampling["stop"], sampling["temperature"]) == (5, ["x"], 0)
+    assert answer.headers[IGNORED] == "frobnicate"
+
+
+def test_a_dry_run_of_what_does_not_fit(shown: TestClient) -> None:
+    long = [{"role": "user", "content": "x" * 3000}]
+    found = refused(shown, {"messages": long}, "/v1/chat/completions/render")
+    assert found["code"] == "context_length_exceeded"
+    assert tokenize(shown, messages=long)["count"] > 3000, "it is counted all the same"
+
+
+@pytest.mark.parametrize("kind", ["prompt", "messages"])
+def test_a_text_of_too_many_tokens(
+    client: TestClient, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TOKENIZED", limits.ANSWERS)  # 16
+    assert tokenize(client, prompt="x" * 16)["count"] == 16
+    long: Json = {"prompt": "x" * 17, "messages": [HI]}
+    assert refused(client, {kind: long[kind]})["param"] == kind

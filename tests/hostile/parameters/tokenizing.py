@@ -1,0 +1,33 @@
+"""Of `/tokenize` and `/detokenize`."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from mlx_server.api.tokenize import protocol
+from tests.hostile.parameters.case import Shown
+
+WIRE = "tests/api/tokenize/test_tokenize_wire.py"
+TOKENIZER = "tests/checkpoints/test_tokenizer.py"
+
+ENDS = f"{WIRE}::test_where_the_prompt_ends"
+SPECIAL = f"{TOKENIZER}::test_special_tokens_of_a_text_are_added_or_not"
+
+TOKENIZING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
+    protocol.TokenizeBody: {
+        "model": f"{WIRE}::test_no_such_model",
+        "prompt": f"{WIRE}::test_a_text",
+        "messages": f"{WIRE}::test_messages_are_counted_as_they_are_answered",
+        "tools": f"{WIRE}::test_tools_count",
+        "chat_template_kwargs": "tests/generation/test_tokenization.py::test_template_kwargs",
+        "chat_template": f"{WIRE}::test_what_is_refused",
+        "add_generation_prompt": ENDS,
+        "continue_final_message": ENDS,
+        "add_special_tokens": SPECIAL,
+        "return_token_strs": f"{WIRE}::test_token_strings_are_those_of_the_vocabulary",
+    },
+    protocol.DetokenizeBody: {
+        "model": f"{WIRE}::test_no_such_model",
+        "tokens": f"{WIRE}::test_there_and_back",
+    },
+}

@@ -1,0 +1,246 @@
+"""Embeddings over HTTP, from the engine of a real server, with the clients of OpenAI and Ollama."""
+
+import base64
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import numpy as np
+import ollama
+import pytest
+from mlx.utils import tree_unflatten
+from mlx_lm.models.llama import Model, ModelArgs
+from openai import BadRequestError, OpenAI
+
+from mlx_server import limits
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from tests.live.server import LiveServer, eventually, serving
+from tests.tiny import IM_END, tiny_embedder, tiny_llama
+
+EMBEDS, MEAN, CHATS, CUT, CONVERTED, BERT = "embeds", "mean", "chats", "cut", "converted", "bert"
+TEXTS = ["Salü 🙂", "x", "A longer text, of more tokens than the others have. " * 4, "y"]
+PATH = "/v1/embeddings"
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embedders")
+    tiny_embedder(folder / EMBEDS)
+    tiny_embedder(folder / MEAN, pooling="mean_tokens")
+    tiny_llama(folder / CHATS)
+    tiny_embedder(folder / BERT, pooling="cls_token")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
+    models: Json = {
+        EMBEDS: {"source": EMBEDS},
+        MEAN: {"source": MEAN},
+        CHATS: {"source": CHATS},
+        CUT: {"source": EMBEDS, "matryoshka": True},
+        CONVERTED: {"source": CHATS, "task": "embed"},
+        BERT: {"source": BERT},
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[OpenAI]:
+    with server.openai(max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(folder / EMBEDS / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> Any:
+    model = Model(ModelArgs.from_dict(json.loads((folder / EMBEDS / "config.json").read_text())))
+    weights: Any = mx.load(str(folder / EMBEDS / "model.safetensors"))
+    model.update(tree_unflatten(list(weights.items())))
+    return model.model
+
+
+def exact(network: Any, ids: list[int], *, mean: bool = False, width: int | None = None) -> Any:
+    hidden = np.array(network(mx.array([ids]))[0])
+    vector = (hidden.mean(axis=0) if mean else hidden[-1])[:width]
+    return vector / np.linalg.norm(vector)
+
+
+def refused(http: httpx.Client, **asked: Any) -> Json:
+    response = http.post(PATH, json={"model": EMBEDS, "input": "x", **asked})
+    assert response.status_code == 400, response.text
+    found: Json = response.json()["error"]
+    return found
+
+
+@pytest.mark.parametrize("model", [EMBEDS, MEAN, CONVERTED])
+@pytest.mark.parametrize("format", [None, "float", "base64"])
+def test_they_are_those_of_a_plain_computation(
+    client: OpenAI, network: Any, tokenizer: Tokenizer, model: str, format: Any
+) -> None:
+    """By default OpenAI's client asks for base64 and decodes it."""
+    options: Json = {"encoding_format": format} if format else {}
+    found = client.embeddings.create(model=model, input=TEXTS, **options)
+    assert [each.index for each in found.data] == [0, 1, 2, 3]
+    ids = [tokenizer.encode(text) for text in TEXTS]
+    assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids))
+    for each, tokens in zip(found.data, ids, strict=True):
+        raw: Any = each.embedding
+        vector = np.frombuffer(base64.b64decode(raw), "<f4") if isinstance(raw, str) else raw
+        wanted = exact(network, tokens, mean=model == MEAN)
+        np.testing.assert_allclose(vector, wanted, atol=2e-5)
+
+
+def test_many_are_what_each_is_alone(client: OpenAI) -> None:
+    texts = [f"{number}: " + "x" * (number * 7 % 90) for number in range(70)]
+    together = client.embeddings.create(model=EMBEDS, input=texts).data
+    for place in (0, 13, 69):
+        (alone,) = client.embeddings.create(model=EMBEDS, input=texts[place]).data
+        np.testing.assert_allclose(together[place].embedding, alone.embedding, atol=2e-5)
+
+
+def test_token_ids(client: OpenAI, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Salü")
+    by_text, by_ids, by_lists = (
+        client.embeddings.create(model=EMBEDS, input=given).data[0].embedding
+        for given in ("Salü", ids, [ids, [5]])
+    )
+    assert by_text == by_ids
+    np.testing.assert_allclose(by_text, by_lists, atol=2e-5)
+
+
+def test_a_prompt_of_the_files(client: OpenAI) -> None:
+    by_name, written = (
+        client.embeddings.create(model=EMBEDS, input=text, extra_body=extra).data[0].embedding
+        for text, extra in (("x", {"prompt_name": "query"}), ("Query: x", {}))
+    )
+    assert by_name == written
+
+
+def test_fewer_dimensions(client: OpenAI, network: Any, tokenizer: Tokenizer) -> None:
+    (found,) = client.embeddings.create(model=CUT, input="Salü", dimensions=16).data
+    wanted = exact(network, tokenizer.encode("Salü"), width=16)
+    np.testing.assert_allclose(found.embedding, wanted, atol=2e-5)
+    with pytest.raises(BadRequestError, match="matryoshka"):
+        client.embeddings.create(model=EMBEDS, input="x", dimensions=16)
+    whole = client.embeddings.create(model=EMBEDS, input="x", dimensions=64).data[0]
+    assert len(whole.embedding) == 64
+
+
+def test_long_inputs_are_refused_or_cut(http: httpx.Client, network: Any) -> None:
+    long: Json = {"input": ["x", "x" * 3000]}
+    error = refused(http, **long)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+    cut = http.post(PATH, json={"model": EMBEDS, **long, "truncate": True}).json()
+    assert cut["usage"]["prompt_tokens"] == 1 + 2048
+    whole = http.post(PATH, json={"model": EMBEDS, "input": "x" * 2048}).json()
+    np.testing.assert_allclose(
+        cut["data"][1]["embedding"], whole["data"][0]["embedding"], atol=2e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [[]]}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": ["x", ""]}, "input[1]"),
+        ({"input": [[5], []]}, "input[1]"),
+        ({"input": ["x"] * (limits.EMBEDDING_INPUTS.value + 1)}, "input"),
+        ({"input": [-1]}, "input[0]"),
+        ({"input": [320]}, "input"),
+        ({"input": [2**31]}, "input[0]"),
+        ({"input": [5, "x"]}, "input[1]"),
+        ({"input": {"text": "x"}}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [True]}, "input[0]"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": 65}, "dimensions"),
+        ({"dimensions": "5"}, "dimensions"),
+        ({"encoding_format": "int8"}, "encoding_format"),
+        ({"prompt_name": "none-such"}, "prompt_name"),
+        ({"model": f"{EMBEDS}:adapter"}, "model"),
+        ({"model": CHATS}, "model"),
+        ({"model": BERT}, "model"),
+    ],
+)
+def test_what_is_refused(http: httpx.Client, asked: Json, param: str) -> None:
+    assert refused(http, **asked)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/generate", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_an_embedder_generates_nothing(http: httpx.Client, path: str, asked: Json) -> None:
+    response = http.post(path, json={"model": EMBEDS, **asked})
+    assert response.status_code == 400
+    assert "/v1/embeddings" in response.json()["error"]["message"]
+
+
+def test_it_is_listed_as_one(http: httpx.Client) -> None:
+    found = http.get(f"/v1/models/{EMBEDS}").json()
+    assert (found["type"], found["architecture"]["modality"]) == ("embeddings", "text->embeddings")
+    assert "dimensions" in found["supported_parameters"]
+    assert found["capabilities"] == {"reasoning": False, "tools": False, "structured_output": False}
+
+
+def test_ollamas_client(server: LiveServer, http: httpx.Client) -> None:
+    wanted = http.post(PATH, json={"model": EMBEDS, "input": TEXTS}).json()["data"]
+    with ollama.Client(host=server.url, trust_env=False) as client:
+        found = client.embed(EMBEDS, TEXTS)
+        assert found.prompt_eval_count
+        for vector, each in zip(found.embeddings, wanted, strict=True):
+            np.testing.assert_allclose(vector, each["embedding"], atol=2e-5)
+        (cut,) = client.embed(EMBEDS, "x" * 3000).embeddings
+        assert len(cut) == 64, "it is cut, unless that is refused"
+        with pytest.raises(ollama.ResponseError, match="more than 2048 tokens"):
+            client.embed(EMBEDS, "x" * 3000, truncate=False)
+        older = client.embeddings(EMBEDS, TEXTS[0]).embedding
+        np.testing.assert_allclose(older, wanted[0]["embedding"], atol=2e-5)
+        assert client.embed(EMBEDS, []).embeddings == []
+        assert client.show(EMBEDS).capabilities == ["embedding"]
+        assert len(client.embed(CUT, "x", dimensions=16, keep_alive="5m").embeddings[0]) == 16
+    body = {"model": EMBEDS, "input": "x", "options": {"seed": 1}}
+    response = http.post("/api/embed", json=body)
+    assert response.headers["x-mlx-server-ignored"] == "options.seed"
+
+
+def test_a_client_that_leaves_ends_its_work(server: LiveServer, http: httpx.Client) -> None:
+    body = json.dumps({"model": EMBEDS, "input": [[5] * 2000] * 500}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        eventually(lambda: not server.idle(), "it is computed")
+    eventually(server.idle, "and ends with its client")
+    assert http.get("/health").status_code == 200
+
+
+def test_they_are_counted(server: LiveServer, client: OpenAI) -> None:
+    before = server.counted("mlx_server_prompt_tokens_total")
+    client.embeddings.create(model=EMBEDS, input=[[IM_END, 5, 6]])
+    assert server.counted("mlx_server_prompt_tokens_total") == before + 3
