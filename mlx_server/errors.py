@@ -25,8 +25,11 @@ ServerError
 │   ├── StoreUnavailable      503  stored responses can't be read or written now
 │   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
 │   ├── CompilerUnavailable   503  no process compiles the schema: it can't be started, or is slow
+│   ├── UpstreamBusy          503  the server that has the model takes no requests for now
 │   └── ShuttingDown          503  the server is stopping
 ├── StoreFull                 507  the storage limit is reached, for this key or in total
+├── UpstreamFailed            502  the server that has the model failed, or sent no valid answer
+│   └── UpstreamTimeout       504  it did not answer in time
 ├── GenerationFailed          500  the engine could not continue this one answer
 ├── ModelUnusable             500  the model's files are missing, damaged or not supported
 └── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
@@ -186,6 +189,10 @@ class CompilerUnavailable(Unavailable):
     code = "compiler_unavailable"
 
 
+class UpstreamBusy(Unavailable):
+    code = "upstream_busy"
+
+
 class ShuttingDown(Unavailable):
     code = "shutting_down"
 
@@ -194,6 +201,16 @@ class StoreFull(ServerError):
     status = 507
     code = "store_full"
     headers: ClassVar[dict[str, str]] = NO_RETRY
+
+
+class UpstreamFailed(ServerError):
+    status = 502
+    code = "upstream_failed"
+
+
+class UpstreamTimeout(UpstreamFailed):
+    status = 504
+    code = "upstream_timeout"
 
 
 class GenerationFailed(ServerError):

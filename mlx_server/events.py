@@ -245,6 +245,8 @@ RepairKind = Literal[
     "schema",  # JSON that did not match its schema: the answer was generated again
     "tools",  # a required tool call was missing: the answer was generated again
     "cut",  # JSON that was cut off by the token limit and then continued
+    "empty",  # an answer without text or calls: an upstream was asked again
+    "usage",  # token counts that an upstream did not report: they were estimated
 ]
 
 

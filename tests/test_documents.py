@@ -192,6 +192,16 @@ def settings(snippet: Snippet) -> None:
     assert list(load_settings(file).models) == list(written)
 
 
+def elsewhere(snippet: Snippet) -> None:
+    """The test's server is the other one, and a second server asks it."""
+    code = snippet.block.code.replace("http://127.0.0.1:8001", snippet.server.url)
+    (name,) = (config := yaml.safe_load(code))["models"]
+    with serving(snippet.folder / "gateway", config) as gateway, gateway.openai() as client:
+        ask: Any = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = client.chat.completions.create(model=name, messages=ask, temperature=0)
+        assert "Paris" in (answer.choices[0].message.content or "")
+
+
 def transcript(snippet: Snippet) -> None:
     """The server's model `fake` plays it."""
     matching, other = yaml.safe_load(snippet.block.code)
@@ -279,6 +289,7 @@ HOW: dict[str, dict[str, Ways]] = {
         "mlx-server": (commands, names_paris, python, is_shown),
         "Install": (INSTALL,),
         "Your own models": (settings,),
+        "Models on other servers": (elsewhere,),
         "Tools and reasoning": (
             python_printing(
                 "I should look it up.\n",

@@ -106,6 +106,7 @@ class Accumulator:
                 answer = self.answers[index]
                 answer.finish_reason = event.reason
                 answer.raw = event.raw
+                self.prompt_tokens += event.further_prompt_tokens
                 self._tool_output_tokens += event.further_tool_output_tokens
                 answer.tokens = event.completion_tokens
                 answer.cached = event.cached_tokens

@@ -11,7 +11,7 @@ router = APIRouter()
 @router.get("/health")
 async def health(http: Request) -> Response:
     pool: Pool = http.app.state.pool
-    if pool.supervisor.alive:
+    if pool.healthy:
         return json_response({"status": "ok"})
     response = json_response({"status": "engine_died"})
     response.status_code = 503

@@ -7,6 +7,7 @@ from mlx_server.config.models_yaml import ids_of
 from mlx_server.config.settings import REPLAY, ModelSettings, Settings
 from mlx_server.errors import ServerError, SettingsError
 from mlx_server.sources.source import check
+from mlx_server.upstream.spec import is_upstream
 
 log = logging.getLogger("mlx_server")
 
@@ -23,7 +24,7 @@ def check_named(settings: Settings, named: Sequence[str]) -> None:
 
 
 def _problem(model: ModelSettings) -> str | None:
-    if model.source.startswith(REPLAY):
+    if model.source.startswith(REPLAY) or is_upstream(model.source):
         return None
     try:
         check(model.source, model.revision)

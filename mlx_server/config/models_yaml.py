@@ -26,6 +26,7 @@ from mlx_server.config.settings import (
     absolute,
     located,
 )
+from mlx_server.config.upstream import CapabilitySettings, UpstreamSettings
 from mlx_server.config.yaml_lines import Loc, Unreadable, YamlProblem, compose, short, where
 from mlx_server.errors import SettingsError
 
@@ -85,6 +86,7 @@ def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
         for details in error.errors(include_url=False, include_context=False):
             yield tuple(part for part in details["loc"] if part != "[key]"), _message_of(details)
     yield from _clashes(data.get("models"))
+    yield from _unknown_fallbacks(data.get("models"))
 
 
 def _message_of(error: ErrorDetails) -> str:
@@ -111,6 +113,10 @@ def _unknown_key(loc: Loc) -> str:
         schema = RepairSettings
     elif loc[2:3] == ("kv_cache",):
         schema = KvCacheSettings
+    elif loc[2:3] == ("capabilities",):
+        schema = CapabilitySettings
+    elif loc[2:3] == ("upstream",):
+        schema = UpstreamSettings
     known = [field.alias or name for name, field in schema.model_fields.items()]
     nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
     if nearest:
@@ -125,6 +131,17 @@ def _clashes(models: object) -> Iterator[tuple[Loc, str]]:
         if alias in owners:
             yield loc, f"the name is taken by `models.{short(owners[alias])}`"
         owners.setdefault(alias, str(loc[1]))
+
+
+def _unknown_fallbacks(models: object) -> Iterator[tuple[Loc, str]]:
+    """Fallbacks that are no other listed model."""
+    listed = models if isinstance(models, Mapping) else {}
+    known = {*listed, *(alias for _, alias in _aliases(models))}
+    for model_id, model in listed.items():
+        names = model.get("fallback") if isinstance(model, Mapping) else ()
+        for i, name in enumerate(names if isinstance(names, tuple) else ()):
+            if name == model_id or (isinstance(name, str) and name not in known):
+                yield ("models", model_id, "fallback", i), "should be the name of another model"
 
 
 def _aliases(models: object) -> Iterator[tuple[Loc, str]]:

@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationInfo,
@@ -18,6 +17,9 @@ from pydantic import (
 )
 
 from mlx_server import limits
+from mlx_server.config.frozen import FROZEN
+from mlx_server.config.upstream import UpstreamFields, located_upstream
+from mlx_server.upstream.spec import is_upstream
 
 STORE_FILE = "responses.sqlite3"
 PROMPT_FOLDER = "prompts"
@@ -45,6 +47,8 @@ def absolute(path: str, info: ValidationInfo | None) -> str:
 
 def located(source: str, info: ValidationInfo | None) -> str:
     """Makes a path absolute; leaves `demo:...` and hub ids as they are."""
+    if is_upstream(source):
+        return located_upstream(source)
     if source.startswith(REPLAY):
         return REPLAY + absolute(source.removeprefix(REPLAY), info)
     if re.match(r"[a-z]\w*:", source):
@@ -151,13 +155,7 @@ Key = Annotated[SecretStr, AfterValidator(_key)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,  # the input may be a key
-    )
+    model_config = FROZEN
 
 
 class PromptCacheSettings(_Frozen):
@@ -276,9 +274,10 @@ class KvCacheSettings(_Frozen):
     """The bits in which keys and values are kept; 16: as they are computed. 4 is an experiment."""
 
 
-class ModelSettings(_Frozen):
+class ModelSettings(_Frozen, UpstreamFields):
     source: Source
-    """An absolute path, a hub id, `demo:smollm2` or `replay:` followed by an absolute path."""
+    """An absolute path, a hub id, `demo:smollm2`, `replay:` followed by an absolute path, or the
+    URL of another server: `openai+https://...` or `watsonx:https://...`."""
     revision: Annotated[str, Field(pattern=r"^[\w][\w./-]*$", max_length=250)] | None = None
     """Branch, tag or commit of a hub id."""
     family: Name | None = None

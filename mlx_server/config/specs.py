@@ -11,6 +11,7 @@ from mlx_server.config.settings import (
     ServerSettings,
     Settings,
 )
+from mlx_server.config.upstream import upstream_spec
 from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.mcp import ClientCredentials, Connector
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
@@ -76,6 +77,7 @@ def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) 
             for name, a in model.adapters.items()
         },
         adapters_dir=adapters_dir,
+        upstream=upstream_spec(id, model),
     )
 
 

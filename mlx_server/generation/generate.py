@@ -1,14 +1,21 @@
 """The spine: runs a request and yields the events of its answers, which every endpoint folds."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Admitted
 from mlx_server.engine.row_stream import Item, RowStream
-from mlx_server.errors import BadRequest, ContextTooLong, InvalidGrammar
+from mlx_server.errors import (
+    BadRequest,
+    ContextTooLong,
+    InvalidGrammar,
+    Unavailable,
+    UpstreamFailed,
+)
 from mlx_server.events import Event, Started, TokenCounts, total
 from mlx_server.generation.ahead import AnswerMessage, compute_ahead
 from mlx_server.generation.constraints import is_format_required
@@ -21,6 +28,7 @@ from mlx_server.generation.plan import (
     with_continued_messages,
 )
 from mlx_server.generation.retries import RetryingAnswer
+from mlx_server.generation.upstream import generate_upstream
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.entry import LoadedModel
 from mlx_server.pool.lease import Lease
@@ -30,15 +38,50 @@ from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.logs import log_model
 
+log = logging.getLogger("mlx_server")
 
-async def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
+
+def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     """Yield the events. Errors in the request are raised before `Started`; closing the generator
-    cancels its rows."""
+    cancels its rows, or its requests to another server."""
+    model = pool.upstream(request.model)
+    if model and model.upstream.fallback:
+        return _first_to_answer(request, pool, (request.model, *model.upstream.fallback))
+    return _generated(request, pool)
+
+
+def _generated(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
+    if model := pool.upstream(request.model):
+        return generate_upstream(request, pool, model)
+    return generate_here(request, pool)
+
+
+async def _first_to_answer(
+    request: GenerateRequest, pool: Pool, names: Sequence[str]
+) -> AsyncGenerator[Event]:
+    """The events of the first of these models that begins to answer."""
+    for name in names:
+        async with aclosing(_generated(replace(request, model=name), pool)) as events:
+            try:
+                started = await anext(events)
+            except (UpstreamFailed, Unavailable) as error:
+                if name == names[-1]:
+                    raise
+                log.warning("%s can't answer, the next is asked: %s", name, error.message)
+                continue
+            yield started
+            async for event in events:
+                yield event
+            return
+
+
+async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
+    """`generate` for a model that this server runs."""
     with pool.row_slot(len(request.prompts) * request.n, request.client):
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
         log_model(prepared.id, prepared.family.name)
-        request, left_out = without_volatile_lines(prepared, request)
+        request, left_out = without_volatile_lines(prepared.spec, request)
         request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await _planned(prepared, request, adapter)

@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from mlx_server.messages import Conversation
-from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.prepare import ModelSpec
 from mlx_server.prompts import volatile_lines
 from mlx_server.requests import GenerateRequest, Prompt
 
 
 def without_volatile_lines(
-    prepared: PreparedModel, request: GenerateRequest
+    spec: ModelSpec, request: GenerateRequest
 ) -> tuple[GenerateRequest, tuple[str, ...]]:
     """Returns the request without such lines, and their names."""
-    if prepared.spec.volatile_lines == "keep":
+    if spec.volatile_lines == "keep":
         return request, ()
     cleaned = [_cleaned(prompt) for prompt in request.prompts]
     names = dict.fromkeys(name for _, found in cleaned for name in found)

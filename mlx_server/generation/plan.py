@@ -176,7 +176,7 @@ def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
     """The prompts' tokens, also if the context has no room for them. Raises ContextTooLong for
     more text than is read at all. Call it in a thread, as `plan`."""
     check_text(prepared, request)
-    request, _ = without_volatile_lines(prepared, request)
+    request, _ = without_volatile_lines(prepared.spec, request)
     request = with_continued_messages(prepared, request)
     roomy = replace(prepared, spec=replace(prepared.spec, context_length=UNLIMITED))
     return sum(len(_rendered(roomy, prompt).tokens) for prompt in request.prompts)

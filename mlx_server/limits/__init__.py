@@ -16,4 +16,5 @@ from mlx_server.limits.requests import *
 from mlx_server.limits.store import *
 from mlx_server.limits.templates import *
 from mlx_server.limits.testing import *
+from mlx_server.limits.upstream import *
 from mlx_server.limits.web_sockets import *

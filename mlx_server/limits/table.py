@@ -14,6 +14,7 @@ from mlx_server.limits import (
     store,
     templates,
     testing,
+    upstream,
     web_sockets,
 )
 from mlx_server.limits.limit import Limit
@@ -26,6 +27,7 @@ AREAS = (
     ("Schemas and grammars", grammars),
     ("Answers", answers),
     ("MCP servers", mcp),
+    ("Models that are served elsewhere", upstream),
     ("Responses in the background", background),
     ("Stored responses and conversations", store),
     ("Models and adapters", checkpoints),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlx_server.errors import ServerError
 from mlx_server.lora.catalog import AdapterCatalog
 from mlx_server.pool.prepare import Capabilities, ModelSpec, PreparedModel
+from mlx_server.pool.upstreams import UpstreamModel
 
 OnProgress = Callable[[str, str, int, int], None]
 """Arguments: model id, description of the work, amount done, total amount."""
@@ -78,3 +79,5 @@ class PoolEntry:
     """The adapters found on disk; used until the model's own files have been read."""
     capabilities: Capabilities | None = None
     """Those found on disk; used until the model's own files have been read."""
+    upstream: UpstreamModel | None = None
+    """Set if another server has the model, which then takes no memory here."""

@@ -23,10 +23,12 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
+    BadRequest,
     EngineDied,
     ServerError,
     ShuttingDown,
 )
+from mlx_server.families.base import ModelFamily
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import actions
 from mlx_server.pool.actions import ModelFacts
@@ -51,6 +53,7 @@ from mlx_server.pool.prepare import (
 )
 from mlx_server.pool.scheduler import MemoryScheduler, now
 from mlx_server.pool.served_models import ServedModels
+from mlx_server.pool.upstreams import UpstreamModel
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -147,7 +150,23 @@ class Pool:
         """Whether there is a prompt cache."""
         return self._limits.prompt_cache != 0
 
+    @property
+    def needs_engine(self) -> bool:
+        """Whether this server runs models itself; else there is no engine process."""
+        return bool(self._models.local) or not self._models.upstreams
+
+    @property
+    def healthy(self) -> bool:
+        return self.supervisor.alive or not self.needs_engine
+
+    def upstream(self, name: str) -> UpstreamModel | None:
+        """The model that another server has, by id or alias; None for any other name."""
+        base = self.named(name)[0]
+        return self._models.find(base).upstream if self.knows(base) else None
+
     async def start(self) -> None:
+        if not self.needs_engine:
+            return
         ready = await self.supervisor.start()
         self._preparation.upcast = not ready.metal
         self.budget = budget_of(self._limits.budget, ready.recommended_bytes)
@@ -165,6 +184,8 @@ class Pool:
         await self._disk.stop()
         await self._scheduler.background.stop()
         await self._next_prompts.rendering.stop()
+        for model in self._models.upstreams:
+            await model.connection.aclose()
 
     def spec(self, name: str) -> ModelSpec:
         """Finds a model by its id or an alias. Raises ModelNotFound."""
@@ -180,7 +201,12 @@ class Pool:
     def views(self) -> list[ModelView]:
         offset = time.time() - now()
         views = self._policy.views()
-        return [self._view(entry, views[entry.spec.id], offset) for entry in self._models]
+        return [
+            _upstream_view(entry.upstream)
+            if entry.upstream
+            else self._view(entry, views[entry.spec.id], offset)
+            for entry in self._models
+        ]
 
     def memory(self) -> dict[str, int]:
         """The budget and what is counted against it, in bytes."""
@@ -209,7 +235,19 @@ class Pool:
 
     async def prepared(self, name: str) -> PreparedModel:
         """Fetches and reads the model's files, once for all requests."""
-        return await self._preparation.prepared(self._models.find(name))
+        entry = self._models.find(name)
+        if entry.upstream:
+            raise BadRequest(
+                f"{entry.spec.id} is served by another server, whose tokens can't be counted or "
+                "recorded here. Use a model that this server runs.",
+                param="model",
+            )
+        return await self._preparation.prepared(entry)
+
+    async def family(self, name: str) -> ModelFamily:
+        """The family of the model with this id or alias."""
+        entry = self._models.find(name)
+        return entry.upstream.family if entry.upstream else (await self.prepared(name)).family
 
     def named(self, name: str) -> tuple[str, str | None]:
         """Splits `model:adapter`; a name that is itself a model's id or alias is not split."""
@@ -221,11 +259,14 @@ class Pool:
 
     async def adapter_names(self, id: str) -> list[str]:
         """The names of the model's usable adapters on disk. Nothing is fetched for it."""
-        return await self._catalogs.names(self._models[id])
+        entry = self._models[id]
+        return [] if entry.upstream else await self._catalogs.names(entry)
 
     async def capabilities(self, id: str) -> Capabilities | None:
         """None while the model has not been fetched. Nothing is fetched for it."""
         entry = self._models[id]
+        if entry.upstream:
+            return entry.upstream.capabilities
         if entry.prepared:
             return capabilities_of(entry.prepared)
         if entry.capabilities is None:
@@ -258,7 +299,9 @@ class Pool:
         return self._scheduler.lease(prepared, demand, adapter)
 
     async def load(self, name: str, client: str = "") -> None:
-        """Loads the model, as a request does that has no prompt."""
+        """Loads the model, as a request does that has no prompt. An upstream's needs no loading."""
+        if self.upstream(name):
+            return
         with self.row_slot(1, client):
             prepared = await self.prepared(name)
             demand = MemoryDemand(prepared.kv, 1, 1, client=client)
@@ -273,7 +316,8 @@ class Pool:
 
     def keep(self, id: str, seconds: float) -> None:
         """Sets how long a model that is in memory stays there without a request."""
-        self._scheduler.do(self._policy.keep(id, seconds, now()))
+        if self._models[id].upstream is None:
+            self._scheduler.do(self._policy.keep(id, seconds, now()))
 
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
@@ -284,7 +328,7 @@ class Pool:
 
     def _policy_for(self) -> Policy:
         return Policy(
-            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._models},
+            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._models.local},
             budget=self.budget.nbytes,
             wait_seconds=self._limits.wait_seconds,
         )
@@ -316,7 +360,7 @@ class Pool:
         self._preload()
 
     def _preload(self) -> None:
-        for entry in self._models:
+        for entry in self._models.local:
             if entry.spec.preload:
                 self._scheduler.background.begin(self._preload_one(entry))
 
@@ -341,3 +385,19 @@ class Pool:
             batching=entry.batching,
             prefilling=self._scheduler.leases.prefilling(entry.spec.id),
         )
+
+
+def _upstream_view(model: UpstreamModel) -> ModelView:
+    connection = model.connection
+    return ModelView(
+        spec=model.spec,
+        family=model.capabilities.family,
+        state="unavailable" if connection.breaker.is_open else "ready",
+        leases=connection.running,
+        nbytes=0,
+        last_used=connection.last_used,
+        stale_at=None,
+        progress=None,
+        error=connection.last_error,
+        adapters=[],
+    )

@@ -32,6 +32,7 @@ from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter
 from mlx_server.sources.tokenizer_files import tokenizer_json
 from mlx_server.sources.transcript import Recordings, read_transcript
+from mlx_server.upstream.spec import UpstreamSpec
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -110,6 +111,8 @@ class ModelSpec:
     """A folder of adapters that are offered for every model they fit."""
     recordings: Recordings | None = None
     """What a replay model plays, if it does not come from the file of its source."""
+    upstream: UpstreamSpec | None = None
+    """The server that has the model, if it is not this one."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,8 @@ class Capabilities:
     quantization: str | None
     size_bytes: int
     """The bytes of the weight files."""
-    context_length: int
+    context_length: int | None
+    """None if it is not known, as of an upstream's model."""
     reasoning: bool
     tools: bool
     structured_output: bool

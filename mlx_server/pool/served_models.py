@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from mlx_server.errors import NEAREST, BadRequest, ModelNotFound, served_names
 from mlx_server.pool.entry import LoadedModel, PoolEntry
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.upstreams import UpstreamModel, upstream_model
 
 
 class ServedModels:
     def __init__(self, specs: Iterable[ModelSpec]) -> None:
-        self._entries = {spec.id: PoolEntry(spec) for spec in specs}
+        self._entries = {spec.id: PoolEntry(spec, upstream=upstream_model(spec)) for spec in specs}
         self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
         self._listed = dict(self._names)
 
@@ -26,6 +27,15 @@ class ServedModels:
     @property
     def ids(self) -> list[str]:
         return list(self._entries)
+
+    @property
+    def local(self) -> list[PoolEntry]:
+        """The models that this server runs itself."""
+        return [entry for entry in self if entry.upstream is None]
+
+    @property
+    def upstreams(self) -> list[UpstreamModel]:
+        return [entry.upstream for entry in self if entry.upstream]
 
     @property
     def loaded(self) -> list[LoadedModel]:

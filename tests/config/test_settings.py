@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import dedent
 
@@ -16,8 +17,10 @@ from mlx_server.config.settings import (
     ServerSettings,
     Settings,
 )
+from mlx_server.config.upstream import CapabilitySettings
 from mlx_server.config.yaml_lines import YamlProblem
 from mlx_server.errors import SettingsError
+from mlx_server.upstream.spec import UpstreamCapabilities
 
 ROOT = Path(__file__).parents[2]
 SECRET = "sk-do-not-tell-4711"
@@ -508,8 +511,13 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     assert settings.server.model_fields_set == set(type(settings.server).model_fields)
     cached = settings.server.prompt_cache
     assert cached.model_fields_set == set(type(cached).model_fields)
-    shown_keys = qwen.model_fields_set | fake.model_fields_set | {"preload"}
+    cloud, granite = settings.models["gpt-oss-cloud"], settings.models["granite-cloud"]
+    shown_keys = {key for each in (qwen, fake, cloud, granite) for key in each.model_fields_set}
+    shown_keys |= {"preload", "space_id", "iam_url"}
     assert shown_keys == set(type(qwen).model_fields)
+    for group in (cloud.capabilities, cloud.upstream):
+        assert group.model_fields_set == set(type(group).model_fields)
+    assert cloud.capabilities == CapabilitySettings.model_validate(asdict(UpstreamCapabilities()))
     assert fake.source == f"replay:{folder / 'answers.yaml'}"
     assert fake.tokenizer == folder / "models" / "qwen3"
     assert qwen.defaults.model_fields_set == set(type(qwen.defaults).model_fields)

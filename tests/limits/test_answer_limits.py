@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.generation import retries
+from mlx_server.generation import review
 from mlx_server.grammars.lark import Lark
 from mlx_server.prompts.harmony_schema import _Reader
 from mlx_server.repair import coerce
@@ -117,5 +117,5 @@ def test_patterns_of_marks_are_kept_for_so_many_sets() -> None:
 
 
 def test_so_many_answers_are_checked_at_a_time() -> None:
-    assert retries._checks._value == limits.CHECK_PROCESSES.value
+    assert review._checks._value == limits.CHECK_PROCESSES.value
     assert schema_errors(1, {"type": "integer"}, seconds=limits.CHECK_SECONDS.value) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import ModelSettings, Settings
 from mlx_server.limits import table
 from mlx_server.limits.limit import Limit
 
@@ -66,6 +66,9 @@ OTHERS = {
     "system/allocator.MAPPED_BYTES": "when freed memory is given back",
     "system/log_file.CHUNK_BYTES": "how much is copied at a time",
     "system/secret_key.KEY_BYTES": "a length in a format",
+    "upstream/breaker.LONGEST_PAUSE": "a pause of our own",
+    "upstream/connection.LONGEST_PAUSE": "a pause of our own",
+    "upstream/failures.QUOTED_CHARACTERS": "where words are cut",
     "worker/buffer_cache.FLOOR_BYTES": "when freed memory is given back",
     "worker/constrained_decoding/logit_constraints.MAX_LOGIT_SHIFT": "a number's bound",
     "worker/prefill/budget.MOST": "a schedule: how long a piece of a prompt is",
@@ -162,8 +165,9 @@ def test_a_setting_has_the_limit_as_its_default() -> None:
 
 
 def default_of(setting: str) -> object:
-    found: Any = Settings()
-    for name in setting.split("."):
+    of_model = setting.startswith("models.*.")
+    found: Any = ModelSettings(source="openai+http://127.0.0.1") if of_model else Settings()
+    for name in setting.removeprefix("models.*.").split("."):
         assert isinstance(found, BaseModel)
         assert name in type(found).model_fields
         found = getattr(found, name)

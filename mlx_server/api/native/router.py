@@ -35,4 +35,4 @@ def _first(pool: Pool) -> str:
 
 async def _family(pool: Pool, model: str) -> ModelFamily:
     with pool.row_slot(1):
-        return (await pool.prepared(pool.named(model)[0])).family
+        return await pool.family(pool.named(model)[0])

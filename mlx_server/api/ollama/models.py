@@ -62,7 +62,8 @@ async def running(pool: Pool) -> list[Wire]:
 async def described(pool: Pool, id: str, started: float) -> Wire:
     found = await pool.capabilities(id)
     family = found.family if found else ""
-    context = {f"{family}.context_length": found.context_length} if found else {}
+    length = found.context_length if found else None
+    context = {f"{family}.context_length": length} if length else {}
     return {
         "modelfile": "",
         "parameters": "",

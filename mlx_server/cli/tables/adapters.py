@@ -15,6 +15,7 @@ from mlx_server.lora.base_model import read_base_shapes
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
 from mlx_server.pool.prepare import REPLAY
 from mlx_server.sources.source import adapter_on_disk, on_disk
+from mlx_server.upstream.spec import is_upstream
 
 COLUMNS = ("name", "models", "kind", "format", "rank", "size", "base", "digest", "state")
 
@@ -58,7 +59,7 @@ def rows_of(settings: Settings) -> list[AdapterRow]:
 def _row_of(
     model: ModelSettings, folder: Path | None
 ) -> Iterator[tuple[str, Path | None, AdapterSpec | AdapterInvalid | None]]:
-    if model.source.startswith(REPLAY):  # a replay model has no layers
+    if model.source.startswith(REPLAY) or is_upstream(model.source):  # it has no layers here
         return
     base = read_base_shapes(on_disk(model.source), model.source)
     listed: dict[str, AdapterLocation] = {}

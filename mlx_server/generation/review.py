@@ -1,0 +1,241 @@
+"""Reviews a complete answer: it is accepted, repaired, or generated again."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+from mlx_server import limits
+from mlx_server.events import (
+    BuiltInCall,
+    Event,
+    Finished,
+    PromptProgress,
+    ReasoningDelta,
+    Repaired,
+    RepairKind,
+    TextDelta,
+    TokenCounts,
+    TokensSoFar,
+    ToolCallFinished,
+    ToolCallStarted,
+    Violation,
+    total,
+)
+from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Conversation, Phase
+from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair.answers import (
+    CheckedAnswer,
+    RawAnswer,
+    Requirements,
+    check_answer,
+    retry_conversation,
+)
+from mlx_server.requests import GenerateRequest, Prompt
+
+_checks = asyncio.Semaphore(limits.CHECK_PROCESSES.value)
+"""Limits concurrent checks, since each may keep a process busy for seconds."""
+
+
+class ReviewedAnswer(ABC):
+    """The answer to one prompt, across every attempt that was needed to produce it.
+
+    Text that breaks the requested format is repaired or, if that fails, generated again with the
+    errors in the prompt.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: GenerateRequest,
+        family: ModelFamily,
+        policy: RepairPolicy,
+        *,
+        unchecked: bool,
+    ) -> None:
+        """`unchecked`: no grammar enforces all of the requested format."""
+        self.finished = False
+        self._index, self._request = index, request
+        self._family, self._policy = family, policy
+        self._unchecked = unchecked
+        self._begun = _begun_text(self._prompt)
+        """The text of a message that this answer continues. It can't be taken back, so such an
+        answer is neither repaired nor generated again."""
+        is_held = request.buffered or policy.streaming == "accumulate"
+        self._is_buffered = unchecked and not self._begun and is_held
+        self._buffered: list[Event] = []
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls = 0
+        self._attempted_call = False
+        self._phase: Phase | None = None
+        """Phase of the most recent text delta."""
+        self._rejected: Finished | None = None
+        """Token counts summed over the rejected attempts."""
+        self._rejection: RepairKind | None = None
+        """Why the most recent attempt was rejected."""
+        self._attempts = 0
+
+    @property
+    @abstractmethod
+    def _attempt_counts(self) -> TokenCounts:
+        """What the current attempt has used so far."""
+
+    @property
+    @abstractmethod
+    def _reasoning_ran_out(self) -> bool:
+        """Whether the attempt's reasoning was cut off because it used its whole budget."""
+
+    @property
+    @abstractmethod
+    def _is_unterminated(self) -> bool:
+        """Whether the attempt ended within its reasoning."""
+
+    @abstractmethod
+    async def _begin_again(self, conversation: Conversation) -> bool:
+        """Begin another attempt; False if there can't be one."""
+
+    async def _nudged(self) -> bool:
+        """Begin another attempt in place of one that said nothing; False if there is none."""
+        return False
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens so far, those of rejected attempts included."""
+        if (before := self._rejected) is None:
+            return self._attempt_counts
+        both = total([before.counts, self._attempt_counts])
+        return replace(both, cached_tokens=before.cached_tokens)
+
+    async def review(self, event: Event) -> AsyncIterator[Event]:
+        """Yield what is to be reported when the attempt yields this event."""
+        if isinstance(event, Finished):
+            async for last in self._end(event):
+                yield last
+        elif isinstance(event, PromptProgress):
+            yield event
+        elif isinstance(event, TokensSoFar):
+            yield self._with_rejected_tokens(event)
+        else:
+            self._collect(event)
+            if not self._is_buffered:
+                yield event
+
+    def _collect(self, event: Event) -> None:
+        match event:
+            case TextDelta(phase=phase):
+                self._texts.append(event.separated)
+                self._phase = phase
+            case ReasoningDelta():
+                self._reasoning.append(event.separated)
+            case ToolCallStarted() | BuiltInCall():
+                self._attempted_call = True
+            case ToolCallFinished():
+                self._calls += 1
+        if self._is_buffered:
+            self._buffered.append(event)
+
+    async def _end(self, finished: Finished) -> AsyncIterator[Event]:
+        text = "".join(self._texts)
+        is_empty = not (self._begun or text.strip() or self._calls)
+        found = CheckedAnswer(text)
+        if self._begun and self._unchecked:
+            whole = await self._check(self._begun + text, finished)
+            found = CheckedAnswer(text, errors=whole.errors)
+        elif self._unchecked or is_empty:
+            found = await self._check(text, finished)
+        if found.errors and self._is_buffered and await self._retry(text, found):
+            self._rejected = self._with_rejected_usage(finished)
+            return
+        is_promoted = bool(found.repairs) and self._request.format is not None
+        may_be_nudged = is_empty and finished.reason == "stop" and not is_promoted
+        if may_be_nudged and await self._nudged():
+            self._rejected = self._with_rejected_usage(finished)
+            self._forget("empty")
+            return
+        for event in self._final_events(text, found):
+            yield event
+        self.finished = True
+        yield self._with_rejected_usage(finished)
+
+    async def _check(self, text: str, finished: Finished) -> CheckedAnswer:
+        if not isinstance(self._prompt, Conversation):
+            return CheckedAnswer(text)
+        raw = RawAnswer(
+            text,
+            "".join(self._reasoning),
+            self._calls,
+            finished.reason,
+            self._reasoning_ran_out,
+            self._family.call_delimiters(self._prompt.tools),
+            self._is_unterminated,
+            self._attempted_call,
+        )
+        required = Requirements(self._request.format, self._request.tool_choice)
+        async with _checks:
+            return await asyncio.to_thread(check_answer, raw, required, self._policy)
+
+    @property
+    def _prompt(self) -> Prompt:
+        return self._request.prompts[self._index // self._request.n]
+
+    async def _retry(self, text: str, found: CheckedAnswer) -> bool:
+        if self._attempts >= self._policy.retries:
+            return False
+        assert isinstance(self._prompt, Conversation)
+        if not await self._begin_again(retry_conversation(self._prompt, text, found.errors)):
+            return False
+        self._attempts += 1
+        self._forget("tools" if found.errors[0].startswith("tool_calls:") else "schema")
+        return True
+
+    def _forget(self, rejection: RepairKind) -> None:
+        """Forget the attempt that was rejected for this reason."""
+        self._rejection = rejection
+        self._buffered, self._texts, self._reasoning, self._calls = [], [], [], 0
+        self._attempted_call = False
+
+    def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
+        promoted = ("reasoning", "content") in found.repairs
+        if found.text == text:
+            yield from self._buffered
+        elif self._is_buffered or promoted:
+            yield from (event for event in self._buffered if not isinstance(event, TextDelta))
+            yield TextDelta(self._index, found.text, phase=self._phase)
+        if self._is_buffered or promoted:
+            for what, where in found.repairs:
+                yield Repaired(self._index, what, where)
+        if self._rejection and not found.errors:
+            where = "tool_calls" if self._rejection == "tools" else "content"
+            yield Repaired(self._index, self._rejection, where)
+        for error in found.errors:
+            yield Violation(self._index, error)
+
+    def _with_rejected_tokens(self, counted: TokensSoFar) -> TokensSoFar:
+        if (before := self._rejected) is None:
+            return counted
+        return replace(
+            counted,
+            completion_tokens=before.completion_tokens + counted.completion_tokens,
+            reasoning_tokens=before.reasoning_tokens + counted.reasoning_tokens,
+            cached_tokens=before.cached_tokens,
+        )
+
+    def _with_rejected_usage(self, finished: Finished) -> Finished:
+        if (before := self._rejected) is None:
+            return finished
+        return replace(
+            finished,
+            completion_tokens=before.completion_tokens + finished.completion_tokens,
+            reasoning_tokens=before.reasoning_tokens + finished.reasoning_tokens,
+            text_tokens=before.text_tokens + finished.text_tokens,
+            further_prompt_tokens=before.further_prompt_tokens + finished.further_prompt_tokens,
+            raw=before.raw + finished.raw,
+            cached_tokens=before.cached_tokens,
+        )
+
+
+def _begun_text(prompt: Prompt) -> str:
+    begun = prompt.continued if isinstance(prompt, Conversation) else None
+    return begun.content if begun else ""

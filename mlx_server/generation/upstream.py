@@ -1,0 +1,257 @@
+"""The events of a request to a model that another server has."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from mlx_server.errors import AdapterNotFound, ServerError
+from mlx_server.events import Event, Started, TokenCounts, total
+from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.review import ReviewedAnswer
+from mlx_server.grammars.formats import check as check_format
+from mlx_server.messages import Conversation, Message
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.upstreams import UpstreamModel
+from mlx_server.repair.answers import CheckedAnswer
+from mlx_server.request_threads import in_thread
+from mlx_server.requests import (
+    GenerateRequest,
+    JsonFormat,
+    NamedTool,
+    Prompt,
+    SamplingChoices,
+    SamplingParams,
+)
+from mlx_server.system.logs import log_model
+from mlx_server.upstream.attempt import UpstreamAttempt
+from mlx_server.upstream.reading import AnswerReader, ReadingOptions
+from mlx_server.upstream.request_body import check, ignored, request_of
+
+log = logging.getLogger("mlx_server.upstream")
+
+NUDGE = Message("user", "Your answer was empty. Give your answer now.")
+
+EMPTY = "content: the upstream's answer is empty"
+
+
+async def generate_upstream(
+    request: GenerateRequest, pool: Pool, model: UpstreamModel
+) -> AsyncGenerator[Event]:
+    """Yield the events, as `generate` does for a model that this server runs."""
+    answers: list[UpstreamAnswer] = []
+    with pool.row_slot(len(request.prompts) * request.n, request.client):
+        log_model(model.id, model.family.name)
+        request, left_out = without_volatile_lines(model.spec, request)
+        await in_thread(_check, pool, model, request, model=model.id)
+        unused = ignored(model.can, request)
+        request = with_defaults(model.spec, request)
+        numbers = range(len(request.prompts) * request.n)
+        answers += [UpstreamAnswer(model, index, request) for index in numbers]
+        try:
+            await _all_begun(answers)
+            yield Started(
+                model.id,
+                0,  # the upstream counts the prompt's tokens, and tells them in the end
+                unused,
+                sampling=_sampling(request),
+                normalized=left_out,
+                unfinished=partial(_unfinished, answers),
+            )
+            async with aclosing(merged([answer.events() for answer in answers])) as events:
+                async for event in events:
+                    yield event
+        finally:
+            for answer in answers:
+                await answer.aclose()
+
+
+def _check(pool: Pool, model: UpstreamModel, request: GenerateRequest) -> None:
+    _, adapter = pool.named(request.model)
+    if name := request.adapter or adapter:
+        raise AdapterNotFound(
+            f"{model.id} is served by another server and has no adapter {name[:100]!r}.",
+            param="adapter" if request.adapter else "model",
+        )
+    check(model.id, model.can, request)
+    if isinstance(request.format, JsonFormat):  # no grammar has to enforce all of it
+        check_format(replace(request.format, strict=False), request.format_param)
+    elif request.format:
+        check_format(request.format, request.format_param)
+
+
+def with_defaults(spec: ModelSpec, request: GenerateRequest) -> GenerateRequest:
+    """The request, with what models.yaml says where the client says nothing."""
+    choices: SamplingChoices = {**spec.choices, **request.choices}
+    most = spec.max_tokens if request.max_tokens is None else request.max_tokens
+    prompts = tuple(_with_kwargs(spec, prompt) for prompt in request.prompts)
+    return replace(request, choices=choices, max_tokens=most, prompts=prompts)
+
+
+def _with_kwargs(spec: ModelSpec, prompt: Prompt) -> Prompt:
+    if not isinstance(prompt, Conversation):
+        return prompt
+    if spec.schema_in_prompt == "never":
+        prompt = replace(prompt, response_format=None)
+    return replace(prompt, template_kwargs={**spec.template_kwargs, **prompt.template_kwargs})
+
+
+def _sampling(request: GenerateRequest) -> SamplingParams:
+    return SamplingParams(**request.choices, logit_bias=request.logit_bias, seed=request.seed)
+
+
+def _unfinished(answers: Sequence["UpstreamAnswer"]) -> TokenCounts:
+    return total(answer.counts for answer in answers if not answer.finished)
+
+
+async def _all_begun(answers: Sequence["UpstreamAnswer"]) -> None:
+    """Wait until every answer has begun; raise the first error if one has not."""
+    begun = [asyncio.create_task(answer.begin()) for answer in answers]
+    try:
+        await asyncio.gather(*begun)
+    finally:
+        for each in begun:
+            each.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def merged(streams: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[Event]:
+    """The events of all streams, each as soon as it comes."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as events:
+            async for event in events:
+                yield event
+        return
+    queue = asyncio.Queue[Event | BaseException | None](maxsize=4 * len(streams))
+
+    async def pump(stream: AsyncGenerator[Event]) -> None:
+        try:
+            async with aclosing(stream) as events:
+                async for event in events:
+                    await queue.put(event)
+        except Exception as error:
+            await queue.put(error)
+        await queue.put(None)
+
+    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        left = len(pumps)
+        while left:
+            match await queue.get():
+                case None:
+                    left -= 1
+                case BaseException() as error:
+                    raise error
+                case event:
+                    yield event
+    finally:
+        for each in pumps:
+            each.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+class UpstreamAnswer(ReviewedAnswer):
+    """The answer to one prompt, across every request that was needed to get it."""
+
+    def __init__(self, model: UpstreamModel, index: int, request: GenerateRequest) -> None:
+        must_call = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
+        super().__init__(
+            index,
+            request,
+            model.family,
+            model.spec.repair,
+            unchecked=must_call or isinstance(request.format, JsonFormat),
+        )
+        self._model = model
+        self._attempt: UpstreamAttempt | None = None
+        self._nudges = 0
+
+    async def begin(self) -> None:
+        """Wait until the answer begins. Raises a ServerError if it does not."""
+        self._attempt = await self._begun_attempt(self._prompt)
+
+    async def aclose(self) -> None:
+        if self._attempt:
+            await self._attempt.aclose()
+
+    async def events(self) -> AsyncGenerator[Event]:
+        while not self.finished:
+            assert self._attempt
+            async with aclosing(self._attempt.events()) as events:
+                async for event in events:
+                    async for reported in self.review(event):
+                        yield reported
+
+    @property
+    def _attempt_counts(self) -> TokenCounts:
+        return self._attempt.counts if self._attempt else TokenCounts()
+
+    @property
+    def _reasoning_ran_out(self) -> bool:
+        return False
+
+    @property
+    def _is_unterminated(self) -> bool:
+        return bool(self._attempt and self._attempt.is_unterminated)
+
+    async def _begin_again(self, conversation: Conversation) -> bool:
+        try:
+            self._attempt = await self._begun_attempt(conversation, again=True)
+        except ServerError as error:  # the answer is what there is already
+            log.warning("%s could not be asked again: %s", self._model.id, error.message)
+            return False
+        return True
+
+    async def _nudged(self) -> bool:
+        if self._nudges >= self._model.upstream.policy.empty_retries:
+            return False
+        if not isinstance(self._prompt, Conversation):
+            return False
+        nudged = replace(self._prompt, messages=(*self._prompt.messages, NUDGE))
+        if not await self._begin_again(nudged):
+            return False
+        self._nudges += 1
+        return True
+
+    def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
+        is_empty = not (found.text.strip() or self._calls or found.errors)
+        if is_empty and self._rejection == "empty":
+            found = replace(found, errors=(EMPTY,))
+        yield from super()._final_events(text, found)
+
+    async def _begun_attempt(self, prompt: Prompt, *, again: bool = False) -> UpstreamAttempt:
+        choice = self._index % self._request.n
+        asked = request_of(self._model.can, self._request, prompt, choice, tells_format=again)
+        return await UpstreamAttempt.begun(self._model.connection, asked, self._reader(prompt))
+
+    def _reader(self, prompt: Prompt) -> AnswerReader:
+        model, request, spec = self._model, self._request, self._model.spec
+        chat = prompt if isinstance(prompt, Conversation) else Conversation(())
+        begun = chat.continued
+        context = ParseContext(
+            index=self._index,
+            tools=() if request.tool_choice == "none" else chat.tools,
+            ends_with="" if begun is None or begun.content else model.opening,
+            repair=spec.repair,
+            misplaced_calls=spec.misplaced_calls,
+            holds_calls=True,
+            continues=begun is not None,
+        )
+        wanted, owners = request.include_raw, spec.include_raw
+        return AnswerReader(
+            ReadingOptions(
+                family=model.family,
+                opening=model.opening,
+                context=context,
+                is_chat=isinstance(prompt, Conversation),
+                stops=request.stop,
+                parallel=request.parallel_calls and not isinstance(request.tool_choice, NamedTool),
+                expects_calls_as_text=not model.can.tools,
+                keeps_raw=owners == "always" if wanted is None else wanted,
+                bills_prompt=self._index % request.n == 0,
+            )
+        )

@@ -1,0 +1,85 @@
+"""Limits on models that are served elsewhere."""
+
+from mlx_server.limits.limit import Limit
+
+UPSTREAM_LINE_BYTES = Limit(
+    bounds="a line of an upstream's stream, or its answer as one body",
+    value=8 << 20,
+    unit="bytes",
+    per="response",
+    beyond="the answer ends with an error",
+)
+UPSTREAM_BYTES = Limit(
+    bounds="all that an upstream sends for one answer",
+    value=256 << 20,
+    unit="bytes",
+    per="response",
+    beyond="the answer ends with an error",
+)
+UPSTREAM_CHARACTERS = Limit(
+    bounds="the text, reasoning and calls of an upstream's answer",
+    value=4 << 20,
+    unit="characters",
+    per="response",
+    beyond="the answer ends with an error",
+)
+UPSTREAM_CALLS = Limit(
+    bounds="the calls of an upstream's answer",
+    value=256,
+    unit="items",
+    per="response",
+    beyond="the answer ends with an error",
+)
+UPSTREAM_ERROR_BYTES = Limit(
+    bounds="the body of an upstream's error or token",
+    value=64 << 10,
+    unit="bytes",
+    per="response",
+    beyond="the rest is not read",
+)
+UPSTREAM_CONNECTIONS = Limit(
+    bounds="connections to one upstream",
+    value=128,
+    unit="sockets",
+    per="model",
+    beyond="it waits for a free one, then 503",
+)
+UPSTREAM_CONNECT_SECONDS = Limit(
+    bounds="how long connecting to an upstream may take",
+    value=10,
+    unit="seconds",
+    per="request",
+    beyond="it is tried again, then 504",
+    setting="models.*.upstream.connect_seconds",
+)
+UPSTREAM_FIRST_SECONDS = Limit(
+    bounds="how long an upstream may take until its answer begins",
+    value=300,
+    unit="seconds",
+    per="request",
+    beyond="504",
+    setting="models.*.upstream.first_seconds",
+)
+UPSTREAM_IDLE_SECONDS = Limit(
+    bounds="how long an upstream's stream may bring no event",
+    value=60,
+    unit="seconds",
+    per="response",
+    beyond="the answer ends with an error",
+    setting="models.*.upstream.idle_seconds",
+)
+UPSTREAM_RETRIES = Limit(
+    bounds="how often a request is sent again that an upstream refused or lost",
+    value=2,
+    unit="items",
+    per="request",
+    beyond="the next fallback, or 502 to 504",
+    setting="models.*.upstream.retries",
+)
+UPSTREAM_PAUSE_SECONDS = Limit(
+    bounds="the pause that an upstream may ask for with Retry-After",
+    value=30,
+    unit="seconds",
+    per="request",
+    beyond="the request is not sent again",
+)

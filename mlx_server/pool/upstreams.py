@@ -1,0 +1,61 @@
+"""Models that other servers have, as the pool knows them."""
+
+from dataclasses import dataclass, replace
+
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.reasoning_tags import pairs_of
+from mlx_server.pool.prepare import Capabilities, ModelSpec
+from mlx_server.upstream.connection import UpstreamConnection
+from mlx_server.upstream.reading import opening_of_reasoning, text_family
+from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamSpec
+
+
+@dataclass(frozen=True)
+class UpstreamModel:
+    spec: ModelSpec
+    upstream: UpstreamSpec
+    connection: UpstreamConnection
+    family: ModelFamily
+    """The family by which its text is read."""
+    opening: str
+    """The delimiter that opens reasoning in that text."""
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def can(self) -> UpstreamCapabilities:
+        return self.upstream.capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What clients may ask of it. Whether it reasons is not known, so it may."""
+        return Capabilities(
+            family=self.spec.family or self.family.name,
+            architecture="",
+            quantization=None,
+            size_bytes=0,
+            context_length=self.spec.context_length,
+            reasoning=True,
+            tools=True,
+            structured_output=True,
+        )
+
+
+def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
+    """Raises SettingsError for an unknown family; None for a model that this server runs."""
+    if spec.upstream is None:
+        return None
+    family = text_family(spec.family)
+    if spec.reasoning_tags is not None:
+        family = replace(family, reasoning_tags=pairs_of(spec.reasoning_tags))
+    if not spec.upstream.capabilities.tools:
+        family = family.with_tools_in_prompt()
+    return UpstreamModel(
+        spec=spec,
+        upstream=spec.upstream,
+        connection=UpstreamConnection(spec.id, spec.upstream),
+        family=family,
+        opening=opening_of_reasoning(spec.family),
+    )

@@ -1,0 +1,1 @@
+"""Models that are served elsewhere: what is sent to their servers, and how answers are read."""

@@ -1,0 +1,65 @@
+"""One attempt at an answer: a request to an upstream, and the events of what comes back."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from mlx_server.errors import UpstreamFailed
+from mlx_server.events import Event, TokenCounts
+from mlx_server.upstream.connection import END, UpstreamConnection, UpstreamStream
+from mlx_server.upstream.pieces import read_piece
+from mlx_server.upstream.reading import AnswerReader
+from mlx_server.upstream.request_body import UpstreamRequest
+
+
+class UpstreamAttempt:
+    def __init__(
+        self, connection: UpstreamConnection, stream: UpstreamStream, reader: AnswerReader
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._reader = reader
+
+    @classmethod
+    async def begun(
+        cls, connection: UpstreamConnection, request: UpstreamRequest, reader: AnswerReader
+    ) -> "UpstreamAttempt":
+        """Wait until the answer begins. Raises a ServerError if it does not."""
+        return cls(connection, await connection.open(request.route, request.body), reader)
+
+    @property
+    def counts(self) -> TokenCounts:
+        return self._reader.counts
+
+    @property
+    def is_unterminated(self) -> bool:
+        return self._reader.is_unterminated
+
+    async def aclose(self) -> None:
+        """End the upstream's work on the answer."""
+        await self._stream.aclose()
+
+    async def events(self) -> AsyncGenerator[Event]:
+        reader, connection = self._reader, self._connection
+        is_complete = False
+        try:
+            async with (
+                connection.reading(),
+                aclosing(connection.within_idle(self._stream.values())) as values,
+            ):
+                async for value in values:
+                    if value == END:
+                        is_complete = True
+                        break
+                    for event in reader.feed(read_piece(value)):
+                        yield event
+                    if reader.needs_no_more:
+                        is_complete = True
+                        break
+        finally:
+            await self.aclose()
+        if not (is_complete or reader.has_ended):
+            raise UpstreamFailed(
+                f"The upstream of {connection.id} ended its stream before the answer was complete."
+            )
+        for event in reader.finish():
+            yield event

@@ -1,0 +1,158 @@
+"""The calls that an upstream sends as such: put together from their pieces, read and repaired."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_server import limits
+from mlx_server.errors import UpstreamFailed
+from mlx_server.events import RepairKind
+from mlx_server.messages import Tool
+from mlx_server.parsers.misplaced_calls import MisplacedCallReader
+from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair.json_text import json_text
+from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.upstream.pieces import CallPiece
+
+
+@dataclass
+class CollectedCall:
+    id: str = ""
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+    whole: Mapping[str, Any] | None = None
+    """Arguments that came as an object."""
+
+    @property
+    def arguments(self) -> str:
+        if self.whole is not None:
+            return json.dumps(self.whole, ensure_ascii=False)
+        return "".join(self.texts)
+
+    def as_text(self) -> str:
+        """What is shown if no tool of the request can be called so."""
+        return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
+
+
+class CollectedCalls:
+    """The calls of one answer, in their order."""
+
+    def __init__(self) -> None:
+        self.calls: list[CollectedCall] = []
+        self._by_index: dict[int, CollectedCall] = {}
+
+    def add(self, piece: CallPiece) -> None:
+        call = self._of(piece)
+        call.id = call.id or piece.id
+        if piece.name and piece.name != call.name:
+            call.name += piece.name
+        if isinstance(piece.arguments, Mapping):
+            call.whole = piece.arguments
+        elif piece.arguments:
+            call.texts.append(piece.arguments)
+
+    def _of(self, piece: CallPiece) -> CollectedCall:
+        """The call that a piece belongs to, which may be a new one: some servers count none of
+        them, or give all of them one number."""
+        if piece.index is None:
+            known = next((call for call in self.calls if piece.id and call.id == piece.id), None)
+            last = self.calls[-1] if self.calls else None
+            begins = bool(piece.name) and (last is None or bool(piece.id) or bool(last.arguments))
+            found = known or (None if begins else last)
+        else:
+            found = self._by_index.get(piece.index)
+            if found and piece.id and found.id and piece.id != found.id and piece.name:
+                found = None
+        return found or self._new(piece.index)
+
+    def _new(self, index: int | None) -> CollectedCall:
+        if len(self.calls) >= limits.UPSTREAM_CALLS.value:
+            raise UpstreamFailed("The upstream sent more calls than one answer may have.")
+        call = CollectedCall()
+        self.calls.append(call)
+        if index is not None:
+            self._by_index[index] = call
+        return call
+
+
+class StructuredCallReader:
+    """Emits collected calls, as far as they are calls of the request's tools."""
+
+    def __init__(
+        self, emitter: ToolCallEmitter, tools: Sequence[Tool], allowed: RepairPolicy
+    ) -> None:
+        self._emitter = emitter
+        self._tools = {tool.name: tool for tool in tools}
+        self._allowed = allowed
+        self._nameless = MisplacedCallReader(emitter, tools, allowed, makes=True)
+
+    def read(self, call: CollectedCall) -> bool:
+        """Emit the call; False if it is none. One with several objects as its arguments is several
+        calls."""
+        try:
+            found = list(self._found(call))
+        except Malformed:
+            return False
+        try:
+            for i, (name, arguments, repairs) in enumerate(found):
+                self._emitter.misplaced = repairs
+                self._emitter.whole(name, arguments, call.id if i == 0 else None)
+        except Malformed:
+            self._emitter.give_up()
+            return False
+        return True
+
+    def _found(self, call: CollectedCall) -> Iterator[tuple[str, str, tuple[RepairKind, ...]]]:
+        texts = _objects(call.arguments)
+        several: tuple[RepairKind, ...] = ("format",) if len(texts) > 1 else ()
+        for text in texts:
+            inside, repairs = self._json(text)
+            name = call.name
+            if not self._emitter.knows(name):
+                taker = self._nameless.nameless(inside) if self._allowed.names else None
+                if taker is None:
+                    raise Malformed("there is no such tool")
+                name, repairs = taker.name, ("name", *repairs)
+            yield name, inside, (*several, *repairs)
+
+    def _json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
+        """The JSON of arguments around which the model may have thought aloud."""
+        if not text.strip() or text.strip() == "null":
+            return "{}", ()
+        found = json_text(text) if self._allowed.json else (text, ())
+        if found is None:
+            raise Malformed("no JSON")
+        inside, repairs = found
+        if inside.startswith('"'):  # an object that was written as a text once more
+            return _unquoted(inside), ("json",)
+        return inside, repairs
+
+
+def _unquoted(text: str) -> str:
+    found = json.loads(text)
+    if not isinstance(found, str):
+        raise Malformed("no object")
+    return found
+
+
+def _objects(text: str) -> list[str]:
+    """The JSON objects that a text consists of, if there are several; else the text."""
+    decoder, at, found = json.JSONDecoder(), 0, list[str]()
+    size = len(text)
+    if size > limits.READ_JSON_CHARACTERS.value:
+        return [text]
+    while True:
+        while at < size and (text[at].isspace() or (found and text[at] in ",;")):
+            at += 1
+        if at == size:
+            return found if len(found) > 1 else [text]
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return [text]
+        if not isinstance(value, dict) or len(found) >= limits.UPSTREAM_CALLS.value:
+            return [text]
+        found.append(text[at:end])
+        at = end

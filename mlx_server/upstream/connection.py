@@ -1,0 +1,313 @@
+"""Sends requests to one upstream, and yields what its answers consist of."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import msgspec
+
+from mlx_server import limits
+from mlx_server.errors import (
+    ServerError,
+    UpstreamBusy,
+    UpstreamFailed,
+    UpstreamTimeout,
+)
+from mlx_server.upstream.breaker import CircuitBreaker
+from mlx_server.upstream.credentials import Credentials, credentials_of, limited
+from mlx_server.upstream.dialects import dressed, endpoint
+from mlx_server.upstream.failures import RETRIED, refusal, reported, retry_after
+from mlx_server.upstream.spec import UpstreamSpec
+from mlx_server.upstream.sse import SseReader
+
+log = logging.getLogger("mlx_server.upstream")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+"""Seconds before a request is sent again; the pause doubles each time, and half of it is random."""
+
+LARGE = 256 << 10
+"""Characters of JSON that are parsed in a thread."""
+
+TURN = 64
+"""So many events are read before other requests get their turn."""
+
+END = "[DONE]"
+
+
+class Retriable(Exception):
+    """The request may be sent again; `error` is reported if it is not."""
+
+    def __init__(self, error: ServerError, pause: float | None = None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.pause = pause
+        """The seconds that the upstream asks for."""
+
+
+class UpstreamStream:
+    """The JSON values of one answer. The first has come already."""
+
+    def __init__(self, first: Any, rest: AsyncGenerator[Any], close: Callable[[], Any]) -> None:
+        self._first = first
+        self._rest = rest
+        self._close = close
+
+    async def values(self) -> AsyncGenerator[Any]:
+        yield self._first
+        async for value in self._rest:
+            yield value
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
+        await self._close()
+
+
+class UpstreamConnection:
+    def __init__(
+        self,
+        id: str,
+        spec: UpstreamSpec,
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """id: the model's name here. pause: waits so many seconds."""
+        self.id = id
+        self.spec = spec
+        self.breaker = CircuitBreaker()
+        self.running = 0
+        """Answers that are being read."""
+        self.last_used: float | None = None
+        """The Unix time of the last answer's end."""
+        self.last_error: str | None = None
+        """What was wrong with the last request; None if it was answered."""
+        self._pause = pause
+        self._client: httpx.AsyncClient | None = None
+        self._credentials: Credentials = credentials_of(spec, self._http)
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        if client:
+            await client.aclose()
+
+    async def open(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
+        """Send the request until an answer begins. Raises a ServerError if none does."""
+        for attempt in range(self.spec.policy.retries + 1):
+            if left := self.breaker.seconds_left():
+                raise UpstreamBusy(
+                    f"The upstream of {self.id} failed several times in a row. It is asked again "
+                    f"in {left:.0f} seconds."
+                )
+            try:
+                return await self._attempt(route, body)
+            except Retriable as failure:
+                seconds = _pause_before(attempt, failure)
+                if seconds is None or attempt == self.spec.policy.retries:
+                    raise failure.error from None
+                log.info("%s: %s Trying again in %.1f s.", self.id, failure.error.message, seconds)
+                await self._pause(seconds)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _attempt(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
+        self.breaker.begin()
+        try:
+            stream = await self._sent(route, body)
+        except Retriable as failure:
+            self.last_error = failure.error.message
+            failed = failure.error.status != UpstreamBusy.status or failure.pause is None
+            self.breaker.failed() if failed else self.breaker.abandoned()
+            raise
+        except BaseException:
+            self.breaker.abandoned()
+            raise
+        self.breaker.succeeded()
+        self.last_error = None
+        return stream
+
+    async def _sent(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
+        policy, again = self.spec.policy, True
+        try:
+            async with asyncio.timeout(policy.first_seconds):
+                while True:
+                    response = await self._response(route, body)
+                    if response.status_code != 401 or not (again and self._credentials.refused()):
+                        break
+                    await response.aclose()
+                    again = False
+                return await self._begun(response)
+        except TimeoutError:
+            raise Retriable(
+                UpstreamTimeout(
+                    f"The upstream of {self.id} did not begin to answer within "
+                    f"{policy.first_seconds:g} seconds."
+                )
+            ) from None
+        except httpx.PoolTimeout:
+            raise UpstreamBusy(
+                f"All connections to the upstream of {self.id} are in use. Try again later."
+            ) from None
+        except httpx.ConnectTimeout:
+            raise Retriable(
+                UpstreamTimeout(
+                    f"The upstream of {self.id} took no connection within "
+                    f"{policy.connect_seconds:g} seconds."
+                )
+            ) from None
+        except httpx.HTTPError as error:  # its text may have the URL
+            raise Retriable(
+                UpstreamFailed(
+                    f"The upstream of {self.id} can't be reached, or lost the connection "
+                    f"({type(error).__name__})."
+                )
+            ) from None
+
+    async def _response(self, route: str, body: Mapping[str, Any]) -> httpx.Response:
+        http = self._http()
+        request = http.build_request(
+            "POST",
+            endpoint(self.spec, route),
+            content=msgspec.json.encode(dressed(self.spec, body)),
+            headers={"content-type": "application/json", **await self._credentials.headers()},
+        )
+        return await http.send(request, stream=True)
+
+    async def _begun(self, response: httpx.Response) -> UpstreamStream:
+        try:
+            if response.status_code != 200:
+                await self._refused(response)
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                # a few compressed bytes may expand to any size
+                raise UpstreamFailed(f"The upstream of {self.id} sent compressed data.")
+            values = self._values(response)
+            async for first in values:
+                return UpstreamStream(first, values, response.aclose)
+            raise Retriable(UpstreamFailed(f"The upstream of {self.id} sent no answer."))
+        except UpstreamBusy as error:  # said with status 200
+            await response.aclose()
+            raise Retriable(error) from None
+        except BaseException:
+            await response.aclose()
+            raise
+
+    async def _refused(self, response: httpx.Response) -> None:
+        body = await limited(response, limits.UPSTREAM_ERROR_BYTES.value)
+        error = refusal(self.id, response.status_code, body, self.secrets)
+        if response.status_code in RETRIED:
+            raise Retriable(error, retry_after(response.headers))
+        raise error
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        spec = self.spec
+        return (*self._credentials.secrets, spec.project_id or "", spec.space_id or "")
+
+    async def _values(self, response: httpx.Response) -> AsyncGenerator[Any]:
+        """The JSON values of a stream, or the one value of a body."""
+        count = 0
+        async for text in self._texts(response):
+            if text == END:
+                yield END
+                return
+            count += 1
+            if count % TURN == 0:
+                await asyncio.sleep(0)
+            value = await self._parsed(text)
+            if isinstance(value, dict) and (error := _error_in(value)):
+                raise reported(self.id, error, self.secrets)
+            yield value
+
+    async def _parsed(self, text: str | bytes) -> Any:
+        decode = partial(msgspec.json.decode, text)
+        try:
+            return await asyncio.to_thread(decode) if len(text) > LARGE else decode()
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            raise UpstreamFailed(f"The upstream of {self.id} sent no valid JSON.") from None
+
+    async def _texts(self, response: httpx.Response) -> AsyncGenerator[str | bytes]:
+        chunks = self._counted(response)
+        if "json" in response.headers.get("content-type", ""):
+            body = bytearray()
+            async for chunk in chunks:
+                body += chunk
+                if len(body) > limits.UPSTREAM_LINE_BYTES.value:
+                    raise UpstreamFailed(f"The upstream of {self.id} sent a body that is too long.")
+            yield bytes(body)
+            return
+        reader = SseReader()
+        async for chunk in chunks:
+            for text in reader.feed(chunk):
+                yield text
+        for text in reader.finish():
+            yield text
+
+    async def _counted(self, response: httpx.Response) -> AsyncGenerator[bytes]:
+        size = 0
+        async for chunk in response.aiter_raw():
+            size += len(chunk)
+            if size > limits.UPSTREAM_BYTES.value:
+                raise UpstreamFailed(f"The upstream of {self.id} sent an answer that is too long.")
+            yield chunk
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Maps what goes wrong while an answer is read that has begun."""
+        self.running += 1
+        try:
+            yield
+        except httpx.HTTPError as error:
+            raise UpstreamFailed(
+                f"The upstream of {self.id} lost the connection before the answer was complete "
+                f"({type(error).__name__})."
+            ) from None
+        finally:
+            self.running -= 1
+            self.last_used = time.time()
+
+    async def within_idle(self, values: AsyncIterator[Any]) -> AsyncGenerator[Any]:
+        """The values, each of which must come in time."""
+        seconds = self.spec.policy.idle_seconds
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    value = await anext(values)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise UpstreamTimeout(
+                    f"The upstream of {self.id} sent nothing for {seconds:g} seconds."
+                ) from None
+            yield value
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            policy = self.spec.policy
+            most = limits.UPSTREAM_CONNECTIONS.value
+            self._client = httpx.AsyncClient(
+                headers={"accept-encoding": "identity"},
+                timeout=httpx.Timeout(policy.connect_seconds, read=None, write=None),
+                limits=httpx.Limits(max_connections=most, max_keepalive_connections=most // 4),
+                follow_redirects=False,
+                trust_env=False,
+                verify=self.spec.url.startswith("https:"),
+            )
+        return self._client
+
+
+def _error_in(value: Mapping[str, Any]) -> object:
+    """The error that a server reports in place of an answer, however it is called."""
+    if value.get("object") == "error":
+        return value
+    return value.get("error") or value.get("errors")
+
+
+def _pause_before(attempt: int, failure: Retriable) -> float | None:
+    """The seconds before the next attempt; None if the upstream asks for too many."""
+    backoff = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
+    jittered = backoff * random.uniform(0.5, 1.0)  # noqa: S311 - it keeps no secret
+    asked = failure.pause or 0.0
+    return None if asked > limits.UPSTREAM_PAUSE_SECONDS.value else max(asked, jittered)

@@ -1,0 +1,128 @@
+"""The headers by which an upstream knows its client."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import httpx
+import msgspec
+
+from mlx_server import limits
+from mlx_server.errors import UpstreamFailed
+from mlx_server.upstream.failures import refusal
+from mlx_server.upstream.spec import UpstreamSpec
+
+GRANT = "urn:ibm:params:oauth:grant-type:apikey"
+EARLY_SECONDS = 300.0
+"""A token is replaced so long before it expires, or in the last fifth of a shorter life."""
+
+Environ = Mapping[str, str]
+
+
+class Credentials(Protocol):
+    async def headers(self) -> Mapping[str, str]: ...
+
+    def refused(self) -> bool:
+        """The upstream refused them. Returns whether others can be had at once."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may show."""
+
+
+class ApiKey:
+    """A key that is sent as it is, or none."""
+
+    def __init__(self, variable: str | None, environ: Environ = os.environ) -> None:
+        self._variable = variable
+        self._environ = environ
+
+    async def headers(self) -> Mapping[str, str]:
+        return {"authorization": f"Bearer {self.key()}"} if self._variable else {}
+
+    def refused(self) -> bool:
+        return False
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return (self._environ.get(self._variable or "", ""),)
+
+    def key(self) -> str:
+        key = self._environ.get(self._variable or "", "").strip()
+        if not key.isascii() or not key.isprintable() or not key:
+            raise UpstreamFailed(
+                f"The environment variable {self._variable} has no key for the upstream. Set it "
+                "where the server is started."
+            )
+        return key
+
+
+class IamToken:
+    """IBM Cloud's token for a key. It is fetched once for all requests, before it expires."""
+
+    def __init__(
+        self,
+        key: ApiKey,
+        url: str,
+        client: Callable[[], httpx.AsyncClient],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._key = key
+        self._url = f"{url.rstrip('/')}/identity/token"
+        self._client = client
+        self._clock = clock
+        self._token = ""
+        self._renew_at = 0.0
+        self._fetching = asyncio.Lock()
+
+    async def headers(self) -> Mapping[str, str]:
+        async with self._fetching:
+            if not self._token or self._clock() >= self._renew_at:
+                await self._fetch()
+            return {"authorization": f"Bearer {self._token}"}
+
+    def refused(self) -> bool:
+        had_one, self._token = bool(self._token), ""
+        return had_one
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return (*self._key.secrets, self._token)
+
+    async def _fetch(self) -> None:
+        form = {"grant_type": GRANT, "apikey": self._key.key()}
+        async with self._client().stream("POST", self._url, data=form) as response:
+            body = await limited(response, limits.UPSTREAM_ERROR_BYTES.value)
+        if response.status_code in (400, 401, 403):
+            raise refusal("watsonx's identity service", 401, body)
+        if response.status_code != 200:
+            raise refusal("watsonx's identity service", response.status_code, body)
+        try:
+            found = msgspec.json.decode(body, type=_Token)
+        except msgspec.MsgspecError:
+            raise UpstreamFailed("watsonx's identity service sent no token.") from None
+        lifetime = max(0.0, found.expires_in)
+        self._token = found.access_token
+        self._renew_at = self._clock() + max(0.8 * lifetime, lifetime - EARLY_SECONDS)
+
+
+class _Token(msgspec.Struct):
+    access_token: str
+    expires_in: float
+
+
+async def limited(response: httpx.Response, most: int) -> bytes:
+    """The first bytes of a body, of which the rest is not read."""
+    body = b""
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) >= most:
+            break
+    return body[:most]
+
+
+def credentials_of(spec: UpstreamSpec, client: Callable[[], httpx.AsyncClient]) -> Credentials:
+    key = ApiKey(spec.api_key_env)
+    return IamToken(key, spec.iam_url, client) if spec.kind == "watsonx" else key

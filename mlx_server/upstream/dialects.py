@@ -1,0 +1,32 @@
+"""Where each kind of upstream takes a request, and what it names differently in its body."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlx_server.upstream.spec import UpstreamSpec
+
+WATSONX_VERSION = "2025-02-11"
+
+WATSONX_CHAT = "/ml/v1/text/chat_stream"
+
+CHAT, COMPLETIONS = "/chat/completions", "/completions"
+
+
+def endpoint(spec: UpstreamSpec, route: str) -> str:
+    if spec.kind == "watsonx":
+        return f"{spec.url}{WATSONX_CHAT}?version={WATSONX_VERSION}"
+    return f"{spec.url}{route}"
+
+
+def dressed(spec: UpstreamSpec, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with the model, and as this kind of upstream names its fields."""
+    if spec.kind == "openai":
+        return {"model": spec.model, **body, "stream": True}
+    owner = {"project_id": spec.project_id} if spec.project_id else {"space_id": spec.space_id}
+    found = {"model_id": spec.model, **owner, **body}
+    choice = found.pop("tool_choice", None)
+    if isinstance(choice, str):  # a text there, and an object elsewhere
+        found["tool_choice_option"] = choice
+    elif choice is not None:
+        found["tool_choice"] = choice
+    return found

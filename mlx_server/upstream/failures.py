@@ -1,0 +1,117 @@
+"""Turns what an upstream answers instead of an answer into our errors, without its secrets."""
+
+import email.utils
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlx_server import limits
+from mlx_server.errors import (
+    BadRequest,
+    ContextTooLong,
+    ServerError,
+    UpstreamBusy,
+    UpstreamFailed,
+)
+
+RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529))
+"""Statuses after which the same request may succeed."""
+
+BUSY = frozenset((408, 409, 425, 429, 503, 529))
+
+CONTEXT = re.compile(r"context.{0,20}(length|window)|maximum.{0,20}tokens|too many tokens", re.I)
+
+SECRETS = re.compile(
+    r"(?i:bearer)\s+\S+"
+    r"|\b(?:sk|pk|rk|hf|gsk|xai|nvapi|key|tok|org|proj|user|acct|asst|req|key_id)[-_][\w*.-]{6,}"
+    r"|[A-Za-z][\w+.-]*://\S+"
+    r"|[\w.+-]+@[\w-]+\.[\w.]+"
+    r"|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+    r"|\b(?=\w*\d)(?=\w*[A-Za-z])\w{28,}\b"
+    r"|\beyJ[\w.-]+"
+)
+"""Matches what may be a credential or name an account: keys, ids, addresses and URLs."""
+
+QUOTED_CHARACTERS = 500
+
+
+def refusal(
+    model: str, status: int, body: bytes, secrets: Iterable[str] = (), *, was_sent: bool = True
+) -> ServerError:
+    """The error for a status other than 200."""
+    said = message_of(body, secrets)
+    quoted = f": {said}" if said else "."
+    if status in (400, 413, 422) and was_sent:
+        if CONTEXT.search(said):
+            return ContextTooLong(f"The upstream of {model} refused the request{quoted}")
+        return BadRequest(f"The upstream of {model} refused the request{quoted}")
+    if status in (401, 403):
+        return UpstreamFailed(
+            f"The upstream of {model} refused this server's key with status {status}. Check "
+            "`api_key_env` in models.yaml and the account's rights."
+        )
+    if status == 402:
+        return UpstreamFailed(
+            f"The upstream of {model} asks for payment (status 402). Check the account's credit."
+        )
+    if status == 404:
+        return UpstreamFailed(
+            f"The upstream of {model} does not know the model or the route (status 404). Check "
+            "`source` and `upstream_model` in models.yaml."
+        )
+    if 300 <= status < 400:
+        return UpstreamFailed(
+            f"The upstream of {model} answered with a redirect (status {status}), which is not "
+            "followed. Name the right URL as `source` in models.yaml."
+        )
+    if status in BUSY:
+        return UpstreamBusy(f"The upstream of {model} is busy (status {status}){quoted}")
+    return UpstreamFailed(f"The upstream of {model} failed with status {status}{quoted}")
+
+
+def reported(model: str, error: object, secrets: Iterable[str] = ()) -> ServerError:
+    """The error for an answer with status 200 that is an error nevertheless."""
+    found = error if isinstance(error, Mapping) else {"message": error}
+    code = found.get("code") if "code" in found else found.get("status")
+    status = code if type(code) is int and 400 <= code < 600 else 500
+    return refusal(model, status, json.dumps({"error": found}, default=str).encode(), secrets)
+
+
+def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
+    """The message of an error's body; empty if it has none that can be quoted."""
+    try:
+        found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES.value])
+    except (ValueError, RecursionError):
+        return ""
+    for key in ("error", "errors", "detail", "message"):
+        if isinstance(found, list):
+            found = found[0] if found else None
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+    if isinstance(found, Mapping):
+        found = found.get("message")
+    if isinstance(found, list) and found and isinstance(found[0], Mapping):
+        found = found[0].get("message")
+    return redacted(found, secrets) if isinstance(found, str) else ""
+
+
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "[redacted]")
+    cleaned = "".join(sign if sign.isprintable() else " " for sign in text[: 8 * QUOTED_CHARACTERS])
+    return SECRETS.sub("[redacted]", cleaned)[:QUOTED_CHARACTERS].strip()
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds that the upstream asks to wait, if it says so."""
+    text = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d{1,9}(\.\d{1,3})?", text):
+        return float(text)
+    try:
+        at = email.utils.parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    return max(0.0, at.timestamp() - time.time())

@@ -1,0 +1,226 @@
+"""Reads the JSON of an upstream's answer, whatever names and types it uses."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_server.errors import UpstreamFailed
+
+REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "thought")
+"""Fields of a message that have its reasoning. A server that sends several says the same in all."""
+
+INSIDE = ("text", "thinking", "summary", "reasoning", "content")
+"""Fields of a part of a content, or of a reasoning detail, that have its text."""
+
+THOUGHTS = frozenset(("thinking", "reasoning", "reasoning.text", "reasoning.summary", "summary"))
+"""Types of a content's parts that are reasoning."""
+
+ENDS: Mapping[str, str] = {
+    "max_tokens": "length",
+    "max_output_tokens": "length",
+    "model_length": "length",
+    "time_limit": "length",
+    "end_turn": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+    "function_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "tool_call": "tool_calls",
+    "cancelled": "error",
+}
+"""What other servers call OpenAI's reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    index: int | None = None
+    id: str = ""
+    name: str = ""
+    arguments: str | Mapping[str, Any] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamUsage:
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int = 0
+    reasoning: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    finish: str | None = None
+    stop: str | None = None
+    """The stop string that ended the answer, where the upstream tells it."""
+    usage: UpstreamUsage | None = None
+    is_whole: bool = False
+    """Whether it repeats all of the answer, as a body does that is not streamed."""
+
+
+def read_piece(value: Any) -> AnswerPiece:
+    """Raises UpstreamFailed for what is no part of an answer."""
+    if not isinstance(value, Mapping):
+        raise UpstreamFailed("The upstream sent JSON that is no object.")
+    usage = _usage(value.get("usage"))
+    choice = _first(value.get("choices"))
+    if choice is None:
+        return AnswerPiece(usage=usage)
+    delta, message = choice.get("delta"), choice.get("message")
+    is_whole = not isinstance(delta, Mapping) and isinstance(message, Mapping)
+    said: Any = delta if isinstance(delta, Mapping) else message
+    if not isinstance(said, Mapping):
+        if said is not None:
+            raise UpstreamFailed("The upstream sent a `delta` that is no object.")
+        said = {"content": choice.get("text")}
+    text, thought = _content(said.get("content"))
+    finish = choice.get("finish_reason")
+    stop = choice.get("stop_reason")
+    return AnswerPiece(
+        text=text or _refusal(said),
+        reasoning=_reasoning(said) or thought,
+        calls=tuple(_calls(said)),
+        finish=ENDS.get(finish, finish) if isinstance(finish, str) and finish else None,
+        stop=stop if isinstance(stop, str) else None,
+        usage=usage or _usage(choice.get("usage")),
+        is_whole=is_whole,
+    )
+
+
+def _first(choices: Any) -> Mapping[str, Any] | None:
+    """The one answer; None if this is not about one, as where only the usage is told."""
+    if choices is None or choices == []:
+        return None
+    if not isinstance(choices, list):
+        raise UpstreamFailed("The upstream sent `choices` that are no list.")
+    if not isinstance(choices[0], Mapping):
+        if choices[0] is None:
+            return None
+        raise UpstreamFailed("The upstream sent a choice that is no object.")
+    return choices[0]
+
+
+def _content(content: Any) -> tuple[str, str]:
+    """The text of a content, and the reasoning in it."""
+    if content is None:
+        return "", ""
+    if isinstance(content, str):
+        return content, ""
+    if not isinstance(content, list):
+        raise UpstreamFailed("The upstream sent a `content` that is no text.")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping):
+            (thoughts if part.get("type") in THOUGHTS else texts).append(_inside(part))
+    return "".join(texts), "".join(thoughts)
+
+
+def _inside(part: Mapping[str, Any]) -> str:
+    """The text of a part, which may have parts itself."""
+    for name in INSIDE:
+        match part.get(name):
+            case str(text) if text:
+                return text
+            case [*items]:
+                return "".join(
+                    item if isinstance(item, str) else _inside(item)
+                    for item in items
+                    if isinstance(item, str | Mapping)
+                )
+    return ""
+
+
+def _refusal(said: Mapping[str, Any]) -> str:
+    refusal = said.get("refusal")
+    return refusal if isinstance(refusal, str) else ""
+
+
+def _reasoning(said: Mapping[str, Any]) -> str:
+    for name in REASONING:
+        match said.get(name):
+            case str(text) if text:
+                return text
+            case Mapping() as found:
+                return _inside(found)
+            case None | "" | list():
+                continue
+            case _:
+                raise UpstreamFailed(f"The upstream sent a `{name}` that is no text.")
+    return "".join(_details(said))
+
+
+def _details(said: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("reasoning_details", "thinking_blocks", *REASONING):
+        if isinstance(found := said.get(name), list):
+            yield from (_inside(part) for part in found if isinstance(part, Mapping))
+            return
+
+
+def _calls(said: Mapping[str, Any]) -> Iterator[CallPiece]:
+    found = said.get("tool_calls")
+    if isinstance(found, Mapping):
+        found = [found]
+    if not found and isinstance(said.get("function_call"), Mapping):
+        found = [{"index": 0, "function": said["function_call"]}]
+    if found is None or found == "":
+        return
+    if not isinstance(found, list):
+        raise UpstreamFailed("The upstream sent `tool_calls` that are no list.")
+    for call in found:
+        if not isinstance(call, Mapping):
+            raise UpstreamFailed("The upstream sent a call that is no object.")
+        yield _call(call)
+
+
+def _call(call: Mapping[str, Any]) -> CallPiece:
+    """A call, whose name and arguments are in `function` or beside it."""
+    inside = call.get("function")
+    function = inside if isinstance(inside, Mapping) else call
+    name = function.get("name") or (inside if isinstance(inside, str) else "")
+    arguments: Any = next(
+        (function[key] for key in ("arguments", "parameters", "args", "input") if key in function),
+        "",
+    )
+    index, id = call.get("index"), call.get("id") or call.get("call_id")
+    if not isinstance(arguments, str | Mapping):
+        if arguments is not None:
+            raise UpstreamFailed("The upstream sent arguments that are no object.")
+        arguments = ""
+    return CallPiece(
+        index=index if type(index) is int else None,
+        id=id if isinstance(id, str) else "",
+        name=name if isinstance(name, str) else "",
+        arguments=arguments,
+    )
+
+
+def _usage(usage: Any) -> UpstreamUsage | None:
+    if not isinstance(usage, Mapping):
+        return None
+    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    completion = _count(usage, "completion_tokens", "output_tokens")
+    if prompt is None and completion is None:
+        return None
+    details = _mapping(usage, "prompt_tokens_details", "input_tokens_details")
+    thoughts = _mapping(usage, "completion_tokens_details", "output_tokens_details")
+    return UpstreamUsage(
+        prompt,
+        completion,
+        _count(details, "cached_tokens") or 0,
+        _count(thoughts, "reasoning_tokens"),
+    )
+
+
+def _mapping(value: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    return next((found for name in names if isinstance(found := value.get(name), Mapping)), {})
+
+
+def _count(value: Mapping[str, Any], *names: str) -> int | None:
+    found = (value.get(name) for name in names)
+    return next((n for n in found if type(n) is int and 0 <= n < 2**53), None)

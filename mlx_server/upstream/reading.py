@@ -1,0 +1,304 @@
+"""Reads an upstream's answer: from the pieces that it sends to the events of an answer.
+
+The reasoning and the text of a message are read by the family's own parser, since servers leave in
+either what belongs elsewhere: thoughts, calls, and the delimiters of all of them.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from mlx_server import limits
+from mlx_server.errors import UpstreamFailed
+from mlx_server.events import (
+    Event,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    Repaired,
+    TextDelta,
+    TokenCounts,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    Violation,
+)
+from mlx_server.families import family_named
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.parse_context import ParseContext, Parser
+from mlx_server.parsers.stop_strings import StopStrings
+from mlx_server.parsers.text import TextParser
+from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
+from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
+from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage
+
+NO_TOKEN = -1
+"""Text that comes without token ids."""
+
+CHARACTERS_PER_TOKEN = 4
+"""By which tokens are estimated that an upstream did not count."""
+
+CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
+
+SPELLED_OUT = {"gpt_oss": "harmony_text"}
+"""Families whose parser reads tokens, and those that read the same output as text."""
+
+
+def text_family(name: str | None) -> ModelFamily:
+    """The family by which an upstream's text is read."""
+    return family_named(SPELLED_OUT.get(name or "", name or "plain"))
+
+
+def opening_of_reasoning(name: str | None) -> str:
+    """The delimiter after which the family's parser reads reasoning; "" if it has none."""
+    opens, _ = family_named(name or "plain").thinking_delimiters()
+    return opens[0] if opens else ""
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How the answers of one request are read."""
+
+    family: ModelFamily
+    opening: str
+    """The delimiter of reasoning, as `opening_of_reasoning` gives it."""
+    context: ParseContext
+    is_chat: bool = True
+    stops: tuple[str, ...] = ()
+    parallel: bool = True
+    """Whether there may be several calls; if not, the answer ends with the first."""
+    expects_calls_as_text: bool = False
+    """Whether the prompt has told the model to write calls in its text."""
+    keeps_raw: bool = False
+    bills_prompt: bool = True
+    """Whether the prompt's tokens are counted with this answer, and not with another of the n."""
+
+
+class AnswerReader:
+    """Turns the pieces of one answer into its events."""
+
+    def __init__(self, options: ReadingOptions) -> None:
+        self.finished = False
+        self._options = options
+        self._index = options.context.index
+        self._content = self._parser()
+        self._thoughts: Parser | None = None
+        self._made: list[Event] = []
+        self._collected = CollectedCalls()
+        emitter = ToolCallEmitter(
+            self._index,
+            options.context.tools,
+            self._made.append,
+            allowed=options.context.repair,
+            holds_calls=True,
+        )
+        self._structured = StructuredCallReader(
+            emitter, options.context.tools, options.context.repair
+        )
+        self._stops = StopStrings(options.stops)
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._ids: set[str] = set()
+        self._reported: set[Repaired] = set()
+        self._calls = self._size = self._reasoned = self._said = 0
+        self._streamed = False
+        self._raw: list[str] = []
+        self._finish: str | None = None
+        self._stop: str | None = None
+        self._usage: UpstreamUsage | None = None
+        self._is_unterminated = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the upstream has said how the answer ended."""
+        return self._finish is not None
+
+    @property
+    def needs_no_more(self) -> bool:
+        """Whether the answer is complete, whatever the upstream sends."""
+        return self._stops.matched or (self._calls > 0 and not self._options.parallel)
+
+    @property
+    def is_unterminated(self) -> bool:
+        return self._is_unterminated
+
+    def feed(self, piece: AnswerPiece) -> Iterator[Event]:
+        self._usage = piece.usage or self._usage
+        self._finish, self._stop = piece.finish or self._finish, piece.stop or self._stop
+        if piece.is_whole and self._streamed:
+            return
+        self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
+        self._count(piece)
+        if piece.reasoning:
+            yield from self._reason(piece.reasoning)
+        if piece.text:
+            yield from self._end_thoughts(cut=True)
+            self._raw.append(piece.text)
+            yield from self._forward("content", self._content.feed(NO_TOKEN, piece.text))
+        for call in piece.calls:
+            self._collected.add(call)
+
+    def finish(self) -> Iterator[Event]:
+        """End the answer. The last event is `Finished`."""
+        cut = self._finish == "length"
+        if self._thoughts:
+            self._is_unterminated = self._thoughts.is_unterminated and cut
+            is_all = not (self._said or self._collected.calls)
+            yield from self._end_thoughts(cut=cut or not is_all)
+        yield from self._forward("content", self._content.finish("", cut=cut))
+        self._is_unterminated = self._is_unterminated or self._content.is_unterminated
+        yield from self._structured_calls(cut=cut)
+        yield from self._stops.finish()
+        yield from self._last_words()
+        self.finished = True
+        yield self._finished()
+
+    def _parser(self) -> Parser:
+        options = self._options
+        if not options.is_chat:
+            return TextParser(options.context)
+        return options.family.make_parser(options.context)
+
+    def _count(self, piece: AnswerPiece) -> None:
+        self._size += len(piece.text) + len(piece.reasoning)
+        self._size += sum(len(c.arguments) + len(c.name) for c in piece.calls)
+        if self._size > limits.UPSTREAM_CHARACTERS.value:
+            raise UpstreamFailed("The upstream sent an answer that is too long.")
+
+    def _reason(self, text: str) -> Iterator[Event]:
+        if not self._options.opening:
+            yield from self._forward("thoughts", [ReasoningDelta(self._index, text)])
+            return
+        if self._thoughts is None:
+            self._thoughts = self._options.family.make_parser(
+                replace(self._options.context, continues=False, ends_with="")
+            )
+            opened = self._thoughts.feed(NO_TOKEN, self._options.opening)
+            yield from self._forward("thoughts", opened)
+        yield from self._forward("thoughts", self._thoughts.feed(NO_TOKEN, text))
+
+    def _end_thoughts(self, *, cut: bool) -> Iterator[Event]:
+        thoughts, self._thoughts = self._thoughts, None
+        if thoughts:
+            yield from self._forward("thoughts", thoughts.finish("", cut=cut))
+
+    def _structured_calls(self, *, cut: bool) -> Iterator[Event]:
+        for number, call in enumerate(self._collected.calls):
+            if self.needs_no_more:
+                return
+            is_last = number == len(self._collected.calls) - 1
+            is_call = self._structured.read(call)
+            made, self._made[:] = list(self._made), []
+            yield from self._forward("structured", made)
+            if not is_call and not (cut and is_last):
+                what = "what the upstream sent as a call can't be made, so it is text"
+                yield Violation(self._index, f"tool_calls[{self._calls}]: {what}")
+                yield from self._forward(
+                    "structured", [TextDelta(self._index, call.as_text(), separator="\n")]
+                )
+
+    def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if self.needs_no_more:
+                return
+            match event:
+                case Repaired(where=where):
+                    yield from self._repaired(replace(event, where=self._numbered(source, where)))
+                case Violation(what=what):
+                    yield replace(event, what=self._numbered(source, what))
+                case TextDelta():
+                    self._said += len(event.text)
+                    if source == "thoughts" and event.text.strip():
+                        yield from self._repaired(Repaired(self._index, "reasoning", "content"))
+                    yield from self._stops.feed(event)
+                case ReasoningDelta():
+                    self._reasoned += len(event.text)
+                    if source == "content":
+                        place = "reasoning_content"
+                        yield from self._repaired(Repaired(self._index, "reasoning", place))
+                    yield from self._stops.finish()
+                    yield event
+                case ToolCallStarted() | ToolCallDelta() | ToolCallFinished():
+                    yield from self._stops.finish()
+                    yield from self._call_event(source, event)
+                case _:
+                    yield from self._stops.finish()
+                    yield event
+
+    def _call_event(
+        self, source: str, event: ToolCallStarted | ToolCallDelta | ToolCallFinished
+    ) -> Iterator[Event]:
+        if isinstance(event, ToolCallStarted):
+            self._numbers[source, event.call] = len(self._numbers)
+            id = new_id() if event.id in self._ids else event.id
+            self._ids.add(id)
+            event = replace(event, id=id)
+        number = self._numbers[source, event.call]
+        if isinstance(event, ToolCallFinished):
+            if source == "content" and not self._options.expects_calls_as_text:
+                place = f"tool_calls[{number}]"
+                if not any(each.where.startswith(place) for each in self._reported):
+                    yield from self._repaired(Repaired(self._index, "unmarked", place))
+            self._calls += 1
+        yield replace(event, call=number)
+
+    def _repaired(self, event: Repaired) -> Iterator[Event]:
+        if event not in self._reported:
+            self._reported.add(event)
+            yield event
+
+    def _numbered(self, source: str, path: str) -> str:
+        def number(found: re.Match[str]) -> str:
+            return str(self._numbers.get((source, int(found[0])), len(self._numbers)))
+
+        return CALL_PLACE.sub(number, path)
+
+    def _last_words(self) -> Iterator[Event]:
+        if self._finish == "content_filter":
+            yield Violation(self._index, "content: the upstream's content filter ended the answer")
+        if self._usage is None or self._usage.completion is None:
+            yield from self._repaired(Repaired(self._index, "usage", "usage"))
+
+    def _reason_of_end(self) -> FinishReason:
+        """The reason, which follows from the answer where the upstream's contradicts it."""
+        if self._stops.matched:
+            return "stop"
+        if self._calls:
+            return "tool_calls"
+        return "length" if self._finish == "length" else "stop"
+
+    @property
+    def counts(self) -> TokenCounts:
+        usage = self._usage or UpstreamUsage()
+        completion = usage.completion
+        if completion is None:
+            completion = -(-self._size // CHARACTERS_PER_TOKEN)
+        spoken = self._reasoned + self._said
+        reasoning = usage.reasoning
+        if reasoning is None:
+            reasoning = round(completion * self._reasoned / spoken) if spoken else 0
+        reasoning = min(reasoning, completion)
+        rest = completion - reasoning
+        return TokenCounts(
+            completion_tokens=completion,
+            cached_tokens=usage.cached if self._options.bills_prompt else 0,
+            reasoning_tokens=reasoning,
+            text_tokens=0 if self._calls or not self._said else rest,
+            further_prompt_tokens=(usage.prompt or 0) if self._options.bills_prompt else 0,
+        )
+
+    def _finished(self) -> Finished:
+        counts = self.counts
+        return Finished(
+            self._index,
+            self._reason_of_end(),
+            completion_tokens=counts.completion_tokens,
+            cached_tokens=counts.cached_tokens,
+            reasoning_tokens=counts.reasoning_tokens,
+            text_tokens=counts.text_tokens,
+            further_prompt_tokens=counts.further_prompt_tokens,
+            stop_string=self._stops.match or self._stop,
+            raw=("".join(self._raw),) if self._options.keeps_raw else (),
+        )
+
+
+MakeReader = Callable[[], AnswerReader]

@@ -1,0 +1,201 @@
+"""Writes a request as the body that an upstream takes: OpenAI's chat completions.
+
+What can't be passed on is refused by name, made up for in the prompt, or listed as ignored.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation
+from mlx_server.prompts.system_text import function_json
+from mlx_server.requests import (
+    ChoiceFormat,
+    GenerateRequest,
+    GrammarFormat,
+    JsonFormat,
+    NamedTool,
+    Prompt,
+    RegexFormat,
+)
+from mlx_server.upstream.dialects import CHAT, COMPLETIONS
+from mlx_server.upstream.messages import messages_of
+from mlx_server.upstream.spec import UpstreamCapabilities
+
+ANY_OBJECT: tuple[object, ...] = ({"type": "object"}, {}, True)
+
+STOPS = 4
+"""So many stop strings are passed on, as OpenAI's API takes no more. All of them are enforced
+here."""
+
+NEW_SAMPLING = ("top_k", "min_p", "repetition_penalty")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+
+
+@dataclass(frozen=True)
+class UpstreamRequest:
+    """One answer to ask for."""
+
+    route: str
+    body: Mapping[str, Any]
+
+
+def check(id: str, can: UpstreamCapabilities, request: GenerateRequest) -> None:
+    """Raise BadRequest for what no request to this upstream can say."""
+    for name, why in _unsayable(can, request):
+        raise BadRequest(
+            f"`{name}` can't be used with {id}, which another server has: {why}.", param=name
+        )
+
+
+def _unsayable(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[tuple[str, str]]:
+    names = request.param_names
+    if request.thinking_budget is not None:
+        name = names.get("chat_template_kwargs.thinking_budget", "thinking_budget")
+        yield name, "its reasoning can't be ended after a number of tokens"
+    if request.max_response_tokens is not None:
+        yield "max_response_tokens", "its reasoning can't be told from its answer by tokens"
+    if request.logprobs is not None:
+        yield "logprobs", "log probabilities are not read from other servers"
+    if request.echo:
+        yield "echo", "prompts are not read from other servers"
+    if request.raw_messages:
+        yield "enable_response_messages", "it sends no messages of its own format"
+    if request.logit_bias and not can.logit_bias:
+        yield "logit_bias", "its `capabilities` say that it takes none"
+    if request.seed is not None and not can.seed:
+        yield "seed", "its `capabilities` say that it takes none"
+    for allowed, group in ((can.sampling, NEW_SAMPLING), (can.penalties, PENALTIES)):
+        for name in group if not allowed else ():
+            if name in request.choices:
+                yield name, "its `capabilities` say that it does not take it"
+    is_pattern = isinstance(request.format, RegexFormat | ChoiceFormat | GrammarFormat)
+    if is_pattern and not can.structured_outputs:
+        yield request.format_param, "its `capabilities` have no `structured_outputs`"
+    for prompt in request.prompts:
+        if not isinstance(prompt, Conversation) and not can.completions:
+            yield "prompt", "it has no `/completions`; send `messages` to /v1/chat/completions"
+        if isinstance(prompt, Conversation) and prompt.continued and not can.continue_message:
+            yield "messages", "it can't continue the last message, which is the assistant's"
+
+
+def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, ...]:
+    """What the client set and this upstream can't use."""
+    found = dict.fromkeys(_ignored(can, request))
+    return tuple(request.param_names.get(name, name) for name in found)
+
+
+def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[str]:
+    if request.continuous_usage:
+        yield "stream_options.continuous_usage_stats"
+    if request.progress:
+        yield "return_progress"
+    for prompt in request.prompts:
+        if not isinstance(prompt, Conversation):
+            continue
+        for name in prompt.template_kwargs:
+            passed = (
+                can.reasoning_effort if name == "reasoning_effort" else can.chat_template_kwargs
+            )
+            if not passed and name not in request.implied:
+                yield f"chat_template_kwargs.{name}"
+        if any(message.reasoning for message in prompt.messages) and not can.reasoning_messages:
+            yield "messages.reasoning_content"
+
+
+def request_of(
+    can: UpstreamCapabilities,
+    request: GenerateRequest,
+    prompt: Prompt,
+    choice: int,
+    *,
+    tells_format: bool = False,
+) -> UpstreamRequest:
+    """choice: the number of the answer among the `n`. tells_format: also in the prompt."""
+    body = dict(_sampling(can, request, choice))
+    if not isinstance(prompt, Conversation):
+        return UpstreamRequest(COMPLETIONS, {"prompt": prompt, **body})
+    in_prompt = prompt.response_format is not None and (tells_format or not can.json_schema)
+    messages = messages_of(prompt, can, request.tool_choice, tells_format=in_prompt)
+    body = {"messages": messages, **body, **dict(_tools(can, request, prompt))}
+    body |= dict(_format(can, request)) | dict(_template(can, request, prompt))
+    return UpstreamRequest(CHAT, body)
+
+
+def _sampling(
+    can: UpstreamCapabilities, request: GenerateRequest, choice: int
+) -> Iterator[tuple[str, Any]]:
+    for name, value in request.choices.items():
+        if (name in NEW_SAMPLING and not can.sampling) or (name in PENALTIES and not can.penalties):
+            continue  # a default of models.yaml: a client's value has been refused
+        yield name, value
+    if request.max_tokens is not None:
+        yield can.max_tokens_field, request.max_tokens
+    if request.stop and can.stop:
+        yield "stop", list(request.stop[:STOPS])
+    if request.seed is not None:
+        yield "seed", request.seed + choice
+    if request.logit_bias:
+        yield "logit_bias", {str(token): bias for token, bias in request.logit_bias.items()}
+    if can.stream_usage:
+        yield "stream_options", {"include_usage": True}
+
+
+def _tools(
+    can: UpstreamCapabilities, request: GenerateRequest, prompt: Conversation
+) -> Iterator[tuple[str, Any]]:
+    if not (can.tools and prompt.tools):
+        return
+    choice = request.tool_choice
+    if choice == "none" and not can.tool_choice:
+        return
+    yield (
+        "tools",
+        [
+            {
+                "type": "function",
+                "function": function_json(t) | ({"strict": True} if t.strict else {}),
+            }
+            for t in prompt.tools
+        ],
+    )
+    if can.tool_choice and choice != "auto":
+        yield (
+            "tool_choice",
+            {"type": "function", "function": {"name": choice.name}}
+            if isinstance(choice, NamedTool)
+            else choice,
+        )
+    if can.parallel_tool_calls and not request.parallel_calls:
+        yield "parallel_tool_calls", False
+
+
+def _format(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[tuple[str, Any]]:
+    match request.format:
+        case JsonFormat(schema=schema) if can.json_schema and schema in ANY_OBJECT:
+            yield "response_format", {"type": "json_object"}
+        case JsonFormat(schema, strict, name, description) if can.json_schema:
+            described = {"description": description} if description else {}
+            found = {"name": name or "answer", "schema": schema, "strict": strict, **described}
+            yield "response_format", {"type": "json_schema", "json_schema": found}
+        case RegexFormat(pattern):
+            yield "structured_outputs", {"regex": pattern}
+        case ChoiceFormat(options):
+            yield "structured_outputs", {"choice": list(options)}
+        case GrammarFormat(source):
+            yield "structured_outputs", {"grammar": source}
+
+
+def _template(
+    can: UpstreamCapabilities, request: GenerateRequest, prompt: Conversation
+) -> Iterator[tuple[str, Any]]:
+    said = {k: v for k, v in prompt.template_kwargs.items() if k not in request.implied}
+    effort = said.pop("reasoning_effort", None)
+    if effort is not None and can.reasoning_effort:
+        yield "reasoning_effort", effort
+    if said and can.chat_template_kwargs:
+        yield "chat_template_kwargs", said
+    if prompt.continued:
+        yield "continue_final_message", True
+        yield "add_generation_prompt", False

@@ -1,0 +1,66 @@
+"""Reads server-sent events from an upstream that may send anything."""
+
+from mlx_server import limits
+from mlx_server.errors import UpstreamFailed
+
+BREAKS = (b"\r\n", b"\n", b"\r")
+
+
+class SseReader:
+    """Cuts bytes into the `data` of events, wherever the bytes are cut themselves."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._data: list[str] = []
+        self._size = self._searched = 0
+        self._after_return = False
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The data of the events that are complete now."""
+        if self._after_return and chunk:  # a line feed after it belongs to the same line break
+            chunk = chunk.removeprefix(b"\n")
+            self._after_return = False
+        self._rest += chunk
+        found: list[str] = []
+        while (line := self._line()) is not None:
+            self._add(line, found)
+        if len(self._rest) + self._size > limits.UPSTREAM_LINE_BYTES.value:
+            raise UpstreamFailed("The upstream sent an event that is too long.")
+        return found
+
+    def finish(self) -> list[str]:
+        """The data of an event after which the stream ended without an empty line."""
+        found: list[str] = []
+        self._add(bytes(self._rest), found)
+        self._rest.clear()
+        self._add(b"", found)
+        return found
+
+    def _line(self) -> bytes | None:
+        ends = [at for sign in (b"\n", b"\r") if (at := self._rest.find(sign, self._searched)) >= 0]
+        if not ends:
+            self._searched = len(self._rest)
+            return None
+        end = min(ends)
+        line, size = bytes(self._rest[:end]), 1
+        if self._rest[end : end + 1] == b"\r":
+            self._after_return = end + 1 == len(self._rest)
+            size += self._rest[end + 1 : end + 2] == b"\n"
+        del self._rest[: end + size]
+        self._searched = 0
+        return line
+
+    def _add(self, line: bytes, found: list[str]) -> None:
+        if not line:
+            if self._data:
+                found.append("\n".join(self._data))
+            self._data, self._size = [], 0
+            return
+        name, _, value = line.partition(b":")
+        if name != b"data":  # a comment, or a field that says nothing to us
+            return
+        try:
+            self._data.append(value.removeprefix(b" ").decode())
+        except UnicodeDecodeError:
+            raise UpstreamFailed("The upstream sent text that is not UTF-8.") from None
+        self._size += len(value)

@@ -1,0 +1,62 @@
+from mlx_server.upstream.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def failing(breaker: CircuitBreaker, times: int = 1) -> None:
+    for _ in range(times):
+        breaker.begin()
+        breaker.failed()
+
+
+def test_it_opens_after_failures_in_a_row() -> None:
+    breaker = CircuitBreaker(Clock())
+    failing(breaker, FAILURES - 1)
+    breaker.begin()
+    breaker.succeeded()
+    failing(breaker, FAILURES - 1)
+    assert (breaker.is_open, breaker.seconds_left()) == (False, 0)
+    failing(breaker)
+    assert (breaker.is_open, breaker.seconds_left()) == (True, FIRST_PAUSE)
+
+
+def test_one_probe_at_a_time_decides() -> None:
+    breaker = CircuitBreaker(clock := Clock())
+    failing(breaker, FAILURES)
+    clock.now += FIRST_PAUSE
+    assert breaker.seconds_left() == 0
+    breaker.begin()
+    assert breaker.seconds_left() > 0
+    breaker.failed()
+    assert breaker.seconds_left() == 2 * FIRST_PAUSE
+    clock.now += 2 * FIRST_PAUSE
+    breaker.begin()
+    breaker.abandoned()
+    assert breaker.seconds_left() == 0
+    breaker.begin()
+    breaker.succeeded()
+    assert not breaker.is_open
+    failing(breaker, FAILURES)
+    assert breaker.seconds_left() == FIRST_PAUSE
+
+
+def test_the_pause_has_an_end() -> None:
+    breaker = CircuitBreaker(clock := Clock())
+    failing(breaker, FAILURES)
+    for _ in range(20):
+        clock.now += breaker.seconds_left()
+        failing(breaker)
+    assert breaker.seconds_left() == LONGEST_PAUSE
+
+
+def test_a_failure_that_began_before_does_not_lengthen_the_pause() -> None:
+    breaker = CircuitBreaker(Clock())
+    for each in (breaker.begin, breaker.failed):
+        for _ in range(FAILURES + 3):
+            each()
+    assert breaker.seconds_left() == FIRST_PAUSE

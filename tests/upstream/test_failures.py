@@ -1,0 +1,359 @@
+"""An upstream that fails or attacks costs its own request an error, and no other one anything."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from mlx_server import limits
+from mlx_server.pool.pool import Pool
+from mlx_server.upstream.connection import FIRST_PAUSE, UpstreamConnection
+from mlx_server.upstream.spec import UpstreamPolicy
+from tests.hostile.lowered import lower
+from tests.upstream.playing import (
+    KEY,
+    KEY_VARIABLE,
+    SSE,
+    PlayingServer,
+    Reply,
+    answered,
+    chat,
+    delta,
+    events,
+    gateway,
+    says,
+    sse,
+    streamed,
+    whole,
+)
+
+NOWHERE = "http://127.0.0.1:9"
+"""The port of a service that no machine runs any more."""
+
+QUICK = {"retries": 0, "connect_seconds": 2.0, "first_seconds": 0.3, "idle_seconds": 0.3}
+
+
+@pytest.fixture(autouse=True)
+def pauses(server: TestClient, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What would have been waited for, in seconds."""
+    asked: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        asked.append(seconds)
+
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    for connection in connections(server):
+        monkeypatch.setattr(connection, "_pause", pause)
+        connection.breaker.succeeded()
+    return asked
+
+
+def connections(server: TestClient) -> list[UpstreamConnection]:
+    pool: Pool = cast(FastAPI, server.app).state.pool
+    return [model.connection for spec in pool.specs if (model := pool.upstream(spec.id))]
+
+
+@pytest.fixture
+def client(server: TestClient) -> TestClient:
+    return server
+
+
+@pytest.fixture(scope="module")
+def server(upstream: PlayingServer) -> Iterator[TestClient]:
+    models: dict[str, dict[str, Any]] = {
+        "up": {"api_key_env": KEY_VARIABLE, "upstream": QUICK},
+        "patient": {"upstream": {**QUICK, "retries": 2}},
+        "keyless": {"api_key_env": "TEST_UPSTREAM_KEY_THAT_IS_NOT_SET"},
+        "gone": {"source": f"openai+{NOWHERE}/v1"},
+        "safe": {"source": f"openai+{NOWHERE}/v1", "fallback": ("gone", "up")},
+        "unsafe": {"source": f"openai+{NOWHERE}/v1", "fallback": ("gone",)},
+    }
+    with gateway(upstream.url, models) as client:
+        yield client
+
+
+def error_of(client: TestClient, status: int, **more: Any) -> Any:
+    response = chat(client, **more)
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("status", "ours", "code"),
+    [
+        (400, 400, None),
+        (422, 400, None),
+        (401, 502, "upstream_failed"),
+        (402, 502, "upstream_failed"),
+        (403, 502, "upstream_failed"),
+        (404, 502, "upstream_failed"),
+        (418, 502, "upstream_failed"),
+        (429, 503, "upstream_busy"),
+        (500, 502, "upstream_failed"),
+        (503, 503, "upstream_busy"),
+    ],
+)
+def test_a_status(
+    status: int, ours: int, code: str | None, client: TestClient, upstream: PlayingServer
+) -> None:
+    said = f"Wrong {KEY}, Bearer abc.def, org-1234567890, https://u:p@host/x, user a@b.de"
+    upstream.plays(whole({"error": {"message": said, "user_id": "user_12345678"}}, status))
+    error = error_of(client, ours)
+    assert error["code"] == code
+    for secret in (KEY, "abc.def", "org-1234567890", "u:p", "a@b.de", "user_12345678"):
+        assert secret not in error["message"]
+
+
+def test_the_upstreams_words_on_the_request_are_passed_on(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(whole({"error": {"message": "`top_p` should be at most 1"}}, 400))
+    assert "`top_p` should be at most 1" in error_of(client, 400)["message"]
+    upstream.plays(whole({"detail": "the context length is 4096 tokens"}, 400))
+    assert error_of(client, 400)["code"] == "context_length_exceeded"
+
+
+def test_an_error_with_status_200(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(streamed({"error": {"code": 429, "message": "slow down"}}))
+    assert error_of(client, 503)["code"] == "upstream_busy"
+    upstream.plays(streamed({"error": {"message": "it broke"}}))
+    assert "it broke" in error_of(client, 502)["message"]
+
+
+def test_a_key_that_is_not_set(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(says("Yes"))
+    message = error_of(client, 502, model="keyless")["message"]
+    assert "TEST_UPSTREAM_KEY_THAT_IS_NOT_SET" in message
+    assert not upstream.asked
+
+
+def test_the_key_is_sent_and_nothing_of_the_client(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(says("Yes"))
+    body = {"model": "up", "messages": [{"role": "user", "content": "hi"}]}
+    client.post(
+        "/v1/chat/completions",
+        json=body,
+        headers={"authorization": "Bearer theirs", "cookie": "a=b", "x-request-id": "mine"},
+    )
+    (asked,) = upstream.asked
+    assert asked.headers["authorization"] == f"Bearer {KEY}"
+    assert not {"cookie", "x-request-id"} & asked.headers.keys()
+    assert asked.headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("failure", [whole({}, 503), whole({}, 429), Reply(breaks=True)])
+def test_it_is_asked_again_before_the_answer_begins(
+    failure: Reply, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(failure, failure, says("Yes"))
+    assert answered(client, model="patient")["choices"][0]["message"]["content"] == "Yes"
+    assert len(upstream.asked) == 3
+
+
+def test_it_is_not_asked_again_once_the_answer_has_begun(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    begun = Reply((sse(delta(content="Ye"), done=False),), breaks=True)
+    upstream.plays(begun, says("Yes"))
+    response = chat(client, model="patient", stream=True)
+    assert response.status_code == 200
+    *_, last = events(response.text)
+    assert "lost the connection" in last["error"]["message"]
+    assert len(upstream.asked) == 1
+
+
+def test_a_pause_that_is_asked_for(
+    client: TestClient, upstream: PlayingServer, pauses: list[float]
+) -> None:
+    upstream.plays(whole({}, 503), whole({}, 429, **{"retry-after": "20"}), says("Yes"))
+    answered(client, model="patient")
+    assert pauses[0] <= FIRST_PAUSE
+    assert pauses[1:] == [20]
+    too_long = str(limits.UPSTREAM_PAUSE_SECONDS.value + 1)
+    upstream.plays(whole({}, 429, **{"retry-after": too_long}), says("Yes"))
+    error_of(client, 503, model="patient")
+    assert len(upstream.asked) == 1
+
+
+def test_so_many_attempts(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(whole({}, 500))
+    error_of(client, 502, model="patient")
+    assert len(upstream.asked) == 1 + limits.UPSTREAM_RETRIES.value == 3
+
+
+def test_a_server_that_is_not_there(client: TestClient) -> None:
+    error = error_of(client, 502, model="gone")
+    assert "can't be reached" in error["message"]
+    assert "127.0.0.1" not in error["message"]
+
+
+def test_silence_before_and_within_an_answer(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(Reply(hangs=True))
+    assert error_of(client, 504)["code"] == "upstream_timeout"
+    upstream.plays(Reply((sse(delta(content="Ye"), done=False),), hangs=True))
+    *_, last = events(chat(client, stream=True).text)
+    assert last["error"]["code"] == "upstream_timeout"
+    assert upstream.left.wait(5)
+
+
+def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
+    policy = UpstreamPolicy()
+    assert policy.connect_seconds == limits.UPSTREAM_CONNECT_SECONDS.value
+    assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS.value
+    assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS.value
+
+
+def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(Reply((sse(delta(content="Ye"), done=False), b": ping\n\n"), endless=True))
+    *_, last = events(chat(client, stream=True).text)
+    assert last["error"]["code"] == "upstream_timeout"
+
+
+def test_the_breaker_opens_and_others_are_served(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(whole({}, 500))
+    for _ in range(5):
+        error_of(client, 502)
+    upstream.plays(says("Yes"))
+    assert "several times in a row" in error_of(client, 503)["message"]
+    assert not upstream.asked
+    states = {each["id"]: each["state"] for each in client.get("/v1/pool").json()["models"]}
+    assert (states["up"], states["patient"]) == ("unavailable", "ready")
+    answered(client, model="patient")
+
+
+def test_the_first_fallback_that_answers(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(says("Yes"))
+    found = answered(client, model="safe")
+    assert (found["model"], found["choices"][0]["message"]["content"]) == ("up", "Yes")
+    error_of(client, 502, model="unsafe")
+
+
+def test_a_request_that_is_wrong_has_no_fallback(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(says("Yes"))
+    assert error_of(client, 400, model="safe", logprobs=True)["param"] == "logprobs"
+    assert not upstream.asked
+
+
+def test_a_client_that_leaves_ends_the_upstreams_work(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(Reply((sse(delta(content="No end. "), done=False),), endless=True))
+    body = {"model": "up", "stream": True, "stop": ["end. No"]}
+    message = {"role": "user", "content": "hi"}
+    response = client.post("/v1/chat/completions", json={**body, "messages": [message]})
+    assert "[DONE]" in response.text
+    assert upstream.left.wait(5)
+
+
+def test_a_redirect_is_not_followed(client: TestClient, upstream: PlayingServer) -> None:
+    for status in (301, 302, 307, 308):
+        upstream.plays(Reply(status=status, headers={"location": f"{upstream.url}/elsewhere"}))
+        assert "redirect" in error_of(client, 502)["message"]
+        assert len(upstream.asked) == 1
+
+
+WRONG = [5, "text", [], None, True, {"a": []}]
+
+HOSTILE = {
+    "no JSON": Reply((b"data: {\n\n",)),
+    "no stream": Reply((b"<html>",)),
+    "nothing": Reply(),
+    "no UTF-8": Reply((b'data: {"choices": "\xff"}\n\n',)),
+    "nested too deep": Reply((b"data: " + b"[" * 100_000 + b"\n\n",)),
+    "compressed": Reply(
+        (gzip.compress(sse(delta("stop"))),), headers={**SSE, "content-encoding": "gzip"}
+    ),
+    "no end": Reply((sse(delta(content="Yes"), done=False),)),
+}
+
+
+@pytest.mark.parametrize("reply", HOSTILE.values(), ids=HOSTILE)
+def test_what_is_no_answer(reply: Reply, client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(reply)
+    error = error_of(client, 502)
+    assert error["code"] == "upstream_failed"
+    upstream.plays(says("Yes"))
+    assert answered(client)["choices"][0]["message"]["content"] == "Yes"
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
+def test_wrong_types_everywhere(wrong: Any, client: TestClient, upstream: PlayingServer) -> None:
+    """Each is read as far as it can be, or is the request's own error; never ours."""
+    call = {"index": wrong, "id": wrong, "function": {"name": wrong, "arguments": wrong}}
+    for said in (
+        wrong,
+        {"choices": wrong},
+        {"choices": [wrong]},
+        {"choices": [{"delta": wrong, "finish_reason": wrong}]},
+        {"choices": [{"message": wrong}]},
+        delta(content=wrong, reasoning=wrong, reasoning_details=wrong),
+        delta(content=[wrong], reasoning_details=[wrong]),
+        delta(tool_calls=wrong),
+        delta(tool_calls=[wrong]),
+        delta(tool_calls=[call]),
+        delta(function_call=wrong),
+        {"choices": [], "usage": wrong},
+        {"choices": [], "usage": {"prompt_tokens": wrong, "prompt_tokens_details": wrong}},
+        {"error": wrong},
+    ):
+        upstream.plays(streamed(said, delta(content="Yes"), delta("stop")))
+        response = chat(client, model="patient")
+        assert response.status_code in (200, 502), (said, response.text)
+        assert "unexpected" not in response.text, (said, response.text)
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["UPSTREAM_BYTES", "UPSTREAM_CHARACTERS", "UPSTREAM_LINE_BYTES"])
+def test_an_answer_without_end(
+    name: str, client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, name, 10_000)
+    sent = (
+        b"x" * 1000 if name == "UPSTREAM_LINE_BYTES" else sse(delta(content="x" * 100), done=False)
+    )
+    upstream.plays(Reply((sent,), endless=True))
+    response = chat(client, stream=True)
+    assert "too long" in response.text
+    assert upstream.left.wait(5)
+
+
+def test_a_body_without_end(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "UPSTREAM_LINE_BYTES", 10_000)
+    upstream.plays(
+        Reply((b" " * 1000,), headers={"content-type": "application/json"}, endless=True)
+    )
+    assert "too long" in error_of(client, 502)["message"]
+    lower(monkeypatch, "UPSTREAM_ERROR_BYTES", 10_000)
+    upstream.plays(Reply((b" " * 1000,), 500, endless=True))
+    error_of(client, 502)
+    assert upstream.left.wait(5)
+
+
+def test_calls_without_end(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "UPSTREAM_CALLS", 10)
+    made = [{"index": i, "id": f"c{i}", "function": {"name": "f"}} for i in range(11)]
+    upstream.plays(streamed(delta(tool_calls=made), delta("tool_calls")))
+    assert "more calls" in error_of(client, 502)["message"]
+
+
+def test_more_requests_than_connections(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "UPSTREAM_CONNECTIONS", 1)
+    upstream.plays(Reply((sse(delta(content="Yes"), done=False),), hangs=True))
+    response = chat(client, model="patient", n=2)
+    assert response.status_code in (503, 504), response.text

@@ -1,0 +1,332 @@
+"""What servers are known to send in place of what they should: read alike by every endpoint."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.upstream.playing import (
+    USAGE,
+    Json,
+    PlayingServer,
+    Reply,
+    Told,
+    as_response,
+    delta,
+    gateway,
+    in_chunks,
+    in_one,
+    streamed,
+    whole,
+)
+
+WEATHER: Json = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+}
+TIME: Json = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+}
+PARIS = {"name": "get_weather", "arguments": {"city": "Paris"}}
+ROME = {"name": "get_weather", "arguments": {"city": "Rome"}}
+
+
+@dataclass(frozen=True)
+class Quirk:
+    name: str
+    deltas: tuple[Any, ...]
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[Json, ...] = ()
+    finish: str = "stop"
+    repairs: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
+    family: str = "gpt_oss"
+    ends: Json = field(default_factory=lambda: delta("stop"))
+
+    @property
+    def reply(self) -> Reply:
+        values = [each if "choices" in each else delta(**each) for each in self.deltas]
+        return streamed(*values, self.ends, USAGE)
+
+    @property
+    def expected(self) -> Json:
+        return {
+            "reasoning": self.reasoning,
+            "text": self.text,
+            "calls": list(self.calls),
+            "finish": self.finish,
+            "repairs": list(self.repairs),
+            "unmet": list(self.unmet),
+        }
+
+
+def call(arguments: Any, name: str = "get_weather", **more: Any) -> Json:
+    function = {"name": name, "arguments": arguments}
+    return {"tool_calls": [{"index": 0, "id": "call_1", "function": function, **more}]}
+
+
+def calls(*made: Json, **more: Any) -> Json:
+    return {"calls": made, "finish": "tool_calls", **more}
+
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+COMMENTARY = (
+    "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+)
+PARIS_JSON = '{"city": "Paris"}'
+CALL_JSON = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+
+QUIRKS = [
+    Quirk("an answer as it should be", ({"content": "Hello"},), text="Hello"),
+    *(
+        Quirk(f"reasoning in {name}", ({name: "Hm."}, {"content": "Yes"}), "Hm.", "Yes")
+        for name in ("reasoning_content", "reasoning", "thinking")
+    ),
+    Quirk(
+        "reasoning under several names at once",
+        ({"reasoning": "Hm.", "reasoning_content": "Hm.", "content": None}, {"content": "Yes"}),
+        "Hm.",
+        "Yes",
+    ),
+    Quirk(
+        "reasoning as details",
+        (
+            {"reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]},
+            {"reasoning_details": [{"type": "reasoning.encrypted", "data": "xyz"}]},
+            {"content": "Yes"},
+        ),
+        "Hm.",
+        "Yes",
+    ),
+    Quirk(
+        "content in parts, of which one is thinking",
+        (
+            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}]},
+            {"content": [{"type": "text", "text": "Yes"}]},
+        ),
+        "Hm.",
+        "Yes",
+    ),
+    Quirk(
+        "thinking tags in the content",
+        ({"content": "<thi"}, {"content": "nk>Hm.</think>"}, {"content": "Yes"}),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="qwen3",
+    ),
+    Quirk(
+        "a closing tag at the end of the reasoning field",
+        ({"reasoning": "Hm.</think>\n\nYes"},),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning content",),
+        family="qwen3",
+    ),
+    Quirk(
+        "Harmony as literal text",
+        ({"content": f"{ANALYSIS}Hm.<|end|>"}, {"content": f"{FINAL}Yes<|return|>"}),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+    ),
+    Quirk(
+        "Harmony without its control tokens",
+        ({"content": "analysisI think."}, {"content": "assistantfinalYes"}),
+        "I think.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+    ),
+    Quirk(
+        "Harmony's final message in the reasoning field",
+        ({"reasoning": f"Hm.<|end|>{FINAL}Yes"},),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning content",),
+    ),
+    Quirk(
+        "a Harmony call in the content",
+        ({"content": f"{ANALYSIS}Hm.<|end|>{COMMENTARY}{PARIS_JSON}<|call|>"},),
+        "Hm.",
+        **calls(PARIS),
+        repairs=("reasoning reasoning_content", "unmarked tool_calls[0]"),
+    ),
+    Quirk(
+        "a Harmony call in the reasoning field",
+        ({"reasoning": f"Hm.<|end|>{COMMENTARY}{PARIS_JSON}"},),
+        "Hm.",
+        **calls(PARIS),
+    ),
+    Quirk(
+        "a call as JSON in the content",
+        ({"content": CALL_JSON},),
+        **calls(PARIS),
+        repairs=("unmarked tool_calls[0]",),
+    ),
+    Quirk(
+        "a call in a code fence",
+        ({"content": f"```json\n{CALL_JSON}\n```"},),
+        **calls(PARIS),
+        repairs=("unmarked tool_calls[0]",),
+    ),
+    Quirk(
+        "calls in an array",
+        ({"content": f"[{CALL_JSON}, {CALL_JSON.replace('Paris', 'Rome')}]"},),
+        **calls(PARIS, ROME),
+        repairs=("unmarked tool_calls[0]", "unmarked tool_calls[1]"),
+    ),
+    Quirk(
+        "a call under other names",
+        ({"content": '{"tool": "get_weather", "parameters": {"city": "Paris"}}'},),
+        **calls(PARIS),
+        repairs=("unmarked tool_calls[0]",),
+    ),
+    Quirk(
+        "a call as JSON in the reasoning field",
+        ({"reasoning": f"I call it.\n{CALL_JSON}"},),
+        f"I call it.\n{CALL_JSON}",
+        **calls(PARIS),
+        repairs=("reasoning tool_calls[0]",),
+    ),
+    Quirk(
+        "a call in tags in the content",
+        ({"content": f"<tool_call>\n{CALL_JSON}\n</tool_call>"},),
+        **calls(PARIS),
+        repairs=("unmarked tool_calls[0]",),
+        family="qwen3",
+    ),
+    Quirk("a call as it should be", (call(PARIS_JSON),), **calls(PARIS)),
+    Quirk(
+        "a call in pieces",
+        (
+            call("", name="get_weather"),
+            {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
+            {"tool_calls": [{"index": 0, "function": {"name": None, "arguments": '"Paris"}'}}]},
+        ),
+        **calls(PARIS),
+    ),
+    Quirk("arguments as an object", (call({"city": "Paris"}),), **calls(PARIS)),
+    Quirk(
+        "arguments as a text in a text",
+        (call('"{\\"city\\": \\"Paris\\"}"'),),
+        **calls(PARIS),
+        repairs=("json tool_calls[0]",),
+    ),
+    Quirk(
+        "arguments with a slip",
+        (call("{'city': 'Paris',}"),),
+        **calls(PARIS),
+        repairs=("json tool_calls[0]",),
+    ),
+    Quirk(
+        "thinking before the arguments",
+        (call(f"Oops, typo? {PARIS_JSON}"),),
+        **calls(PARIS),
+        repairs=("fences tool_calls[0]",),
+    ),
+    Quirk(
+        "several objects as one call's arguments",
+        (call(f'{PARIS_JSON}{{"city": "Rome"}}'),),
+        **calls(PARIS, ROME),
+        repairs=("format tool_calls[0]", "format tool_calls[1]"),
+    ),
+    Quirk(
+        "arguments of the wrong type",
+        (call('{"city": "Paris", "days": "3"}'),),
+        **calls({"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}),
+        repairs=("type tool_calls[0].function.arguments.days",),
+    ),
+    Quirk(
+        "control tokens in the name",
+        (call(PARIS_JSON, name="get_weather<|channel|>commentary"),),
+        **calls(PARIS),
+        repairs=("name tool_calls[0].function.name",),
+    ),
+    Quirk(
+        "a header in place of the name",
+        (call(PARIS_JSON, name="assistant<|channel|>analysis"),),
+        **calls(PARIS),
+        repairs=("name tool_calls[0]",),
+    ),
+    Quirk(
+        "no id and no index",
+        ({"tool_calls": [{"function": {"name": "get_weather", "arguments": PARIS_JSON}}]},),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "one index for all calls",
+        (call(PARIS_JSON), call('{"city": "Rome"}', id="call_2")),
+        **calls(PARIS, ROME),
+    ),
+    Quirk(
+        "the older function_call",
+        ({"function_call": {"name": "get_weather", "arguments": PARIS_JSON}},),
+        **calls(PARIS),
+    ),
+    Quirk("an end that claims calls", ({"content": "Yes"},), text="Yes", ends=delta("tool_calls")),
+    Quirk(
+        "an end that claims none",
+        (call(PARIS_JSON),),
+        **calls(PARIS),
+        ends=delta("stop"),
+    ),
+    Quirk(
+        "another name for the limit",
+        ({"content": "Yes"},),
+        text="Yes",
+        finish="length",
+        ends=delta("max_tokens"),
+    ),
+    Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
+    Quirk("an empty choice", ({"choices": [None]}, {"content": "Yes"}), text="Yes"),
+]
+
+
+@pytest.fixture(scope="module")
+def clients(upstream: PlayingServer) -> Iterator[dict[str, TestClient]]:
+    families = sorted({quirk.family for quirk in QUIRKS})
+    with (
+        gateway(upstream.url, {"up": {"family": families[0]}}) as one,
+        gateway(upstream.url, {"up": {"family": families[1]}}) as other,
+    ):
+        yield dict(zip(families, (one, other), strict=True))
+
+
+@pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)
+@pytest.mark.parametrize("told", [in_one, in_chunks, as_response])
+def test_it_reads(
+    quirk: Quirk, told: Told, clients: dict[str, TestClient], upstream: PlayingServer
+) -> None:
+    upstream.plays(quirk.reply)
+    assert told(clients[quirk.family], {"tools": [WEATHER, TIME]}) == quirk.expected
+
+
+@pytest.mark.parametrize("told", [in_one, in_chunks, as_response])
+def test_an_upstream_that_does_not_stream(
+    told: Told, clients: dict[str, TestClient], upstream: PlayingServer
+) -> None:
+    message = {"role": "assistant", "content": "Yes", "reasoning": "Hm."}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    upstream.plays(whole({"choices": [choice], "usage": USAGE["usage"]}))
+    found = told(clients["gpt_oss"], {})
+    assert (found["reasoning"], found["text"], found["repairs"]) == ("Hm.", "Yes", [])
+
+
+def test_usage_that_is_missing_is_estimated_and_reported(
+    clients: dict[str, TestClient], upstream: PlayingServer
+) -> None:
+    upstream.plays(streamed(delta(content="Yes, it is."), delta("stop")))
+    found = in_one(clients["gpt_oss"], {})
+    assert found["repairs"] == ["usage usage"]

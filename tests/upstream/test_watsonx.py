@@ -1,0 +1,138 @@
+"""IBM's watsonx: its body, its stream, and a token that is fetched for the key."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.upstream.credentials import ApiKey, IamToken
+from tests.upstream.playing import (
+    KEY,
+    KEY_VARIABLE,
+    SSE,
+    USAGE,
+    PlayingServer,
+    Reply,
+    answered,
+    chat,
+    delta,
+    gateway,
+    in_one,
+    whole,
+)
+from tests.upstream.test_quirks import PARIS, WEATHER, call
+
+PROJECT = "0e1f0000-0000-4000-8000-000000000000"
+
+
+def token(text: str, lasts: float = 3600) -> Reply:
+    return whole({"access_token": text, "expires_in": lasts, "token_type": "Bearer"})
+
+
+def stream(*values: Any) -> Reply:
+    """With ids and names of events, and no `[DONE]`."""
+    lines = [
+        f"id: {i}\nevent: message\ndata: {json.dumps(value)}\n\n" for i, value in enumerate(values)
+    ]
+    return Reply(("".join(lines).encode(),), headers=SSE)
+
+
+YES = stream(delta(content="Yes"), delta("stop"), USAGE)
+
+
+@pytest.fixture
+def client(upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    model: dict[str, Any] = {
+        "source": f"watsonx:{upstream.url}",
+        "upstream_model": "openai/gpt-oss-120b",
+        "api_key_env": KEY_VARIABLE,
+        "family": "gpt_oss",
+        "iam_url": upstream.url,
+    }
+    models = {"up": {**model, "project_id": PROJECT}, "space": {**model, "space_id": PROJECT}}
+    with gateway(upstream.url, models) as client:
+        yield client
+
+
+def test_one_token_serves_many_requests(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(token("first"), YES)
+    for _ in range(2):
+        assert in_one(client, {})["text"] == "Yes"
+    iam, *chats = upstream.asked
+    assert iam.path == "/identity/token"
+    assert f"apikey={KEY}" in iam.raw.decode()
+    assert {each.headers["authorization"] for each in chats} == {"Bearer first"}
+    assert chats[0].path.startswith("/ml/v1/text/chat_stream?version=")
+    assert chats[0].body == {
+        "model_id": "openai/gpt-oss-120b",
+        "project_id": PROJECT,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+
+
+def test_a_space_and_a_choice_of_tools(client: TestClient, upstream: PlayingServer) -> None:
+    made = stream(delta(**call('{"city": "Paris"}')), delta("tool_calls"), USAGE)
+    upstream.plays(token("first"), made)
+    found = in_one(client, {"model": "space", "tools": [WEATHER], "tool_choice": "required"})
+    assert found["calls"] == [PARIS]
+    body = upstream.bodies_of("/ml/")[0]
+    assert (body["space_id"], body["tool_choice_option"]) == (PROJECT, "required")
+    assert "project_id" not in body
+
+
+def test_a_token_that_is_refused_is_replaced_once(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    refused = whole({"errors": [{"code": "authentication_token_expired", "message": "x"}]}, 401)
+    upstream.plays(token("first"), refused, token("second"), YES)
+    answered(client)
+    assert upstream.asked[-1].headers["authorization"] == "Bearer second"
+    upstream.plays(refused, token("third"), refused)
+    error = chat(client).json()["error"]
+    assert error["code"] == "upstream_failed"
+    assert "api_key_env" in error["message"]
+    assert len(upstream.asked) == 3
+
+
+def test_no_secret_is_in_a_message(client: TestClient, upstream: PlayingServer) -> None:
+    said = f"Project {PROJECT} of {KEY} with first-token-of-the-day"
+    refused = whole({"errors": [{"message": said}]}, 400)
+    upstream.plays(token("first-token-of-the-day"), refused)
+    response = chat(client)
+    assert response.status_code == 400
+    for secret in (PROJECT, KEY, "first-token-of-the-day"):
+        assert secret not in response.text
+
+
+@pytest.mark.parametrize("reply", [whole({}, 400), whole({}, 500), whole([]), whole({"a": 1})])
+def test_no_token(reply: Reply, client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(reply)
+    response = chat(client)
+    assert response.status_code == 502
+    assert KEY not in response.text
+
+
+def test_a_token_is_renewed_before_it_expires(upstream: PlayingServer) -> None:
+    upstream.plays(token("first", 3600), token("second", 3600))
+    now = [0.0]
+
+    async def used() -> list[str]:
+        found = []
+        async with httpx.AsyncClient(verify=False, trust_env=False) as http:
+            key = ApiKey("KEY", {"KEY": KEY})
+            iam = IamToken(key, upstream.url, lambda: http, lambda: now[0])
+            for seconds in (0.0, 3000.0, 3301.0, 3301.0):
+                now[0] = seconds
+                found += [(await iam.headers())["authorization"] for _ in range(2)]
+            # many requests at once fetch one token
+            now[0] = 9000.0
+            await asyncio.gather(*(iam.headers() for _ in range(5)))
+        return found
+
+    assert asyncio.run(used()) == ["Bearer first"] * 4 + ["Bearer second"] * 4
+    assert len(upstream.asked) == 3
