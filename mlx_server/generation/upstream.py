@@ -202,7 +202,7 @@ class UpstreamAnswer(ReviewedAnswer):
         try:
             self._attempt = await self._begun_attempt(conversation, again=True)
         except ServerError as error:  # the answer is what there is already
-            log.warning("%s could not be asked again: %s", self._model.id, error.message)
+            log.warning("%s could not be asked again: %s", self._model.id, error.code)
             return False
         return True
 

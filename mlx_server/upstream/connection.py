@@ -109,7 +109,8 @@ class UpstreamConnection:
                 seconds = _pause_before(attempt, failure)
                 if seconds is None or attempt == self.spec.policy.retries:
                     raise failure.error from None
-                log.info("%s: %s Trying again in %.1f s.", self.id, failure.error.message, seconds)
+                # the code alone, since a server's words may quote a prompt
+                log.info("%s: %s, trying again in %.1f s", self.id, failure.error.code, seconds)
                 await self._pause(seconds)
         raise AssertionError("the last attempt returns or raises")
 
@@ -118,7 +119,7 @@ class UpstreamConnection:
         try:
             stream = await self._sent(route, body)
         except Retriable as failure:
-            self.last_error = failure.error.message
+            self.last_error = f"The last request failed: {failure.error.code}."
             failed = failure.error.status != UpstreamBusy.status or failure.pause is None
             self.breaker.failed() if failed else self.breaker.abandoned()
             raise

@@ -215,6 +215,18 @@ def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> 
     assert last["error"]["code"] == "upstream_timeout"
 
 
+def test_words_that_may_quote_a_prompt_are_told_to_its_client_alone(
+    client: TestClient, upstream: PlayingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    upstream.plays(whole({"error": {"message": "can't say 'the secret plan'"}}, 500))
+    assert "the secret plan" in error_of(client, 502, model="patient")["message"]
+    assert "trying again" in caplog.text
+    assert "the secret plan" not in caplog.text
+    shown = {each["id"]: each["error"] for each in client.get("/v1/pool").json()["models"]}
+    assert shown["patient"] == "The last request failed: upstream_failed."
+
+
 def test_the_breaker_opens_and_others_are_served(
     client: TestClient, upstream: PlayingServer
 ) -> None:
