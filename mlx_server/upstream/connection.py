@@ -251,7 +251,7 @@ class UpstreamConnection:
         async for chunk in response.aiter_raw():
             size += len(chunk)
             if size > limits.UPSTREAM_BYTES.value:
-                raise UpstreamFailed(f"The upstream of {self.id} sent an answer that is too long.")
+                raise UpstreamFailed(f"The upstream of {self.id} sent too many bytes.")
             yield chunk
 
     @asynccontextmanager

@@ -277,23 +277,26 @@ def test_a_redirect_is_not_followed(client: TestClient, upstream: PlayingServer)
 WRONG = [5, "text", [], None, True, {"a": []}]
 
 HOSTILE = {
-    "no JSON": Reply((b"data: {\n\n",)),
-    "no stream": Reply((b"<html>",)),
-    "nothing": Reply(),
-    "no UTF-8": Reply((b'data: {"choices": "\xff"}\n\n',)),
-    "nested too deep": Reply((b"data: " + b"[" * 100_000 + b"\n\n",)),
-    "compressed": Reply(
+    "no valid JSON": Reply((b"data: {\n\n",)),
+    "sent no answer": Reply((b"<html>",)),
+    "sent no answer.": Reply(),
+    "not UTF-8": Reply((b'data: {"choices": "\xff"}\n\n',)),
+    "sent no valid JSON": Reply((b"data: " + b"[" * 100_000 + b"\n\n",)),
+    "compressed data": Reply(
         (gzip.compress(sse(delta("stop"))),), headers={**SSE, "content-encoding": "gzip"}
     ),
-    "no end": Reply((sse(delta(content="Yes"), done=False),)),
+    "before the answer was complete": Reply((sse(delta(content="Yes"), done=False),)),
 }
 
 
-@pytest.mark.parametrize("reply", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_no_answer(reply: Reply, client: TestClient, upstream: PlayingServer) -> None:
+@pytest.mark.parametrize(("what", "reply"), HOSTILE.items(), ids=HOSTILE)
+def test_what_is_no_answer(
+    what: str, reply: Reply, client: TestClient, upstream: PlayingServer
+) -> None:
     upstream.plays(reply)
     error = error_of(client, 502)
     assert error["code"] == "upstream_failed"
+    assert what in error["message"]
     upstream.plays(says("Yes"))
     assert answered(client)["choices"][0]["message"]["content"] == "Yes"
 
@@ -325,9 +328,20 @@ def test_wrong_types_everywhere(wrong: Any, client: TestClient, upstream: Playin
     assert client.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("name", ["UPSTREAM_BYTES", "UPSTREAM_CHARACTERS", "UPSTREAM_LINE_BYTES"])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("UPSTREAM_BYTES", "too many bytes"),
+        ("UPSTREAM_CHARACTERS", "an answer that is too long"),
+        ("UPSTREAM_LINE_BYTES", "an event that is too long"),
+    ],
+)
 def test_an_answer_without_end(
-    name: str, client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    what: str,
+    client: TestClient,
+    upstream: PlayingServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lower(monkeypatch, name, 10_000)
     sent = (
@@ -335,7 +349,7 @@ def test_an_answer_without_end(
     )
     upstream.plays(Reply((sent,), endless=True))
     response = chat(client, stream=True)
-    assert "too long" in response.text
+    assert what in response.text
     assert upstream.left.wait(5)
 
 

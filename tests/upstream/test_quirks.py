@@ -289,6 +289,14 @@ QUIRKS = [
         finish="length",
         ends=delta("max_tokens"),
     ),
+    Quirk(
+        "the whole message once more at the end",
+        (
+            {"content": "Yes"},
+            {"choices": [{"message": {"content": "Yes"}, "finish_reason": "stop"}]},
+        ),
+        text="Yes",
+    ),
     Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
     Quirk("an empty choice", ({"choices": [None]}, {"content": "Yes"}), text="Yes"),
 ]
