@@ -33,7 +33,7 @@ def chat_tokens(
     """The tokens of the request's one conversation. add_special_tokens: whether to add those of a
     text, too, although templates have their own."""
     check_text(prepared, request)
-    request, _ = without_volatile_lines(prepared, request)
+    request, _ = without_volatile_lines(prepared.spec, request)
     (conversation,) = with_continued_messages(prepared, request).prompts
     assert isinstance(conversation, Conversation)
     spec = replace(prepared.spec, context_length=limits.TOKENIZED.value)
@@ -60,7 +60,7 @@ def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
 
 def dry_run(prepared: PreparedModel, request: GenerateRequest) -> RequestPlan:
     """The plan of a request that is not run. A replay model does not advance to its next answer."""
-    request, _ = without_volatile_lines(prepared, request)
+    request, _ = without_volatile_lines(prepared.spec, request)
     request = with_continued_messages(prepared, request)
     return plan(replace(prepared, transcript=None), request)
 
