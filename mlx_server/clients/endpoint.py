@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,9 +79,10 @@ class Endpoint:
 
     @cached_property
     def _client(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            **self._options, http_client=openai.DefaultHttpxClient(**self._transport)
-        )
+        """Its connections are closed when the endpoint is no longer used."""
+        http = openai.DefaultHttpxClient(**self._transport)
+        weakref.finalize(self, http.close)
+        return openai.OpenAI(**self._options, http_client=http)
 
     def _async_client(self) -> openai.AsyncOpenAI:
         """A client for one request, since a connection belongs to the event loop that opened it."""

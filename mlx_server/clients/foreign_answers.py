@@ -61,7 +61,7 @@ class ForeignAnswerReader:
         self._has_text = False
 
     def feed(self, delta: Mapping[str, Any]) -> list[Event]:
-        if thought := _thought(delta):
+        if thought := thoughts_of(delta):
             self._reasoning.append(thought)
             self._events.append(ReasoningDelta(self._index, thought))
         if text := _text(delta.get("content")):
@@ -180,6 +180,7 @@ class ForeignStreamReader:
     ) -> None:
         self._family, self._tools, self._repair = family, tools, repair
         self._readers: dict[int, ForeignAnswerReader] = {}
+        self._answers: dict[int, AccumulatedAnswer] = {}
         self._finished: set[int] = set()
 
     def feed(self, chunk: Mapping[str, Any]) -> list[Wire]:
@@ -194,20 +195,19 @@ class ForeignStreamReader:
         if index in self._finished:
             return
         reader = self._readers.get(index) or self._begun(index)
-        delta = choice.get("delta")
-        for event in reader.feed(delta if isinstance(delta, Mapping) else {}):
-            if made := _delta(event):
-                yield {**chunk, "choices": [{**choice, "delta": made, "finish_reason": None}]}
-        if not (reason := choice.get("finish_reason")):
-            return
-        self._finished.add(index)
-        answer = AccumulatedAnswer()
-        for event in reader.finish(reason):
+        delta, reason = choice.get("delta"), choice.get("finish_reason")
+        events = reader.feed(delta if isinstance(delta, Mapping) else {})
+        if reason:
+            self._finished.add(index)
+            events += reader.finish(reason)
+        answer = self._answers.setdefault(index, AccumulatedAnswer())
+        for event in events:
             _add(answer, event)
             if made := _delta(event):
                 yield {**chunk, "choices": [{**choice, "delta": made, "finish_reason": None}]}
-        last = {**choice, "delta": {}, "finish_reason": answer.finish_reason}
-        yield {**chunk, "choices": [last], **_warnings(chunk, [answer])}
+        if reason:
+            last = {**choice, "delta": {}, "finish_reason": answer.finish_reason}
+            yield {**chunk, "choices": [last], **_warnings(chunk, [answer])}
 
     def _begun(self, index: int) -> ForeignAnswerReader:
         reader = ForeignAnswerReader(self._family, self._tools, index=index, repair=self._repair)
@@ -286,7 +286,7 @@ def _warnings(body: Mapping[str, Any], answers: Sequence[AccumulatedAnswer]) -> 
     return {"mlx_server": {**reported, **lists}}
 
 
-def _thought(delta: Mapping[str, Any]) -> str:
+def thoughts_of(delta: Mapping[str, Any]) -> str:
     """The reasoning, which a server may send under several names."""
     texts = (_text(delta.get(name)) for name in REASONING_FIELDS)
     if found := next(filter(None, texts), ""):

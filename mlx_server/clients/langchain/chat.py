@@ -13,11 +13,11 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
+from mlx_server.clients.exchange import Exchange, Wire, arun, run
 from mlx_server.clients.langchain.messages import to_chunk, to_message, to_wire
 from mlx_server.clients.langchain.structured import Method, Schema, bound, parsed_by, parser_of
 from mlx_server.errors import GenerationFailed
 
-Wire = dict[str, Any]
 ToolLike = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 
 SAMPLING = (
@@ -130,7 +130,7 @@ class ChatMLX(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         body = self._body(messages, stop, kwargs)
-        return self._result(self._asked.send(body), body)
+        return self._result(run(self._exchange(body), self._asked.send))
 
     async def _agenerate(
         self,
@@ -140,7 +140,7 @@ class ChatMLX(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         body = self._body(messages, stop, kwargs)
-        return self._result(await self._asked.asend(body), body)
+        return self._result(await arun(self._exchange(body), self._asked.asend))
 
     def _stream(
         self,
@@ -204,11 +204,16 @@ class ChatMLX(BaseChatModel):
     def _streaming(self, body: Wire) -> Wire:
         return {**body, "stream_options": {"include_usage": True}} if self.stream_usage else body
 
-    def _result(self, answer: Wire, body: Wire) -> ChatResult:
+    def _exchange(self, body: Wire) -> Exchange:
+        """The requests that answer the body."""
+        answer = yield body
         if self.family:
             from mlx_server.clients.foreign_answers import read_completion
 
             answer = read_completion(answer, self.family, body.get("tools") or ())
+        return answer
+
+    def _result(self, answer: Wire) -> ChatResult:
         choices = answer.get("choices")
         if not choices:
             raise GenerationFailed("The answer has no `choices`, so that there is no message.")
