@@ -106,6 +106,14 @@ def test_the_last_event_says_how_it_ended(output: str, cut: bool, reason: str) -
     assert last.reason == reason
 
 
+@pytest.mark.parametrize("rest", ['"Pa', '"Paris" or so}}\n</tool_call>'])
+def test_a_call_is_reported_only_once_it_is_complete(rest: str) -> None:
+    reader = OutputReader("qwen3", [WEATHER])
+    events = reader.feed('<tool_call>\n{"name": "get_weather", "arguments": {"city": ' + rest)
+    events += reader.finish(cut=True)
+    assert reads(events).unfinished == []
+
+
 def test_what_was_not_offered_is_text() -> None:
     events = read('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "qwen3")
     assert "".join(e.text for e in events if isinstance(e, TextDelta)).startswith("<tool_call>")
