@@ -23,6 +23,7 @@ import yaml
 from mlx_server.cli import app
 from mlx_server.clients.connect.clients import CLIENTS
 from mlx_server.clients.connect.showing import SAMPLE, shown
+from mlx_server.clients.providers import LLMProvider, load_providers
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
@@ -271,6 +272,15 @@ def connects(snippet: Snippet) -> None:
     assert snippet.block.code in [shown(each, SAMPLE) for each in CLIENTS.values()]
 
 
+def configured_providers(snippet: Snippet) -> None:
+    file = snippet.folder / "config.yaml"
+    file.write_text(snippet.block.code)
+    listed = yaml.safe_load(snippet.block.code)["providers"]
+    found = load_providers(file)
+    assert list(found) == [each["name"] for each in listed]
+    assert all(LLMProvider(each) for each in found.values())
+
+
 def checksum(snippet: Snippet) -> None:
     [file] = (ROOT / snippet.block.document).parent.glob("*.xz")
     found = hashlib.sha256(lzma.decompress(file.read_bytes())).hexdigest()
@@ -279,6 +289,7 @@ def checksum(snippet: Snippet) -> None:
 
 LICENCE = NotHere("The text of a licence runs nowhere.")
 INSTALL = NotHere("The address is made up; tests/live/test_wheel.py installs a wheel.")
+IBM = NotHere("IBM's package is large; scripts/conformance runs the import with it.")
 LANGCHAIN = NotHere("scripts/conformance runs it, with packages that the tests do without.")
 KILLS = NotHere("It kills by name; tests/hostile/test_health.py kills an engine by its id.")
 MAC = NotHere("Only a Mac has the program.")
@@ -313,7 +324,16 @@ HOW: dict[str, dict[str, Ways]] = {
         "Adding a model family": (family,),
         "A new call format": (python_printing(),),
     },
-    "mlx_server/clients/README.md": {each.title: (connects,) for each in CLIENTS.values()},
+    "mlx_server/clients/README.md": {
+        **{each.title: (connects,) for each in CLIENTS.values()},
+        "Reading what a model wrote": (python, is_shown),
+        "LangChain": (python_printing("I should look it up.", "{'city': 'Paris'}"),),
+        "One configuration for any backend": (
+            python_printing("I should look it up."),
+            configured_providers,
+        ),
+        "In place of IBM's SDK": (python_printing("I should look it up."), IBM),
+    },
     "mlx_server/prompts/data/README.md": {"o200k_base.tiktoken.xz": (checksum, LICENCE)},
     "adapters/README.md": {
         "One per request": (python, is_shown),

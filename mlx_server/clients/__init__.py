@@ -1,1 +1,1 @@
-"""Programs that talk to a running server over HTTP: the chat and the load generator."""
+"""Programs and classes that talk to a running server over HTTP."""

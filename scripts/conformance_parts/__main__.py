@@ -19,6 +19,8 @@ from conformance_parts.comply import comply
 from conformance_parts.connected import SUITE as AGENTS
 from conformance_parts.connected import agents
 from conformance_parts.expected import Known
+from conformance_parts.langchain import SUITE as LANGCHAIN
+from conformance_parts.langchain import langchain
 from conformance_parts.outcomes import Outcome
 from conformance_parts.probe import SUITE as PROBE
 from conformance_parts.probe import probe
@@ -26,7 +28,7 @@ from conformance_parts.served import THINKER, server
 from conformance_parts.talks import CLIENTS, talk
 from tests.live.server import DEMO
 
-PARTS = ("llm-comply", PROBE, *CLIENTS, CLAUDE, CODEX, AGENTS)
+PARTS = ("llm-comply", PROBE, *CLIENTS, LANGCHAIN, CLAUDE, CODEX, AGENTS)
 PIPE_WIDTH = 120
 DETAIL = 400
 
@@ -77,6 +79,8 @@ def _run(parts: Collection[str]) -> Iterator[Outcome]:
                     yield from comply(python, model, served.url)
             elif part == PROBE:
                 yield from _probed(served.url)
+            elif part == LANGCHAIN:
+                yield from langchain(python, served.url)
             elif part == CLAUDE:
                 yield from claude_code()
             elif part == CODEX:

@@ -18,6 +18,8 @@ CLIENTS = (
     "langchain-anthropic>=1,<2",
     "langchain-openai>=1.7,<2",
     "langchain-ollama>=1.1,<2",
+    "langchain-tests>=1.1.9,<2",
+    "langgraph>=1.2,<2",
     "ollama>=0.6.3,<1",
     "websockets>=16",
 )

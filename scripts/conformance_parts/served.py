@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from conformance_parts.conversations.weather import CONNECTOR, MOST, model_of
+from conformance_parts.langchain import ANSWERS, MODEL
 from tests.live.server import DEMO, LiveServer, serving
 
 MCP_SERVER = Path(__file__).parent / "conversations" / "mcp_weather.py"
@@ -96,9 +97,10 @@ def _config(clients: Iterable[str]) -> dict[str, Any]:
         for client in clients
         for number in range(MOST)
     }
+    suite = {"source": f"replay:{ANSWERS}", "family": "qwen3"}
     thinker = {"source": "replay:thinker.jsonl", "family": "gpt_oss"}
     weather = {"command": sys.executable, "args": [str(MCP_SERVER)]}
     return {
-        "models": {DEMO: DEMO_MODEL, THINKER: thinker, **talkers},
+        "models": {DEMO: DEMO_MODEL, THINKER: thinker, MODEL: suite, **talkers},
         "connectors": {CONNECTOR: weather},
     }

@@ -1,0 +1,126 @@
+"""A server of OpenAI's API, asked with OpenAI's own client: one body in, bodies out."""
+
+import ipaddress
+import os
+import ssl
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+from mlx_server.errors import BadRequest, GenerationFailed
+
+try:
+    import openai
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "The clients send requests with OpenAI's package. Install it with "
+        "`pip install 'mlx-local-server[clients]'`."
+    ) from error
+
+Wire = dict[str, Any]
+Body = Mapping[str, Any]
+
+CHAT, COMPLETIONS = "/chat/completions", "/completions"
+
+LOCAL_URL = "http://127.0.0.1:8000/v1"
+KEY_VARIABLE = "MLX_SERVER_API_KEY"
+"""Has the key of a server on this machine, as in the settings that `mlx-server connect` writes."""
+
+NO_KEY = "none"
+"""Sent to servers that want no key, since OpenAI's client refuses to send none."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    base_url: str = LOCAL_URL
+    """Includes `/v1`."""
+    api_key: str | None = None
+    """Without one a server on this machine gets the key of MLX_SERVER_API_KEY."""
+    timeout: float = 600.0
+    max_retries: int = 2
+    """How often a request is sent again that was refused with 408, 409, 429 or 5xx, or lost."""
+
+    def send(self, body: Body, route: str = CHAT) -> Wire:
+        return _object(self._client.post(route, body=dict(body), cast_to=object))
+
+    def stream(self, body: Body, route: str = CHAT) -> Iterator[Wire]:
+        """The chunks of the answer. Closing the iterator early cancels the answer."""
+        with self._client.post(
+            route,
+            body={**body, "stream": True},
+            cast_to=object,
+            stream=True,
+            stream_cls=openai.Stream[object],
+        ) as chunks:
+            for chunk in chunks:
+                yield _object(chunk)
+
+    async def asend(self, body: Body, route: str = CHAT) -> Wire:
+        async with self._async_client() as client:
+            return _object(await client.post(route, body=dict(body), cast_to=object))
+
+    async def astream(self, body: Body, route: str = CHAT) -> AsyncIterator[Wire]:
+        async with (
+            self._async_client() as client,
+            await client.post(
+                route,
+                body={**body, "stream": True},
+                cast_to=object,
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            ) as chunks,
+        ):
+            async for chunk in chunks:
+                yield _object(chunk)
+
+    @cached_property
+    def _client(self) -> openai.OpenAI:
+        """Its connections are closed when the endpoint is no longer used."""
+        http = openai.DefaultHttpxClient(**self._transport)
+        weakref.finalize(self, http.close)
+        return openai.OpenAI(**self._options, http_client=http)
+
+    def _async_client(self) -> openai.AsyncOpenAI:
+        """A client for one request, since a connection belongs to the event loop that opened it."""
+        http = openai.DefaultAsyncHttpxClient(**self._transport)
+        return openai.AsyncOpenAI(**self._options, http_client=http)
+
+    @property
+    def _options(self) -> Wire:
+        key = self.api_key or (os.environ.get(KEY_VARIABLE) if self._is_local else None)
+        return {
+            "base_url": self.base_url,
+            "api_key": key or NO_KEY,
+            "timeout": self.timeout,
+            "max_retries": self.max_retries,
+        }
+
+    @property
+    def _transport(self) -> Wire:
+        """Requests to this machine go to no proxy, and need no certificates."""
+        return {"trust_env": False, "verify": False} if self._is_local else {"verify": _tls()}
+
+    @cached_property
+    def _is_local(self) -> bool:
+        host = urlsplit(self.base_url).hostname
+        if not host:
+            raise BadRequest(f"{self.base_url!r} is no URL. Give one like {LOCAL_URL}.")
+        with suppress(ValueError):
+            return ipaddress.ip_address(host).is_loopback
+        return host == "localhost"
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Read once, as reading the certificates takes 15 ms."""
+    return ssl.create_default_context()
+
+
+def _object(answer: object) -> Wire:
+    if isinstance(answer, dict):
+        return answer
+    raise GenerationFailed("The answer is not in the format of OpenAI's API. Check the base URL.")

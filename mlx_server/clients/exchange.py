@@ -1,0 +1,36 @@
+"""How an answer is asked for: one request or several, without any I/O.
+
+An exchange yields the bodies to send and is sent the answers to them; it returns the last answer.
+So it is written once, for callers that wait and for those that await.
+"""
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+Wire = dict[str, Any]
+Exchange = Generator[Wire, Wire, Wire]
+
+
+def sent(body: Wire) -> Exchange:
+    """The exchange of one request."""
+    return (yield body)
+
+
+def run(exchange: Exchange, send: Callable[[Wire], Wire]) -> Wire:
+    try:
+        body = next(exchange)
+        while True:
+            body = exchange.send(send(body))
+    except StopIteration as end:
+        answer: Wire = end.value
+        return answer
+
+
+async def arun(exchange: Exchange, send: Callable[[Wire], Awaitable[Wire]]) -> Wire:
+    try:
+        body = next(exchange)
+        while True:
+            body = exchange.send(await send(body))
+    except StopIteration as end:
+        answer: Wire = end.value
+        return answer

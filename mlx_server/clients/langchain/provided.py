@@ -1,0 +1,48 @@
+"""LangChain's chat model of a configured provider, whatever its backend."""
+
+from typing import Any, Self
+
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatResult
+from pydantic import PrivateAttr
+
+from mlx_server.clients.exchange import Exchange, Wire
+from mlx_server.clients.langchain.chat import ChatMLX
+from mlx_server.clients.langchain.messages import thoughts_of
+from mlx_server.clients.providers import ProviderConfig, endpoint_of, provider_exchange
+
+
+class ProvidedChat(ChatMLX):
+    """Answers as `LLMProvider` does. With `parsing_format: think_tags` a message's content begins
+    with its thoughts in tags, for agents that parse them; the text follows."""
+
+    _config: ProviderConfig = PrivateAttr()
+
+    @classmethod
+    def of(cls, config: ProviderConfig) -> Self:
+        own = config.provider == "mlx_server"
+        made = cls(
+            model=config.model_name,
+            base_url=config.url,
+            sends_thoughts=own,
+            # what other servers answer is checked before it is shown
+            disable_streaming=not own or config.parsing_format == "think_tags",
+        )
+        made._config, made._endpoint = config, endpoint_of(config)
+        return made
+
+    def _exchange(self, body: Wire) -> Exchange:
+        return provider_exchange(self._config, body)
+
+    def _result(self, answer: Wire) -> ChatResult:
+        result = super()._result(answer)
+        if self._config.parsing_format == "think_tags":
+            for generation in result.generations:
+                message: Any = generation.message
+                message.content = self._tagged(message)
+        return result
+
+    def _tagged(self, message: AIMessage) -> str:
+        tag, thoughts = self._config.generation_config.think_tag, thoughts_of(message)
+        text = str(message.text)
+        return f"<{tag}>\n{thoughts}\n</{tag}>\n\n{text}" if thoughts else text

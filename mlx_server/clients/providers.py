@@ -1,0 +1,224 @@
+"""One configuration for a model, wherever it runs: `LLMProvider.invoke -> {response, thinking}`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import msgspec
+import yaml
+
+from mlx_server.clients.asking import checked_answer, two_passes, with_hermes_tools
+from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
+from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
+from mlx_server.clients.foreign_answers import thoughts_of
+from mlx_server.errors import GenerationFailed, SettingsError
+from mlx_server.events import ReasoningDelta, TextDelta
+from mlx_server.reading import read
+from mlx_server.repair.allowed import ALL_REPAIRS
+
+if TYPE_CHECKING:
+    from mlx_server.clients.langchain.provided import ProvidedChat
+
+Backend = Literal["mlx_server", "vllm", "llama_cpp", "openrouter", "openai"]
+ThinkTag = Literal["think", "thinking"]
+
+URLS: Mapping[Backend, str] = MappingProxyType(
+    {
+        "mlx_server": LOCAL_URL,
+        "vllm": "http://127.0.0.1:8001/v1",
+        "llama_cpp": "http://127.0.0.1:8080/v1",
+        "openrouter": "https://openrouter.ai/api/v1",
+        "openai": "https://api.openai.com/v1",
+    }
+)
+
+SAMPLING = ("temperature", "top_p", "seed", "max_tokens", "stop", "reasoning_effort")
+
+CONTINUING: tuple[Backend, ...] = ("vllm", "llama_cpp")
+"""Servers that can continue a message, so that thoughts can be limited by two requests."""
+
+
+class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    reasoning_effort: str | None = None
+    two_pass: bool = False
+    """Whether thoughts and answer have limits of their own."""
+    think_tag: ThinkTag = "think"
+    max_thinking_tokens: int | None = None
+    max_response_tokens: int | None = None
+
+
+class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    model_name: str
+    provider: Backend = "mlx_server"
+    base_url: str | None = None
+    api_key_env: str | None = None
+    """The environment variable that has the key; a server on this machine needs none."""
+    parsing_format: Literal["think_tags", "direct_response"] = "direct_response"
+    """Whether the client's messages have thoughts in tags before their text, or the text alone."""
+    tool_parser: Literal["openai", "hermes"] = "openai"
+    """`hermes`: tools are described in the prompt, for servers that have none."""
+    family: str = "plain"
+    """The family by which the answers of other servers are read."""
+    retries: int = 1
+    """How often an answer of another server is asked for again that is empty or breaks its
+    schema."""
+    timeout: float = 600.0
+    generation_config: GenerationConfig = msgspec.field(default_factory=GenerationConfig)
+
+    @property
+    def url(self) -> str:
+        return self.base_url or URLS[self.provider]
+
+
+class ProviderAnswer(TypedDict):
+    response: str
+    thinking: str
+
+
+class ProviderToolAnswer(ProviderAnswer):
+    tool_calls: list[Wire]
+    """Each with `id`, `name` and `arguments`, as JSON text."""
+
+
+def load_providers(path: Path) -> dict[str, ProviderConfig]:
+    """The providers of a YAML file, by name: `providers:` and a list."""
+    try:
+        listed = yaml.safe_load(path.read_text("utf-8"))
+        found = msgspec.convert(listed["providers"], list[ProviderConfig])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, msgspec.ValidationError) as error:
+        raise SettingsError(f"{path.name} has no valid list of `providers`: {error}") from None
+    names = [each.name for each in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(f"{path.name} has several providers of the name {', '.join(twice)}.")
+    return {each.name: each for each in found}
+
+
+class LLMProvider:
+    """A model of any backend, asked in the same way."""
+
+    def __init__(self, config: ProviderConfig) -> None:
+        self.config = config
+        _limits(config)  # what the backend can't do is an error before the first request
+
+    @cached_property
+    def client(self) -> "ProvidedChat":
+        """LangChain's chat model: `bind_tools`, `invoke`, messages with calls and thoughts."""
+        from mlx_server.clients.langchain.provided import ProvidedChat
+
+        return ProvidedChat.of(self.config)
+
+    def invoke(self, messages: str | Sequence[Wire], **fields: Any) -> ProviderAnswer:
+        """fields: further fields of the request, such as `response_format`."""
+        return _parts(run(self._exchange(messages, fields), self._endpoint.send))
+
+    async def ainvoke(self, messages: str | Sequence[Wire], **fields: Any) -> ProviderAnswer:
+        return _parts(await arun(self._exchange(messages, fields), self._endpoint.asend))
+
+    def invoke_tools(
+        self, messages: str | Sequence[Wire], tools: Sequence[Wire], **fields: Any
+    ) -> ProviderToolAnswer:
+        """As `invoke`, with tools as OpenAI's API describes them."""
+        exchange = self._exchange(messages, {"tools": list(tools), **fields})
+        answer = run(exchange, self._endpoint.send)
+        calls = answer["choices"][0]["message"].get("tool_calls") or ()
+        found = [{"id": call["id"], **call["function"]} for call in calls]
+        return {**_parts(answer), "tool_calls": found}
+
+    def parse_response(self, content: str) -> ProviderAnswer:
+        """The parts of a message's content, as `parsing_format` says that `client` writes it."""
+        return parse_response(content, self.config)
+
+    @cached_property
+    def _endpoint(self) -> Endpoint:
+        return endpoint_of(self.config)
+
+    def _exchange(self, messages: str | Sequence[Wire], fields: Mapping[str, Any]) -> Exchange:
+        asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return provider_exchange(self.config, {"messages": list(asked), **fields})
+
+
+def parse_response(content: str, config: ProviderConfig) -> ProviderAnswer:
+    if config.parsing_format == "direct_response":
+        return {"response": content, "thinking": ""}
+    events = read(content, "plain")
+    texts = "".join(each.separated for each in events if isinstance(each, TextDelta))
+    thoughts = (each.separated for each in events if isinstance(each, ReasoningDelta))
+    return {"response": texts, "thinking": "".join(thoughts)}
+
+
+def endpoint_of(config: ProviderConfig) -> Endpoint:
+    key = None
+    if config.api_key_env:
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            raise SettingsError(
+                f"The provider {config.name} takes its key from {config.api_key_env}, which is not "
+                "set in the environment."
+            )
+    return Endpoint(config.url, key, config.timeout)
+
+
+def provider_exchange(config: ProviderConfig, body: Wire) -> Exchange:
+    """The requests that answer `body`, which has messages and perhaps tools."""
+    body = {"model": config.model_name, **_limits(config), **body}
+    if config.provider == "mlx_server":  # it reads, checks and repairs by itself
+        return sent(body)
+    repair = replace(ALL_REPAIRS, retries=config.retries)
+    return checked_answer(body, config.family, repair, partial(_attempt, config))
+
+
+def _attempt(config: ProviderConfig, body: Wire) -> Exchange:
+    generation = config.generation_config
+    if config.tool_parser == "hermes":
+        body = with_hermes_tools(body)
+    if generation.max_thinking_tokens is None or config.provider not in CONTINUING:
+        return sent(body)
+    return two_passes(body, generation.think_tag, generation.max_thinking_tokens, config.family)
+
+
+def _limits(config: ProviderConfig) -> Wire:
+    """The request's fields of the generation settings, as this backend names them."""
+    found = msgspec.structs.asdict(config.generation_config)
+    sampling = {name: found[name] for name in SAMPLING if found[name] is not None}
+    thinking, response = found["max_thinking_tokens"], found["max_response_tokens"]
+    if not found["two_pass"]:
+        if thinking or response:
+            raise _unsupported(config, "two_pass is false: set it, or leave these limits out.")
+        return sampling
+    if thinking is None:
+        raise _unsupported(config, "two_pass needs max_thinking_tokens.")
+    answer = {"max_tokens": response} if response else {}
+    match config.provider:
+        case "mlx_server":
+            answer = {"max_response_tokens": response} if response else {}
+            return {**sampling, "thinking_budget": thinking, **answer}
+        case "openrouter":
+            answer = {"max_tokens": thinking + response} if response else {}
+            return {**sampling, "reasoning": {"max_tokens": thinking}, **answer}
+        case "openai":
+            raise _unsupported(config, "OpenAI's API has no limit of thoughts.")
+    return {**sampling, **answer}
+
+
+def _unsupported(config: ProviderConfig, why: str) -> SettingsError:
+    return SettingsError(
+        f"The provider {config.name} can't have max_thinking_tokens or max_response_tokens: {why}"
+    )
+
+
+def _parts(answer: Wire) -> ProviderAnswer:
+    choices = answer.get("choices")
+    if not choices:
+        raise GenerationFailed("The answer has no `choices`, so that there is no message.")
+    message = choices[0]["message"]
+    return {"response": message.get("content") or "", "thinking": thoughts_of(message)}

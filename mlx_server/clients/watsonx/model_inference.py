@@ -1,0 +1,350 @@
+"""IBM's `ModelInference` with answers that are read, repaired, checked and asked for again."""
+
+import importlib
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, Self
+
+from mlx_server.clients.asking import checked_answer, with_format_told, with_hermes_tools
+from mlx_server.clients.endpoint import Endpoint
+from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
+from mlx_server.clients.foreign_answers import REASONING_FIELDS, ForeignStreamReader
+from mlx_server.clients.watsonx.endpoint_inference import EndpointInference
+from mlx_server.errors import SettingsError
+from mlx_server.events import Event, TextDelta
+from mlx_server.reading import OutputReader, read
+from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+
+ENDPOINT = "openai+"
+"""Begins the URL in the credentials of a server that is not watsonx, as in models.yaml."""
+
+KEY, PROJECT, URL = "WATSONX_API_KEY", "WATSONX_PROJECT_ID", "WATSONX_REGION_URL"
+
+ToolChoiceOption = Literal["none", "auto", "required"]
+
+ToolParser = Literal["openai", "hermes"]
+
+
+class ModelInference:
+    """Takes what IBM's class takes. Three parameters are ours: `family`, by which answers are read;
+    `tool_parser`, "hermes" to describe tools in the prompt, where the model ignores them otherwise;
+    and `repair`, what may be repaired and how often an answer is asked for again.
+
+    Attributes and methods that are not here are those of IBM's object, `original`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_id: str | None = None,
+        deployment_id: str | None = None,
+        params: Any = None,
+        credentials: Any = None,
+        project_id: str | None = None,
+        space_id: str | None = None,
+        verify: Any = None,
+        api_client: Any = None,
+        validate: bool = True,
+        max_retries: int | None = None,
+        delay_time: float | None = None,
+        retry_status_codes: list[int] | None = None,
+        family: str = "gpt_oss",
+        tool_parser: ToolParser = "openai",
+        repair: RepairPolicy = ALL_REPAIRS,
+        **kwargs: Any,
+    ) -> None:
+        self.family, self.tool_parser, self.repair = family, tool_parser, repair
+        if credentials is None and api_client is None:
+            credentials = _from_environment()
+            if project_id is None and space_id is None:
+                project_id = os.environ.get(PROJECT)
+        if (endpoint := _endpoint(credentials, max_retries)) and model_id:
+            self.original: Any = EndpointInference(model_id, endpoint, _plain(params) or {})
+            return
+        self.original = _vendors_class()(
+            model_id=model_id,
+            deployment_id=deployment_id,
+            params=params,
+            credentials=credentials,
+            project_id=project_id,
+            space_id=space_id,
+            verify=verify,
+            api_client=api_client,
+            validate=validate,
+            max_retries=max_retries,
+            delay_time=delay_time,
+            retry_status_codes=retry_status_codes,
+            **kwargs,
+        )
+
+    @classmethod
+    def around(
+        cls,
+        original: Any,
+        *,
+        family: str = "gpt_oss",
+        tool_parser: ToolParser = "openai",
+        repair: RepairPolicy = ALL_REPAIRS,
+    ) -> Self:
+        """Wraps an object of IBM's class that there is already."""
+        self = cls.__new__(cls)
+        self.original, self.family = original, family
+        self.tool_parser, self.repair = tool_parser, repair
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # it is not there yet, as while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def chat(
+        self,
+        messages: list[Wire],
+        params: Any = None,
+        tools: list[Any] | None = None,
+        tool_choice: Wire | None = None,
+        tool_choice_option: ToolChoiceOption | None = None,
+        context: str | None = None,
+        crypto: Any = None,
+    ) -> Wire:
+        body = self._body(messages, params, tools, tool_choice, tool_choice_option)
+        more = _given(context=context, crypto=crypto)
+        return run(
+            self._exchange(body), lambda each: self.original.chat(**_arguments(each), **more)
+        )
+
+    async def achat(
+        self,
+        messages: list[Wire],
+        params: Any = None,
+        tools: list[Any] | None = None,
+        tool_choice: Wire | None = None,
+        tool_choice_option: ToolChoiceOption | None = None,
+        context: str | None = None,
+        crypto: Any = None,
+    ) -> Wire:
+        body = self._body(messages, params, tools, tool_choice, tool_choice_option)
+        more = _given(context=context, crypto=crypto)
+        return await arun(
+            self._exchange(body), lambda each: self.original.achat(**_arguments(each), **more)
+        )
+
+    def chat_stream(
+        self,
+        messages: list[Wire],
+        params: Any = None,
+        tools: list[Any] | None = None,
+        tool_choice: Wire | None = None,
+        tool_choice_option: ToolChoiceOption | None = None,
+        context: str | None = None,
+    ) -> Iterator[Wire]:
+        body = self._body(messages, params, tools, tool_choice, tool_choice_option)
+        if self._accumulates(body):
+            answer = self.chat(messages, params, tools, tool_choice, tool_choice_option, context)
+            yield from _as_chunks(answer)
+            return
+        reader = ForeignStreamReader(self.family, tools or (), self.repair)
+        given = _arguments(self._prepared(with_format_told(body)))
+        for chunk in self.original.chat_stream(**given, **_given(context=context)):
+            yield from reader.feed(chunk)
+
+    async def achat_stream(
+        self,
+        messages: list[Wire],
+        params: Any = None,
+        tools: list[Any] | None = None,
+        tool_choice: Wire | None = None,
+        tool_choice_option: ToolChoiceOption | None = None,
+        context: str | None = None,
+    ) -> AsyncIterator[Wire]:
+        body = self._body(messages, params, tools, tool_choice, tool_choice_option)
+        if self._accumulates(body):
+            for made in _as_chunks(
+                await self.achat(messages, params, tools, tool_choice, tool_choice_option, context)
+            ):
+                yield made
+            return
+        reader = ForeignStreamReader(self.family, tools or (), self.repair)
+        given = _arguments(self._prepared(with_format_told(body)))
+        stream = self.original.achat_stream(**given, **_given(context=context))
+        stream = await stream if hasattr(stream, "__await__") else stream
+        async for chunk in stream:
+            for made in reader.feed(chunk):
+                yield made
+
+    def generate_text(
+        self,
+        prompt: str | list[Any] | None = None,
+        params: Any = None,
+        raw_response: bool = False,
+        guardrails: bool = False,
+        guardrails_hap_params: Wire | None = None,
+        guardrails_pii_params: Wire | None = None,
+        concurrency_limit: int = 8,
+        validate_prompt_variables: bool = True,
+        guardrails_granite_guardian_params: Wire | None = None,
+        crypto: Any = None,
+    ) -> Any:
+        """The text alone, without the thoughts and the delimiters that the model wrote with it."""
+        found = self.original.generate_text(
+            prompt=prompt,
+            params=params,
+            raw_response=raw_response,
+            guardrails=guardrails,
+            guardrails_hap_params=guardrails_hap_params,
+            guardrails_pii_params=guardrails_pii_params,
+            concurrency_limit=concurrency_limit,
+            validate_prompt_variables=validate_prompt_variables,
+            guardrails_granite_guardian_params=guardrails_granite_guardian_params,
+            **_given(crypto=crypto),
+        )
+        if isinstance(found, list):
+            return [self._cleaned(each) for each in found]
+        return self._cleaned(found)
+
+    def generate_text_stream(
+        self,
+        prompt: str | None = None,
+        params: Any = None,
+        raw_response: bool = False,
+        guardrails: bool = False,
+        guardrails_hap_params: Wire | None = None,
+        guardrails_pii_params: Wire | None = None,
+        validate_prompt_variables: bool = True,
+        guardrails_granite_guardian_params: Wire | None = None,
+    ) -> Iterator[Any]:
+        reader = OutputReader(self.family, repair=self.repair)
+        last: Any = ""
+        for piece in self.original.generate_text_stream(
+            prompt=prompt,
+            params=params,
+            raw_response=raw_response,
+            guardrails=guardrails,
+            guardrails_hap_params=guardrails_hap_params,
+            guardrails_pii_params=guardrails_pii_params,
+            validate_prompt_variables=validate_prompt_variables,
+            guardrails_granite_guardian_params=guardrails_granite_guardian_params,
+        ):
+            last = piece
+            text = _joined(reader.feed(_generated_text(piece)))
+            if text or not isinstance(piece, str):
+                yield _with_text(piece, text)
+        if rest := _joined(reader.finish()):
+            yield _with_text(last, rest)
+
+    def _body(
+        self,
+        messages: Sequence[Wire],
+        params: Any,
+        tools: Sequence[Any] | None,
+        tool_choice: Wire | None,
+        option: ToolChoiceOption | None,
+    ) -> Wire:
+        """The request as OpenAI's API would have it, from which `_arguments` makes IBM's."""
+        own = _plain(getattr(self.original, "params", None))
+        fields: Wire = dict(_plain(params) or own or {})
+        if tools:
+            fields["tools"] = list(tools)
+            fields |= _given(tool_choice=tool_choice or option)
+        return {**fields, "messages": [_message(each) for each in messages]}
+
+    def _prepared(self, body: Wire) -> Wire:
+        return with_hermes_tools(body) if self.tool_parser == "hermes" else body
+
+    def _exchange(self, body: Wire) -> Exchange:
+        return checked_answer(
+            body, self.family, self.repair, lambda each: sent(self._prepared(each))
+        )
+
+    def _accumulates(self, body: Wire) -> bool:
+        """Whether a stream is held back until it was checked."""
+        return self.repair.streaming == "accumulate" and (
+            "tools" in body or "response_format" in body
+        )
+
+    def _cleaned(self, found: Any) -> Any:
+        return _with_text(found, _joined(read(_generated_text(found), self.family)))
+
+
+def _message(message: Wire) -> Wire:
+    """Without null contents, which vLLM fails with, and without the thoughts of earlier turns."""
+    kept = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
+    return {**kept, "content": ""} if kept.get("content") is None else kept
+
+
+def _arguments(body: Wire) -> Wire:
+    """A body as the arguments of IBM's `chat`."""
+    params = dict(body)
+    found: Wire = {"messages": params.pop("messages"), "tools": params.pop("tools", None)}
+    choice = params.pop("tool_choice", None)
+    found["tool_choice" if isinstance(choice, Mapping) else "tool_choice_option"] = choice
+    return {**_given(**found), "params": params or None}
+
+
+def _given(**arguments: Any) -> Wire:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _plain(params: Any) -> Wire | None:
+    """Parameters as a dictionary, which IBM's SDK also takes as an object of its own."""
+    if params is None or isinstance(params, dict):
+        return params
+    found: Wire = params.to_dict()
+    return found
+
+
+def _as_chunks(answer: Wire) -> Iterator[Wire]:
+    """A complete answer as a stream of one chunk for each choice."""
+    head = {name: value for name, value in answer.items() if name != "usage"}
+    for index, choice in enumerate(answer["choices"]):
+        message = dict(choice["message"])
+        calls = enumerate(message.pop("tool_calls", ()))
+        if numbered := [{"index": number, **call} for number, call in calls]:
+            message["tool_calls"] = numbered
+        rest = {name: value for name, value in choice.items() if name != "message"}
+        yield {**head, "choices": [{"index": index, **rest, "delta": message}]}
+    yield {**answer, "choices": []}
+
+
+def _generated_text(found: Any) -> str:
+    if isinstance(found, str):
+        return found
+    return "".join(result.get("generated_text") or "" for result in found.get("results") or ())
+
+
+def _with_text(found: Any, text: str) -> Any:
+    if isinstance(found, str):
+        return text
+    results = found.get("results") or [{}]
+    return {**found, "results": [{**results[0], "generated_text": text}, *results[1:]]}
+
+
+def _joined(events: Sequence[Event]) -> str:
+    return "".join(each.separated for each in events if isinstance(each, TextDelta))
+
+
+def _from_environment() -> Wire | None:
+    url, key = os.environ.get(URL), os.environ.get(KEY)
+    return _given(url=url, api_key=key) if url else None
+
+
+def _endpoint(credentials: Any, max_retries: int | None) -> Endpoint | None:
+    """The endpoint that the credentials name; None if it is watsonx itself."""
+    get = credentials.get if isinstance(credentials, Mapping) else partial(getattr, credentials)
+    url = get("url", None) if credentials is not None else None
+    if not isinstance(url, str) or not url.startswith(ENDPOINT):
+        return None
+    found = Endpoint(url.removeprefix(ENDPOINT), get("api_key", None))
+    return found if max_retries is None else replace(found, max_retries=max_retries)
+
+
+def _vendors_class() -> Any:
+    try:
+        return importlib.import_module("ibm_watsonx_ai.foundation_models").ModelInference
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "watsonx needs IBM's package: `pip install 'mlx-local-server[watsonx]'`. For another "
+            f"server give credentials with a URL such as {ENDPOINT}http://127.0.0.1:8000/v1."
+        ) from error

@@ -1,0 +1,42 @@
+"""Requests to servers of OpenAI's API."""
+
+import asyncio
+
+import pytest
+
+from mlx_server.clients.endpoint import KEY_VARIABLE, Endpoint
+from mlx_server.errors import BadRequest, GenerationFailed
+from tests.clients.recorded import chunks, completion, recorded
+
+
+def test_bodies_and_chunks_come_as_the_server_sends_them() -> None:
+    answer, stream = completion("Yes.", reasoning="Hm."), chunks({"content": "Yes."})
+
+    async def ask(endpoint: Endpoint) -> list[object]:
+        return [await endpoint.asend({}), [each async for each in endpoint.astream({})]]
+
+    with recorded(answer, stream, answer, stream) as server:
+        endpoint = Endpoint(server.url)
+        assert [endpoint.send({}), list(endpoint.stream({}))] == [answer, stream]
+        assert asyncio.run(ask(endpoint)) == [answer, stream]
+    assert [each.get("stream") for each in server.requests] == [None, True, None, True]
+
+
+def test_a_key_of_this_machine_goes_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "local")
+    monkeypatch.setenv("OPENAI_API_KEY", "elsewhere")
+    assert Endpoint("http://localhost:1/v1")._options["api_key"] == "local"
+    assert Endpoint("https://example.com/v1")._options["api_key"] == "none"
+    assert Endpoint("http://[::1]:1/v1", "mine")._options["api_key"] == "mine"
+
+
+def test_only_requests_to_this_machine_do_without_certificates() -> None:
+    assert Endpoint("http://127.0.0.1:1/v1")._transport["verify"] is False
+    assert Endpoint("https://127.0.0.1.example.com/v1")._transport["verify"] is not False
+
+
+def test_what_is_no_url_or_no_answer_is_said() -> None:
+    with pytest.raises(BadRequest, match="is no URL"):
+        Endpoint("localhost").send({})
+    with recorded([[]]) as server, pytest.raises(GenerationFailed, match="format of OpenAI"):  # type: ignore[list-item]
+        list(Endpoint(server.url).stream({}))

@@ -1,0 +1,157 @@
+"""One configuration for a model, wherever it runs."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mlx_server.clients.endpoint import KEY_VARIABLE
+from mlx_server.clients.providers import LLMProvider, ProviderConfig, load_providers
+from mlx_server.errors import GenerationFailed, SettingsError
+from tests.clients.recorded import WEATHER, Wire, call, completion, recorded
+
+PARIS = '{"city": "Paris"}'
+HERMES = f'Let me see.\n<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+TWO_PASS = {"two_pass": True, "max_thinking_tokens": 8, "max_response_tokens": 50}
+
+
+def provider(url: str, **config: Any) -> LLMProvider:
+    given = {"name": "p", "model_name": "m", "base_url": url, "retries": 0, **config}
+    return LLMProvider(msgspec.convert(given, ProviderConfig))
+
+
+THINKING: dict[str, list[Wire]] = {
+    "mlx_server": [completion("It rains.", reasoning_content="Paris?")],
+    "openrouter": [completion("It rains.", reasoning="Paris?")],
+    "vllm": [completion("<think>Paris?", reason="length"), completion("It rains.")],
+    "llama_cpp": [
+        completion("", reasoning_content="Paris?", reason="length"),
+        completion("It rains."),
+    ],
+}
+
+
+@pytest.mark.parametrize("backend", THINKING)
+def test_every_backend_gives_the_same_answer_within_the_same_limits(backend: str) -> None:
+    with recorded(*THINKING[backend]) as server:
+        asked = provider(server.url, provider=backend, generation_config=TWO_PASS)
+        found = asked.invoke("What is the weather?")
+    assert found == {"response": "It rains.", "thinking": "Paris?"}
+    first, last = server.requests[0], server.requests[-1]
+    limit = {
+        "mlx_server": first.get("thinking_budget"),
+        "openrouter": first.get("reasoning", {}).get("max_tokens"),
+    }.get(backend, first.get("max_tokens"))
+    assert limit == 8
+    response = last.get("max_response_tokens", last.get("max_tokens"))
+    assert response == (58 if backend == "openrouter" else 50)
+
+
+CALLING: dict[str, list[Wire]] = {
+    "mlx_server": [completion("Let me see.", tool_calls=[call("get_weather", PARIS)])],
+    "vllm": [completion("<think>Paris?", reason="length"), completion(HERMES)],
+    "openai": [completion("Let me see.", tool_calls=[call("get_weather", {"city": "Paris"})])],
+}
+
+
+@pytest.mark.parametrize("parser", ["openai", "hermes"])
+@pytest.mark.parametrize("backend", CALLING)
+def test_every_backend_selects_the_same_tool(backend: str, parser: str) -> None:
+    generation = TWO_PASS if backend == "vllm" else {}
+    with recorded(*CALLING[backend]) as server:
+        asked = provider(
+            server.url, provider=backend, tool_parser=parser, generation_config=generation
+        )
+        found = asked.invoke_tools("What is the weather?", [WEATHER])
+    assert found["response"] == "Let me see."
+    [made] = found["tool_calls"]
+    assert (made["name"], made["arguments"]) == ("get_weather", PARIS)
+    told_in_prompt = parser == "hermes" and backend != "mlx_server"
+    assert ("tools" in server.requests[-1]) != told_in_prompt
+    assert ("<tools>" in str(server.requests[-1]["messages"])) == told_in_prompt
+
+
+def test_invoke_is_awaited_too() -> None:
+    with recorded(completion("<think>Why?</think>Yes.")) as server:
+        found = asyncio.run(provider(server.url, provider="openai").ainvoke("Is it?"))
+    assert found == {"response": "Yes.", "thinking": "Why?"}
+
+
+@pytest.mark.parametrize(
+    ("content", "format", "wanted"),
+    [
+        ("<think>\nWhy?\n</think>\n\nYes.", "think_tags", ("Yes.", "Why?")),
+        ("<thinking>Why?</thinking>Yes.", "think_tags", ("Yes.", "Why?")),
+        ("<think>Why", "think_tags", ("", "Why")),
+        ("Yes.", "think_tags", ("Yes.", "")),
+        ("<think>Why?</think>Yes.", "direct_response", ("<think>Why?</think>Yes.", "")),
+    ],
+)
+def test_a_content_is_parsed_as_configured(
+    content: str, format: str, wanted: tuple[str, str]
+) -> None:
+    found = provider("http://127.0.0.1:1/v1", parsing_format=format).parse_response(content)
+    assert (found["response"], found["thinking"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"provider": "openai", "generation_config": TWO_PASS}, "no limit of thoughts"),
+        ({"generation_config": {"max_response_tokens": 5}}, "two_pass is false"),
+        ({"generation_config": {"two_pass": True}}, "two_pass needs max_thinking_tokens"),
+    ],
+)
+def test_what_a_backend_can_not_do_is_an_error_at_once(config: Wire, why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        provider("http://127.0.0.1:1/v1", **config)
+
+
+def test_keys_come_from_the_environment_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "local")
+    monkeypatch.setenv("CLOUD_KEY", "secret")
+    with recorded(completion("Yes."), completion("Yes.")) as server:
+        provider(server.url).invoke("Is it?")
+        provider(server.url, api_key_env="CLOUD_KEY").invoke("Is it?")
+        with pytest.raises(SettingsError, match="takes its key from NO_KEY"):
+            provider(server.url, api_key_env="NO_KEY").invoke("Is it?")
+    assert server.keys == ["Bearer local", "Bearer secret"]
+
+
+def test_an_answer_without_choices_is_an_error_of_the_server() -> None:
+    with recorded({"choices": None}) as server, pytest.raises(GenerationFailed, match="choices"):
+        provider(server.url).invoke("Is it?")
+
+
+def test_providers_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "providers:\n"
+        "  - {name: here, model_name: qwen3, generation_config: {two_pass: true,\n"
+        "     max_thinking_tokens: 100}}\n"
+        "  - {name: there, model_name: gpt-oss, provider: openrouter, api_key_env: KEY}\n"
+    )
+    found = load_providers(file)
+    assert [each.url for each in found.values()] == [
+        "http://127.0.0.1:8000/v1",
+        "https://openrouter.ai/api/v1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("providers:\n  - {name: a, model_name: m, backend: x}", "unknown field `backend`"),
+        ("providers:\n  - {name: a}", "model_name"),
+        ("providers:\n  - &a {name: a, model_name: m}\n  - *a", "several providers"),
+        ("[1", "no valid list"),
+        ("5", "no valid list"),
+    ],
+)
+def test_a_broken_file_says_what_is_wrong(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=why):
+        load_providers(file)

@@ -1,0 +1,254 @@
+"""`ModelInference` in place of IBM's: the same shapes, around IBM's object and at other servers."""
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from mlx_server.clients import watsonx
+from mlx_server.clients.watsonx import ModelInference
+from mlx_server.errors import BadRequest, SettingsError
+from mlx_server.repair.allowed import ALL_REPAIRS
+from tests.clients.recorded import WEATHER, Wire, call, chunks, completion, recorded
+from tests.clients.watsonx.signatures import METHODS, signatures
+from tests.clients.watsonx.signatures import recorded as recorded_signatures
+
+ASKED: list[Wire] = [{"role": "user", "content": "What is the weather?"}]
+LEAKED = (
+    "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>'
+)
+ANSWERED = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant<|channel|>final<|message|>"
+ACCUMULATE = replace(ALL_REPAIRS, streaming="accumulate")
+
+
+@dataclass
+class Vendors:
+    """Plays what IBM's object returns, and keeps what it was called with."""
+
+    answers: list[Any]
+    params: Any = None
+    calls: list[Wire] = field(default_factory=list)
+    model_id: str = "openai/gpt-oss-120b"
+
+    def chat(self, **arguments: Any) -> Any:
+        self.calls.append(arguments)
+        return self.answers.pop(0)
+
+    async def achat(self, **arguments: Any) -> Any:
+        return self.chat(**arguments)
+
+    def chat_stream(self, **arguments: Any) -> Iterator[Any]:
+        yield from self.chat(**arguments)
+
+    async def achat_stream(self, **arguments: Any) -> AsyncIterator[Any]:
+        for chunk in self.chat(**arguments):
+            yield chunk
+
+    generate_text = chat
+    generate_text_stream = chat_stream
+
+    def get_details(self) -> str:
+        return "details"
+
+
+class Params:
+    """As IBM's classes of parameters."""
+
+    def to_dict(self) -> Wire:
+        return {"max_tokens": 9}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_its_methods_take_what_those_of_ibms_class_take(method: str) -> None:
+    ours, theirs = signatures(ModelInference)[method], recorded_signatures()["methods"][method]
+    names = {name for name, _, _ in theirs}
+    assert [each for each in ours if each[0] in names] == theirs
+    extra = {name for name, _, _ in ours} - names
+    assert extra == ({"family", "tool_parser", "repair"} if method == "__init__" else set())
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ibm_watsonx_ai"), reason="IBM's is not installed")
+def test_the_recorded_signatures_are_those_of_the_installed_package() -> None:
+    vendors = importlib.import_module("ibm_watsonx_ai.foundation_models").ModelInference
+    assert signatures(vendors) == recorded_signatures()["methods"]
+
+
+def test_a_leaked_call_is_a_call_and_the_rest_stays() -> None:
+    answer = {**completion(LEAKED), "model_version": "1.0", "created_at": "2026-01-01"}
+    vendors = Vendors([answer])
+    found = ModelInference.around(vendors).chat(ASKED, tools=[WEATHER], tool_choice_option="auto")
+    assert (found["model_version"], found["usage"]) == ("1.0", answer["usage"])
+    [made] = found["choices"][0]["message"]["tool_calls"]
+    assert made["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assert vendors.calls == [
+        {"messages": ASKED, "tools": [WEATHER], "tool_choice_option": "auto", "params": None}
+    ]
+
+
+def test_histories_have_no_null_content_and_no_earlier_thoughts() -> None:
+    said: Wire = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Hm.",
+        "tool_calls": [],
+    }
+    vendors = Vendors([completion("Yes.")])
+    ModelInference.around(vendors).chat([*ASKED, said, *ASKED], context="c")
+    assert vendors.calls[0]["messages"][1] == {"role": "assistant", "content": "", "tool_calls": []}
+    assert vendors.calls[0]["context"] == "c"
+
+
+def test_a_schema_in_the_parameters_is_told_and_checked() -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    vendors = Vendors([completion("Five."), completion('{"age": 5}')])
+    found = ModelInference.around(vendors).chat(ASKED, params={"response_format": wanted})
+    assert found["choices"][0]["message"]["content"] == '{"age": 5}'
+    assert [each["params"] for each in vendors.calls] == [{"response_format": wanted}] * 2
+    assert "integer" in vendors.calls[0]["messages"][0]["content"]
+
+
+def test_parameters_of_the_object_hold_where_a_call_has_none() -> None:
+    vendors = Vendors([completion("Yes."), completion("Yes.")], params=Params())
+    model = ModelInference.around(vendors)
+    model.chat(ASKED)
+    model.chat(ASKED, params={"temperature": 0})
+    assert [each["params"] for each in vendors.calls] == [{"max_tokens": 9}, {"temperature": 0}]
+
+
+def test_tools_are_described_in_the_prompt_where_they_are_ignored() -> None:
+    made = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    vendors = Vendors([completion(made)])
+    model = ModelInference.around(vendors, family="qwen3", tool_parser="hermes")
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    found = model.chat(ASKED, tools=[WEATHER], tool_choice=named)
+    assert found["choices"][0]["finish_reason"] == "tool_calls"
+    assert set(vendors.calls[0]) == {"messages", "params"}
+
+
+@pytest.mark.parametrize("repair", [ALL_REPAIRS, ACCUMULATE])
+def test_a_stream_has_the_call_in_its_place(repair: Any) -> None:
+    pieces = [{"content": piece} for piece in LEAKED]
+    whole = completion(LEAKED) if repair is ACCUMULATE else chunks(*pieces)
+    model = ModelInference.around(Vendors([whole]), repair=repair)
+    deltas = [
+        choice["delta"]
+        for chunk in model.chat_stream(ASKED, tools=[WEATHER])
+        for choice in chunk["choices"]
+    ]
+    calls = [each["function"] for delta in deltas for each in delta.get("tool_calls", ())]
+    assert "".join(each.get("arguments", "") for each in calls) == '{"city": "Paris"}'
+    assert not any(delta.get("content") for delta in deltas)
+
+
+@pytest.mark.parametrize("repair", [ALL_REPAIRS, ACCUMULATE])
+def test_it_is_awaited_in_the_same_way(repair: Any) -> None:
+    async def ask() -> tuple[Wire, list[Wire]]:
+        streamed = completion(LEAKED) if repair is ACCUMULATE else chunks({"content": LEAKED})
+        model = ModelInference.around(Vendors([completion(LEAKED), streamed]), repair=repair)
+        answer = await model.achat(ASKED, tools=[WEATHER])
+        return answer, [each async for each in model.achat_stream(ASKED, tools=[WEATHER])]
+
+    answer, stream = asyncio.run(ask())
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    reasons = [choice["finish_reason"] for chunk in stream for choice in chunk["choices"]]
+    assert reasons[-1] == "tool_calls"
+
+
+def test_generated_texts_are_without_thoughts() -> None:
+    text = f"{ANSWERED}It rains.<|return|>"
+    raw = {"results": [{"generated_text": text, "stop_reason": "eos_token"}]}
+    model = ModelInference.around(Vendors([text, [text, text], raw, list(text), [raw]]))
+    assert model.generate_text("What is it?") == "It rains."
+    assert model.generate_text(["What?", "Why?"]) == ["It rains.", "It rains."]
+    clean = {"results": [{"generated_text": "It rains.", "stop_reason": "eos_token"}]}
+    assert model.generate_text("What is it?", raw_response=True) == clean
+    assert "".join(model.generate_text_stream("What is it?")) == "It rains."
+    [streamed] = model.generate_text_stream("What is it?", raw_response=True)
+    assert streamed == clean
+
+
+def test_all_else_is_ibms() -> None:
+    model = ModelInference.around(Vendors([]))
+    assert (model.get_details(), model.model_id) == ("details", "openai/gpt-oss-120b")
+    with pytest.raises(AttributeError):
+        _ = model.nothing
+
+
+def at(url: str, **more: Any) -> ModelInference:
+    credentials = {"url": f"openai+{url}", "api_key": "secret"}
+    return ModelInference(model_id="m", credentials=credentials, project_id="p", **more)
+
+
+def test_another_endpoint_answers_in_ibms_shape() -> None:
+    with recorded(completion(LEAKED), chunks({"content": "It rains."})) as server:
+        model = at(server.url, params={"max_tokens": 5})
+        found = model.chat(ASKED, tools=[WEATHER], tool_choice_option="required")
+        stream = list(model.chat_stream(ASKED))
+    assert found["model_id"] == "m"
+    assert found["choices"][0]["finish_reason"] == "tool_calls"
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in stream) == "It rains."
+    asked, _ = server.requests
+    assert (asked["model"], asked["max_tokens"], asked["tool_choice"]) == ("m", 5, "required")
+    assert server.keys == ["Bearer secret"] * 2
+
+
+def test_another_endpoint_generates_text_too() -> None:
+    choice = {"index": 0, "text": f"{ANSWERED}It rains.", "finish_reason": "length"}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    params = {"decoding_method": "greedy", "max_new_tokens": 4, "stop_sequences": ["x"]}
+    with recorded(body, body, [body]) as server:
+        model = at(server.url)
+        assert model.generate_text("It", params=params) == "It rains."
+        [result] = model.generate_text("It", raw_response=True)["results"]
+        assert "".join(model.generate_text_stream("It")) == "It rains."
+    assert result == {
+        "generated_text": "It rains.",
+        "generated_token_count": 4,
+        "input_token_count": 3,
+        "stop_reason": "max_tokens",
+    }
+    assert server.requests[0] == {
+        "model": "m",
+        "prompt": "It",
+        "temperature": 0,
+        "max_tokens": 4,
+        "stop": ["x"],
+    }
+    assert server.paths == ["/v1/completions"] * 3
+
+
+def test_what_only_watsonx_has_is_refused_by_name_elsewhere() -> None:
+    model = at("http://127.0.0.1:1/v1")
+    with pytest.raises(BadRequest, match="guardrails"):
+        model.generate_text("It", guardrails=True)
+    with pytest.raises(BadRequest, match="truncate_input_tokens"):
+        model.generate_text("It", params={"truncate_input_tokens": 5})
+    with pytest.raises(BadRequest, match="context"):
+        model.chat(ASKED, context="c")
+
+
+def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorded(completion("Yes.")) as server:
+        monkeypatch.setenv("WATSONX_REGION_URL", f"openai+{server.url}")
+        monkeypatch.setenv("WATSONX_API_KEY", "from-environment")
+        ModelInference(model_id="m").chat(ASKED)
+    assert server.keys == ["Bearer from-environment"]
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("ibm_watsonx_ai")), reason="IBM's is installed")
+def test_without_ibms_package_the_error_says_what_to_do() -> None:
+    with pytest.raises(SettingsError, match=r"mlx-local-server\[watsonx\]"):
+        ModelInference(model_id="m", credentials={"url": "https://us-south.ml.cloud.ibm.com"})
+    with pytest.raises(ImportError, match="Credentials comes from IBM's package"):
+        _ = watsonx.Credentials
+
+
+def test_the_call_of_a_tool_has_its_id() -> None:
+    made = completion(None, tool_calls=[call("get_weather", {"city": "Paris"}, id="call_7")])
+    found = ModelInference.around(Vendors([made])).chat(ASKED, tools=[WEATHER])
+    assert found["choices"][0]["message"]["tool_calls"][0]["id"] == "call_7"
