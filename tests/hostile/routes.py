@@ -331,7 +331,7 @@ COUNTED: tuple[Json, ...] = (
         "messages": TURNS[:1],
         "system": "Be brief.",
         "tools": OFFERED,
-        "tool_choice": {"type": "tool", "name": "g"},
+        "tool_choice": {"type": "tool", "name": "f"},
         "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
         "output_config": {"effort": "max"},
     },

@@ -30,7 +30,8 @@ async def generate(http: Request) -> Response:
 def _first(pool: Pool) -> str:
     if not pool.specs:
         raise ModelNotFound("No model is listed in models.yaml.", param="model")
-    return pool.specs[0].id
+    generating = (spec.id for spec in pool.specs if spec.task in (None, "generate"))
+    return next(generating, pool.specs[0].id)
 
 
 async def _family(pool: Pool, model: str) -> ModelFamily:
