@@ -212,7 +212,7 @@ class ServerSettings(_Frozen):
     adapter_dirs: tuple[Folder, ...] = ()
     """Folders from which they may load them, in addition to `adapters_dir`."""
     show_prompts: bool = False
-    """Whether clients may see the prompts that chat templates make of their messages."""
+    """Whether `/v1/chat/completions/render` shows a request's prompt."""
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"
     """Where chat completions have reasoning: most clients read only one of the names, and a few
     refuse a message with both."""

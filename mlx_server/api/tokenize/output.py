@@ -7,14 +7,13 @@ from mlx_server.pool.prepare import PreparedModel
 
 
 def tokenized(
-    prepared: PreparedModel, tokens: Sequence[int], *, shown: bool, with_texts: bool
+    prepared: PreparedModel, tokens: Sequence[int], *, with_texts: bool
 ) -> dict[str, Any]:
-    """shown: whether the client may see the tokens, and not only their number."""
     return {
         "count": len(tokens),
         "max_model_len": prepared.context_length,
-        "tokens": list(tokens) if shown else None,
-        "token_strs": _entries(prepared, tokens) if shown and with_texts else None,
+        "tokens": list(tokens),
+        "token_strs": _entries(prepared, tokens) if with_texts else None,
     }
 
 

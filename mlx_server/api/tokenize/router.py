@@ -8,7 +8,6 @@ from mlx_server.api.handlers import json_response
 from mlx_server.api.tokenize.input import chat_request, check
 from mlx_server.api.tokenize.output import tokenized
 from mlx_server.api.tokenize.protocol import DetokenizeBody, TokenizeBody
-from mlx_server.errors import Forbidden
 from mlx_server.generation.tokenization import chat_tokens, text_of, text_tokens
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
@@ -23,25 +22,19 @@ router = APIRouter()
 async def tokenize(http: Request) -> Response:
     body = await read(http, TokenizeBody)
     check(body)
-    shown = body.messages is None or http.app.state.show_prompts
-    if body.return_token_strs and not shown:
-        raise Forbidden(
-            "`return_token_strs` would show the prompt that the chat template makes of `messages`. "
-            "The server's owner can allow that: `show_prompts: true` under `server` in models.yaml."
-        )
     prepared = await _prepared(http, body.model)
-    made = await in_thread(_tokenized, prepared, body, shown, model=prepared.id)
+    made = await in_thread(_tokenized, prepared, body, model=prepared.id)
     return json_response(made, ignored_header(await in_thread(body.ignored)))
 
 
-def _tokenized(prepared: PreparedModel, body: TokenizeBody, shown: bool) -> dict[str, Any]:
+def _tokenized(prepared: PreparedModel, body: TokenizeBody) -> dict[str, Any]:
     if body.prompt is None:
         special = bool(body.add_special_tokens)
         tokens = chat_tokens(prepared, chat_request(body), add_special_tokens=special)
     else:
         special = body.add_special_tokens is not False
         tokens = text_tokens(prepared, body.prompt, add_special_tokens=special)
-    return tokenized(prepared, tokens, shown=shown, with_texts=bool(body.return_token_strs))
+    return tokenized(prepared, tokens, with_texts=bool(body.return_token_strs))
 
 
 @router.post(DETOKENIZE, openapi_extra=documented(DETOKENIZE, DetokenizeBody))
