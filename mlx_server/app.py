@@ -29,6 +29,7 @@ from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.messages import router as messages
 from mlx_server.api.native import router as native
 from mlx_server.api.ollama import router as ollama
+from mlx_server.api.rerank import router as rerank
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
@@ -147,7 +148,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama, tokenize, embeddings):
+    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank):
         keyed.include_router(router.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)

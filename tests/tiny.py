@@ -77,6 +77,14 @@ def tiny_embedder(folder: Path, *, pooling: str = "lasttoken", **files: Any) -> 
     return folder
 
 
+def tiny_reranker(folder: Path) -> Path:
+    """The same as a reranker that says `n` or `y`: its tokenizer has no longer tokens."""
+    tiny_llama(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    _write(folder / "config.json", {**config, "classifier_from_token": ["n", "y"]})
+    return folder
+
+
 def _weights(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     parameters = tree_flatten(Model(ModelArgs.from_dict(config)).parameters())
     shapes = {name: array.shape for name, array in sorted(parameters)}

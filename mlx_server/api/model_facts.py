@@ -16,7 +16,11 @@ GENERATION_PARAMS = (
     *("temperature", "top_p", "top_k", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
-EMBEDDING_PARAMS = ("encoding_format", "dimensions", "prompt_name", "truncate")
+TASK_PARAMS: Mapping[Task, tuple[str, ...]] = {
+    "generate": GENERATION_PARAMS,
+    "embed": ("encoding_format", "dimensions", "prompt_name", "truncate"),
+    "rerank": ("top_n", "return_documents", "instruction"),
+}
 ABILITY_PARAMS: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("reasoning", "reasoning_effort"),
     "tools": ("tools", "tool_choice", "parallel_tool_calls"),
@@ -58,11 +62,9 @@ def _modalities(found: Capabilities | None) -> dict[str, Any]:
 
 
 def _parameters(found: Capabilities) -> Iterator[str]:
-    if found.task == "embed":
-        yield from EMBEDDING_PARAMS
+    yield from TASK_PARAMS[found.task]
     if found.task != "generate":
         return
-    yield from GENERATION_PARAMS
     for ability, names in ABILITY_PARAMS.items():
         if getattr(found, ability):
             yield from names

@@ -7,13 +7,12 @@ from mlx_server import limits
 from mlx_server.checkpoints.embedder import Embedder
 from mlx_server.engine.messages import Embed, Embedded, padded_tokens
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.generation.task import check_task
+from mlx_server.generation.task import prepared_for
 from mlx_server.pool.entry import LoadedModel
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import check_wanted, in_thread
-from mlx_server.system.logs import log_model
 
 GROUP_ROWS, GROUP_TOKENS = 32, 2048
 """How many texts are computed together, and how many tokens with their padding."""
@@ -107,15 +106,7 @@ def _demand(prepared: PreparedModel, command: Embed, rows: Sequence[Embed]) -> M
 
 
 async def _prepared(request: EmbedRequest, pool: Pool) -> PreparedModel:
-    name, adapter = pool.named(request.model)
-    prepared = await pool.prepared(name)
-    log_model(prepared.id, prepared.family.name)
-    check_task(prepared, "embed")
-    if adapter:
-        raise BadRequest(
-            f"Embeddings are computed without adapters. Name the model alone: {prepared.id}.",
-            param="model",
-        )
+    prepared = await prepared_for("embed", request.model, pool)
     _check_embedder(prepared.id, prepared.embedder, request)
     return prepared
 
@@ -170,13 +161,18 @@ def tokenized(prepared: PreparedModel, request: EmbedRequest) -> list[list[int]]
         check_wanted()
         texts.append(tokenizer.tokens(text, place))
         total += len(texts[-1])
-        if total > limits.EMBEDDED_TOKENS.value:
-            raise BadRequest(
-                f"`{request.param}` should have no more than {limits.EMBEDDED_TOKENS.value} tokens "
-                "in total. Send it in several requests.",
-                param=request.param,
-            )
+        check_total(total, request.param)
     return texts
+
+
+def check_total(tokens: int, param: str) -> None:
+    most = limits.EMBEDDED_TOKENS.value
+    if tokens > most:
+        raise BadRequest(
+            f"`{param}` should have no more than {most} tokens in total. Send it in several "
+            "requests.",
+            param=param,
+        )
 
 
 class InputTokenizer:

@@ -69,7 +69,7 @@ TOKENIZED = Limit(
     beyond="400",
 )
 EMBEDDING_INPUTS = Limit(
-    bounds="inputs of one request for embeddings",
+    bounds="inputs of one request for embeddings, or documents of one for ranks",
     value=2048,
     unit="items",
     per="request",

@@ -124,10 +124,10 @@ class ControlTokenGuard:
         return text
 
 
-def text_tokens(checkpoint: Checkpoint, text: str) -> list[int]:
-    """A client's text by itself as tokens."""
+def text_tokens(checkpoint: Checkpoint, text: str, most: int | None = None) -> list[int]:
+    """A client's text by itself as tokens. Raises ContextTooLong early if they are over `most`."""
     guard = ControlTokenGuard(checkpoint, Conversation((Message("assistant", text),)))
-    return guard.tokens(guard.escaped(text))
+    return guard.tokens(guard.escaped(text), most)
 
 
 def unused_character(candidates: Iterable[str], texts: Iterable[str]) -> str:

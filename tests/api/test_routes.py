@@ -50,6 +50,7 @@ HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
     ("POST", "/v1/chat/completions/render"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/v1/rerank"),
     ("POST", "/api/embed"),
     ("POST", "/api/embeddings"),
     ("POST", "/api/pull"),

@@ -22,9 +22,9 @@ from mlx_server import limits
 from mlx_server.api.fields import IGNORED_HEADER
 from tests.api.wire import error_of
 from tests.hostile.bodies import generated, shrunk
-from tests.hostile.routes import CONTEXT, EMBEDS, HI, ROUTES, SAID, TINY, Json, Route
+from tests.hostile.routes import CONTEXT, EMBEDS, HI, RANKS, ROUTES, SAID, TINY, Json, Route
 from tests.live.server import LiveServer, serving
-from tests.tiny import tiny_llama
+from tests.tiny import tiny_llama, tiny_reranker
 
 PATIENCE_SECONDS = 60.0
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -99,6 +99,7 @@ def target(folder: Path, tiny: Path) -> Iterator[Target]:
         TINY: {"source": str(tiny), **_brief()},
         SAID: {"source": "replay:said.jsonl", "family": "qwen3", **_brief()},
         EMBEDS: {"source": str(tiny), "task": "embed", "matryoshka": True, **_brief()},
+        RANKS: {"source": str(tiny_reranker(folder / RANKS)), **_brief()},
     }
     server_settings = {
         "runtime_adapters": True,

@@ -13,13 +13,15 @@ from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.ollama import protocol as ollama
 from mlx_server.api.replay import Reset
+from mlx_server.api.rerank.protocol import RerankBody
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.tokenize.protocol import DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 
-TINY, SAID, EMBEDS = "tiny", "said", "embeds"
-"""Random weights; a replay model that thinks, calls and answers; and the weights as embedder."""
+TINY, SAID, EMBEDS, RANKS = "tiny", "said", "embeds", "ranks"
+"""Random weights; a replay model that thinks, calls and answers; and the weights as embedder and as
+reranker."""
 CONTEXT = 1600
 HI: Json = {"role": "user", "content": "hi"}
 
@@ -400,6 +402,16 @@ EMBEDDED: tuple[Json, ...] = (
     {"model": EMBEDS, "input": [[5, 6], [7]], "encoding_format": "base64", "dimensions": 8},
     {"model": EMBEDS, "input": [5, 6], "prompt_name": None},
 )
+RANKED: tuple[Json, ...] = (
+    {"model": RANKS, "query": "hi", "documents": ["a", "b", ""], "top_n": 2},
+    {
+        "model": RANKS,
+        "query": "hi",
+        "documents": [{"text": "a"}, {"text": "b"}],
+        "return_documents": True,
+        "instruction": "Find b.",
+    },
+)
 EMBEDDED_BY_OLLAMA: tuple[Json, ...] = (
     {
         "model": EMBEDS,
@@ -426,6 +438,7 @@ ROUTES = (
     Route("/v1/chat/completions/render", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
     Route("/v1/embeddings", EmbeddingsBody, EMBEDDED),
+    Route("/v1/rerank", RerankBody, RANKED),
     Route("/api/embed", ollama.EmbedBody, EMBEDDED_BY_OLLAMA),
     Route(
         "/api/embeddings",

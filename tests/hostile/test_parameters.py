@@ -34,6 +34,7 @@ from tests.hostile.parameters import (
     MESSAGING,
     OLLAMAS,
     OWNING,
+    RANKING,
     RESPONDING,
     TOKENIZING,
 )
@@ -80,6 +81,7 @@ SHOWN: Mapping[Wire, Mapping[str, Any]] = {
     **OWNING,
     **TOKENIZING,
     **EMBEDDING,
+    **RANKING,
 }
 ROOTS: tuple[Wire, ...] = (*(route.wire_type for route in ROUTES), ModelSettings)
 

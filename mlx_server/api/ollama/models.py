@@ -106,7 +106,7 @@ def _details(found: Capabilities | None) -> Wire:
 
 
 def _abilities(found: Capabilities | None) -> list[str]:
-    if found and found.task == "embed":
-        return ["embedding"]
+    if found and found.task != "generate":
+        return ["embedding"] if found.task == "embed" else []
     abilities = [name for field, name in ABILITIES.items() if found and getattr(found, field)]
     return ["completion", *abilities]

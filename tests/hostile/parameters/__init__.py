@@ -5,6 +5,7 @@ from tests.hostile.parameters.embedding import EMBEDDING
 from tests.hostile.parameters.messaging import MESSAGING
 from tests.hostile.parameters.ollamas import OLLAMAS
 from tests.hostile.parameters.owning import OWNING
+from tests.hostile.parameters.ranking import RANKING
 from tests.hostile.parameters.responding import RESPONDING
 from tests.hostile.parameters.tokenizing import TOKENIZING
 
@@ -14,6 +15,7 @@ __all__ = [
     "MESSAGING",
     "OLLAMAS",
     "OWNING",
+    "RANKING",
     "RESPONDING",
     "TOKENIZING",
 ]

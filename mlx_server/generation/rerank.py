@@ -1,0 +1,117 @@
+"""Ranks documents by how well they answer a query, with models that say `yes` or `no` to each.
+
+The prompt is that of Qwen3-Reranker. A document's score is the probability of `yes`, were `yes` and
+`no` the only tokens that can follow.
+"""
+
+import math
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mlx_server.engine.messages import Embed
+from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.generation.embeddings import check_total, compute
+from mlx_server.generation.task import prepared_for
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.prompts.control_token_guard import text_tokens
+from mlx_server.request_threads import check_wanted, in_thread
+
+TURN, END = "<|im_start|>", "<|im_end|>"
+BEFORE = (
+    f"{TURN}system\nJudge whether the Document meets the requirements based on the Query and the "
+    f'Instruct provided. Note that the answer can only be "yes" or "no".{END}\n{TURN}user\n'
+)
+AFTER = f"{END}\n{TURN}assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+NO_AND_YES = ["no", "yes"]
+
+
+@dataclass(frozen=True)
+class RerankRequest:
+    model: str
+    query: str
+    documents: tuple[str, ...]
+    instruction: str = INSTRUCTION
+    """What makes a document relevant to a query."""
+    client: str = ""
+
+
+@dataclass(frozen=True)
+class Relevance:
+    model: str
+    scores: tuple[float, ...]
+    """From 0 to 1, in the order of the documents."""
+    tokens: int
+    """Of the prompts of all documents together."""
+
+
+async def rerank(request: RerankRequest, pool: Pool) -> Relevance:
+    """Compute the scores. A caller that is cancelled cancels the rows."""
+    with pool.row_slot(1, request.client):
+        prepared = await prepared_for("rerank", request.model, pool)
+        command = Embed(
+            row=0,
+            model=prepared.id,
+            inputs=[],
+            logits_of=answers_of(prepared),
+            client=request.client,
+        )
+        prompts = await in_thread(tokenized, prepared, request, model=prepared.id)
+        logits = await compute(pool, prepared, command, prompts)
+    return Relevance(prepared.id, tuple(map(score, logits)), sum(map(len, prompts)))
+
+
+def score(logits: bytes) -> float:
+    no, yes = struct.unpack("<2f", logits)
+    highest = max(no, yes)
+    no, yes = math.exp(no - highest), math.exp(yes - highest)
+    return yes / (no + yes)
+
+
+def answers_of(prepared: PreparedModel) -> list[int]:
+    """The tokens of no and yes. Raises BadRequest for a model that can't read the prompt."""
+    named = prepared.checkpoint.config.get("classifier_from_token") or NO_AND_YES
+    if not isinstance(named, list) or [type(each) for each in named] != [str, str]:
+        raise _no_reranker(prepared, "`classifier_from_token` in its config.json is not two tokens")
+    ids = {each: prepared.checkpoint.tokenizer.id_of(each) for each in (TURN, END, *named)}
+    if missing := [each for each, id in ids.items() if id is None]:
+        raise _no_reranker(prepared, f"its tokenizer has no token {missing[0][:100]!r}")
+    return [id for each in named if (id := ids[each]) is not None]
+
+
+def _no_reranker(prepared: PreparedModel, reason: str) -> BadRequest:
+    return BadRequest(
+        f"{prepared.id} can't rank documents here: {reason}. Use a model like Qwen3-Reranker.",
+        param="model",
+    )
+
+
+def tokenized(prepared: PreparedModel, request: RerankRequest) -> list[list[int]]:
+    """The prompt of each document. What the client wrote is text in it, and no control token."""
+    tokenizer = prepared.checkpoint.tokenizer
+    before, after = tokenizer.encode(BEFORE), tokenizer.encode(AFTER)
+    room = prepared.context_length - len(before) - len(after)
+    asked = f"<Instruct>: {request.instruction}\n<Query>: {request.query}\n<Document>: "
+    prompts: list[list[int]] = []
+    total = 0
+    for place, document in enumerate(request.documents):
+        check_wanted()
+        prompts.append([*before, *_fitting(prepared, asked + document, room, place), *after])
+        total += len(prompts[-1])
+        check_total(total, "documents")
+    return prompts
+
+
+def _fitting(prepared: PreparedModel, text: str, room: int, place: int) -> list[int]:
+    with suppress(ContextTooLong):
+        found = text_tokens(prepared.checkpoint, text, room)
+        if len(found) <= room:
+            return found
+    raise ContextTooLong(
+        f"Document {place} and the query have more than {prepared.context_length} tokens with the "
+        "prompt around them, which is the most that the model takes. Shorten or split it.",
+        param=f"documents[{place}]",
+    )

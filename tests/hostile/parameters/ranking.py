@@ -1,0 +1,24 @@
+"""Of `/v1/rerank`."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from mlx_server.api.rerank import protocol
+from tests.hostile.parameters.case import Shown
+
+LIVE = "tests/live/test_rerank.py"
+
+PLAIN = f"{LIVE}::test_the_scores_are_those_of_a_plain_computation"
+
+RANKING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
+    protocol.RerankBody: {
+        "model": PLAIN,
+        "query": PLAIN,
+        "documents": PLAIN,
+        "instruction": PLAIN,
+        "top_n": f"{LIVE}::test_the_best_of_them",
+        "return_documents": f"{LIVE}::test_documents_come_back_if_asked_for",
+    },
+    protocol.RankedDocument: {"text": f"{LIVE}::test_documents_come_back_if_asked_for"},
+}

@@ -1,0 +1,197 @@
+"""Ranks over HTTP, from the engine of a real server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_unflatten
+from mlx_lm.models.llama import Model, ModelArgs
+
+from mlx_server import limits
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from tests.generation.test_rerank import PROMPT, WEB
+from tests.live.server import LiveServer, serving
+from tests.tiny import tiny_embedder, tiny_reranker
+
+RANKS, EMBEDS, CHATS, UNFIT = "ranks", "embeds", "chats", "unfit"
+PATH = "/v1/rerank"
+QUERY = "Wie heißt sie? 🙂"
+DOCUMENTS = ["Salü", "", "A longer text, of more tokens than the others have. " * 4, "y", "Salü"]
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rerankers")
+    tiny_reranker(folder / RANKS)
+    tiny_embedder(folder / EMBEDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
+    models: Json = {
+        RANKS: {"source": RANKS},
+        EMBEDS: {"source": EMBEDS},
+        CHATS: {"source": RANKS, "task": "generate"},
+        UNFIT: {"source": EMBEDS, "task": "rerank"},
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(folder / RANKS / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> Any:
+    model = Model(ModelArgs.from_dict(json.loads((folder / RANKS / "config.json").read_text())))
+    weights: Any = mx.load(str(folder / RANKS / "model.safetensors"))
+    model.update(tree_unflatten(list(weights.items())))
+    return model
+
+
+def ranked(http: httpx.Client, **asked: Any) -> Json:
+    body = {"model": RANKS, "query": QUERY, "documents": DOCUMENTS, **asked}
+    response = http.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    found: Json = response.json()
+    return found
+
+
+def scores(found: Json) -> dict[int, float]:
+    return {each["index"]: each["relevance_score"] for each in found["results"]}
+
+
+@pytest.mark.parametrize("instruction", [None, "Find names."])
+def test_the_scores_are_those_of_a_plain_computation(
+    http: httpx.Client, network: Any, tokenizer: Tokenizer, instruction: str | None
+) -> None:
+    found = ranked(http, instruction=instruction)
+    assert (found["model"], found["id"][:7]) == (RANKS, "rerank-")
+    prompts = [
+        tokenizer.encode(PROMPT.format(instruct=instruction or WEB, query=QUERY, document=each))
+        for each in DOCUMENTS
+    ]
+    total = sum(map(len, prompts))
+    assert found["usage"] == {"prompt_tokens": total, "total_tokens": total}
+    answers = [id for each in "ny" if (id := tokenizer.id_of(each)) is not None]
+    for index, prompt in enumerate(prompts):
+        no, yes = np.exp(np.array(network(mx.array([prompt]))[0, -1], dtype=np.float64)[answers])
+        assert scores(found)[index] == pytest.approx(yes / (yes + no), abs=2e-4)
+    assert len({round(each, 3) for each in scores(found).values()}) > 2, "they differ"
+
+
+def test_many_are_what_each_is_alone(http: httpx.Client) -> None:
+    documents = [f"{number}: " + "x" * (number * 7 % 90) for number in range(40)]
+    together = scores(ranked(http, documents=documents))
+    assert together.keys() == set(range(40))
+    for index in (0, 13, 39):
+        alone = scores(ranked(http, documents=[documents[index]]))
+        assert together[index] == pytest.approx(alone[0], abs=2e-4)
+
+
+def test_the_best_of_them(http: httpx.Client) -> None:
+    listed = ranked(http)["results"]
+    order = [each["relevance_score"] for each in listed]
+    assert order == sorted(order, reverse=True)
+    assert all(each.keys() == {"index", "relevance_score"} for each in listed)
+    for top in (1, 3):
+        assert [each["index"] for each in ranked(http, top_n=top)["results"]] == [
+            each["index"] for each in listed[:top]
+        ]
+    assert len(ranked(http, top_n=10**30)["results"]) == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("objects", [0, 2, 5])
+def test_documents_come_back_if_asked_for(http: httpx.Client, objects: int) -> None:
+    given = [*({"text": each} for each in DOCUMENTS[:objects]), *DOCUMENTS[objects:]]
+    found = ranked(http, documents=given, return_documents=True, top_n=4)
+    assert [each["document"] for each in found["results"]] == [
+        {"text": DOCUMENTS[each["index"]]} for each in found["results"]
+    ]
+    assert scores(found) == pytest.approx(scores(ranked(http, top_n=4)), abs=2e-4)
+
+
+def test_what_has_no_effect_is_listed(http: httpx.Client) -> None:
+    documents = [{"text": "a", "id": 5}]
+    body = {"model": RANKS, "query": "q", "documents": documents, "max_chunks_per_doc": 1}
+    response = http.post(PATH, json=body)
+    assert response.headers["x-mlx-server-ignored"] == "max_chunks_per_doc, documents.id"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"documents": []}, "documents"),
+        ({"documents": ["x"] * (limits.EMBEDDING_INPUTS.value + 1)}, "documents"),
+        ({"documents": "x"}, "documents"),
+        ({"documents": None}, "documents"),
+        ({"documents": {"text": "x"}}, "documents"),
+        ({"documents": [5]}, "documents[0]"),
+        ({"documents": ["x", None]}, "documents[1]"),
+        ({"documents": [{"text": 5}]}, "documents[0].text"),
+        ({"documents": [{"image": "x"}]}, "documents[0].text"),
+        ({"documents": ["x", "x" * 3000]}, "documents[1]"),
+        ({"query": ""}, "query"),
+        ({"query": None}, "query"),
+        ({"query": ["x"]}, "query"),
+        ({"query": "x" * 3000}, "documents[0]"),
+        ({"top_n": 0}, "top_n"),
+        ({"top_n": -1}, "top_n"),
+        ({"top_n": "1"}, "top_n"),
+        ({"top_n": True}, "top_n"),
+        ({"return_documents": 1}, "return_documents"),
+        ({"instruction": 5}, "instruction"),
+        ({"model": f"{RANKS}:adapter"}, "model"),
+        ({"model": UNFIT}, "model"),
+    ],
+)
+def test_what_is_refused(http: httpx.Client, asked: Json, param: str) -> None:
+    response = http.post(PATH, json={"model": RANKS, "query": "q", "documents": ["x"], **asked})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param, response.text
+
+
+@pytest.mark.parametrize(
+    ("model", "route"), [(EMBEDS, "/v1/embeddings"), (CHATS, "/v1/chat/completions")]
+)
+def test_another_model_is_told_where_to_go(http: httpx.Client, model: str, route: str) -> None:
+    response = http.post(PATH, json={"model": model, "query": "q", "documents": ["x"]})
+    assert response.status_code == 400
+    assert route in response.json()["error"]["message"]
+    response = http.post(route, json={"model": RANKS, "input": "x", "messages": []})
+    assert response.status_code == 400
+
+
+def test_a_reranker_says_what_it_is(http: httpx.Client) -> None:
+    body = {"model": RANKS, "messages": [{"role": "user", "content": "x"}]}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert PATH in response.json()["error"]["message"]
+    found = http.get(f"/v1/models/{RANKS}").json()
+    assert found["type"] == "rerank"
+    assert found["supported_parameters"] == ["top_n", "return_documents", "instruction"]
+    assert http.post("/api/show", json={"model": RANKS}).json()["capabilities"] == []
+
+
+def test_the_prompts_are_counted(server: LiveServer, http: httpx.Client) -> None:
+    before = server.counted("mlx_server_prompt_tokens_total")
+    found = ranked(http)
+    after = server.counted("mlx_server_prompt_tokens_total")
+    assert after == before + found["usage"]["prompt_tokens"]
