@@ -175,17 +175,24 @@ def test_another_model_is_told_where_to_go(http: httpx.Client, model: str, route
     response = http.post(PATH, json={"model": model, "query": "q", "documents": ["x"]})
     assert response.status_code == 400
     assert route in response.json()["error"]["message"]
-    response = http.post(route, json={"model": RANKS, "input": "x", "messages": []})
-    assert response.status_code == 400
 
 
-def test_a_reranker_says_what_it_is(http: httpx.Client) -> None:
-    body = {"model": RANKS, "messages": [{"role": "user", "content": "x"}]}
-    response = http.post("/v1/chat/completions", json=body)
+@pytest.mark.parametrize(
+    ("route", "asked"),
+    [
+        ("/v1/embeddings", {"input": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_a_reranker_does_nothing_else(http: httpx.Client, route: str, asked: Json) -> None:
+    response = http.post(route, json={"model": RANKS, **asked})
     assert response.status_code == 400
     assert PATH in response.json()["error"]["message"]
+
+
+def test_it_is_listed_as_one(http: httpx.Client) -> None:
     found = http.get(f"/v1/models/{RANKS}").json()
-    assert found["type"] == "rerank"
+    assert (found["type"], found["architecture"]["modality"]) == ("rerank", "text->rerank")
     assert found["supported_parameters"] == ["top_n", "return_documents", "instruction"]
     assert http.post("/api/show", json={"model": RANKS}).json()["capabilities"] == []
 
