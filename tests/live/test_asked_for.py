@@ -158,7 +158,7 @@ def test_an_adapter_by_any_name_is_never_the_bases_answer(
 
 
 def test_what_is_not_served_names_what_is(http: httpx.Client) -> None:
-    for path in ("/v1/embeddings", "/v1/images/generations", "/v1/audio/speech"):
+    for path in ("/v1/moderations", "/v1/images/generations", "/v1/audio/speech"):
         error = http.post(path, json={"model": CALLER, "input": "x"}).json()["error"]
         assert f"There is no route `POST {path}`." in error["message"]
         assert "This server generates text; it serves /api/chat, " in error["message"]

@@ -417,7 +417,7 @@ def test_errors_of_the_other_routes(client: OpenAI) -> None:
         client.models.retrieve("other")
     assert no_model.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError) as no_route:
-        client.embeddings.create(model=DEMO, input="x")
+        client.images.generate(prompt="x")
     assert no_route.value.code == "not_found"
     with pytest.raises(openai.BadRequestError) as no_prompt:
         complete(client, prompt="")
