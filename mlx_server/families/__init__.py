@@ -57,7 +57,6 @@ from mlx_server.families.plamo import PLAMO
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.families.qwen3_5 import QWEN3_5
 from mlx_server.families.qwen3_coder import QWEN3_CODER
-from mlx_server.families.rwkv import RWKV
 from mlx_server.families.seed_oss import SEED_OSS
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.families.smollm3 import SMOLLM3
@@ -120,7 +119,6 @@ FAMILIES: tuple[ModelFamily, ...] = (
     MUSE,
     PANGU,
     PLAMO,
-    RWKV,
     SOLAR_OPEN,
     SOLAR_OPEN2,
     HY3,

@@ -99,8 +99,6 @@ class MarkupParser:
             yield from self._rest_of_text()
             return
         if closing := self._layout.inside(self._ends_with):
-            if self._layout.begins_tag(self._ends_with):
-                yield from self._source.accept(">")
             yield from self._reasoning(closing)
         elif self._layout.worded_reasoning and not self._formatted:
             yield from self._worded_reasoning()

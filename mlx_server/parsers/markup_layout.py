@@ -59,10 +59,5 @@ class MarkupLayout:
 
     def inside(self, ends_with: str) -> str | None:
         """The closing delimiter of the reasoning that the prompt's end opens, if it does."""
-        end = ends_with.rstrip() + (">" if self.begins_tag(ends_with) else "")
-        return next((c for o, c in self.reasoning if end.endswith(o.rstrip())), None)
-
-    def begins_tag(self, ends_with: str) -> bool:
-        """Whether the prompt's end is an opening tag but for its bracket, as RWKV's prompts are."""
         end = ends_with.rstrip()
-        return any(o.endswith(">") and end.endswith(o[:-1]) for o in self.opens_reasoning)
+        return next((c for o, c in self.reasoning if end.endswith(o.rstrip())), None)

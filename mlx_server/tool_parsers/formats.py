@@ -70,10 +70,6 @@ INKLING = marked_json.marked_json(
 COMMAND_R = marked_json.marked_json(
     "Action:", "```", JsonCallForm("tool_name", "parameters"), fence="```json"
 )
-RWKV = replace(
-    marked_json.marked_json("**Tool Call:**", "```"),
-    blocks=(BlockGrammar(JsonCallForm().call, "\n```json\n", after="\n```"),),
-)
 INTERNLM = replace(
     marked_json.marked_json(
         "<|action_start|><|plugin|>", "<|action_end|>", JsonCallForm(arguments="parameters")

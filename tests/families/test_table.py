@@ -98,7 +98,6 @@ def test_what_is_asked_for_must_be_there_and_then_counts(
         ("minicpm3", "<|tool_call_start|>", "minicpm"),
         ("llama", "<function name= <param name=", "minicpm5"),
         ("step3", "", "step3"),
-        ("rwkv7", "", "rwkv"),
         ("cohere", "Action: ```json", "command_r"),
         ("cohere", "", "command"),
         ("llama", ">>>all", "functionary"),
