@@ -25,6 +25,7 @@ from typing_extensions import is_typeddict
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.fields import WireModel
+from mlx_server.api.given_answers import GivenBody
 from mlx_server.api.messages.protocol import MessagesBody
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.errors import BadRequest
@@ -35,7 +36,8 @@ Path = tuple[str, ...]
 
 PROBE = "frobnicate"
 BODIES = sorted(
-    {route.wire_type for route in ROUTES}, key=lambda wire: (wire.__name__, wire.__module__)
+    {GivenBody, *(route.wire_type for route in ROUTES)},
+    key=lambda wire: (wire.__name__, wire.__module__),
 )
 
 

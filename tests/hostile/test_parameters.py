@@ -30,6 +30,7 @@ from mlx_server.sources.replay_checkpoint import TEMPLATE
 from tests.hostile.fuzz import posted
 from tests.hostile.parameters import (
     CHATTING,
+    ELSEWHERE,
     EMBEDDING,
     MESSAGING,
     OLLAMAS,
@@ -79,6 +80,7 @@ SHOWN: Mapping[Wire, Mapping[str, Any]] = {
     **OLLAMAS,
     **RESPONDING,
     **OWNING,
+    **ELSEWHERE,
     **TOKENIZING,
     **EMBEDDING,
     **RANKING,

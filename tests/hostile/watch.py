@@ -77,6 +77,8 @@ class Watch:
         if name.startswith("<"):  # for an error's text, Python looks for source that is no file
             return
         path = os.path.realpath(name)
+        if event == "os.listdir" and path in map(os.path.realpath, sys.path):
+            return  # the import system does so if a file was made there since its last look
         writes = event == "open" and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)
         if self._is_inside(path) and not writes:
             self.seen.add(os.path.basename(path))

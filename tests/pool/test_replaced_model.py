@@ -212,6 +212,7 @@ def test_adapters_that_clients_loaded_outlive_the_files(a: ModelSpec, folder: Pa
 @pytest.mark.parametrize("name", [*MOST_BYTES, "model-00002-of-00002.safetensors"])
 def test_every_file_that_is_read_counts(folder: Path, name: str) -> None:
     file = folder / name
+    file.parent.mkdir(exist_ok=True)
     file.unlink(missing_ok=True)
     stamps = [stamp_of_model(folder)]
     file.write_text("{}")

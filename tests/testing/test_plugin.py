@@ -120,8 +120,10 @@ def test_a_run_without_the_fixture_imports_next_to_nothing(pytester: pytest.Pyte
         assert not {"httpx", "pydantic", "fastapi", "openai", "mlx"} & set(sys.modules)
     """
     )
-    plugin = ("-p", "mlx_server.testing.plugin", "-p", "no:schemathesis", "-p", "no:anyio")
-    pytester.runpytest_subprocess(*plugin).assert_outcomes(passed=1)
+    others = ("schemathesis", "anyio", "langsmith_plugin")
+    options = [option for name in others for option in ("-p", f"no:{name}")]
+    result = pytester.runpytest_subprocess("-p", "mlx_server.testing.plugin", *options)
+    result.assert_outcomes(passed=1)
 
 
 def test_it_can_be_turned_off(pytester: pytest.Pytester) -> None:

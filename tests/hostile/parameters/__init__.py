@@ -1,6 +1,7 @@
 """Every parameter that there is, by the class and the field that take it."""
 
 from tests.hostile.parameters.chatting import CHATTING
+from tests.hostile.parameters.elsewhere import ELSEWHERE
 from tests.hostile.parameters.embedding import EMBEDDING
 from tests.hostile.parameters.messaging import MESSAGING
 from tests.hostile.parameters.ollamas import OLLAMAS
@@ -11,6 +12,7 @@ from tests.hostile.parameters.tokenizing import TOKENIZING
 
 __all__ = [
     "CHATTING",
+    "ELSEWHERE",
     "EMBEDDING",
     "MESSAGING",
     "OLLAMAS",

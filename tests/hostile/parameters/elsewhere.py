@@ -1,0 +1,55 @@
+"""Of the owner: what models.yaml says of a model that another server has."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from mlx_server.config import upstream
+
+REQUESTS, FAILURES = "tests/upstream/test_requests.py", "tests/upstream/test_failures.py"
+WATSONX = "tests/upstream/test_watsonx.py"
+REFUSED = f"{REQUESTS}::test_what_can_not_be_passed_on_is_refused_by_name"
+ITS_ROLES = f"{REQUESTS}::test_messages_keep_their_roles_and_no_content_is_null"
+LISTED = f"{REQUESTS}::test_what_has_no_effect_is_listed"
+WAITING = f"{FAILURES}::test_how_long_an_upstream_is_waited_for_unless_the_owner_says"
+SILENCE = f"{FAILURES}::test_silence_before_and_within_an_answer"
+
+ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
+    upstream.UpstreamFields: {
+        "source": f"{REQUESTS}::test_only_what_was_said",
+        "upstream_model": f"{REQUESTS}::test_only_what_was_said",
+        "api_key_env": f"{FAILURES}::test_the_key_is_sent_and_nothing_of_the_client",
+        "project_id": f"{WATSONX}::test_one_token_serves_many_requests",
+        "space_id": f"{WATSONX}::test_a_space_and_a_choice_of_tools",
+        "iam_url": f"{WATSONX}::test_one_token_serves_many_requests",
+        "fallback": f"{FAILURES}::test_the_first_fallback_that_answers",
+    },
+    upstream.UpstreamSettings: {
+        "connect_seconds": WAITING,
+        "first_seconds": SILENCE,
+        "idle_seconds": SILENCE,
+        "retries": f"{FAILURES}::test_so_many_attempts",
+        "empty_retries": f"{REQUESTS}::test_an_empty_answer_is_asked_for_again",
+    },
+    upstream.CapabilitySettings: {
+        "tools": f"{REQUESTS}::test_tools_for_a_model_without_them",
+        "tool_choice": f"{REQUESTS}::test_a_call_that_is_required_is_asked_for_again",
+        "parallel_tool_calls": f"{REQUESTS}::test_one_call_where_only_one_may_come",
+        "tool_messages": f"{REQUESTS}::test_calls_and_results_as_text",
+        "reasoning_messages": ITS_ROLES,
+        "developer_role": ITS_ROLES,
+        "json_schema": f"{REQUESTS}::test_a_schema_for_a_model_that_knows_none",
+        "structured_outputs": REFUSED,
+        "reasoning_effort": LISTED,
+        "chat_template_kwargs": LISTED,
+        "continue_message": f"{REQUESTS}::test_a_message_is_continued_where_that_can_be",
+        "sampling": REFUSED,
+        "penalties": REFUSED,
+        "seed": REFUSED,
+        "logit_bias": REFUSED,
+        "stop": f"{REQUESTS}::test_stop_strings_hold_wherever_they_are_sent",
+        "completions": f"{REQUESTS}::test_completions_of_text",
+        "stream_usage": f"{REQUESTS}::test_only_what_was_said",
+        "max_tokens_field": f"{REQUESTS}::test_what_the_owner_says_where_the_client_does_not",
+    },
+}
