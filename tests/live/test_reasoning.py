@@ -239,7 +239,7 @@ def test_a_piece_of_reasoning_is_no_answer(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_reasoning_that_a_grammar_ends_at_the_limit_is_cut(client: OpenAI, stream: bool) -> None:
-    asking: Any = {"tools": [COUNT], "max_tokens": 40, "stream": stream, "temperature": 0}
+    asking: Any = {"tools": [COUNT], "max_tokens": 60, "stream": stream, "temperature": 0}
     found = asked(client, HELD_HARMONY, "thinks aloud", **asking)
     reasoning, text, end = streamed(found) if stream else said(found)
     assert reasoning.startswith("So be it, and so on, and on.")
