@@ -12,16 +12,13 @@ from typing import Any
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, FinishReason, ToolCallFinished
-from mlx_server.families import family_named
+from mlx_server.families import AS_TEXT, family_named
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 
 NO_TOKEN = -1
 """Stands for the tokens of a text that came without them."""
-
-AS_TEXT: Mapping[str, str] = {"gpt_oss": "harmony_text"}
-"""Families whose parser reads token ids only, and the family that reads the same as text."""
 
 ToolDescription = Tool | Mapping[str, Any]
 """A tool as the server's library has it, or as OpenAI's API describes it."""

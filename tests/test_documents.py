@@ -289,7 +289,9 @@ def checksum(snippet: Snippet) -> None:
 
 LICENCE = NotHere("The text of a licence runs nowhere.")
 INSTALL = NotHere("The address is made up; tests/live/test_wheel.py installs a wheel.")
-IBM = NotHere("IBM's package is large; scripts/conformance runs the import with it.")
+IBM = NotHere(
+    "IBM's package is too large to install; tests/clients/watsonx compares with its signatures."
+)
 LANGCHAIN = NotHere("scripts/conformance runs it, with packages that the tests do without.")
 KILLS = NotHere("It kills by name; tests/hostile/test_health.py kills an engine by its id.")
 MAC = NotHere("Only a Mac has the program.")

@@ -7,6 +7,7 @@ from typing import Any
 from mlx_server.events import (
     Event,
     Finished,
+    FinishReason,
     PromptProgress,
     ReasoningDelta,
     Repaired,
@@ -33,7 +34,7 @@ class AccumulatedAnswer:
     """Finished calls; a call that was cut off is not among them."""
     repairs: list[Repaired] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     raw: tuple[str, ...] = ()
     """What the model wrote, if requested."""
     tokens: int = 0
@@ -42,8 +43,23 @@ class AccumulatedAnswer:
     _begun: dict[int, ToolCallStarted] = field(default_factory=dict)
     _arguments: dict[int, list[str]] = field(default_factory=dict)
 
-    def add_call(self, event: ToolCallStarted | ToolCallDelta | ToolCallFinished) -> None:
+    def add(self, event: Event) -> None:
         match event:
+            case TextDelta(_, _, logprobs):
+                self.texts.append(event.separated)
+                self.logprobs.extend(logprobs)
+            case ReasoningDelta():
+                self.reasoning.append(event.separated)
+            case Repaired():
+                self.repairs.append(event)
+            case Violation():
+                self.violations.append(event)
+            case TokensSoFar() | Finished():
+                self.tokens = event.completion_tokens
+                self.cached = event.cached_tokens
+                self.reasoning_tokens = event.reasoning_tokens
+                if isinstance(event, Finished):
+                    self.finish_reason, self.raw = event.reason, event.raw
             case ToolCallStarted():
                 self._begun[event.call], self._arguments[event.call] = event, []
             case ToolCallDelta():
@@ -86,31 +102,11 @@ class Accumulator:
                 self._tool_output_tokens = event.tool_output_tokens
                 self._unenforced = event.unenforced
                 self._normalized = event.normalized
-            case TextDelta(index, _, logprobs):
-                self.answers[index].texts.append(event.separated)
-                self.answers[index].logprobs.extend(logprobs)
-            case ReasoningDelta(index):
-                self.answers[index].reasoning.append(event.separated)
-            case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
-                self.answers[index].add_call(event)
-            case Repaired(index):
-                self.answers[index].repairs.append(event)
-            case Violation(index):
-                self.answers[index].violations.append(event)
-            case TokensSoFar(index):
-                answer = self.answers[index]
-                answer.tokens = event.completion_tokens
-                answer.cached = event.cached_tokens
-                answer.reasoning_tokens = event.reasoning_tokens
-            case Finished(index):
-                answer = self.answers[index]
-                answer.finish_reason = event.reason
-                answer.raw = event.raw
+                return
+            case Finished():
                 self.prompt_tokens += event.further_prompt_tokens
                 self._tool_output_tokens += event.further_tool_output_tokens
-                answer.tokens = event.completion_tokens
-                answer.cached = event.cached_tokens
-                answer.reasoning_tokens = event.reasoning_tokens
+        self.answers[event.index].add(event)
 
     def fingerprint_fields(self) -> dict[str, str]:
         """Empty without a fingerprint: OpenAI's schema does not allow null."""

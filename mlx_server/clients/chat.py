@@ -18,10 +18,12 @@ from typing import IO, Any, NoReturn
 
 import httpx
 
+from mlx_server.clients.exchange import cut_off
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.system.listening_sockets import DEFAULT_URL
+from mlx_server.upstream.pieces import read_piece
 
 STOP_SECONDS = 15.0
 """How long a server that was started for the chat may take to end before it is killed."""
@@ -93,7 +95,7 @@ def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
         if data.strip() == "[DONE]":
             return
         yield from _delta(_parsed(data))
-    raise GenerationFailed("The connection ended before the answer did. See the server's log.")
+    raise cut_off()
 
 
 def _parsed(data: str) -> dict[str, Any]:
@@ -110,12 +112,11 @@ def _parsed(data: str) -> dict[str, Any]:
 
 
 def _delta(chunk: Mapping[str, Any]) -> Iterator[Delta]:
-    for choice in chunk.get("choices") or ():
-        delta = choice.get("delta") or {}
-        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield ReasoningDelta(0, reasoning)
-        if text := delta.get("content"):
-            yield TextDelta(0, text)
+    piece = read_piece(chunk)
+    if piece.reasoning:
+        yield ReasoningDelta(0, piece.reasoning)
+    if piece.text:
+        yield TextDelta(0, piece.text)
 
 
 def _refused(response: httpx.Response) -> ServerError:

@@ -7,6 +7,8 @@ So it is written once, for callers that wait and for those that await.
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
+from mlx_server.errors import GenerationFailed
+
 Wire = dict[str, Any]
 Exchange = Generator[Wire, Wire, Wire]
 
@@ -34,3 +36,8 @@ async def arun(exchange: Exchange, send: Callable[[Wire], Awaitable[Wire]]) -> W
     except StopIteration as end:
         answer: Wire = end.value
         return answer
+
+
+def cut_off() -> GenerationFailed:
+    """The error for a stream that ended before its answer."""
+    return GenerationFailed("The connection ended before the answer did. See the server's log.")

@@ -1,259 +1,204 @@
-"""Reads answers of other servers as carefully as the server reads its own models' tokens.
+"""Reads answers of other servers with the gateway's reader, and writes them in OpenAI's form again.
 
-A message of OpenAI's API is the input and the output: thoughts that leaked into the text, calls in
-the text or the thoughts, and slips in calls are put right, and reported in `mlx_server.repairs`.
+Thoughts that leaked into the text, calls in the text or the thoughts, and slips in calls are put
+right, and reported in `mlx_server.repairs`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from mlx_server.api.accumulator import AccumulatedAnswer, warnings_body
+from mlx_server.clients.exchange import Wire, cut_off
 from mlx_server.events import (
+    BuiltInCall,
     Event,
-    Finished,
-    FinishReason,
     ReasoningDelta,
     Repaired,
     TextDelta,
     ToolCallDelta,
-    ToolCallFinished,
     ToolCallStarted,
     Violation,
 )
-from mlx_server.parsers.misplaced_calls import MisplacedCallReader
-from mlx_server.reading import OutputReader, ToolDescription, as_tool
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.reading import as_tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.json_text import json_text, parsed
-from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers.calls import ToolCallEmitter
-
-Wire = dict[str, Any]
-
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-
-
-class ForeignAnswerReader:
-    """Turns one answer's message, or the deltas of its stream, into events."""
-
-    def __init__(
-        self,
-        family: str,
-        tools: Sequence[ToolDescription] = (),
-        *,
-        index: int = 0,
-        repair: RepairPolicy = ALL_REPAIRS,
-    ) -> None:
-        offered = tuple(map(as_tool, tools))
-        self._index = index
-        self._text = OutputReader(family, offered, index=index, repair=repair)
-        self._events: list[Event] = []
-        self._emitter = ToolCallEmitter(
-            index, offered, self._events.append, allowed=repair, holds_calls=True
-        )
-        self._in_reasoning = MisplacedCallReader(self._emitter, offered, repair, makes=True)
-        self._written: dict[int, Wire] = {}
-        """The id, name and arguments of each call in `tool_calls`, as far as they came."""
-        self._reasoning: list[str] = []
-        self._calls = 0
-        """Calls that the text has had."""
-        self._has_text = False
-
-    def feed(self, delta: Mapping[str, Any]) -> list[Event]:
-        if thought := thoughts_of(delta):
-            self._reasoning.append(thought)
-            self._events.append(ReasoningDelta(self._index, thought))
-        if text := _text(delta.get("content")):
-            self._take(self._text.feed(text))
-        for position, call in enumerate(_listed(delta.get("tool_calls"))):
-            self._add_call(position, call)
-        if isinstance(function := delta.get("function_call"), Mapping):
-            self._add_call(0, {"function": function})
-        return self._given()
-
-    def finish(self, reason: str | None) -> list[Event]:
-        """reason: the server's `finish_reason`, which does not count where there are calls."""
-        events = self._text.finish(cut=reason == "length")
-        self._take(each for each in events if not isinstance(each, Finished))
-        before = self._given()
-        for call in self._written.values():
-            self._read_call(call)
-        if not (self._has_text or self._calls or self._events):
-            with suppress(Malformed):
-                found = self._in_reasoning.at_end_of("".join(self._reasoning))
-                self._in_reasoning.emit(found, "reasoning")
-        events = [*before, *map(self._renumbered, self._given())]
-        has_calls = self._calls or any(isinstance(each, ToolCallFinished) for each in events)
-        ended: FinishReason = "tool_calls"
-        if not has_calls:
-            ended = "length" if reason == "length" else "stop"
-        return [*events, Finished(self._index, ended, 0, 0)]
-
-    def _take(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._has_text |= isinstance(event, TextDelta) and not event.text.isspace()
-            self._calls += isinstance(event, ToolCallFinished)
-            self._events.append(event)
-
-    def _given(self) -> list[Event]:
-        events = self._events[:]
-        self._events.clear()
-        return events
-
-    def _add_call(self, position: int, call: Mapping[str, Any]) -> None:
-        number = call.get("index")
-        known = self._written.setdefault(
-            number if isinstance(number, int) else position, {"id": "", "name": "", "arguments": ""}
-        )
-        function = call.get("function")
-        function = function if isinstance(function, Mapping) else call
-        known["id"] = known["id"] or _text(call.get("id"))
-        known["name"] += _text(function.get("name"))
-        arguments = function.get("arguments", "")
-        if isinstance(arguments, str):
-            known["arguments"] += arguments
-        elif arguments is not None:
-            known["arguments"] = arguments
-
-    def _read_call(self, call: Wire) -> None:
-        name, arguments = call["name"], call["arguments"] or {}
-        try:
-            self._emitter.whole(name, arguments, call["id"] or None)
-        except Malformed:
-            self._emitter.give_up()
-            with suppress(Malformed):
-                self._emitter.add_repaired(*_with_prose(name, arguments))
-                return
-            self._emitter.give_up()
-            self._events.append(TextDelta(self._index, f"{name}({arguments})"))
-            self._events.append(
-                Violation(self._index, "tool_calls: a call of no offered tool, or without JSON")
-            )
-
-    def _renumbered(self, event: Event) -> Event:
-        """The calls of `tool_calls` follow those of the text."""
-        if isinstance(event, ToolCallStarted | ToolCallDelta | ToolCallFinished):
-            return replace(event, call=event.call + self._calls)
-        return event
+from mlx_server.repair.answers import (
+    NO_ANSWER,
+    CheckedAnswer,
+    RawAnswer,
+    Requirements,
+    check_answer,
+)
+from mlx_server.upstream.pieces import REASONING, read_piece
+from mlx_server.upstream.reading import (
+    AnswerReader,
+    ReadingOptions,
+    opening_of_reasoning,
+    text_family,
+)
 
 
-def _with_prose(name: str, arguments: object) -> tuple[list[tuple[str, Any]], tuple[Any, ...]]:
-    """The arguments in a text that has prose or code fences around them, and their repairs."""
-    found = json_text(arguments) if isinstance(arguments, str) else None
-    inside = parsed(found[0]) if found else None
-    if found is None or not isinstance(inside, dict):
-        raise Malformed("no JSON object in the arguments")
-    return [(name, inside)], found[1] or ("json",)
-
-
-def read_completion(
+def reading_options(
     body: Mapping[str, Any],
     family: str,
-    tools: Sequence[ToolDescription] = (),
     repair: RepairPolicy = ALL_REPAIRS,
-) -> Wire:
-    """The body of a chat completion, with each of its messages read."""
-    choices: list[Wire] = []
-    answers: list[AccumulatedAnswer] = []
-    for index, choice in enumerate(_listed(body.get("choices"))):
-        message = choice.get("message")
-        message = message if isinstance(message, Mapping) else {"content": choice.get("text")}
-        reader = ForeignAnswerReader(family, tools, index=index, repair=repair)
-        events = [*reader.feed(message), *reader.finish(choice.get("finish_reason"))]
-        answer = _gathered(events)
-        answers.append(answer)
-        choices.append(
-            {**choice, "message": _message(message, answer), "finish_reason": answer.finish_reason}
+    *,
+    tools_in_prompt: bool = False,
+) -> ReadingOptions:
+    """How the answer to a request is read. tools_in_prompt: whether the prompt describes its tools,
+    so that calls come as text."""
+    read_as = text_family(family)
+    tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
+    return ReadingOptions(
+        family=read_as.with_tools_in_prompt() if tools_in_prompt else read_as,
+        opening=opening_of_reasoning(family),
+        context=ParseContext(tools=tuple(map(as_tool, tools)), repair=repair, holds_calls=True),
+        expects_calls_as_text=tools_in_prompt,
+    )
+
+
+class ForeignAnswer:
+    """One answer of another server, as far as it was read."""
+
+    def __init__(self, options: ReadingOptions, index: int) -> None:
+        self.collected = AccumulatedAnswer()
+        self._index = index
+        self._options = replace(options, context=replace(options.context, index=index))
+        self._reader = AnswerReader(self._options)
+        self._attempted_call = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has said how the answer ended."""
+        return self._reader.has_ended
+
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+    def feed(self, value: Wire) -> list[Event]:
+        """value: a body or a chunk that has no other choice."""
+        return self._collect(self._reader.feed(read_piece(value)))
+
+    def finish(self) -> list[Event]:
+        return self._collect(self._reader.finish())
+
+    def checked(self, required: Requirements) -> CheckedAnswer:
+        context, answer = self._options.context, self.collected
+        raw = RawAnswer(
+            "".join(answer.texts),
+            "".join(answer.reasoning),
+            len(answer.calls),
+            answer.finish_reason or "stop",
+            call_delimiters=self._options.family.call_delimiters(context.tools),
+            is_unterminated=self._reader.is_unterminated,
+            attempted_call=self._attempted_call,
         )
-    return {**body, "choices": choices, **_warnings(body, answers)}
+        found = check_answer(raw, required, context.repair)
+        if found.errors or found.text.strip() or raw.calls or raw.reason == "length":
+            return found
+        return replace(found, errors=(NO_ANSWER,))
+
+    def accept(self, found: CheckedAnswer) -> None:
+        """Take the text as it was repaired."""
+        self.collected.texts = [found.text]
+        self._collect(self._reports(found))
+
+    def review(self, required: Requirements) -> list[Event]:
+        """The last events of a stream. Its text was sent and stays, unless there was none and the
+        reasoning is the answer."""
+        found = self.checked(required)
+        if ("reasoning", "content") not in found.repairs:
+            return self._collect(self._reports(replace(found, repairs=())))
+        return self._collect([TextDelta(self._index, found.text), *self._reports(found)])
+
+    def _collect(self, events: Iterable[Event]) -> list[Event]:
+        # the usage is passed on as it comes, so that an estimate of it is no repair
+        found = [e for e in events if not (isinstance(e, Repaired) and e.what == "usage")]
+        for event in found:
+            self.collected.add(event)
+            self._attempted_call |= isinstance(event, ToolCallStarted | BuiltInCall)
+        return found
+
+    def _reports(self, found: CheckedAnswer) -> Iterator[Event]:
+        for what, where in found.repairs:
+            yield Repaired(self._index, what, where)
+        for error in found.errors:
+            yield Violation(self._index, error)
+
+
+def read_choices(body: Wire, options: ReadingOptions) -> list[ForeignAnswer]:
+    answers: list[ForeignAnswer] = []
+    for index, choice in enumerate(choices_of(body)):
+        answers.append(ForeignAnswer(options, index))
+        answers[-1].feed({**body, "choices": [choice]})
+        answers[-1].finish()
+    return answers
+
+
+def completion_of(body: Wire, answers: Sequence[ForeignAnswer]) -> Wire:
+    """The body of a chat completion, with the answers that were read from it."""
+    collected = [each.collected for each in answers]
+    choices = [
+        {**choice, "message": _message(choice, answer), "finish_reason": answer.finish_reason}
+        for choice, answer in zip(choices_of(body), collected, strict=False)
+    ]
+    return {**body, "choices": choices, **_warnings(body, collected)}
+
+
+def read_completion(body: Wire, options: ReadingOptions) -> Wire:
+    return completion_of(body, read_choices(body, options))
 
 
 class ForeignStreamReader:
     """Turns the chunks of a stream into those of the same answers, read."""
 
-    def __init__(
-        self,
-        family: str,
-        tools: Sequence[ToolDescription] = (),
-        repair: RepairPolicy = ALL_REPAIRS,
-    ) -> None:
-        self._family, self._tools, self._repair = family, tools, repair
-        self._readers: dict[int, ForeignAnswerReader] = {}
-        self._answers: dict[int, AccumulatedAnswer] = {}
-        self._finished: set[int] = set()
+    def __init__(self, options: ReadingOptions, required: Requirements | None = None) -> None:
+        """required: what the answers are checked against, if they are checked."""
+        self._options, self._required = options, required
+        self._answers: dict[int, ForeignAnswer] = {}
 
-    def feed(self, chunk: Mapping[str, Any]) -> list[Wire]:
-        choices = _listed(chunk.get("choices"))
-        if not choices:
-            return [{**chunk, "choices": []}]
-        return [made for choice in choices for made in self._choice(chunk, choice)]
+    def feed(self, chunk: Wire) -> list[Wire]:
+        choices = choices_of(chunk)
+        head = {name: value for name, value in chunk.items() if name != "usage"}
+        made = [each for choice in choices for each in self._choice(chunk, head, choice)]
+        # one chunk has the usage, though several may be made of one
+        return [*made, {**chunk, "choices": []}] if chunk.get("usage") or not choices else made
 
-    def _choice(self, chunk: Mapping[str, Any], choice: Wire) -> Iterator[Wire]:
+    def end(self) -> None:
+        """Raises GenerationFailed for a stream that was cut off."""
+        if not self._answers or not all(each.finished for each in self._answers.values()):
+            raise cut_off()
+
+    def _choice(self, chunk: Wire, head: Wire, choice: Wire) -> Iterator[Wire]:
         index = choice.get("index")
         index = index if isinstance(index, int) else 0
-        if index in self._finished:
+        answer = self._answers.setdefault(index, ForeignAnswer(self._options, index))
+        if answer.finished:
             return
-        reader = self._readers.get(index) or self._begun(index)
-        delta, reason = choice.get("delta"), choice.get("finish_reason")
-        events = reader.feed(delta if isinstance(delta, Mapping) else {})
-        if reason:
-            self._finished.add(index)
-            events += reader.finish(reason)
-        answer = self._answers.setdefault(index, AccumulatedAnswer())
-        for event in events:
-            _add(answer, event)
-            if made := _delta(event):
-                yield {**chunk, "choices": [{**choice, "delta": made, "finish_reason": None}]}
-        if reason:
-            last = {**choice, "delta": {}, "finish_reason": answer.finish_reason}
-            yield {**chunk, "choices": [last], **_warnings(chunk, [answer])}
-
-    def _begun(self, index: int) -> ForeignAnswerReader:
-        reader = ForeignAnswerReader(self._family, self._tools, index=index, repair=self._repair)
-        return self._readers.setdefault(index, reader)
+        events = answer.feed({**chunk, "choices": [choice]})
+        if answer.has_ended:
+            events += answer.finish()
+            events += answer.review(self._required) if self._required else ()
+        for delta in filter(None, map(_delta, events)):
+            yield {**head, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
+        if answer.has_ended:
+            reason = answer.collected.finish_reason
+            last = {**choice, "delta": {}, "finish_reason": reason}
+            yield {**head, "choices": [last], **_warnings(chunk, [answer.collected])}
 
 
-def _gathered(events: Iterable[Event]) -> AccumulatedAnswer:
-    answer = AccumulatedAnswer()
-    for event in events:
-        _add(answer, event)
-    return answer
-
-
-def _add(answer: AccumulatedAnswer, event: Event) -> None:
-    match event:
-        case TextDelta():
-            answer.texts.append(event.separated)
-        case ReasoningDelta():
-            answer.reasoning.append(event.separated)
-        case ToolCallStarted() | ToolCallDelta() | ToolCallFinished():
-            answer.add_call(event)
-        case Repaired():
-            answer.repairs.append(event)
-        case Violation():
-            answer.violations.append(event)
-        case Finished():
-            answer.finish_reason = event.reason
-
-
-def _message(message: Mapping[str, Any], answer: AccumulatedAnswer) -> Wire:
-    kept = {name: found for name, found in message.items() if name not in REASONING_FIELDS}
-    kept.pop("tool_calls", None)
-    kept.pop("function_call", None)
+def _message(choice: Wire, answer: AccumulatedAnswer) -> Wire:
+    said = choice.get("message") or {}
+    replaced = (*REASONING, "tool_calls", "function_call")
+    kept = {name: found for name, found in said.items() if name not in replaced}
     text = "".join(answer.texts)
     made: Wire = {"role": "assistant", **kept, "content": text or (None if answer.calls else "")}
     if answer.reasoning:
         made["reasoning_content"] = "".join(answer.reasoning)
     if answer.calls:
-        made["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in answer.calls
-        ]
+        made["tool_calls"] = [_call(each.id, each.name, each.arguments) for each in answer.calls]
     return made
 
 
@@ -264,15 +209,17 @@ def _delta(event: Event) -> Wire:
         case ReasoningDelta():
             return {"reasoning_content": event.separated}
         case ToolCallStarted(_, call, id, name):
-            function = {"name": name, "arguments": ""}
-            begun = {"index": call, "id": id, "type": "function", "function": function}
-            return {"tool_calls": [begun]}
+            return {"tool_calls": [{"index": call, **_call(id, name, "")}]}
         case ToolCallDelta(_, call, arguments):
             return {"tool_calls": [{"index": call, "function": {"arguments": arguments}}]}
     return {}
 
 
-def _warnings(body: Mapping[str, Any], answers: Sequence[AccumulatedAnswer]) -> Wire:
+def _call(id: str, name: str, arguments: str) -> Wire:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _warnings(body: Wire, answers: Sequence[AccumulatedAnswer]) -> Wire:
     """The `mlx_server` member; with what the server reported itself, if it is one of ours."""
     repairs = [repair for each in answers for repair in each.repairs]
     violations = [violation for each in answers for violation in each.violations]
@@ -281,31 +228,13 @@ def _warnings(body: Mapping[str, Any], answers: Sequence[AccumulatedAnswer]) -> 
     if not (found and isinstance(reported, Mapping)):
         return found
     lists = {
-        name: [*_list(reported.get(name)), *each] for name, each in found["mlx_server"].items()
+        name: [*(reported.get(name) or ()), *each] for name, each in found["mlx_server"].items()
     }
     return {"mlx_server": {**reported, **lists}}
 
 
-def thoughts_of(delta: Mapping[str, Any]) -> str:
-    """The reasoning, which a server may send under several names."""
-    texts = (_text(delta.get(name)) for name in REASONING_FIELDS)
-    if found := next(filter(None, texts), ""):
-        return found
-    details = _listed(delta.get("reasoning_details"))
-    return "".join(_text(each.get("text") or each.get("summary")) for each in details)
-
-
-def _text(content: object) -> str:
-    """The text of a content, which may have parts."""
-    if isinstance(content, str):
-        return content
-    return "".join(_text(part.get("text")) for part in _listed(content))
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _listed(value: object) -> list[Wire]:
-    """The objects of a list; empty for what is none, such as `"choices": null`."""
-    return [each for each in _list(value) if isinstance(each, dict)]
+def choices_of(body: Wire) -> list[Wire]:
+    """The choices that are objects; none for what is no list of them, such as null."""
+    choices = body.get("choices")
+    found = choices if isinstance(choices, list) else []
+    return [each for each in found if isinstance(each, dict)]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import msgspec
 import yaml
 
-from mlx_server.clients.asking import checked_answer, two_passes, with_hermes_tools
+from mlx_server.clients.asking import checked_answer, two_passes
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
 from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
-from mlx_server.clients.foreign_answers import thoughts_of
 from mlx_server.errors import GenerationFailed, SettingsError
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.reading import read
 from mlx_server.repair.allowed import ALL_REPAIRS
+from mlx_server.upstream.pieces import read_piece
 
 if TYPE_CHECKING:
     from mlx_server.clients.langchain.provided import ProvidedChat
@@ -174,13 +174,12 @@ def provider_exchange(config: ProviderConfig, body: Wire) -> Exchange:
     if config.provider == "mlx_server":  # it reads, checks and repairs by itself
         return sent(body)
     repair = replace(ALL_REPAIRS, retries=config.retries)
-    return checked_answer(body, config.family, repair, partial(_attempt, config))
+    ask, in_prompt = partial(_attempt, config), config.tool_parser == "hermes"
+    return checked_answer(body, config.family, repair, ask, tools_in_prompt=in_prompt)
 
 
 def _attempt(config: ProviderConfig, body: Wire) -> Exchange:
     generation = config.generation_config
-    if config.tool_parser == "hermes":
-        body = with_hermes_tools(body)
     if generation.max_thinking_tokens is None or config.provider not in CONTINUING:
         return sent(body)
     return two_passes(body, generation.think_tag, generation.max_thinking_tokens, config.family)
@@ -217,8 +216,7 @@ def _unsupported(config: ProviderConfig, why: str) -> SettingsError:
 
 
 def _parts(answer: Wire) -> ProviderAnswer:
-    choices = answer.get("choices")
-    if not choices:
+    if not answer.get("choices"):
         raise GenerationFailed("The answer has no `choices`, so that there is no message.")
-    message = choices[0]["message"]
-    return {"response": message.get("content") or "", "thinking": thoughts_of(message)}
+    said = read_piece(answer)
+    return {"response": said.text, "thinking": said.reasoning}

@@ -5,6 +5,7 @@ Hermes to Llama, DeepSeek to Qwen. Among families with equal evidence the first 
 """
 
 import logging
+from collections.abc import Mapping
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import SettingsError
@@ -153,6 +154,10 @@ def fitted(family: ModelFamily, checkpoint: Checkpoint) -> ModelFamily:
     except TemplateLimitExceeded:  # its requests are refused for the same reason
         return family
     return family if has_place else family.with_tools_in_prompt()
+
+
+AS_TEXT: Mapping[str, str] = {"gpt_oss": "harmony_text"}
+"""Families whose parser reads token ids only, and the family that reads the same as text."""
 
 
 def family_named(name: str) -> ModelFamily:

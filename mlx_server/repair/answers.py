@@ -16,6 +16,8 @@ Check = Callable[[Any, Any], Sequence[str]]
 
 CONTENT = "content"
 
+NO_ANSWER = f"{CONTENT}: there is no answer"
+
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
@@ -64,7 +66,7 @@ def check_answer(
     if raw.text.strip():
         return _followed_schema(raw.text, json, allowed, check)
     found = _promoted(raw, required, allowed, check)
-    return found or CheckedAnswer(raw.text, errors=("content: there is no answer",) if json else ())
+    return found or CheckedAnswer(raw.text, errors=(NO_ANSWER,) if json else ())
 
 
 def _promoted(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mlx_server.messages import Conversation, Message
+from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.prompts.history_rendering import in_hermes_tags
 from mlx_server.prompts.message_normalization import RESULT_BEGIN, RESULT_END, OwnText, Part
 from mlx_server.prompts.system_text import format_text, tools_text
@@ -21,22 +21,48 @@ def messages_of(
     tells_format: bool,
 ) -> list[Wire]:
     """tells_format: whether the system prompt says what format the answer must have."""
-    as_text = not (can.tools and can.tool_messages)
-    messages = [_wire(message, can, as_text=as_text) for message in conversation.messages]
-    added: list[str] = []
+    messages = [_wire(message, can) for message in conversation.messages]
+    if not (can.tools and can.tool_messages):
+        messages = [as_text(message) for message in messages]
     if conversation.tools and not can.tools and choice != "none":
-        added.append(_plain(tools_text(conversation.tools)))
+        messages = with_system_prompt(messages, tools_text(conversation.tools))
     if conversation.response_format and tells_format:
-        added.append(_plain(format_text(conversation.response_format)))
-    return _with_system_text(messages, added)
+        messages = with_system_prompt(messages, format_text(conversation.response_format))
+    return messages
 
 
-def _wire(message: Message, can: UpstreamCapabilities, *, as_text: bool) -> Wire:
+def as_text(message: Wire) -> Wire:
+    """The message for a server without tools: calls and results are text, as Hermes models have
+    them."""
+    content = message.get("content") or ""
+    if message["role"] == "tool":
+        return {"role": "user", "content": _framed(RESULT_BEGIN.text, content, RESULT_END.text)}
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = [ToolCall("", each["name"], each["arguments"] or "{}") for each in functions]
+    written = in_hermes_tags(calls, lambda text: text)
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": _framed("", content, f"\n{written}" if content else written)}
+
+
+def with_system_prompt(messages: Sequence[Wire], added: Iterable[Part]) -> list[Wire]:
+    """The messages with a paragraph at the end of their leading system prompt."""
+    # no text is control on another server's wire, so that ours and the client's are alike
+    text = "".join(part.text if isinstance(part, OwnText) else str(part) for part in added)
+    leading = next((i for i, each in enumerate(messages) if not _is_system(each)), len(messages))
+    if not leading:
+        return [{"role": "system", "content": text}, *messages]
+    last = messages[leading - 1]
+    content = last.get("content")
+    extended = {**last, "content": _framed("", content, f"\n\n{text}") if content else text}
+    return [*messages[: leading - 1], extended, *messages[leading:]]
+
+
+def _wire(message: Message, can: UpstreamCapabilities) -> Wire:
     role = message.role
     if role == "developer" and not can.developer_role:
         role = "system"
-    if role == "tool" and as_text:
-        return {"role": "user", "content": f"{RESULT_BEGIN.text}{message.content}{RESULT_END.text}"}
     # never null: some servers fail with it
     wire: Wire = {"role": role, "content": message.content}
     if message.name and role != "tool":
@@ -45,10 +71,7 @@ def _wire(message: Message, can: UpstreamCapabilities, *, as_text: bool) -> Wire
         wire["tool_call_id"] = message.tool_call_id
     if message.reasoning and can.reasoning_messages:
         wire["reasoning_content"] = message.reasoning
-    if message.tool_calls and as_text:
-        calls = in_hermes_tags(message.tool_calls, lambda text: text)
-        wire["content"] = f"{message.content}\n{calls}" if message.content else calls
-    elif message.tool_calls:
+    if message.tool_calls:
         wire["tool_calls"] = list(_calls(message))
     return wire
 
@@ -59,23 +82,13 @@ def _calls(message: Message) -> Iterator[Wire]:
         yield {"id": call.id, "type": "function", "function": function}
 
 
-def _plain(parts: Iterable[Part]) -> str:
-    """No text is control on an upstream's wire, so that ours and the client's are alike."""
-    return "".join(part.text if isinstance(part, OwnText) else str(part) for part in parts)
-
-
-def _with_system_text(messages: Sequence[Wire], added: Sequence[str]) -> list[Wire]:
-    """The messages with paragraphs at the end of their leading system prompt."""
-    if not added:
-        return list(messages)
-    text = "\n\n".join(added)
-    leading = next((i for i, each in enumerate(messages) if not _is_system(each)), len(messages))
-    if not leading:
-        return [{"role": "system", "content": text}, *messages]
-    last = messages[leading - 1]
-    content = f"{last['content']}\n\n{text}" if last["content"] else text
-    return [*messages[: leading - 1], {**last, "content": content}, *messages[leading:]]
+def _framed(before: str, content: str | list[Wire], after: str) -> str | list[Wire]:
+    """A content, which may have parts, between two texts."""
+    if isinstance(content, str):
+        return f"{before}{content}{after}"
+    first, last = ([{"type": "text", "text": text}] if text else [] for text in (before, after))
+    return [*first, *content, *last]
 
 
 def _is_system(message: Mapping[str, Any]) -> bool:
-    return message["role"] in ("system", "developer")
+    return message.get("role") in ("system", "developer")

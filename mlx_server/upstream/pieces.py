@@ -1,7 +1,7 @@
 """Reads the JSON of an upstream's answer, whatever names and types it uses."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_server.errors import UpstreamFailed
@@ -81,8 +81,8 @@ def read_piece(value: Any) -> AnswerPiece:
     stop = choice.get("stop_reason")
     return AnswerPiece(
         text=text or _refusal(said),
-        reasoning=_reasoning(said) or thought,
-        calls=tuple(_calls(said)),
+        reasoning=reasoning_of(said) or thought,
+        calls=tuple(_calls(said, are_whole=is_whole)),
         finish=ENDS.get(finish, finish) if isinstance(finish, str) and finish else None,
         stop=stop if isinstance(stop, str) else None,
         usage=usage or _usage(choice.get("usage")),
@@ -141,7 +141,8 @@ def _refusal(said: Mapping[str, Any]) -> str:
     return refusal if isinstance(refusal, str) else ""
 
 
-def _reasoning(said: Mapping[str, Any]) -> str:
+def reasoning_of(said: Mapping[str, Any]) -> str:
+    """The reasoning of a message or a delta, from wherever it has it beside its content."""
     for name in REASONING:
         match said.get(name):
             case str(text) if text:
@@ -162,7 +163,8 @@ def _details(said: Mapping[str, Any]) -> Iterator[str]:
             return
 
 
-def _calls(said: Mapping[str, Any]) -> Iterator[CallPiece]:
+def _calls(said: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]:
+    """are_whole: whether each stands alone, however they are numbered."""
     found = said.get("tool_calls")
     if isinstance(found, Mapping):
         found = [found]
@@ -172,10 +174,11 @@ def _calls(said: Mapping[str, Any]) -> Iterator[CallPiece]:
         return
     if not isinstance(found, list):
         raise UpstreamFailed("The upstream sent `tool_calls` that are no list.")
-    for call in found:
+    for position, call in enumerate(found):
         if not isinstance(call, Mapping):
             raise UpstreamFailed("The upstream sent a call that is no object.")
-        yield _call(call)
+        piece = _call(call)
+        yield replace(piece, index=position) if are_whole else piece
 
 
 def _call(call: Mapping[str, Any]) -> CallPiece:

@@ -23,7 +23,7 @@ from mlx_server.events import (
     ToolCallStarted,
     Violation,
 )
-from mlx_server.families import family_named
+from mlx_server.families import AS_TEXT, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.parsers.stop_strings import StopStrings
@@ -40,13 +40,10 @@ CHARACTERS_PER_TOKEN = 4
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 
-SPELLED_OUT = {"gpt_oss": "harmony_text"}
-"""Families whose parser reads tokens, and those that read the same output as text."""
-
 
 def text_family(name: str | None) -> ModelFamily:
     """The family by which an upstream's text is read."""
-    return family_named(SPELLED_OUT.get(name or "", name or "plain"))
+    return family_named(AS_TEXT.get(name or "", name or "plain"))
 
 
 def opening_of_reasoning(name: str | None) -> str:
@@ -192,9 +189,9 @@ class AnswerReader:
             if not is_call and not (cut and is_last):
                 what = "what the upstream sent as a call can't be made, so it is text"
                 yield Violation(self._index, f"tool_calls[{self._calls}]: {what}")
-                yield from self._forward(
-                    "structured", [TextDelta(self._index, call.as_text(), separator="\n")]
-                )
+                separator = "\n" if self._said else ""
+                text = TextDelta(self._index, call.as_text(), separator=separator)
+                yield from self._forward("structured", [text])
 
     def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:

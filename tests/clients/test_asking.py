@@ -84,6 +84,14 @@ def test_an_empty_answer_is_asked_for_again_as_often_as_allowed() -> None:
     assert len(bodies) == 3
 
 
+def test_thoughts_that_were_not_closed_are_no_answer() -> None:
+    answer, bodies = played(
+        checked_answer({"messages": ASKED}, "qwen3"), completion("<think>Fi"), completion("Five.")
+    )
+    assert content(answer) == "Five."
+    assert len(bodies) == 2
+
+
 def test_a_required_call_is_asked_for_again() -> None:
     body = {"messages": ASKED, "tools": [WEATHER], "tool_choice": "required"}
     made = completion(None, tool_calls=[call("get_weather", '{"city": "Paris"}')])
@@ -154,6 +162,26 @@ def test_tools_calls_and_results_become_text_for_a_server_without_tools() -> Non
     )
     assert result == {"role": "user", "content": "<tool_response>\nRain.\n</tool_response>"}
     assert with_hermes_tools({"messages": messages}) == {"messages": messages}
+
+
+def test_contents_that_have_parts_keep_them() -> None:
+    def parts(text: str) -> list[Wire]:
+        return [{"type": "text", "text": text}]
+
+    messages: Sequence[Wire] = [
+        {"role": "system", "content": parts("Be brief.")},
+        {"role": "assistant", "content": parts("Hm."), "tool_calls": [call("get_weather", "")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": parts("Rain.")},
+    ]
+    made = with_hermes_tools({"messages": messages, "tools": [WEATHER]})
+    system, assistant, result = [
+        [part["text"] for part in message["content"]] for message in made["messages"]
+    ]
+    assert system[0] == "Be brief."
+    assert system[1].startswith("\n\n# Tools")
+    assert assistant[0] == "Hm."
+    assert '"arguments": {}}' in assistant[1]
+    assert result == ["<tool_response>\n", "Rain.", "\n</tool_response>"]
 
 
 def test_an_exchange_runs_the_same_where_it_is_awaited() -> None:

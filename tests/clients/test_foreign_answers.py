@@ -1,11 +1,19 @@
 """What servers get wrong in the messages of gpt-oss and others, and what clients make of it."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from mlx_server.clients.foreign_answers import ForeignStreamReader, read_completion
-from tests.clients.recorded import WEATHER, call, chunks, completion
+from mlx_server.clients.foreign_answers import (
+    ForeignStreamReader,
+    read_completion,
+    reading_options,
+)
+from mlx_server.errors import GenerationFailed, UpstreamFailed
+from mlx_server.upstream.reading import ReadingOptions
+from tests.clients.recorded import WEATHER, Wire, call, chunks, completion
 
 PARIS = '{"city": "Paris"}'
 JSON_CALL = f'{{"name": "get_weather", "arguments": {PARIS}}}'
@@ -67,10 +75,18 @@ REPORTED = {
 """What is a repair. The others are another server's way to say the same."""
 
 
+def options(family: str = "gpt_oss") -> ReadingOptions:
+    return reading_options({"tools": [WEATHER]}, family)
+
+
+def read(body: Wire, family: str = "gpt_oss") -> Wire:
+    return read_completion(body, options(family))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_found_wherever_it_was_put(name: str) -> None:
-    read = read_completion(completion(**CALLS[name]), "gpt_oss", [WEATHER])
-    [choice] = read["choices"]
+    found = read(completion(**CALLS[name]))
+    [choice] = found["choices"]
     [made] = choice["message"]["tool_calls"]
     assert made["function"]["name"] == "get_weather"
     wanted = '{"city": "Paris", "days": 2}' if "another type" in name else PARIS
@@ -80,15 +96,16 @@ def test_a_call_is_found_wherever_it_was_put(name: str) -> None:
     assert choice["message"]["content"] is None
     assert choice["message"]["reasoning_content"].startswith("I should look.")
     if name in REPORTED:
-        assert read["mlx_server"]["repairs"]
+        assert found["mlx_server"]["repairs"]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_stream_reads_as_the_whole_message(name: str) -> None:
     message = completion(**CALLS[name])["choices"][0]["message"]
     pieces = [{"content": letter} for letter in message.pop("content") or ""]
-    reader = ForeignStreamReader("gpt_oss", [WEATHER])
+    reader = ForeignStreamReader(options())
     found = [made for chunk in chunks(message, *pieces) for made in reader.feed(chunk)]
+    reader.end()
     deltas = [choice["delta"] for chunk in found for choice in chunk["choices"]]
     calls = [each["function"] for delta in deltas for each in delta.get("tool_calls", ())]
     assert "".join(each.get("name", "") for each in calls) == "get_weather"
@@ -99,29 +116,37 @@ def test_a_stream_reads_as_the_whole_message(name: str) -> None:
 
 
 def test_thoughts_leave_the_text() -> None:
-    read = read_completion(completion("<think>Paris?</think>\n\nIt rains."), "plain")
-    message = read["choices"][0]["message"]
+    found = read(completion("<think>Paris?</think>\n\nIt rains."), "plain")
+    message = found["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("It rains.", "Paris?")
 
 
 def test_an_answer_without_fault_stays_as_it_is() -> None:
     plain = completion("It rains.")
-    assert read_completion(plain, "gpt_oss", [WEATHER]) == plain
+    assert read(plain) == plain
 
 
 def test_a_call_that_can_not_be_made_is_text_and_reported() -> None:
     broken = completion(None, tool_calls=[call("launch", "{}"), call("get_weather", "Paris")])
-    read = read_completion(broken, "gpt_oss", [WEATHER])
-    assert read["choices"][0]["message"]["content"] == "launch({})get_weather(Paris)"
-    assert read["choices"][0]["finish_reason"] == "stop"
-    assert len(read["mlx_server"]["unmet"]) == 2
+    found = read(broken)
+    assert found["choices"][0]["message"]["content"] == (
+        '{"name": "launch", "arguments": "{}"}\n{"name": "get_weather", "arguments": "Paris"}'
+    )
+    assert found["choices"][0]["finish_reason"] == "stop"
+    assert len(found["mlx_server"]["unmet"]) == 2
+
+
+def test_a_call_that_was_not_to_be_made_is_text() -> None:
+    offered = {"tools": [WEATHER], "tool_choice": "none"}
+    found = read_completion(completion(JSON_CALL), reading_options(offered, "gpt_oss"))
+    assert found["choices"][0]["message"]["content"] == JSON_CALL
 
 
 def test_calls_of_the_text_and_of_the_message_are_numbered_together() -> None:
     both = completion(
         f"<tool_call>\n{JSON_CALL}\n</tool_call>", tool_calls=[call("get_weather", PARIS)]
     )
-    reader = ForeignStreamReader("qwen3", [WEATHER])
+    reader = ForeignStreamReader(options("qwen3"))
     [choice] = both["choices"]
     found = [made for chunk in chunks(choice["message"]) for made in reader.feed(chunk)]
     deltas = [choice["delta"] for chunk in found for choice in chunk["choices"]]
@@ -136,20 +161,68 @@ def test_calls_of_the_text_and_of_the_message_are_numbered_together() -> None:
         {"choices": None},
         {"choices": [None]},
         {"choices": [{"message": None, "finish_reason": None}]},
-        {"choices": [{"message": {"content": None, "tool_calls": [None, {"function": 1}]}}]},
         {"choices": [{"message": {"content": [{"text": ["deep"]}, 5], "reasoning": {}}}]},
-        {"choices": [{"message": {"content": 5, "tool_calls": "none"}}], "mlx_server": 1},
     ],
 )
-def test_whatever_a_server_sends_is_no_crash(broken: dict[str, Any]) -> None:
-    assert isinstance(read_completion(broken, "gpt_oss", [WEATHER])["choices"], list)
-    reader = ForeignStreamReader("gpt_oss", [WEATHER])
-    as_chunk = [{**each, "delta": each["message"]} for each in broken["choices"] or () if each]
-    assert isinstance(reader.feed({"choices": as_chunk}), list)
+def test_what_a_server_leaves_empty_or_nests_is_no_crash(broken: Wire) -> None:
+    assert isinstance(read(broken)["choices"], list)
+    assert isinstance(ForeignStreamReader(options()).feed(as_chunk(broken)), list)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"content": None, "tool_calls": [None, {"function": 1}]}, "a call that is no object"),
+        ({"content": 5, "tool_calls": "none"}, "a `content` that is no text"),
+    ],
+)
+def test_what_is_no_message_is_an_error_that_says_so(message: Wire, why: str) -> None:
+    broken: Wire = {"choices": [{"message": message}], "mlx_server": 1}
+    with pytest.raises(UpstreamFailed, match=why):
+        read(broken)
+    with pytest.raises(UpstreamFailed, match=why):
+        ForeignStreamReader(options()).feed(as_chunk(broken))
+
+
+def as_chunk(body: Wire) -> Wire:
+    return {
+        "choices": [{**each, "delta": each["message"]} for each in body["choices"] or () if each]
+    }
+
+
+def test_a_stream_has_its_usage_once() -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    reader = ForeignStreamReader(options())
+    *begun, last = chunks({"content": "It "}, {"content": "rains."})
+    found = [made for chunk in [*begun, {**last, "usage": usage}] for made in reader.feed(chunk)]
+    assert [each["usage"] for each in found if each.get("usage")] == [usage]
+    assert not any("mlx_server" in each for each in found)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_a_stream_that_was_cut_off_is_an_error(length: int) -> None:
+    reader = ForeignStreamReader(options())
+    for chunk in chunks({"content": "It "}, {"content": "rains."})[:length]:
+        reader.feed(chunk)
+    with pytest.raises(GenerationFailed, match="before the answer did"):
+        reader.end()
 
 
 def test_the_reports_of_our_own_server_stay() -> None:
     earlier = {"repairs": [{"index": 0, "what": "json", "where": "content"}], "unenforced": ["a"]}
-    read = read_completion({**completion(JSON_CALL), "mlx_server": earlier}, "gpt_oss", [WEATHER])
-    assert [each["what"] for each in read["mlx_server"]["repairs"]] == ["json", "unmarked"]
-    assert read["mlx_server"]["unenforced"] == ["a"]
+    found = read({**completion(JSON_CALL), "mlx_server": earlier})
+    assert [each["what"] for each in found["mlx_server"]["repairs"]] == ["json", "unmarked"]
+    assert found["mlx_server"]["unenforced"] == ["a"]
+
+
+def test_the_clients_need_neither_mlx_nor_a_web_framework() -> None:
+    code = (
+        "import sys\n"
+        "import mlx_server.clients.providers, mlx_server.clients.watsonx.model_inference\n"
+        "unwanted = {'mlx', 'mlx_lm', 'fastapi', 'starlette', 'uvicorn', 'llguidance', 'torch'}\n"
+        "print(sorted(unwanted & set(sys.modules)))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert printed.stdout.split() == ["[]"]

@@ -332,6 +332,20 @@ def test_an_upstream_that_does_not_stream(
     assert (found["reasoning"], found["text"], found["repairs"]) == ("Hm.", "Yes", [])
 
 
+@pytest.mark.parametrize("told", [in_one, in_chunks, as_response])
+def test_the_calls_of_a_whole_message_stand_alone_however_they_are_numbered(
+    told: Told, clients: dict[str, TestClient], upstream: PlayingServer
+) -> None:
+    made = [call(PARIS_JSON), call('{"x": 1}', name="launch")]
+    message = {"content": None, "tool_calls": [each["tool_calls"][0] for each in made]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    upstream.plays(whole({"choices": [choice], "usage": USAGE["usage"]}))
+    found = told(clients["gpt_oss"], {"tools": [WEATHER, TIME]})
+    assert found["calls"] == [PARIS]
+    assert found["text"].startswith('{"name": "launch"')
+    assert len(found["unmet"]) == 1
+
+
 def test_usage_that_is_missing_is_estimated_and_reported(
     clients: dict[str, TestClient], upstream: PlayingServer
 ) -> None:

@@ -13,7 +13,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
-from mlx_server.clients.exchange import Exchange, Wire, arun, run
+from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
 from mlx_server.clients.langchain.messages import to_chunk, to_message, to_wire
 from mlx_server.clients.langchain.structured import Method, Schema, bound, parsed_by, parser_of
 from mlx_server.errors import GenerationFailed
@@ -208,9 +208,9 @@ class ChatMLX(BaseChatModel):
         """The requests that answer the body."""
         answer = yield body
         if self.family:
-            from mlx_server.clients.foreign_answers import read_completion
+            from mlx_server.clients.foreign_answers import read_completion, reading_options
 
-            answer = read_completion(answer, self.family, body.get("tools") or ())
+            answer = read_completion(answer, reading_options(body, self.family))
         return answer
 
     def _result(self, answer: Wire) -> ChatResult:
@@ -227,9 +227,9 @@ class StreamedMessage:
     def __init__(self, family: str | None, body: Mapping[str, Any]) -> None:
         self._read: Callable[[Wire], Sequence[Wire]] = lambda chunk: [chunk]
         if family:
-            from mlx_server.clients.foreign_answers import ForeignStreamReader
+            from mlx_server.clients.foreign_answers import ForeignStreamReader, reading_options
 
-            self._read = ForeignStreamReader(family, body.get("tools") or ()).feed
+            self._read = ForeignStreamReader(reading_options(body, family)).feed
         self._is_complete = False
 
     def feed(self, chunk: Wire) -> Iterator[ChatGenerationChunk]:
@@ -244,9 +244,7 @@ class StreamedMessage:
     def end(self) -> None:
         """Raises GenerationFailed for a stream that was cut off."""
         if not self._is_complete:
-            raise GenerationFailed(
-                "The connection ended before the answer did. See the server's log."
-            )
+            raise cut_off()
 
 
 def _choice(

@@ -18,6 +18,8 @@ from langchain_core.messages.content import ToolCallChunk as BlockOfCallChunk
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, parse_tool_call
 
+from mlx_server.upstream.pieces import reasoning_of
+
 Wire = dict[str, Any]
 
 THINKING, REASONING = "thinking", "reasoning_content"
@@ -137,7 +139,7 @@ def _call_chunks(delta: Mapping[str, Any]) -> Iterator[ToolCallChunk]:
 
 
 def _thinking(wire: Mapping[str, Any]) -> Wire:
-    thoughts = wire.get("reasoning_content") or wire.get("reasoning")
+    thoughts = reasoning_of(wire)
     return {THINKING: thoughts, REASONING: thoughts} if thoughts else {}
 
 

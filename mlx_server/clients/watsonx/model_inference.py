@@ -7,15 +7,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
-from mlx_server.clients.asking import checked_answer, with_format_told, with_hermes_tools
+from mlx_server.clients.asking import checked_answer, requirements, told
 from mlx_server.clients.endpoint import Endpoint
-from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
-from mlx_server.clients.foreign_answers import REASONING_FIELDS, ForeignStreamReader
+from mlx_server.clients.exchange import Exchange, Wire, arun, run
+from mlx_server.clients.foreign_answers import ForeignStreamReader, reading_options
 from mlx_server.clients.watsonx.endpoint_inference import EndpointInference
 from mlx_server.errors import SettingsError
 from mlx_server.events import Event, TextDelta
 from mlx_server.reading import OutputReader, read
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.upstream.pieces import REASONING
 
 ENDPOINT = "openai+"
 """Begins the URL in the credentials of a server that is not watsonx, as in models.yaml."""
@@ -145,10 +146,10 @@ class ModelInference:
             answer = self.chat(messages, params, tools, tool_choice, tool_choice_option, context)
             yield from _as_chunks(answer)
             return
-        reader = ForeignStreamReader(self.family, tools or (), self.repair)
-        given = _arguments(self._prepared(with_format_told(body)))
+        reader, given = self._stream_reader(body), self._sent(body)
         for chunk in self.original.chat_stream(**given, **_given(context=context)):
             yield from reader.feed(chunk)
+        reader.end()
 
     async def achat_stream(
         self,
@@ -166,13 +167,13 @@ class ModelInference:
             ):
                 yield made
             return
-        reader = ForeignStreamReader(self.family, tools or (), self.repair)
-        given = _arguments(self._prepared(with_format_told(body)))
+        reader, given = self._stream_reader(body), self._sent(body)
         stream = self.original.achat_stream(**given, **_given(context=context))
         stream = await stream if hasattr(stream, "__await__") else stream
         async for chunk in stream:
             for made in reader.feed(chunk):
                 yield made
+        reader.end()
 
     def generate_text(
         self,
@@ -250,13 +251,21 @@ class ModelInference:
             fields |= _given(tool_choice=tool_choice or option)
         return {**fields, "messages": [_message(each) for each in messages]}
 
-    def _prepared(self, body: Wire) -> Wire:
-        return with_hermes_tools(body) if self.tool_parser == "hermes" else body
+    @property
+    def _tells_tools(self) -> bool:
+        return self.tool_parser == "hermes"
 
     def _exchange(self, body: Wire) -> Exchange:
-        return checked_answer(
-            body, self.family, self.repair, lambda each: sent(self._prepared(each))
-        )
+        return checked_answer(body, self.family, self.repair, tools_in_prompt=self._tells_tools)
+
+    def _sent(self, body: Wire) -> Wire:
+        """The arguments with which IBM's object is asked for a stream."""
+        return _arguments(told(body, tools_in_prompt=self._tells_tools))
+
+    def _stream_reader(self, body: Wire) -> ForeignStreamReader:
+        in_prompt = self._tells_tools
+        options = reading_options(body, self.family, self.repair, tools_in_prompt=in_prompt)
+        return ForeignStreamReader(options, requirements(body))
 
     def _accumulates(self, body: Wire) -> bool:
         """Whether a stream is held back until it was checked."""
@@ -270,7 +279,7 @@ class ModelInference:
 
 def _message(message: Wire) -> Wire:
     """Without null contents, which vLLM fails with, and without the thoughts of earlier turns."""
-    kept = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
+    kept = {name: value for name, value in message.items() if name not in REASONING}
     return {**kept, "content": ""} if kept.get("content") is None else kept
 
 

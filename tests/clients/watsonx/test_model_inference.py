@@ -10,7 +10,7 @@ import pytest
 
 from mlx_server.clients import watsonx
 from mlx_server.clients.watsonx import ModelInference
-from mlx_server.errors import BadRequest, SettingsError
+from mlx_server.errors import BadRequest, GenerationFailed, SettingsError
 from mlx_server.repair.allowed import ALL_REPAIRS
 from tests.clients.recorded import WEATHER, Wire, call, chunks, completion, recorded
 from tests.clients.watsonx.signatures import METHODS, signatures
@@ -23,6 +23,13 @@ LEAKED = (
 )
 ANSWERED = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant<|channel|>final<|message|>"
 ACCUMULATE = replace(ALL_REPAIRS, streaming="accumulate")
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+PERSON = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "schema": SCHEMA},
+    }
+}
 
 
 @dataclass
@@ -103,13 +110,44 @@ def test_histories_have_no_null_content_and_no_earlier_thoughts() -> None:
 
 
 def test_a_schema_in_the_parameters_is_told_and_checked() -> None:
-    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
     vendors = Vendors([completion("Five."), completion('{"age": 5}')])
-    found = ModelInference.around(vendors).chat(ASKED, params={"response_format": wanted})
+    found = ModelInference.around(vendors).chat(ASKED, params=PERSON)
     assert found["choices"][0]["message"]["content"] == '{"age": 5}'
-    assert [each["params"] for each in vendors.calls] == [{"response_format": wanted}] * 2
+    assert [each["params"] for each in vendors.calls] == [PERSON] * 2
     assert "integer" in vendors.calls[0]["messages"][0]["content"]
+
+
+STREAMED: list[tuple[Wire, str, Wire]] = [
+    ({"content": '{"age": 5}'}, '{"age": 5}', {}),
+    ({"content": '{"age": "old"}'}, '{"age": "old"}', {"unmet": ["$.age"]}),
+    ({"content": ""}, "", {"unmet": ["content"]}),
+    ({"reasoning_content": '{"age": 5}'}, '{"age": 5}', {"repairs": ["reasoning"]}),
+]
+
+
+@pytest.mark.parametrize(("said", "text", "reported"), STREAMED)
+def test_a_stream_is_checked_in_the_end(said: Wire, text: str, reported: Wire) -> None:
+    model = ModelInference.around(Vendors([chunks(said)]))
+    found = list(model.chat_stream(ASKED, params=PERSON))
+    deltas = [choice["delta"] for chunk in found for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+    warnings = found[-1].get("mlx_server", {})
+    assert [each["what"] for each in warnings.get("repairs", ())] == reported.get("repairs", [])
+    unmet = [each["what"].partition(":")[0] for each in warnings.get("unmet", ())]
+    assert unmet == reported.get("unmet", [])
+
+
+def test_a_stream_that_was_cut_off_is_an_error() -> None:
+    cut = chunks({"content": "It "}, {"content": "rains."})[:-1]
+    model = ModelInference.around(Vendors([cut, cut]))
+
+    async def gathered() -> list[Wire]:
+        return [each async for each in model.achat_stream(ASKED)]
+
+    with pytest.raises(GenerationFailed, match="before the answer did"):
+        list(model.chat_stream(ASKED))
+    with pytest.raises(GenerationFailed, match="before the answer did"):
+        asyncio.run(gathered())
 
 
 def test_parameters_of_the_object_hold_where_a_call_has_none() -> None:
@@ -128,6 +166,7 @@ def test_tools_are_described_in_the_prompt_where_they_are_ignored() -> None:
     found = model.chat(ASKED, tools=[WEATHER], tool_choice=named)
     assert found["choices"][0]["finish_reason"] == "tool_calls"
     assert set(vendors.calls[0]) == {"messages", "params"}
+    assert "mlx_server" not in found
 
 
 @pytest.mark.parametrize("repair", [ALL_REPAIRS, ACCUMULATE])
