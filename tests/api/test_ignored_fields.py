@@ -35,10 +35,8 @@ Json = dict[str, Any]
 Path = tuple[str, ...]
 
 PROBE = "frobnicate"
-BODIES = sorted(
-    {GivenBody, *(route.wire_type for route in ROUTES)},
-    key=lambda wire: (wire.__name__, wire.__module__),
-)
+WIRE_TYPES: set[type[WireModel]] = {GivenBody, *(route.wire_type for route in ROUTES)}
+BODIES = sorted(WIRE_TYPES, key=lambda wire: (wire.__name__, wire.__module__))
 
 
 # Every object of our own wire types
