@@ -21,17 +21,20 @@ async def generate(http: Request) -> Response:
     body = await read(http, NativeBody)
     ignored = await in_thread(body.ignored)
     pool: Pool = http.app.state.pool
-    model = body.model or _first(pool)
+    model = await while_connected(http, _model(pool, body.model))
     family = await while_connected(http, _family(pool, model))
     request = await in_thread(to_request, body, model, family)
     return await respond_buffered(http, request, NativeOutput(model=model), ignored=ignored)
 
 
-def _first(pool: Pool) -> str:
-    if not pool.specs:
-        raise ModelNotFound("No model is listed in models.yaml.", param="model")
-    generating = (spec.id for spec in pool.specs if spec.task in (None, "generate"))
-    return next(generating, pool.specs[0].id)
+async def _model(pool: Pool, requested: str | None) -> str:
+    """The requested model, or the first that generates text."""
+    if requested:
+        return requested
+    for spec in pool.specs:
+        if spec.upstream or (await pool.prepared(spec.id)).task == "generate":
+            return spec.id
+    raise ModelNotFound("No model is listed in models.yaml that generates text.", param="model")
 
 
 async def _family(pool: Pool, model: str) -> ModelFamily:
