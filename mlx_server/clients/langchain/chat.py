@@ -150,7 +150,7 @@ class ChatMLX(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         body = self._streaming(self._body(messages, stop, kwargs))
-        reading = StreamedMessage(self.family, body)
+        reading = MessageReader(self.family, body)
         for chunk in self._asked.stream(body):
             for found in reading.feed(chunk):
                 if run_manager:
@@ -166,7 +166,7 @@ class ChatMLX(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         body = self._streaming(self._body(messages, stop, kwargs))
-        reading = StreamedMessage(self.family, body)
+        reading = MessageReader(self.family, body)
         async for chunk in self._asked.astream(body):
             for found in reading.feed(chunk):
                 if run_manager:
@@ -221,7 +221,7 @@ class ChatMLX(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
 
 
-class StreamedMessage:
+class MessageReader:
     """The chunks of one message, from those of a chat completion."""
 
     def __init__(self, family: str | None, body: Mapping[str, Any]) -> None:
