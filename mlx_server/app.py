@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
+from typing import Any
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -20,6 +21,7 @@ from mlx_server import __version__, limits
 from mlx_server.api import adapters, errors, health, metrics, models, replay
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
+from mlx_server.api.body import describe_bodies
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
 from mlx_server.api.conversations import router as conversations
@@ -234,5 +236,10 @@ def _exit_after(signum: signal.Signals, code: int) -> None:
 
 
 async def _openapi(http: Request) -> Response:
-    app: FastAPI = http.app
-    return json_response(app.openapi())
+    return json_response(await asyncio.to_thread(_described, http.app))
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    if not app.openapi_schema:
+        describe_bodies(app.openapi())
+    return app.openapi()

@@ -1,5 +1,6 @@
 """Reads a request's body into a wire type."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -10,6 +11,8 @@ from mlx_server.api.errors import validation_error
 from mlx_server.request_threads import in_thread, size_of_request
 
 Body = TypeVar("Body", bound=BaseModel)
+
+JSON = "application/json"
 
 LARGE_BYTES = 64 << 10
 """Bodies over this are parsed off the event loop."""
@@ -34,9 +37,21 @@ def _parsed(raw: bytes, wire_type: type[Body]) -> Body:
         raise validation_error(error, found) from None
 
 
+_wire_types: dict[str, type[BaseModel]] = {}
+"""What `read` parses for each path."""
+
+
 def documented(path: str, wire_type: type[BaseModel]) -> dict[str, Any]:
     """A route's `openapi_extra`: FastAPI does not see a body that `read` parses."""
-    place = path.replace("/", "~1").replace("{", "{{").replace("}", "}}")
-    here = f"#/paths/{place}/post/requestBody/content/application~1json/schema"
-    schema = wire_type.model_json_schema(ref_template=here + "/$defs/{model}")
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    _wire_types[path] = wire_type
+    return {"requestBody": {"required": True, "content": {JSON: {}}}}
+
+
+def describe_bodies(openapi: Mapping[str, Any]) -> None:
+    """Adds the schemas of the bodies, which a server's start does not wait for: they take 0.2 s."""
+    for path, operations in openapi["paths"].items():
+        if wire_type := _wire_types.get(path):
+            place = path.replace("/", "~1").replace("{", "{{").replace("}", "}}")
+            here = f"#/paths/{place}/post/requestBody/content/application~1json/schema"
+            schema = wire_type.model_json_schema(ref_template=here + "/$defs/{model}")
+            operations["post"]["requestBody"]["content"][JSON]["schema"] = schema

@@ -9,16 +9,17 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NoReturn
-
-import numpy as np
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
 
 QUOTED = 60
 
-OPENING, CLOSING, QUOTE = b"[{", b"]}", ord('"')
+OPENING, CLOSING, QUOTE = b"[{", b"]}", b'"'
+NO_BRACKETS = bytes(set(range(256)) - set(OPENING + CLOSING))
 
 # Raw surrogates are not valid UTF-8, so a lone surrogate can only come from an escape.
 LONE_SURROGATE = re.compile(
@@ -27,10 +28,6 @@ LONE_SURROGATE = re.compile(
 
 PIECE = 256 << 10
 LONGEST_ESCAPE = len(r"\ud83d\ude42")
-
-STEP = np.zeros(256, np.int8)
-STEP[list(OPENING)] = 1
-STEP[list(CLOSING)] = -1
 
 
 class _BadLiteral(Exception):
@@ -102,20 +99,41 @@ def _check_nodes(body: bytes, masked: bytes, max_depth: int) -> None:
     up to the first error, where `json` stops."""
     if sum(masked.count(bracket) for bracket in OPENING) <= max_depth:
         return
-    in_string, level, nodes = False, 0, 0
-    for start in range(0, len(masked), PIECE):  # the arrays are several times a piece's size
-        chars = np.frombuffer(masked[start : start + PIECE], np.uint8)
-        inside = np.logical_xor.accumulate(chars == QUOTE) ^ in_string
-        steps = np.where(inside, 0, STEP[chars])
-        depth = np.cumsum(steps, dtype=np.int32) + level
-        too_deep = depth > max_depth
-        if too_deep.any():
-            where = _place(body, start + int(too_deep.argmax()))
-            raise _invalid(f"nested deeper than {max_depth} levels {where}")
-        in_string, level = bool(inside[-1]), int(depth[-1])
-        nodes += int(np.count_nonzero(steps > 0))
-    if nodes > limits.JSON_NODES.value:
-        raise _invalid(f"it has more than {limits.JSON_NODES.value} lists and objects")
+    level = nodes = 0
+    for begin, end in _outside_strings(masked):
+        for bracket in masked[begin:end].translate(None, NO_BRACKETS):
+            if bracket in CLOSING:
+                level -= 1
+                if level < 0:  # an error, so that `json` stops here
+                    return
+                continue
+            level, nodes = level + 1, nodes + 1
+            if level > max_depth:
+                where = _place(body, _nth_opening(masked, nodes))
+                raise _invalid(f"nested deeper than {max_depth} levels {where}")
+            if nodes > limits.JSON_NODES.value:
+                most = limits.JSON_NODES.value
+                raise _invalid(f"it has more than {most} lists and objects")
+
+
+def _outside_strings(masked: bytes) -> Iterator[tuple[int, int]]:
+    begin, size = 0, len(masked)
+    while begin < size:
+        quote = masked.find(QUOTE, begin)
+        end = size if quote < 0 else quote
+        yield begin, end
+        quote = masked.find(QUOTE, end + 1)
+        begin = size if quote < 0 else quote + 1
+
+
+def _nth_opening(masked: bytes, n: int) -> int:
+    found = (
+        at
+        for begin, end in _outside_strings(masked)
+        for at in range(begin, end)
+        if masked[at] in OPENING
+    )
+    return next(islice(found, n - 1, None))
 
 
 def _check_surrogates(body: bytes) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-import httpx
+import httpx2
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -64,10 +64,10 @@ class TestRunServer:
             # as ASCII, so that it is the server that refuses half a surrogate pair
             content = None if body is None else json.dumps(body)
             response = self._http.request(method, GIVEN, content=content)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise ServerGone(self._why(f"does not answer: {error!r}")) from None
         found = response.json()
-        if response.status_code == httpx.codes.BAD_REQUEST:
+        if response.status_code == httpx2.codes.BAD_REQUEST:
             raise ValueError(found["error"]["message"])
         if not response.is_success:
             raise ServerGone(self._why(f"failed: {found['error']['message']}"))
@@ -108,7 +108,7 @@ class TestRunServer:
                 start_new_session=True,  # Ctrl-C ends the tests, and they end the server
             )
         self._port = self._listening()
-        self._http = httpx.Client(
+        self._http = httpx2.Client(
             base_url=self.url,
             headers={
                 "Authorization": f"Bearer {self._key}",
@@ -116,7 +116,7 @@ class TestRunServer:
             },
             timeout=DOOR_SECONDS,
             trust_env=False,
-            verify=False,  # noqa: S501  no TLS on loopback; certificates take 15 ms to read
+            verify=False,  # no TLS on loopback; certificates take 15 ms to read
         )
 
     def _listening(self) -> int:

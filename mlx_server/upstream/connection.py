@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 
 from mlx_server import limits
@@ -87,7 +87,7 @@ class UpstreamConnection:
         self.last_error: str | None = None
         """What was wrong with the last request; None if it was answered."""
         self._pause = pause
-        self._client: httpx.AsyncClient | None = None
+        self._client: httpx2.AsyncClient | None = None
         self._credentials: Credentials = credentials_of(spec, self._http)
 
     async def aclose(self) -> None:
@@ -148,18 +148,18 @@ class UpstreamConnection:
                     f"{policy.first_seconds:g} seconds."
                 )
             ) from None
-        except httpx.PoolTimeout:
+        except httpx2.PoolTimeout:
             raise UpstreamBusy(
                 f"All connections to the upstream of {self.id} are in use. Try again later."
             ) from None
-        except httpx.ConnectTimeout:
+        except httpx2.ConnectTimeout:
             raise Retriable(
                 UpstreamTimeout(
                     f"The upstream of {self.id} took no connection within "
                     f"{policy.connect_seconds:g} seconds."
                 )
             ) from None
-        except httpx.HTTPError as error:  # its text may have the URL
+        except httpx2.HTTPError as error:  # its text may have the URL
             raise Retriable(
                 UpstreamFailed(
                     f"The upstream of {self.id} can't be reached, or lost the connection "
@@ -167,7 +167,7 @@ class UpstreamConnection:
                 )
             ) from None
 
-    async def _response(self, route: str, body: Mapping[str, Any]) -> httpx.Response:
+    async def _response(self, route: str, body: Mapping[str, Any]) -> httpx2.Response:
         http = self._http()
         request = http.build_request(
             "POST",
@@ -177,7 +177,7 @@ class UpstreamConnection:
         )
         return await http.send(request, stream=True)
 
-    async def _begun(self, response: httpx.Response) -> UpstreamStream:
+    async def _begun(self, response: httpx2.Response) -> UpstreamStream:
         try:
             if response.status_code != 200:
                 await self._refused(response)
@@ -195,7 +195,7 @@ class UpstreamConnection:
             await response.aclose()
             raise
 
-    async def _refused(self, response: httpx.Response) -> None:
+    async def _refused(self, response: httpx2.Response) -> None:
         body = await limited(response, limits.UPSTREAM_ERROR_BYTES.value)
         error = refusal(self.id, response.status_code, body, self.secrets)
         if response.status_code in RETRIED:
@@ -207,7 +207,7 @@ class UpstreamConnection:
         spec = self.spec
         return (*self._credentials.secrets, spec.project_id or "", spec.space_id or "")
 
-    async def _values(self, response: httpx.Response) -> AsyncGenerator[Any]:
+    async def _values(self, response: httpx2.Response) -> AsyncGenerator[Any]:
         """The JSON values of a stream, or the one value of a body."""
         count = 0
         async for text in self._texts(response):
@@ -229,7 +229,7 @@ class UpstreamConnection:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             raise UpstreamFailed(f"The upstream of {self.id} sent no valid JSON.") from None
 
-    async def _texts(self, response: httpx.Response) -> AsyncGenerator[str | bytes]:
+    async def _texts(self, response: httpx2.Response) -> AsyncGenerator[str | bytes]:
         chunks = self._counted(response)
         if "json" in response.headers.get("content-type", ""):
             body = bytearray()
@@ -246,7 +246,7 @@ class UpstreamConnection:
         for text in reader.finish():
             yield text
 
-    async def _counted(self, response: httpx.Response) -> AsyncGenerator[bytes]:
+    async def _counted(self, response: httpx2.Response) -> AsyncGenerator[bytes]:
         size = 0
         async for chunk in response.aiter_raw():
             size += len(chunk)
@@ -260,7 +260,7 @@ class UpstreamConnection:
         self.running += 1
         try:
             yield
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise UpstreamFailed(
                 f"The upstream of {self.id} lost the connection before the answer was complete "
                 f"({type(error).__name__})."
@@ -284,14 +284,14 @@ class UpstreamConnection:
                 ) from None
             yield value
 
-    def _http(self) -> httpx.AsyncClient:
+    def _http(self) -> httpx2.AsyncClient:
         if self._client is None:
             policy = self.spec.policy
             most = limits.UPSTREAM_CONNECTIONS.value
-            self._client = httpx.AsyncClient(
+            self._client = httpx2.AsyncClient(
                 headers={"accept-encoding": "identity"},
-                timeout=httpx.Timeout(policy.connect_seconds, read=None, write=None),
-                limits=httpx.Limits(max_connections=most, max_keepalive_connections=most // 4),
+                timeout=httpx2.Timeout(policy.connect_seconds, read=None, write=None),
+                limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most // 4),
                 follow_redirects=False,
                 trust_env=False,
                 verify=self.spec.url.startswith("https:"),

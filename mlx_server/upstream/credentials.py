@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import httpx
+import httpx2
 import msgspec
 
 from mlx_server import limits
@@ -66,7 +66,7 @@ class IamToken:
         self,
         key: ApiKey,
         url: str,
-        client: Callable[[], httpx.AsyncClient],
+        client: Callable[[], httpx2.AsyncClient],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key = key
@@ -113,7 +113,7 @@ class _Token(msgspec.Struct):
     expires_in: float
 
 
-async def limited(response: httpx.Response, most: int) -> bytes:
+async def limited(response: httpx2.Response, most: int) -> bytes:
     """The first bytes of a body, of which the rest is not read."""
     body = b""
     async for chunk in response.aiter_raw():
@@ -123,6 +123,6 @@ async def limited(response: httpx.Response, most: int) -> bytes:
     return body[:most]
 
 
-def credentials_of(spec: UpstreamSpec, client: Callable[[], httpx.AsyncClient]) -> Credentials:
+def credentials_of(spec: UpstreamSpec, client: Callable[[], httpx2.AsyncClient]) -> Credentials:
     key = ApiKey(spec.api_key_env)
     return IamToken(key, spec.iam_url, client) if spec.kind == "watsonx" else key

@@ -117,7 +117,7 @@ def test_a_run_without_the_fixture_imports_next_to_nothing(pytester: pytest.Pyte
         ours = {name for name in sys.modules if name.partition(".")[0] == "mlx_server"}
         known = {f"mlx_server.testing{end}" for end in ("", ".plugin", ".kit", ".scripted")}
         assert ours == {"mlx_server"} | known
-        assert not {"httpx", "pydantic", "fastapi", "openai", "mlx"} & set(sys.modules)
+        assert not {"httpx", "httpx2", "pydantic", "fastapi", "openai", "mlx"} & set(sys.modules)
     """
     )
     others = ("schemathesis", "anyio", "langsmith_plugin")

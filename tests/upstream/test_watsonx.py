@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
@@ -123,7 +123,7 @@ def test_a_token_is_renewed_before_it_expires(upstream: PlayingServer) -> None:
 
     async def used() -> list[str]:
         found = []
-        async with httpx.AsyncClient(verify=False, trust_env=False) as http:
+        async with httpx2.AsyncClient(verify=False, trust_env=False) as http:
             key = ApiKey("KEY", {"KEY": KEY})
             iam = IamToken(key, upstream.url, lambda: http, lambda: now[0])
             for seconds in (0.0, 3000.0, 3301.0, 3301.0):
