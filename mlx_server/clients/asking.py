@@ -36,7 +36,7 @@ def checked_answer(
     what is wrong with it, as often as `repair.retries` says. ask: how one attempt is made."""
     options = reading_options(body, family, repair, tools_in_prompt=tools_in_prompt)
     required = requirements(body)
-    body = told(body, tools_in_prompt=tools_in_prompt)
+    body = described_in_prompt(body, tools=tools_in_prompt)
     messages, attempts = body["messages"], 0
     while True:
         raw = yield from ask({**body, "messages": messages})
@@ -85,14 +85,16 @@ def requirements(body: Wire) -> Requirements:
     return Requirements(_format(body), _tool_choice(body))
 
 
-def told(body: Wire, *, tools_in_prompt: bool) -> Wire:
-    """The body with the schema of its answer in the system prompt, since servers ignore it, and its
-    tools too for a server that has none."""
+def described_in_prompt(body: Wire, *, tools: bool) -> Wire:
+    """The body with the schema of its answer in the system prompt, since servers ignore it.
+
+    tools: also its tools, for a server that has none.
+    """
     if wanted := _format(body):
         described = {"schema": wanted.schema, "description": wanted.description}
         messages = with_system_prompt(body["messages"], format_text(described))
         body = {**body, "messages": messages}
-    return with_hermes_tools(body) if tools_in_prompt else body
+    return with_hermes_tools(body) if tools else body
 
 
 def with_hermes_tools(body: Wire) -> Wire:

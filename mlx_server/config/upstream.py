@@ -1,9 +1,9 @@
 """The settings of a model that another server has."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Self, cast, get_type_hints
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from mlx_server import limits
 from mlx_server.config.frozen import FROZEN
@@ -36,30 +36,12 @@ def located_upstream(source: str) -> str:
     raise ValueError(f"should be `{prefix}` followed by an http or https URL")
 
 
-class CapabilitySettings(BaseModel):
-    """See mlx_server.upstream.spec.UpstreamCapabilities; None: the default of its kind."""
+_FIELDS: dict[str, Any] = {
+    name: (wanted | None, None) for name, wanted in get_type_hints(UpstreamCapabilities).items()
+}
 
-    model_config = FROZEN
-
-    tools: bool | None = None
-    tool_choice: bool | None = None
-    parallel_tool_calls: bool | None = None
-    tool_messages: bool | None = None
-    reasoning_messages: bool | None = None
-    json_schema: bool | None = None
-    structured_outputs: bool | None = None
-    reasoning_effort: bool | None = None
-    chat_template_kwargs: bool | None = None
-    continue_message: bool | None = None
-    sampling: bool | None = None
-    penalties: bool | None = None
-    seed: bool | None = None
-    stop: bool | None = None
-    logit_bias: bool | None = None
-    completions: bool | None = None
-    stream_usage: bool | None = None
-    developer_role: bool | None = None
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+CapabilitySettings = create_model("CapabilitySettings", __config__=FROZEN, **_FIELDS)
+"""The fields of UpstreamCapabilities; what is None has the default of its kind."""
 
 
 class UpstreamSettings(BaseModel):
@@ -88,7 +70,7 @@ class UpstreamFields(BaseModel):
     space_id: Text | None = None
     iam_url: Annotated[str, Field(pattern=URL.pattern + "$")] | None = None
     """Where watsonx's tokens come from, if not from IBM's public cloud."""
-    capabilities: CapabilitySettings = CapabilitySettings()
+    capabilities: CapabilitySettings = CapabilitySettings()  # type: ignore[valid-type]
     upstream: UpstreamSettings = UpstreamSettings()
     fallback: tuple[Text, ...] = ()
     """Models that are asked if the other server can't answer."""
@@ -113,7 +95,7 @@ def upstream_spec(id: str, model: UpstreamFields) -> UpstreamSpec | None:
         return None
     kind, url = kind_and_url(model.source)
     known = DEFAULTS[kind]
-    chosen = model.capabilities.model_dump(exclude_none=True)
+    chosen = cast(BaseModel, model.capabilities).model_dump(exclude_none=True)
     fields = {name: getattr(known, name) for name in UpstreamCapabilities.__slots__}
     iam = {"iam_url": model.iam_url} if model.iam_url else {}
     return UpstreamSpec(

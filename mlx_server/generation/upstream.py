@@ -56,7 +56,7 @@ async def generate_upstream(
             await _all_begun(answers)
             yield Started(
                 model.id,
-                0,  # the upstream counts the prompt's tokens, and tells them in the end
+                0,  # the upstream counts the prompt's tokens, and sends their number in the end
                 unused,
                 sampling=_sampling(request),
                 normalized=left_out,

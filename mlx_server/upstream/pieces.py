@@ -55,7 +55,7 @@ class AnswerPiece:
     calls: tuple[CallPiece, ...] = ()
     finish: str | None = None
     stop: str | None = None
-    """The stop string that ended the answer, where the upstream tells it."""
+    """The stop string that ended the answer, where the upstream names it."""
     usage: UpstreamUsage | None = None
     is_whole: bool = False
     """Whether it repeats all of the answer, as a body does that is not streamed."""
@@ -91,7 +91,7 @@ def read_piece(value: Any) -> AnswerPiece:
 
 
 def _first(choices: Any) -> Mapping[str, Any] | None:
-    """The one answer; None if this is not about one, as where only the usage is told."""
+    """The one answer; None if there is none, as where only the usage is sent."""
     if choices is None or choices == []:
         return None
     if not isinstance(choices, list):
@@ -142,7 +142,7 @@ def _refusal(said: Mapping[str, Any]) -> str:
 
 
 def reasoning_of(said: Mapping[str, Any]) -> str:
-    """The reasoning of a message or a delta, from wherever it has it beside its content."""
+    """The reasoning of a message or a delta, from any field but its content."""
     for name in REASONING:
         match said.get(name):
             case str(text) if text:
@@ -182,7 +182,7 @@ def _calls(said: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]:
 
 
 def _call(call: Mapping[str, Any]) -> CallPiece:
-    """A call, whose name and arguments are in `function` or beside it."""
+    """A call, whose name and arguments are in `function` or next to it."""
     inside = call.get("function")
     function = inside if isinstance(inside, Mapping) else call
     name = function.get("name") or (inside if isinstance(inside, str) else "")

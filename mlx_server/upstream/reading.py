@@ -65,7 +65,7 @@ class ReadingOptions:
     parallel: bool = True
     """Whether there may be several calls; if not, the answer ends with the first."""
     expects_calls_as_text: bool = False
-    """Whether the prompt has told the model to write calls in its text."""
+    """Whether the prompt asks the model to write calls in its text."""
     keeps_raw: bool = False
     bills_prompt: bool = True
     """Whether the prompt's tokens are counted with this answer, and not with another of the n."""

@@ -55,7 +55,7 @@ def _unsayable(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[
         name = names.get("chat_template_kwargs.thinking_budget", "thinking_budget")
         yield name, "its reasoning can't be ended after a number of tokens"
     if request.max_response_tokens is not None:
-        yield "max_response_tokens", "its reasoning can't be told from its answer by tokens"
+        yield "max_response_tokens", "its reasoning and its answer can't be counted apart"
     if request.logprobs is not None:
         yield "logprobs", "log probabilities are not read from other servers"
     if request.echo:

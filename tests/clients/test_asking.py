@@ -39,7 +39,7 @@ def roles(body: Wire) -> list[str]:
     return [message["role"] for message in body["messages"]]
 
 
-def test_a_schema_is_told_checked_and_asked_for_again() -> None:
+def test_a_schema_is_described_checked_and_asked_for_again() -> None:
     body = {"messages": ASKED, "response_format": FORMAT}
     wrong, right = completion('{"age": "old"}'), completion('{"age": 5}')
     answer, bodies = played(checked_answer(body, "gpt_oss"), wrong, right)

@@ -68,9 +68,9 @@ def test_every_backend_selects_the_same_tool(backend: str, parser: str) -> None:
     assert found["response"] == "Let me see."
     [made] = found["tool_calls"]
     assert (made["name"], made["arguments"]) == ("get_weather", PARIS)
-    told_in_prompt = parser == "hermes" and backend != "mlx_server"
-    assert ("tools" in server.requests[-1]) != told_in_prompt
-    assert ("<tools>" in str(server.requests[-1]["messages"])) == told_in_prompt
+    are_in_prompt = parser == "hermes" and backend != "mlx_server"
+    assert ("tools" in server.requests[-1]) != are_in_prompt
+    assert ("<tools>" in str(server.requests[-1]["messages"])) == are_in_prompt
 
 
 def test_invoke_is_awaited_too() -> None:

@@ -22,7 +22,8 @@ TEXT_PARAMS: Mapping[str, str] = MappingProxyType(
 
 SAME_PARAMS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
-STOP_REASONS = MappingProxyType({"stop": "eos_token", "length": "max_tokens"})
+UNFINISHED = "not_finished"
+STOP_REASONS = MappingProxyType({None: UNFINISHED, "stop": "eos_token", "length": "max_tokens"})
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class EndpointInference:
             {
                 "generated_text": choice.get("text") or "",
                 **counts,
-                "stop_reason": STOP_REASONS.get(choice.get("finish_reason"), "not_finished"),
+                "stop_reason": STOP_REASONS.get(reason := choice.get("finish_reason"), reason),
             }
             for choice in answer.get("choices") or ()
         ]

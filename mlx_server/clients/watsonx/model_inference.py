@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
-from mlx_server.clients.asking import checked_answer, requirements, told
+from mlx_server.clients.asking import checked_answer, described_in_prompt, requirements
 from mlx_server.clients.endpoint import Endpoint
-from mlx_server.clients.exchange import Exchange, Wire, arun, run
+from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
 from mlx_server.clients.foreign_answers import ForeignStreamReader, reading_options
-from mlx_server.clients.watsonx.endpoint_inference import EndpointInference
+from mlx_server.clients.watsonx.endpoint_inference import UNFINISHED, EndpointInference
 from mlx_server.errors import SettingsError
 from mlx_server.events import Event, TextDelta
 from mlx_server.reading import OutputReader, read
@@ -216,12 +216,13 @@ class ModelInference:
         validate_prompt_variables: bool = True,
         guardrails_granite_guardian_params: Wire | None = None,
     ) -> Iterator[Any]:
+        """Raises GenerationFailed for a stream that was cut off."""
         reader = OutputReader(self.family, repair=self.repair)
-        last: Any = ""
+        last: Wire = {}
         for piece in self.original.generate_text_stream(
             prompt=prompt,
             params=params,
-            raw_response=raw_response,
+            raw_response=True,  # which has the reason of the end
             guardrails=guardrails,
             guardrails_hap_params=guardrails_hap_params,
             guardrails_pii_params=guardrails_pii_params,
@@ -230,10 +231,12 @@ class ModelInference:
         ):
             last = piece
             text = _joined(reader.feed(_generated_text(piece)))
-            if text or not isinstance(piece, str):
-                yield _with_text(piece, text)
+            if text or raw_response:
+                yield _with_text(piece, text) if raw_response else text
         if rest := _joined(reader.finish()):
-            yield _with_text(last, rest)
+            yield _with_text(last, rest) if raw_response else rest
+        if not _has_ended(last):
+            raise cut_off()
 
     def _body(
         self,
@@ -252,18 +255,18 @@ class ModelInference:
         return {**fields, "messages": [_message(each) for each in messages]}
 
     @property
-    def _tells_tools(self) -> bool:
+    def _tools_in_prompt(self) -> bool:
         return self.tool_parser == "hermes"
 
     def _exchange(self, body: Wire) -> Exchange:
-        return checked_answer(body, self.family, self.repair, tools_in_prompt=self._tells_tools)
+        return checked_answer(body, self.family, self.repair, tools_in_prompt=self._tools_in_prompt)
 
     def _sent(self, body: Wire) -> Wire:
         """The arguments with which IBM's object is asked for a stream."""
-        return _arguments(told(body, tools_in_prompt=self._tells_tools))
+        return _arguments(described_in_prompt(body, tools=self._tools_in_prompt))
 
     def _stream_reader(self, body: Wire) -> ForeignStreamReader:
-        in_prompt = self._tells_tools
+        in_prompt = self._tools_in_prompt
         options = reading_options(body, self.family, self.repair, tools_in_prompt=in_prompt)
         return ForeignStreamReader(options, requirements(body))
 
@@ -321,6 +324,12 @@ def _generated_text(found: Any) -> str:
     if isinstance(found, str):
         return found
     return "".join(result.get("generated_text") or "" for result in found.get("results") or ())
+
+
+def _has_ended(piece: Wire) -> bool:
+    """Whether it says how the text ended. IBM's text alone would not."""
+    reasons = (result.get("stop_reason") for result in piece.get("results") or ())
+    return any(reason not in (None, "", UNFINISHED) for reason in reasons)
 
 
 def _with_text(found: Any, text: str) -> Any:

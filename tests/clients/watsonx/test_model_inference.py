@@ -109,7 +109,7 @@ def test_histories_have_no_null_content_and_no_earlier_thoughts() -> None:
     assert vendors.calls[0]["context"] == "c"
 
 
-def test_a_schema_in_the_parameters_is_told_and_checked() -> None:
+def test_a_schema_in_the_parameters_is_described_and_checked() -> None:
     vendors = Vendors([completion("Five."), completion('{"age": 5}')])
     found = ModelInference.around(vendors).chat(ASKED, params=PERSON)
     assert found["choices"][0]["message"]["content"] == '{"age": 5}'
@@ -201,7 +201,9 @@ def test_it_is_awaited_in_the_same_way(repair: Any) -> None:
 def test_generated_texts_are_without_thoughts() -> None:
     text = f"{ANSWERED}It rains.<|return|>"
     raw = {"results": [{"generated_text": text, "stop_reason": "eos_token"}]}
-    model = ModelInference.around(Vendors([text, [text, text], raw, list(text), [raw]]))
+    pieces = [{"results": [{"generated_text": sign}]} for sign in text]
+    pieces.append({"results": [{"generated_text": "", "stop_reason": "eos_token"}]})
+    model = ModelInference.around(Vendors([text, [text, text], raw, pieces, [raw]]))
     assert model.generate_text("What is it?") == "It rains."
     assert model.generate_text(["What?", "Why?"]) == ["It rains.", "It rains."]
     clean = {"results": [{"generated_text": "It rains.", "stop_reason": "eos_token"}]}
@@ -209,6 +211,17 @@ def test_generated_texts_are_without_thoughts() -> None:
     assert "".join(model.generate_text_stream("What is it?")) == "It rains."
     [streamed] = model.generate_text_stream("What is it?", raw_response=True)
     assert streamed == clean
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_generated_text_that_is_cut_off_is_an_error(raw: bool) -> None:
+    piece = {"results": [{"generated_text": "It ra", "stop_reason": "not_finished"}]}
+    found = ModelInference.around(Vendors([[piece]])).generate_text_stream("It", raw_response=raw)
+    with pytest.raises(GenerationFailed, match="before the answer did"):
+        list(found)
+    choice = {"index": 0, "text": "It ra", "finish_reason": None}
+    with recorded([{"choices": [choice]}]) as server, pytest.raises(GenerationFailed):
+        list(at(server.url).generate_text_stream("It", raw_response=raw))
 
 
 def test_all_else_is_ibms() -> None:
