@@ -251,6 +251,7 @@ class UpstreamAnswer(ReviewedAnswer):
                 stops=request.stop,
                 parallel=request.parallel_calls and not isinstance(request.tool_choice, NamedTool),
                 expects_calls_as_text=not model.can.tools,
+                logprobs=request.logprobs,
                 keeps_raw=owners == "always" if wanted is None else wanted,
                 bills_prompt=self._index % request.n == 0,
             )

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_server.errors import UpstreamFailed
+from mlx_server.events import TokenLogprob
+from mlx_server.upstream.logprobs import logprobs_of
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "thought")
 """Fields of a message that have its reasoning. A server that sends several says the same in all."""
@@ -57,6 +59,7 @@ class AnswerPiece:
     stop: str | None = None
     """The stop string that ended the answer, where the upstream names it."""
     usage: UpstreamUsage | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
     is_whole: bool = False
     """Whether it repeats all of the answer, as a body does that is not streamed."""
 
@@ -86,6 +89,7 @@ def read_piece(value: Any) -> AnswerPiece:
         finish=ENDS.get(finish, finish) if isinstance(finish, str) and finish else None,
         stop=stop if isinstance(stop, str) else None,
         usage=usage or _usage(choice.get("usage")),
+        logprobs=logprobs_of(choice),
         is_whole=is_whole,
     )
 

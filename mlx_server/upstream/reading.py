@@ -30,6 +30,7 @@ from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
+from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage
 
 NO_TOKEN = -1
@@ -67,6 +68,8 @@ class ReadingOptions:
     expects_calls_as_text: bool = False
     """Whether the prompt asks the model to write calls in its text."""
     keeps_raw: bool = False
+    logprobs: int | None = None
+    """How many alternatives are reported for each token; None: no log probabilities."""
     bills_prompt: bool = True
     """Whether the prompt's tokens are counted with this answer, and not with another of the n."""
 
@@ -93,6 +96,7 @@ class AnswerReader:
             emitter, options.context.tools, options.context.repair
         )
         self._stops = StopStrings(options.stops)
+        self._logprobs = None if options.logprobs is None else LogprobQueue(options.logprobs)
         self._numbers: dict[tuple[str, int], int] = {}
         self._ids: set[str] = set()
         self._reported: set[Repaired] = set()
@@ -130,6 +134,8 @@ class AnswerReader:
         if piece.text:
             yield from self._end_thoughts(cut=True)
             self._raw.append(piece.text)
+            if self._logprobs:
+                self._logprobs.add(piece.logprobs)
             yield from self._forward("content", self._content.feed(NO_TOKEN, piece.text))
         for call in piece.calls:
             self._collected.add(call)
@@ -204,12 +210,16 @@ class AnswerReader:
                     yield replace(event, what=self._numbered(source, what))
                 case TextDelta():
                     self._said += len(event.text)
+                    if self._logprobs:
+                        event = replace(event, logprobs=self._logprobs.of(event.text))
                     if source == "thoughts" and event.text.strip():
                         yield from self._repaired(Repaired(self._index, "reasoning", "content"))
                     yield from self._stops.feed(event)
                 case ReasoningDelta():
                     self._reasoned += len(event.text)
                     if source == "content":
+                        if self._logprobs:
+                            self._logprobs.of(event.text)
                         place = "reasoning_content"
                         yield from self._repaired(Repaired(self._index, "reasoning", place))
                     yield from self._stops.finish()
@@ -252,6 +262,8 @@ class AnswerReader:
     def _last_words(self) -> Iterator[Event]:
         if self._finish == "content_filter":
             yield Violation(self._index, "content: the upstream's content filter ended the answer")
+        if self._logprobs and self._said and not self._logprobs.has_had_any:
+            yield Violation(self._index, "logprobs: the upstream sent none")
         if self._usage is None or self._usage.completion is None:
             yield from self._repaired(Repaired(self._index, "usage", "usage"))
 

@@ -56,8 +56,8 @@ def _unsayable(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[
         yield name, "its reasoning can't be ended after a number of tokens"
     if request.max_response_tokens is not None:
         yield "max_response_tokens", "its reasoning and its answer can't be counted apart"
-    if request.logprobs is not None:
-        yield "logprobs", "log probabilities are not read from other servers"
+    if request.logprobs is not None and not can.logprobs:
+        yield "logprobs", "its `capabilities` say that it sends none"
     if request.echo:
         yield "echo", "prompts are not read from other servers"
     if request.raw_messages:
@@ -115,11 +115,14 @@ def request_of(
     """choice: the number of the answer among the `n`. tells_format: also in the prompt."""
     body = dict(_sampling(can, request, choice))
     if not isinstance(prompt, Conversation):
-        return UpstreamRequest(COMPLETIONS, {"prompt": prompt, **body})
+        scored = {} if request.logprobs is None else {"logprobs": request.logprobs}
+        return UpstreamRequest(COMPLETIONS, {"prompt": prompt, **body, **scored})
     in_prompt = prompt.response_format is not None and (tells_format or not can.json_schema)
     messages = messages_of(prompt, can, request.tool_choice, tells_format=in_prompt)
     body = {"messages": messages, **body, **dict(_tools(can, request, prompt))}
     body |= dict(_format(can, request)) | dict(_template(can, request, prompt))
+    if request.logprobs is not None:
+        body |= {"logprobs": True, **({"top_logprobs": top} if (top := request.logprobs) else {})}
     return UpstreamRequest(CHAT, body)
 
 

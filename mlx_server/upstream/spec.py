@@ -57,6 +57,8 @@ class UpstreamCapabilities:
     """Whether stop strings are passed on. They end an answer in any case."""
     logit_bias: bool = True
     """Whether a bias is passed on. Its token ids are those of the upstream's vocabulary."""
+    logprobs: bool = True
+    """Whether log probabilities are asked for and passed on. They are those of its tokens."""
     completions: bool = True
     """Whether there is `/completions`, for prompts that are text."""
     stream_usage: bool = True

@@ -34,7 +34,7 @@ from tests.upstream.playing import (
 NOWHERE = "http://127.0.0.1:9"
 """The port of a service that no machine runs any more."""
 
-QUICK = {"retries": 0, "connect_seconds": 2.0, "first_seconds": 0.3, "idle_seconds": 0.3}
+HASTY = {"retries": 0, "first_seconds": 0.3, "idle_seconds": 0.3}
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +65,9 @@ def client(server: TestClient) -> TestClient:
 @pytest.fixture(scope="module")
 def server(upstream: PlayingServer) -> Iterator[TestClient]:
     models: dict[str, dict[str, Any]] = {
-        "up": {"api_key_env": KEY_VARIABLE, "upstream": QUICK},
-        "patient": {"upstream": {**QUICK, "retries": 2}},
+        "up": {"api_key_env": KEY_VARIABLE},
+        "hasty": {"upstream": HASTY},
+        "patient": {"upstream": {"retries": 2}},
         "keyless": {"api_key_env": "TEST_UPSTREAM_KEY_THAT_IS_NOT_SET"},
         "gone": {"source": f"openai+{NOWHERE}/v1"},
         "safe": {"source": f"openai+{NOWHERE}/v1", "fallback": ("gone", "up")},
@@ -195,9 +196,9 @@ def test_a_server_that_is_not_there(client: TestClient) -> None:
 
 def test_silence_before_and_within_an_answer(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(Reply(hangs=True))
-    assert error_of(client, 504)["code"] == "upstream_timeout"
+    assert error_of(client, 504, model="hasty")["code"] == "upstream_timeout"
     upstream.plays(Reply((sse(delta(content="Ye"), done=False),), hangs=True))
-    *_, last = events(chat(client, stream=True).text)
+    *_, last = events(chat(client, model="hasty", stream=True).text)
     assert last["error"]["code"] == "upstream_timeout"
     assert upstream.left.wait(5)
 
@@ -211,7 +212,7 @@ def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
 
 def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(Reply((sse(delta(content="Ye"), done=False), b": ping\n\n"), endless=True))
-    *_, last = events(chat(client, stream=True).text)
+    *_, last = events(chat(client, model="hasty", stream=True).text)
     assert last["error"]["code"] == "upstream_timeout"
 
 
@@ -252,7 +253,7 @@ def test_a_request_that_is_wrong_has_no_fallback(
     client: TestClient, upstream: PlayingServer
 ) -> None:
     upstream.plays(says("Yes"))
-    assert error_of(client, 400, model="safe", logprobs=True)["param"] == "logprobs"
+    assert error_of(client, 404, model="safe", adapter="a")["param"] == "adapter"
     assert not upstream.asked
 
 
@@ -381,5 +382,5 @@ def test_more_requests_than_connections(
 ) -> None:
     lower(monkeypatch, "UPSTREAM_CONNECTIONS", 1)
     upstream.plays(Reply((sse(delta(content="Yes"), done=False),), hangs=True))
-    response = chat(client, model="patient", n=2)
+    response = chat(client, model="hasty", n=2)
     assert response.status_code in (503, 504), response.text

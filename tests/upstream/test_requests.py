@@ -30,7 +30,8 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHE
 
 MISSING = (
     *("tools", "tool_choice", "parallel_tool_calls", "json_schema", "reasoning_effort"),
-    *("sampling", "penalties", "seed", "stop", "logit_bias", "completions", "stream_usage"),
+    *("sampling", "penalties", "seed", "stop", "logit_bias", "logprobs", "completions"),
+    "stream_usage",
 )
 BARE = dict.fromkeys(MISSING, False)
 FULL = {"chat_template_kwargs": True, "structured_outputs": True, "continue_message": True}
@@ -79,6 +80,7 @@ def test_only_what_was_said(client: TestClient, upstream: PlayingServer) -> None
         {"response_format": FORMAT},
         {"response_format": {"type": "json_object"}},
         {"tools": [WEATHER], "parallel_tool_calls": False},
+        {"logprobs": True, "top_logprobs": 2},
     ],
     ids=lambda said: ", ".join(said),
 )
@@ -106,7 +108,7 @@ def test_what_the_owner_says_where_the_client_does_not(
 @pytest.mark.parametrize(
     ("said", "param"),
     [
-        ({"logprobs": True}, "logprobs"),
+        ({"model": "bare", "logprobs": True}, "logprobs"),
         ({"thinking_budget": 10}, "thinking_budget"),
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
         ({"adapter": "pirate"}, "adapter"),

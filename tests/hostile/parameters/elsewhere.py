@@ -47,6 +47,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "penalties": REFUSED,
         "seed": REFUSED,
         "logit_bias": REFUSED,
+        "logprobs": REFUSED,
         "stop": f"{REQUESTS}::test_stop_strings_hold_wherever_they_are_sent",
         "completions": f"{REQUESTS}::test_completions_of_text",
         "stream_usage": f"{REQUESTS}::test_only_what_was_said",
