@@ -18,6 +18,7 @@ from mlx_server.reading import as_tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.answers import Requirements, retry_message
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
+from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.messages import as_text, with_system_prompt
 from mlx_server.upstream.pieces import read_piece
 
@@ -62,14 +63,15 @@ def two_passes(body: Wire, tag: str, thinking_tokens: int, family: str) -> Excha
             f"A model of the family {family} thinks in no tags, so that its thoughts can't be "
             "limited by two requests. Leave out `two_pass` and set `reasoning_effort`."
         )
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    stops = [*_stops(body), closing]
+    tags = ThoughtTags(f"<{tag}>", f"</{tag}>")
+    stops = [*_stops(body), tags.closing]
     first = yield {**body, "max_tokens": thinking_tokens, "stop": stops}
     said = read_piece(first)
-    if said.finish != "length" and said.stop != closing:  # it answered within the budget
+    has_answer = bool(said.calls) or bool(said.text.strip() and not tags.is_open(said.text))
+    if has_answer and said.finish != "length" and said.stop != tags.closing:
         return first
-    thoughts = (said.reasoning or said.text).strip().removeprefix(opening).strip()
-    begun = {"role": "assistant", "content": f"{opening}\n{thoughts}\n{closing}\n\n"}
+    thoughts = (said.reasoning or said.text).strip().removeprefix(tags.opening).strip()
+    begun = {"role": "assistant", "content": tags.begun(thoughts, "")}
     answer = yield {
         **body,
         "messages": [*body["messages"], begun],

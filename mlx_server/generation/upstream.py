@@ -77,7 +77,7 @@ def _check(pool: Pool, model: UpstreamModel, request: GenerateRequest) -> None:
             f"{model.id} is served by another server and has no adapter {name[:100]!r}.",
             param="adapter" if request.adapter else "model",
         )
-    check(model.id, model.can, request)
+    check(model.id, model.can, request, model.thoughts)
     if isinstance(request.format, JsonFormat):  # no grammar has to enforce all of it
         check_format(replace(request.format, strict=False), request.format_param)
     elif request.format:
@@ -224,8 +224,14 @@ class UpstreamAnswer(ReviewedAnswer):
         yield from super()._final_events(text, found)
 
     async def _begun_attempt(self, prompt: Prompt, *, again: bool = False) -> UpstreamAttempt:
-        choice = self._index % self._request.n
-        asked = request_of(self._model.can, self._request, prompt, choice, tells_format=again)
+        asked = request_of(
+            self._model.can,
+            self._request,
+            prompt,
+            self._index % self._request.n,
+            thoughts=self._model.thoughts,
+            tells_format=again,
+        )
         return await UpstreamAttempt.begun(self._model.connection, asked, self._reader(prompt))
 
     def _reader(self, prompt: Prompt) -> AnswerReader:

@@ -6,7 +6,8 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.reasoning_tags import pairs_of
 from mlx_server.pool.prepare import Capabilities, ModelSpec
 from mlx_server.upstream.connection import UpstreamConnection
-from mlx_server.upstream.reading import opening_of_reasoning, text_family
+from mlx_server.upstream.limited_thoughts import ThoughtTags
+from mlx_server.upstream.reading import opening_of_reasoning, text_family, thought_tags
 from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamSpec
 
 
@@ -19,6 +20,8 @@ class UpstreamModel:
     """The family by which its text is read."""
     opening: str
     """The delimiter that opens reasoning in that text."""
+    thoughts: ThoughtTags | None
+    """The tags around reasoning that a message to it may have."""
 
     @property
     def id(self) -> str:
@@ -58,4 +61,5 @@ def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
         connection=UpstreamConnection(spec.id, spec.upstream),
         family=family,
         opening=opening_of_reasoning(spec.family),
+        thoughts=thought_tags(spec.family),
     )

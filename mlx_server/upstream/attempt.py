@@ -13,9 +13,14 @@ from mlx_server.upstream.request_body import UpstreamRequest
 
 class UpstreamAttempt:
     def __init__(
-        self, connection: UpstreamConnection, stream: UpstreamStream, reader: AnswerReader
+        self,
+        connection: UpstreamConnection,
+        request: UpstreamRequest,
+        stream: UpstreamStream,
+        reader: AnswerReader,
     ) -> None:
         self._connection = connection
+        self._request = request
         self._stream = stream
         self._reader = reader
 
@@ -24,7 +29,8 @@ class UpstreamAttempt:
         cls, connection: UpstreamConnection, request: UpstreamRequest, reader: AnswerReader
     ) -> "UpstreamAttempt":
         """Wait until the answer begins. Raises a ServerError if it does not."""
-        return cls(connection, await connection.open(request.route, request.body), reader)
+        body = request.thinking.first() if request.thinking else request.body
+        return cls(connection, request, await connection.open(request.route, body), reader)
 
     @property
     def counts(self) -> TokenCounts:
@@ -39,8 +45,25 @@ class UpstreamAttempt:
         await self._stream.aclose()
 
     async def events(self) -> AsyncGenerator[Event]:
+        reader, thinking = self._reader, self._request.thinking
+        async with aclosing(self._read()) as events:
+            async for event in events:
+                yield event
+        if thinking and thinking.budget and reader.is_without_answer and not reader.needs_no_more:
+            spent = reader.counts.completion_tokens
+            body = thinking.second(reader.thoughts, reader.content, spent)
+            for event in reader.close_thoughts(thinking.tags):
+                yield event
+            self._stream = await self._connection.open(self._request.route, body)
+            async with aclosing(self._read()) as events:
+                async for event in events:
+                    yield event
+        for event in reader.finish():
+            yield event
+
+    async def _read(self) -> AsyncGenerator[Event]:
+        """The events of one request's answer, but for the last ones."""
         reader, connection = self._reader, self._connection
-        is_complete = False
         try:
             async with (
                 connection.reading(),
@@ -48,18 +71,14 @@ class UpstreamAttempt:
             ):
                 async for value in values:
                     if value == END:
-                        is_complete = True
-                        break
+                        return
                     for event in reader.feed(read_piece(value)):
                         yield event
                     if reader.needs_no_more:
-                        is_complete = True
-                        break
+                        return
         finally:
             await self.aclose()
-        if not (is_complete or reader.has_ended):
+        if not reader.has_ended:
             raise UpstreamFailed(
                 f"The upstream of {connection.id} ended its stream before the answer was complete."
             )
-        for event in reader.finish():
-            yield event

@@ -22,6 +22,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
     Violation,
+    total,
 )
 from mlx_server.families import AS_TEXT, family_named
 from mlx_server.families.base import ModelFamily
@@ -30,6 +31,7 @@ from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
+from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage
 
@@ -45,6 +47,12 @@ CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 def text_family(name: str | None) -> ModelFamily:
     """The family by which an upstream's text is read."""
     return family_named(AS_TEXT.get(name or "", name or "plain"))
+
+
+def thought_tags(name: str | None) -> ThoughtTags | None:
+    """The tags of the family's reasoning; None if it has none that a message could have."""
+    opens, closes = family_named(name or "plain").thinking_delimiters()
+    return ThoughtTags(opens[0], closes[0]) if opens and closes and name not in AS_TEXT else None
 
 
 def opening_of_reasoning(name: str | None) -> str:
@@ -107,6 +115,26 @@ class AnswerReader:
         self._stop: str | None = None
         self._usage: UpstreamUsage | None = None
         self._is_unterminated = False
+        self._raw_thoughts: list[str] = []
+        self._before = TokenCounts()
+        """What the first of two requests has used."""
+        self._must_answer = False
+        """Whether the thoughts are closed in the prompt, so that all that comes is the answer."""
+
+    @property
+    def is_without_answer(self) -> bool:
+        """Whether the answer was cut off, or has not begun."""
+        return self._finish == "length" or not (self._said or self._calls or self._collected.calls)
+
+    @property
+    def content(self) -> str:
+        """The content as it came."""
+        return "".join(self._raw)
+
+    @property
+    def thoughts(self) -> str:
+        """The reasoning as it came next to the content."""
+        return "".join(self._raw_thoughts)
 
     @property
     def has_ended(self) -> bool:
@@ -129,7 +157,11 @@ class AnswerReader:
             return
         self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
         self._count(piece)
+        if piece.reasoning and self._must_answer:
+            yield from self._repaired(Repaired(self._index, "reasoning", "content"))
+            piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")
         if piece.reasoning:
+            self._raw_thoughts.append(piece.reasoning)
             yield from self._reason(piece.reasoning)
         if piece.text:
             yield from self._end_thoughts(cut=True)
@@ -139,6 +171,16 @@ class AnswerReader:
             yield from self._forward("content", self._content.feed(NO_TOKEN, piece.text))
         for call in piece.calls:
             self._collected.add(call)
+
+    def close_thoughts(self, tags: ThoughtTags) -> Iterator[Event]:
+        """Go on with another request, whose prompt has what came so far, with closed thoughts."""
+        yield from self._end_thoughts(cut=True)
+        if tags.is_open(self.content):
+            yield from self._forward("content", self._content.feed(NO_TOKEN, tags.closing))
+        self._before, self._must_answer = self.counts, True
+        self._collected, self._usage, self._finish = CollectedCalls(), None, None
+        self._size = self._reasoned = self._said = 0
+        self._streamed = False
 
     def finish(self) -> Iterator[Event]:
         """End the answer. The last event is `Finished`."""
@@ -287,13 +329,14 @@ class AnswerReader:
             reasoning = round(completion * self._reasoned / spoken) if spoken else 0
         reasoning = min(reasoning, completion)
         rest = completion - reasoning
-        return TokenCounts(
+        current = TokenCounts(
             completion_tokens=completion,
             cached_tokens=usage.cached if self._options.bills_prompt else 0,
             reasoning_tokens=reasoning,
             text_tokens=0 if self._calls or not self._said else rest,
             further_prompt_tokens=(usage.prompt or 0) if self._options.bills_prompt else 0,
         )
+        return total((self._before, current))
 
     def _finished(self) -> Finished:
         counts = self.counts

@@ -20,14 +20,11 @@ from mlx_server.requests import (
     RegexFormat,
 )
 from mlx_server.upstream.dialects import CHAT, COMPLETIONS
+from mlx_server.upstream.limited_thoughts import CONTINUED, STOPS, LimitedThoughts, ThoughtTags
 from mlx_server.upstream.messages import messages_of
 from mlx_server.upstream.spec import UpstreamCapabilities
 
 ANY_OBJECT: tuple[object, ...] = ({"type": "object"}, {}, True)
-
-STOPS = 4
-"""So many stop strings are passed on, as OpenAI's API takes no more. All of them are enforced
-here."""
 
 NEW_SAMPLING = ("top_k", "min_p", "repetition_penalty")
 PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -39,21 +36,35 @@ class UpstreamRequest:
 
     route: str
     body: Mapping[str, Any]
+    thinking: LimitedThoughts | None = None
+    """If set, its requests are sent in place of this body."""
 
 
-def check(id: str, can: UpstreamCapabilities, request: GenerateRequest) -> None:
-    """Raise BadRequest for what no request to this upstream can say."""
-    for name, why in _unsayable(can, request):
+def check(
+    id: str, can: UpstreamCapabilities, request: GenerateRequest, thoughts: ThoughtTags | None
+) -> None:
+    """Raise BadRequest for what no request to this upstream can say.
+
+    thoughts: the delimiters of reasoning, as far as it has any that can be written into a message.
+    """
+    for name, why in _unsayable(can, request, thoughts):
         raise BadRequest(
             f"`{name}` can't be used with {id}, which another server has: {why}.", param=name
         )
 
 
-def _unsayable(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[tuple[str, str]]:
+def _unsayable(
+    can: UpstreamCapabilities, request: GenerateRequest, thoughts: ThoughtTags | None
+) -> Iterator[tuple[str, str]]:
     names = request.param_names
-    if request.thinking_budget is not None:
+    if request.thinking_budget is not None and not can.thinking_budget:
         name = names.get("chat_template_kwargs.thinking_budget", "thinking_budget")
-        yield name, "its reasoning can't be ended after a number of tokens"
+        if not can.continue_message:
+            yield name, "its `capabilities` have neither `thinking_budget` nor `continue_message`"
+        if thoughts is None:
+            yield name, "its family has no tags around its reasoning that a message could close"
+        if not all(isinstance(p, Conversation) and not p.continued for p in request.prompts):
+            yield name, "its reasoning is limited in answers to messages that begin anew only"
     if request.max_response_tokens is not None:
         yield "max_response_tokens", "its reasoning and its answer can't be counted apart"
     if request.logprobs is not None and not can.logprobs:
@@ -110,6 +121,7 @@ def request_of(
     prompt: Prompt,
     choice: int,
     *,
+    thoughts: ThoughtTags | None = None,
     tells_format: bool = False,
 ) -> UpstreamRequest:
     """choice: the number of the answer among the `n`. tells_format: also in the prompt."""
@@ -123,7 +135,11 @@ def request_of(
     body |= dict(_format(can, request)) | dict(_template(can, request, prompt))
     if request.logprobs is not None:
         body |= {"logprobs": True, **({"top_logprobs": top} if (top := request.logprobs) else {})}
-    return UpstreamRequest(CHAT, body)
+    budget = None if can.thinking_budget else request.thinking_budget
+    if budget is None or thoughts is None:
+        return UpstreamRequest(CHAT, body)
+    thinking = LimitedThoughts(body, thoughts, budget, can.max_tokens_field)
+    return UpstreamRequest(CHAT, body, thinking)
 
 
 def _sampling(
@@ -137,6 +153,8 @@ def _sampling(
         yield can.max_tokens_field, request.max_tokens
     if request.stop and can.stop:
         yield "stop", list(request.stop[:STOPS])
+    if request.thinking_budget is not None and can.thinking_budget:
+        yield "thinking_budget", request.thinking_budget
     if request.seed is not None:
         yield "seed", request.seed + choice
     if request.logit_bias:
@@ -200,5 +218,4 @@ def _template(
     if said and can.chat_template_kwargs:
         yield "chat_template_kwargs", said
     if prompt.continued:
-        yield "continue_final_message", True
-        yield "add_generation_prompt", False
+        yield from CONTINUED.items()

@@ -48,6 +48,9 @@ class UpstreamCapabilities:
     chat_template_kwargs: bool = False
     continue_message: bool = False
     """Whether an answer may continue the last message, as vLLM names it."""
+    thinking_budget: bool = False
+    """Whether `thinking_budget` is passed on, as this server names it. If not, and if a message can
+    be continued, thoughts are limited by a second request."""
     sampling: bool = True
     """Whether `top_k`, `min_p` and `repetition_penalty` are passed on, which OpenAI's API lacks."""
     penalties: bool = True

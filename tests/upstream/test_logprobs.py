@@ -94,7 +94,7 @@ def test_an_upstream_that_sends_none(client: TestClient, upstream: PlayingServer
     ]
 
 
-@pytest.mark.parametrize("wrong", [*WRONG, -1, [300], "\ud800"], ids=ascii)
+@pytest.mark.parametrize("wrong", [*WRONG, -1, [300]], ids=ascii)
 def test_wrong_types(wrong: Any, client: TestClient, upstream: PlayingServer) -> None:
     entry = {"token": wrong, "logprob": wrong, "bytes": wrong, "top_logprobs": wrong}
     spelled = {"token": "Yes", "logprob": -1.0, "bytes": wrong, "top_logprobs": [wrong]}

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from mlx_server.config import upstream
 
 REQUESTS, FAILURES = "tests/upstream/test_requests.py", "tests/upstream/test_failures.py"
+BUDGET = "tests/upstream/test_thinking_budget.py"
 WATSONX = "tests/upstream/test_watsonx.py"
 REFUSED = f"{REQUESTS}::test_what_can_not_be_passed_on_is_refused_by_name"
 ITS_ROLES = f"{REQUESTS}::test_messages_keep_their_roles_and_no_content_is_null"
@@ -43,6 +44,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "reasoning_effort": LISTED,
         "chat_template_kwargs": LISTED,
         "continue_message": f"{REQUESTS}::test_a_message_is_continued_where_that_can_be",
+        "thinking_budget": f"{BUDGET}::test_an_upstream_that_limits_thoughts_itself",
         "sampling": REFUSED,
         "penalties": REFUSED,
         "seed": REFUSED,
