@@ -106,6 +106,7 @@ def upstream_spec(id: str, model: UpstreamFields) -> UpstreamSpec | None:
         project_id=model.project_id,
         space_id=model.space_id,
         capabilities=UpstreamCapabilities(**{**fields, **chosen}),
+        stated=frozenset(chosen),
         policy=UpstreamPolicy(**model.upstream.model_dump()),
         fallback=model.fallback,
         **iam,

@@ -165,6 +165,8 @@ class Pool:
         return self._models.find(base).upstream if self.knows(base) else None
 
     async def start(self) -> None:
+        for model in self._models.upstreams:
+            model.connection.learn_soon()
         if not self.needs_engine:
             return
         ready = await self.supervisor.start()

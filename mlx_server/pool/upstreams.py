@@ -16,8 +16,8 @@ class UpstreamModel:
     spec: ModelSpec
     upstream: UpstreamSpec
     connection: UpstreamConnection
-    family: ModelFamily
-    """The family by which its text is read."""
+    text_family: ModelFamily
+    """The family by which its text is read where it has tools itself."""
     opening: str
     """The delimiter that opens reasoning in that text."""
     thoughts: ThoughtTags | None
@@ -29,7 +29,16 @@ class UpstreamModel:
 
     @property
     def can(self) -> UpstreamCapabilities:
-        return self.upstream.capabilities
+        return self.connection.capabilities
+
+    @property
+    def family(self) -> ModelFamily:
+        """The family by which its text is read."""
+        return self.text_family if self.can.tools else self.text_family.with_tools_in_prompt()
+
+    @property
+    def context_length(self) -> int | None:
+        return self.spec.context_length or self.connection.learnt.context_length
 
     @property
     def capabilities(self) -> Capabilities:
@@ -39,7 +48,7 @@ class UpstreamModel:
             architecture="",
             quantization=None,
             size_bytes=0,
-            context_length=self.spec.context_length,
+            context_length=self.context_length,
             reasoning=True,
             tools=True,
             structured_output=True,
@@ -53,13 +62,11 @@ def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
     family = text_family(spec.family)
     if spec.reasoning_tags is not None:
         family = replace(family, reasoning_tags=pairs_of(spec.reasoning_tags))
-    if not spec.upstream.capabilities.tools:
-        family = family.with_tools_in_prompt()
     return UpstreamModel(
         spec=spec,
         upstream=spec.upstream,
         connection=UpstreamConnection(spec.id, spec.upstream),
-        family=family,
+        text_family=family,
         opening=opening_of_reasoning(spec.family),
         thoughts=thought_tags(spec.family),
     )

@@ -6,8 +6,9 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import msgspec
@@ -21,8 +22,9 @@ from mlx_server.errors import (
 )
 from mlx_server.upstream.breaker import CircuitBreaker
 from mlx_server.upstream.credentials import Credentials, credentials_of, limited
-from mlx_server.upstream.dialects import dressed, endpoint
+from mlx_server.upstream.dialects import MODELS, dressed, endpoint
 from mlx_server.upstream.failures import RETRIED, refusal, reported, retry_after
+from mlx_server.upstream.learning import LearntFacts, facts_in
 from mlx_server.upstream.spec import UpstreamSpec
 from mlx_server.upstream.sse import SseReader
 
@@ -38,6 +40,9 @@ TURN = 64
 """So many events are read before other requests get their turn."""
 
 END = "[DONE]"
+
+LESSONS = 3
+"""How often an upstream is asked for its models, if it does not answer."""
 
 
 class Retriable(Exception):
@@ -86,14 +91,54 @@ class UpstreamConnection:
         """The Unix time of the last answer's end."""
         self.last_error: str | None = None
         """What was wrong with the last request; None if it was answered."""
+        self.learnt = LearntFacts()
+        self.capabilities = spec.capabilities
+        """What the upstream can do, as far as it is known now."""
+        self._learning: asyncio.Task[None] | None = None
+        self._lessons_left = LESSONS
         self._pause = pause
         self._client: httpx2.AsyncClient | None = None
         self._credentials: Credentials = credentials_of(spec, self._http)
 
     async def aclose(self) -> None:
+        learning, self._learning = self._learning, None
+        if learning:
+            learning.cancel()
+            await asyncio.gather(learning, return_exceptions=True)
         client, self._client = self._client, None
         if client:
             await client.aclose()
+
+    def learn_soon(self) -> None:
+        """Ask the upstream what it can do, unless it has said so. Requests don't wait for it."""
+        running = self._learning and not self._learning.done()
+        if self.spec.kind == "openai" and self._lessons_left and not running:
+            self._lessons_left -= 1
+            self._learning = asyncio.create_task(self._learn())
+
+    async def _learn(self) -> None:
+        try:
+            async with asyncio.timeout(self.spec.policy.connect_seconds):
+                headers = await self._credentials.headers()
+                request = self._http().build_request(
+                    "GET", endpoint(self.spec, MODELS), headers=headers
+                )
+                response = await self._http().send(request, stream=True)
+                try:
+                    body = await limited(response, limits.UPSTREAM_LINE_BYTES.value)
+                finally:
+                    await response.aclose()
+        except (httpx2.HTTPError, TimeoutError, ServerError):
+            return  # after the next answer it is asked again
+        self._lessons_left = 0
+        try:
+            models = await self._parsed(body) if response.status_code == 200 else None
+        except UpstreamFailed:
+            return
+        self.learnt = found = facts_in(models, self.spec.model)
+        learnt = {k: v for k, v in found.capabilities.items() if k not in self.spec.stated}
+        self.capabilities = replace(self.spec.capabilities, **cast(dict[str, Any], learnt))
+        log.debug("%s: its server says %s", self.id, learnt)
 
     async def open(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
         """Send the request until an answer begins. Raises a ServerError if none does."""
@@ -128,6 +173,7 @@ class UpstreamConnection:
             raise
         self.breaker.succeeded()
         self.last_error = None
+        self.learn_soon()
         return stream
 
     async def _sent(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:

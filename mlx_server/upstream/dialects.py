@@ -9,7 +9,7 @@ WATSONX_VERSION = "2025-02-11"
 
 WATSONX_CHAT = "/ml/v1/text/chat_stream"
 
-CHAT, COMPLETIONS = "/chat/completions", "/completions"
+CHAT, COMPLETIONS, MODELS = "/chat/completions", "/completions", "/models"
 
 
 def endpoint(spec: UpstreamSpec, route: str) -> str:

@@ -110,6 +110,8 @@ class UpstreamSpec:
     iam_url: str = "https://iam.cloud.ibm.com"
     """Where watsonx's tokens come from."""
     capabilities: UpstreamCapabilities = field(default_factory=UpstreamCapabilities)
+    stated: frozenset[str] = frozenset()
+    """The capabilities that the owner has set. What the upstream says does not change them."""
     policy: UpstreamPolicy = field(default_factory=UpstreamPolicy)
     fallback: tuple[str, ...] = ()
     """Models that are asked instead if this one can't answer."""

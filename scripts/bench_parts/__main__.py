@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 
-from bench_parts import adapters, grammars, tables
+from bench_parts import adapters, gateway, grammars, tables
 from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
@@ -56,6 +56,9 @@ def main(
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Tokens of agents' sessions computed again instead.")
     ] = False,
+    by_gateway: Annotated[
+        bool, typer.Option("--gateway", help="A server asked by way of another, instead.")
+    ] = False,
     kv_bits: Annotated[
         bool, typer.Option("--kv-bits", help="Keys and values in fewer bits instead.")
     ] = False,
@@ -83,6 +86,7 @@ def main(
     scripts/bench --structured
     scripts/bench --sessions
     scripts/bench --kv-bits
+    scripts/bench --gateway
     scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
@@ -92,6 +96,9 @@ def main(
     """
     if lora or structured:
         (_lora if lora else _structured)(json, markdown)
+        return
+    if by_gateway:
+        _gateway(repetitions or gateway.TURNS, json, markdown)
         return
     if kv_bits:
         _kv_bits(json, markdown)
@@ -156,6 +163,16 @@ def _sessions(
         found.append(each)
         progress.out(" ".join(next(count.rows([each]))))
     _show({"sessions": found}, [(count.COLUMNS, count.rows(found))], json, markdown)
+
+
+def _gateway(turns: int, json: Path | None, markdown: bool) -> None:
+    others, costs = Others(), []
+    for each in gateway.costs(turns):
+        costs.append(each)
+        progress.out(" ".join(next(gateway.rows([each]))))
+    found = [(gateway.COLUMNS, gateway.rows(costs)), (tables.GOAL_COLUMNS, gateway.goals(costs))]
+    _show({"gateway": costs}, found, json, markdown)
+    _warn(others.cores())
 
 
 def _kv_bits(json: Path | None, markdown: bool) -> None:

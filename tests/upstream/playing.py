@@ -77,6 +77,8 @@ class PlayingServer:
         self.asked: list[Asked] = []
         self.left = Event()
         """A client has left before the end of a reply."""
+        self.models = Reply(status=404)
+        """What it answers to GET /v1/models, which is not among `asked`."""
         self._replies: list[Reply] = []
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -118,6 +120,9 @@ class PlayingServer:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        if scope["method"] == "GET":
+            await self._play(self.models, receive, send)
+            return
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         path = scope["path"] + (
             f"?{scope['query_string'].decode()}" if scope["query_string"] else ""

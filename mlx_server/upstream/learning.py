@@ -1,0 +1,72 @@
+"""What an upstream's `/models` says of a model: the length of its context, and what it can do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CONTEXTS = (
+    *("max_model_len", "context_length", "loaded_context_length", "max_context_length"),
+    *("context_window", "n_ctx", "n_ctx_train"),
+)
+"""Names of the length, of which a more exact one comes first."""
+
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "tools": ("tools",),
+    "tool_choice": ("tool_choice",),
+    "json_schema": ("structured_outputs",),
+    "reasoning_effort": ("reasoning",),
+    "sampling": ("top_k", "min_p", "repetition_penalty"),
+    "penalties": ("presence_penalty", "frequency_penalty"),
+    "seed": ("seed",),
+    "stop": ("stop",),
+    "logit_bias": ("logit_bias",),
+    "logprobs": ("logprobs", "top_logprobs"),
+}
+"""Capabilities, and what `supported_parameters` must have for them."""
+
+OWNERS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("structured_outputs", "chat_template_kwargs", "continue_message"),
+    "llamacpp": ("chat_template_kwargs",),
+    "mlx-server": (
+        *("structured_outputs", "chat_template_kwargs", "continue_message"),
+        *("reasoning_messages", "developer_role"),
+    ),
+}
+"""Capabilities of the servers that `owned_by` names."""
+
+
+@dataclass(frozen=True)
+class LearntFacts:
+    context_length: int | None = None
+    capabilities: Mapping[str, bool] = field(default_factory=dict)
+
+
+def facts_in(models: Any, name: str) -> LearntFacts:
+    """The facts of the model of this name, or of the only one in the list."""
+    listed = models.get("data") if isinstance(models, Mapping) else models
+    entries = [e for e in listed if isinstance(e, Mapping)] if isinstance(listed, list) else []
+    entry = next((e for e in entries if e.get("id") == name), None)
+    if entry is None and len(entries) == 1:
+        entry = entries[0]
+    return LearntFacts(_context(entry), _capabilities(entry)) if entry else LearntFacts()
+
+
+def _context(entry: Mapping[str, Any]) -> int | None:
+    meta = entry.get("meta")
+    places = [entry, meta] if isinstance(meta, Mapping) else [entry]
+    found = (place.get(name) for name in CONTEXTS for place in places)
+    return next((n for n in found if type(n) is int and 0 < n < 2**31), None)
+
+
+def _capabilities(entry: Mapping[str, Any]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    supported = entry.get("supported_parameters")
+    if isinstance(supported, list) and supported:
+        for name, needed in PARAMETERS.items():
+            found[name] = all(each in supported for each in needed)
+    owner = entry.get("owned_by")
+    found |= dict.fromkeys(OWNERS.get(owner, ()) if isinstance(owner, str) else (), True)
+    abilities = entry.get("capabilities")
+    if owner == "mlx-server" and isinstance(abilities, Mapping):
+        found["thinking_budget"] = abilities.get("reasoning") is True
+    return found
