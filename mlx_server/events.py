@@ -62,6 +62,8 @@ class Started:
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
     normalized: tuple[str, ...] = ()
     """Names of the lines that were taken out of the prompt, see `prompts.volatile_lines`."""
+    estimated_prompt_tokens: int = 0
+    """An estimate of the tokens that an upstream counts only at the end of its answer."""
     unfinished: Callable[[], TokenCounts] = field(default=TokenCounts, compare=False, repr=False)
     """What the answers without a `Finished` have used so far. An answer that is abandoned or fails
     never has one."""

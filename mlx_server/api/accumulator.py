@@ -89,7 +89,7 @@ class Accumulator:
             AccumulatedAnswer() for _ in range(prompts * n)
         ]
         self._n = n
-        self.prompt_tokens = self._tool_output_tokens = 0
+        self.prompt_tokens = self.estimated_prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
         self._normalized: Sequence[str] = ()
 
@@ -99,6 +99,7 @@ class Accumulator:
                 self.model = event.model
                 self.fingerprint = event.fingerprint
                 self.prompt_tokens = event.prompt_tokens
+                self.estimated_prompt_tokens = event.estimated_prompt_tokens
                 self._tool_output_tokens = event.tool_output_tokens
                 self._unenforced = event.unenforced
                 self._normalized = event.normalized

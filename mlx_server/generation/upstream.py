@@ -60,6 +60,7 @@ async def generate_upstream(
                 unused,
                 sampling=_sampling(request),
                 normalized=left_out,
+                estimated_prompt_tokens=sum(answer.estimated_prompt_tokens for answer in answers),
                 unfinished=partial(_unfinished, answers),
             )
             async with aclosing(merged([answer.events() for answer in answers])) as events:
@@ -173,6 +174,13 @@ class UpstreamAnswer(ReviewedAnswer):
     async def begin(self) -> None:
         """Wait until the answer begins. Raises a ServerError if it does not."""
         self._attempt = await self._begun_attempt(self._prompt)
+
+    @property
+    def estimated_prompt_tokens(self) -> int:
+        """0 for all but the first of `n` answers, whose prompt is counted once."""
+        if self._attempt is None or self._index % self._request.n:
+            return 0
+        return self._attempt.estimated_prompt_tokens
 
     async def aclose(self) -> None:
         if self._attempt:

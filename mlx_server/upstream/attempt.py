@@ -3,11 +3,13 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
+
 from mlx_server.errors import UpstreamFailed
 from mlx_server.events import Event, TokenCounts
 from mlx_server.upstream.connection import END, UpstreamConnection, UpstreamStream
 from mlx_server.upstream.pieces import read_piece
-from mlx_server.upstream.reading import AnswerReader
+from mlx_server.upstream.reading import CHARACTERS_PER_TOKEN, AnswerReader
 from mlx_server.upstream.request_body import UpstreamRequest
 
 
@@ -35,6 +37,13 @@ class UpstreamAttempt:
     @property
     def counts(self) -> TokenCounts:
         return self._reader.counts
+
+    @property
+    def estimated_prompt_tokens(self) -> int:
+        """By the characters of the prompt, which the upstream counts in the end."""
+        body = self._request.body
+        asked = [body.get(name) for name in ("messages", "prompt", "tools")]
+        return len(msgspec.json.encode(asked)) // CHARACTERS_PER_TOKEN
 
     @property
     def is_unterminated(self) -> bool:

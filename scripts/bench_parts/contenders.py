@@ -134,21 +134,26 @@ def _served(
 
 @contextmanager
 def answering(
-    command: list[str], model: str, folder: Path, variables: Variables
+    command: list[str],
+    model: str,
+    folder: Path,
+    variables: Variables,
+    python: Path = Path(sys.executable),
 ) -> Iterator[tuple[int, Target]]:
+    """python: the interpreter that has the command's module."""
     port = _free_port()
     target = Target(f"http://127.0.0.1:{port}", model, api="completions")
-    with _child([*command, "--port", str(port)], folder, variables) as child:
-        if not _answers(child, f"{target.url}/health"):
+    with _child([*command, "--port", str(port)], folder, variables, python) as child:
+        if not _answers(child, f"{target.url}/v1/models"):
             raise RuntimeError(f"{command[0]} does not serve.")
         yield child.pid, target
 
 
 @contextmanager
 def _child(
-    module: list[str], folder: Path, variables: Variables
+    module: list[str], folder: Path, variables: Variables, python: Path = Path(sys.executable)
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    command, pipe = [sys.executable, "-m", *module], subprocess.PIPE
+    command, pipe = [str(python), "-m", *module], subprocess.PIPE
     own = {name: value for name, value in os.environ.items() if not name.startswith("MLX_SERVER_")}
     environment = {**own, **variables, "HF_HUB_OFFLINE": "1"}
     with (

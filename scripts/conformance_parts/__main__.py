@@ -26,9 +26,11 @@ from conformance_parts.probe import SUITE as PROBE
 from conformance_parts.probe import probe
 from conformance_parts.served import THINKER, server
 from conformance_parts.talks import CLIENTS, talk
+from conformance_parts.upstreams import SUITE as UPSTREAMS
+from conformance_parts.upstreams import upstreams
 from tests.live.server import DEMO
 
-PARTS = ("llm-comply", PROBE, *CLIENTS, LANGCHAIN, CLAUDE, CODEX, AGENTS)
+PARTS = ("llm-comply", PROBE, *CLIENTS, LANGCHAIN, CLAUDE, CODEX, AGENTS, UPSTREAMS)
 PIPE_WIDTH = 120
 DETAIL = 400
 
@@ -87,6 +89,8 @@ def _run(parts: Collection[str]) -> Iterator[Outcome]:
                 yield from codex()
             elif part == AGENTS:
                 yield from agents()
+            elif part == UPSTREAMS:
+                yield from upstreams()
             else:
                 yield from talk(python, part, served.url)
         yield _log(served.log)

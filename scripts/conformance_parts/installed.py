@@ -69,6 +69,16 @@ def codex() -> list[str]:
     return [node, str(folder / "@openai" / "codex" / "bin" / "codex.js")]
 
 
+def own(name: str, package: str) -> Path:
+    """The Python of a folder that has the package. It is for those that take long to build, so that
+    they are there only if somebody has installed them."""
+    folder = cache_dir() / FOLDER / name
+    if (python := folder / "bin" / "python").is_file():
+        return python
+    make = f"python -m venv {folder} && {folder}/bin/pip install '{package}'"
+    raise Missing(f"{package} is not installed: {make}")
+
+
 def programs(package: str) -> Path:
     """The folder with the program of a package of npm, or of PyPI if its version follows `==`."""
     name = package.strip("@").replace("/", "-")

@@ -12,6 +12,7 @@ from tests.upstream.playing import (
     answered,
     chat,
     delta,
+    events,
     gateway,
     in_chunks,
     in_one,
@@ -318,6 +319,18 @@ def test_tokens_can_not_be_counted_here(client: TestClient) -> None:
     response = client.post("/v1/messages/count_tokens", json=body)
     assert response.status_code == 400
     assert "another server" in response.text
+
+
+def test_messages_begin_with_an_estimate_and_end_with_the_count(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(says("Yes"))
+    said = {"model": "up", "messages": [{"role": "user", "content": "word " * 800}], "stream": True}
+    text = client.post("/v1/messages", json={**said, "max_tokens": 9}).text
+    usages = [each.get("message", each).get("usage") for each in events(text)]
+    first, last = (usage["input_tokens"] for usage in usages if usage)
+    assert 500 < first < 2000
+    assert last == 7
 
 
 def test_it_is_listed_as_any_other_and_takes_no_engine(client: TestClient) -> None:

@@ -186,7 +186,8 @@ class MessagesOutput:
 
     def _input_usage(self, cached: int) -> Wire:
         """The prompt's tokens: those from the prompt cache, those new in it, and the others."""
-        prompt = self._accumulator.prompt_tokens
+        found = self._accumulator
+        prompt = found.prompt_tokens or found.estimated_prompt_tokens
         # the last token of a prompt is computed with the answer's first one
         is_stored = self._options.stores_prompt and prompt > self._options.shortest_stored
         stored = max(0, prompt - 1 - cached) if is_stored else 0
