@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from mlx_server.api.accumulator import AccumulatedAnswer
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.errors import validation_error
@@ -16,6 +20,8 @@ from mlx_server.cli.redaction import matching, without_secrets
 from mlx_server.cli.upstream_recording import RecordedServer
 from mlx_server.engine.messages import Token
 from mlx_server.errors import BadRequest
+from mlx_server.events import Started
+from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
 from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool
@@ -79,7 +85,10 @@ def _without_secrets(entry: Entry, key: str | None = None) -> Entry:
 def record(
     spec: ModelSpec, requests: list[GenerateRequest], on_entry: Callable[[Entry], None]
 ) -> list[Entry]:
-    """One transcript entry for each request, in order. `on_entry` gets each when it is done."""
+    """One transcript entry for each request, in order. `on_entry` gets each when it is done.
+
+    A model that this server runs is recorded as it writes, a model on another server in words.
+    """
     return asyncio.run(_recorded(spec, requests, on_entry))
 
 
@@ -87,11 +96,13 @@ async def _recorded(
     spec: ModelSpec, requests: list[GenerateRequest], on_entry: Callable[[Entry], None]
 ) -> list[Entry]:
     pool = Pool([spec])
+    variable = spec.upstream.api_key_env if spec.upstream else None
+    key = os.environ.get(variable) if variable else None
     await pool.start()
     try:
         entries = []
         for request in requests:
-            entries.append(_without_secrets(await _entry(pool, request)))
+            entries.append(_without_secrets(await _entry(pool, request), key))
             on_entry(entries[-1])
         return entries
     finally:
@@ -99,6 +110,8 @@ async def _recorded(
 
 
 async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
+    if pool.upstream(request.model):
+        return {**_conditions(request), "answer": await _words(pool, request)}
     prepared = await pool.prepared(request.model)
     planned = await in_thread(plan, prepared, request)
     planned = shortened(planned, prepared, request, pool.most_tokens(prepared, planned.demand.rows))
@@ -115,6 +128,19 @@ async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
     ids = [token.id for token in (tokens[:-1] if finish == "stop" else tokens)]
     entry = {**_conditions(request), "output": prepared.checkpoint.tokenizer.raw(ids)}
     return entry | ({"finish": "length"} if finish == "length" else {})
+
+
+async def _words(pool: Pool, request: GenerateRequest) -> Entry:
+    """The answer of a model on another server, as every endpoint has it: read and repaired."""
+    answer = AccumulatedAnswer()
+    async with aclosing(generate(replace(request, buffered=True), pool)) as events:
+        async for event in events:
+            if not isinstance(event, Started):
+                answer.add(event)
+    calls = [{"name": c.name, "arguments": json.loads(c.arguments or "{}")} for c in answer.calls]
+    text, reasoning = "".join(answer.texts), "".join(answer.reasoning)
+    found: Entry = {"reasoning": reasoning, "text": text, "calls": calls}
+    return {name: value for name, value in found.items() if value} or {"text": ""}
 
 
 def _conditions(request: GenerateRequest) -> Entry:

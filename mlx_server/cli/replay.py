@@ -47,6 +47,9 @@ def record(
     mlx-server replay record openai/gpt-oss-120b --upstream https://openrouter.ai/api/v1 \
         --api-key-env OPENROUTER_API_KEY --requests questions.yaml --output answers.yaml
 
+    A model of models.yaml that another server has is recorded as the endpoints give its answers:
+    read, repaired and asked for again. With --upstream answers are recorded as they come.
+
     A request is a text or a body of /v1/chat/completions. To serve the transcript, set `source:
     replay:answers.yaml` and a `family:` in models.yaml: the model's, or any for the answers of an
     upstream, which are recorded in words. Keys are taken out of what is recorded.
