@@ -24,13 +24,14 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """Capabilities, and what `supported_parameters` must have for them."""
 
-OWNERS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("structured_outputs", "chat_template_kwargs", "continue_message"),
-    "llamacpp": ("chat_template_kwargs",),
-    "mlx-server": (
-        *("structured_outputs", "chat_template_kwargs", "continue_message"),
-        *("reasoning_messages", "developer_role"),
-    ),
+OWNERS: Mapping[str, Mapping[str, bool]] = {
+    "vllm": dict.fromkeys(("structured_outputs", "chat_template_kwargs", "continue_message"), True),
+    "llamacpp": {"chat_template_kwargs": True},
+    "me": {"json_schema": False},  # llama-cpp-python, which fails with a schema
+    "mlx-server": {
+        **dict.fromkeys(("structured_outputs", "chat_template_kwargs", "continue_message"), True),
+        **dict.fromkeys(("reasoning_messages", "developer_role"), True),
+    },
 }
 """Capabilities of the servers that `owned_by` names."""
 
@@ -65,7 +66,7 @@ def _capabilities(entry: Mapping[str, Any]) -> dict[str, bool]:
         for name, needed in PARAMETERS.items():
             found[name] = all(each in supported for each in needed)
     owner = entry.get("owned_by")
-    found |= dict.fromkeys(OWNERS.get(owner, ()) if isinstance(owner, str) else (), True)
+    found |= OWNERS.get(owner, {}) if isinstance(owner, str) else {}
     abilities = entry.get("capabilities")
     if owner == "mlx-server" and isinstance(abilities, Mapping):
         found["thinking_budget"] = abilities.get("reasoning") is True

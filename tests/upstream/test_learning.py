@@ -84,6 +84,7 @@ def test_a_model_that_turns_out_to_have_no_tools(
         (VLLM, 4096, {"structured_outputs", "chat_template_kwargs", "continue_message"}),
         (LLAMA_CPP, 8192, {"chat_template_kwargs"}),
         ({"id": "there", "max_context_length": 7}, 7, set()),
+        ({"id": "there", "owned_by": "me"}, None, set()),
         (
             {"id": "there", "owned_by": "mlx-server", "capabilities": {"reasoning": True}},
             None,
