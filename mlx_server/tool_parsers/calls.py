@@ -75,6 +75,8 @@ class ToolCallEmitter:
         """Begun, and neither finished nor given up."""
         self.holds_calls = holds_calls
         """Whether the next call is reported only once it is complete."""
+        self.may_echo = False
+        """Whether the next call, if it is the same as the one before, is no second decision."""
         self._held: HeldCall | None = None
         """The current call, if it may never be reported."""
         self._before: ToolCallWriter | None = None
@@ -140,7 +142,9 @@ class ToolCallEmitter:
 
     def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
         """And whether there were slips in it."""
-        found, slips = arguments, False
+        found, slips = arguments, arguments is None
+        if arguments is None and self.allowed.json:
+            found = {}
         if isinstance(arguments, str):
             try:
                 found = loads_exactly(arguments)
@@ -168,7 +172,8 @@ class ToolCallEmitter:
 
     def _hold(self, name: str) -> HeldCall | None:
         before, most = self._before, self.allowed.repeats
-        if before and most is not None and self._in_a_row >= most and name == before.name:
+        is_suspect = self.may_echo or (most is not None and self._in_a_row >= most)
+        if before and is_suspect and name == before.name:
             # a call that differs is held to its end too if calls are
             emit = CompleteCall(self._emit).emit if self.holds_calls else self._emit
             return RepeatedCall(before.arguments, emit)

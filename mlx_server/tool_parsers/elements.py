@@ -1,8 +1,8 @@
 """Calls whose arguments are elements of their own names, as MiniMax M3 writes them.
 
 `<invoke name="f"><city>Paris</city><tags><item>a</item></tags></invoke>`, where a sign stands
-before each tag, so that values need no escapes. Lists are elements called `item`, and objects are
-elements within elements.
+before each tag, so that values need no escapes. Lists are elements called `item`, or of one name
+that is repeated, and objects are elements within elements.
 """
 
 from collections.abc import Sequence
@@ -170,9 +170,10 @@ def _folded(found: Sequence[tuple[str, Any]]) -> Any:
     keys = [key for key, _ in found]
     if set(keys) == {ITEM}:
         return [value for _, value in found]
-    if len(set(keys)) < len(keys):
-        raise Malformed("a key is given twice")
-    return dict(found)
+    members: dict[str, list[Any]] = {}
+    for key, value in found:
+        members.setdefault(key, []).append(value)
+    return {key: each if len(each) > 1 else each[0] for key, each in members.items()}
 
 
 def _is_name(name: str) -> bool:

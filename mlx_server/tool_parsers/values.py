@@ -125,7 +125,8 @@ def _argument(
     bare = (yield from run(source, syntax.scalar)) if syntax.untyped and not is_quoted else ""
     if bare:
         return call.untyped(key, syntax.words.get(bare, bare))
-    call.value(key, (yield from value(source, syntax, call, ends)))
+    takes_words = syntax.rules == "python" and call.may_be_mended and call.streams(key)
+    call.value(key, (yield from value(source, syntax, call, ends, takes_words=takes_words)))
     return False
 
 
@@ -134,10 +135,12 @@ def value(
     syntax: Syntax,
     call: ToolCallWriter | None = None,
     ends: tuple[str, ...] = (),
+    *,
+    takes_words: bool = False,
 ) -> Steps[Any]:
     """Any value; white space before it is read. call: whose argument it is. ends: as for
-    `arguments`."""
-    transcript = _Transcript(source, syntax, call)
+    `arguments`. takes_words: whether a name without quotes is text."""
+    transcript = _Transcript(source, syntax, call, takes_words=takes_words)
     while transcript.open or not transcript.json:
         if call and ends and transcript.may_end and (yield from source.after_space(*ends)):
             transcript.close()
@@ -158,8 +161,11 @@ class _Transcript:
     What can't be one is Malformed where it stands: the text after it is not taken for a string.
     """
 
-    def __init__(self, source: Source, syntax: Syntax, call: ToolCallWriter | None) -> None:
+    def __init__(
+        self, source: Source, syntax: Syntax, call: ToolCallWriter | None, *, takes_words: bool
+    ) -> None:
         self._call = call
+        self._takes_words = takes_words
         self.json: list[str] = []
         self.open: list[tuple[int, str]] = []
         """Open brackets: their place in `json`, and what closes them."""
@@ -245,7 +251,10 @@ class _Transcript:
         try:
             return syntax.as_json(syntax.words.get(word, word))
         except ValueError:
-            raise Malformed("no value") from None
+            if not (self._call and self._takes_words and not self.open and word.isidentifier()):
+                raise Malformed("no value") from None
+            self._call.mend()
+            return json.dumps(word)
 
     def _close(self, bracket: str) -> None:
         if not self.open or self.open[-1][1] != bracket:
