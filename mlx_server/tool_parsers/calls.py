@@ -172,12 +172,11 @@ class ToolCallEmitter:
 
     def _hold(self, name: str) -> HeldCall | None:
         before, most = self._before, self.allowed.repeats
+        complete = CompleteCall(self._emit) if self.holds_calls else None
         is_suspect = self.may_echo or (most is not None and self._in_a_row >= most)
         if before and is_suspect and name == before.name:
-            # a call that differs is held to its end too if calls are
-            emit = CompleteCall(self._emit).emit if self.holds_calls else self._emit
-            return RepeatedCall(before.arguments, emit)
-        return CompleteCall(self._emit) if self.holds_calls else None
+            return RepeatedCall(before.arguments, self._emit, complete)
+        return complete
 
     def add_repaired(
         self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)

@@ -125,8 +125,7 @@ def _argument(
     bare = (yield from run(source, syntax.scalar)) if syntax.untyped and not is_quoted else ""
     if bare:
         return call.untyped(key, syntax.words.get(bare, bare))
-    takes_words = syntax.rules == "python" and call.may_be_mended and call.streams(key)
-    call.value(key, (yield from value(source, syntax, call, ends, takes_words=takes_words)))
+    call.value(key, (yield from value(source, syntax, call, ends)))
     return False
 
 
@@ -135,12 +134,10 @@ def value(
     syntax: Syntax,
     call: ToolCallWriter | None = None,
     ends: tuple[str, ...] = (),
-    *,
-    takes_words: bool = False,
 ) -> Steps[Any]:
     """Any value; white space before it is read. call: whose argument it is. ends: as for
-    `arguments`. takes_words: whether a name without quotes is text."""
-    transcript = _Transcript(source, syntax, call, takes_words=takes_words)
+    `arguments`."""
+    transcript = _Transcript(source, syntax, call)
     while transcript.open or not transcript.json:
         if call and ends and transcript.may_end and (yield from source.after_space(*ends)):
             transcript.close()
@@ -161,11 +158,8 @@ class _Transcript:
     What can't be one is Malformed where it stands: the text after it is not taken for a string.
     """
 
-    def __init__(
-        self, source: Source, syntax: Syntax, call: ToolCallWriter | None, *, takes_words: bool
-    ) -> None:
+    def __init__(self, source: Source, syntax: Syntax, call: ToolCallWriter | None) -> None:
         self._call = call
-        self._takes_words = takes_words
         self.json: list[str] = []
         self.open: list[tuple[int, str]] = []
         """Open brackets: their place in `json`, and what closes them."""
@@ -251,10 +245,7 @@ class _Transcript:
         try:
             return syntax.as_json(syntax.words.get(word, word))
         except ValueError:
-            if not (self._call and self._takes_words and not self.open and word.isidentifier()):
-                raise Malformed("no value") from None
-            self._call.mend()
-            return json.dumps(word)
+            raise Malformed("no value") from None
 
     def _close(self, bracket: str) -> None:
         if not self.open or self.open[-1][1] != bracket:
