@@ -102,6 +102,11 @@ class ToolCallEmitter:
         meant = self.meant(name)
         return properties(self._tools[meant].parameters) if meant else frozenset()
 
+    def needs_none(self, name: str) -> bool:
+        """Whether the tool that a name means can be called without arguments."""
+        meant = self.meant(name)
+        return meant is not None and not required(self._tools[meant].parameters)
+
     def tool_made_of(self, text: str) -> str:
         """The one tool that takes these arguments, in JSON; empty if none or several do."""
         if not self.allowed.names:

@@ -120,6 +120,8 @@ def _call_object(
         call.finish()
     elif name and held:
         calls.whole(name, held[0], id)
+    elif name and closes and calls.needs_none(name):
+        calls.whole(name, None, id)
     elif not framed:
         raise Malformed("a call needs a name and arguments")
 
