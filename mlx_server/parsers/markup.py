@@ -26,6 +26,7 @@ from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 __all__ = ["THINK", "MarkupLayout", "MarkupParser"]
 
 ANYTHING = re.compile(r"(?s:.)+")
+BLANKS = re.compile(r"[ \t]+")
 
 
 class MarkupParser:
@@ -39,7 +40,8 @@ class MarkupParser:
         self._verbatim = context.verbatim
         self._delimiters = MarkupDelimiters(layout, context)
         self._control = context.control
-        self._source = Source(frozenset(self._delimiters.tokens.values()))
+        tokens = frozenset(self._delimiters.tokens.values())
+        self._source = Source(tokens, self._delimiters.spelled_stops)
         self._output = MarkupOutput(layout, context.index)
         self._reader = MarkupCallReader(
             layout, context, self._delimiters, self._source, self._output
@@ -193,10 +195,6 @@ class MarkupParser:
     def _read_delimited(self, delimiter: str) -> Steps[None]:
         if delimiter in self._layout.transparent:
             return
-        if delimiter in self._delimiters.spelled_stops:
-            if not (yield from self._source.stopped()):
-                self._output.add(delimiter)
-            return
         if delimiter in self._reader.stray_delimiters:  # the end of what turned out to be text
             others = (each for each in self._reader.stray_delimiters if each != delimiter)
             self._reader.stray_delimiters = tuple(others)
@@ -208,9 +206,7 @@ class MarkupParser:
             )  # the text is about tags
             self._output.add(delimiter)
             return
-        if self._is_stray(delimiter) and (
-            self._is_within_line(delimiter) or (yield from self._is_quoted())
-        ):
+        if self._is_stray(delimiter) and (yield from self._is_mentioned(delimiter)):
             self._output.add(delimiter)
             return
         self._output.line_begun = False
@@ -240,17 +236,20 @@ class MarkupParser:
             return False
         return not self._calls.finished or delimiter in self._delimiters.own.values()
 
-    def _is_quoted(self) -> Steps[bool]:
-        """Whether the delimiter just read stands in quotes, as in a text about delimiters."""
-        if self._output.whitespace.holds or self._output.texts.last not in QUOTES:
+    def _is_mentioned(self, delimiter: str) -> Steps[bool]:
+        """Whether the delimiter just read is part of a text about delimiters. It then stands in
+        quotes or within a line, while one that ends a thought stands in a line of its own."""
+        output, delimiters = self._output, self._delimiters
+        if output.line_begun and delimiter in delimiters.closing_tags:
+            return delimiter != self._unclosed
+        if output.texts.last in QUOTES and not output.whitespace.holds:
+            return bool((yield from self._source.comes(*QUOTES)))
+        if not output.line_begun or delimiter in delimiters.tokens.values():
             return False
-        return (yield from self._source.comes(*QUOTES))
-
-    def _is_within_line(self, delimiter: str) -> bool:
-        """Whether this is the closing tag of reasoning, after text in the same line: a text about
-        tags, since the tag that ends a thought stands in a line of its own."""
-        is_closing = delimiter in self._delimiters.closing_tags and delimiter != self._unclosed
-        return is_closing and self._output.line_begun
+        ahead = self._source.lookahead()
+        yield from ahead.run(BLANKS)
+        begun = yield from self._source.after_space(*delimiters.all)
+        return not begun and (yield from ahead.peek()) not in ("", "\n")
 
     def _worded_reasoning(self) -> Steps[None]:
         pairs = dict(self._layout.worded_reasoning)

@@ -39,6 +39,8 @@ class MarkupCallReader:
         self._delimiters = delimiters
         self._source = source
         self._output = output
+        self._is_delimited = False
+        """Whether delimiters opened the last call."""
         self._finished_before = 0
         """How many calls were complete before the block that is read."""
 
@@ -52,6 +54,10 @@ class MarkupCallReader:
             is_uncertain = any(call_format is each for each in self._delimiters.uncertain_formats)
             self.calls.holds_calls = self._holds_calls or is_uncertain
             self._finished_before = self.calls.finished
+            is_delimited = bool(call_format.opens) and "unmarked" not in call_format.repairs
+            self.calls.may_echo = (
+                self._is_delimited and not is_delimited and not self._output.in_text
+            )
             self._source.keep(already)
             try:
                 yield from self._doubled(call_format)
@@ -62,6 +68,8 @@ class MarkupCallReader:
             self._source.kept()
             self._source.quoted = False
             self.calls.give_up()
+            if self.calls.finished > self._finished_before:
+                self._is_delimited = is_delimited
             already, following = following, ""
             call_format = self._delimiters.formats.get(already, call_format)
         self.is_reading = False

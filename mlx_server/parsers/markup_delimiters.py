@@ -35,12 +35,11 @@ class MarkupDelimiters:
         closes = [each for n in layout.call_formats for each in n.closes]
         ends = (*closes, *layout.dropped)
         removed = (*self.empty_thoughts, *layout.transparent)
-        self.spelled_stops = tuple(
-            dict.fromkeys(s for s in layout.stops if s not in context.control.values())
-        )
+        spelled = (s for s in layout.stops if s not in context.control.values())
+        is_free = not (context.continues_text or context.formatted)
+        self.spelled_stops = tuple(dict.fromkeys(spelled)) if is_free else ()
         """Stop tokens that the vocabulary lacks: at the end of an answer they are spelled out."""
-        spelled = () if context.continues_text or context.formatted else self.spelled_stops
-        self.all = (*self.own, *self.own.values(), *self.formats, *ends, *removed, *spelled)
+        self.all = (*self.own, *self.own.values(), *self.formats, *ends, *removed)
         """Those that mean something anywhere in an answer."""
         self.after_calls = ends
         known = (*self.all, *(inner for n in layout.call_formats for inner in n.inner))

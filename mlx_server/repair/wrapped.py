@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mlx_server.repair.call_shapes import ARGUMENT_KEYS
-from mlx_server.repair.exact import loads_exactly
+from mlx_server.repair.jsonish import loads
+from mlx_server.repair.malformed import Malformed
 
 WRAPPERS = frozenset((*ARGUMENT_KEYS, "properties"))
 """Words that call formats and schemas have for the arguments as a whole."""
@@ -24,6 +25,6 @@ def unwrapped(key: str, value: Any, known: Collection[str]) -> Mapping[str, Any]
 
 def _json_of(text: str) -> Any:
     try:
-        return loads_exactly(text)
-    except (ValueError, RecursionError):
+        return loads(text) if text.lstrip().startswith("{") else None
+    except Malformed:
         return None

@@ -75,6 +75,8 @@ class ToolCallEmitter:
         """Begun, and neither finished nor given up."""
         self.holds_calls = holds_calls
         """Whether the next call is reported only once it is complete."""
+        self.may_echo = False
+        """Whether the next call, if it is the same as the one before, is no second decision."""
         self._held: HeldCall | None = None
         """The current call, if it may never be reported."""
         self._before: ToolCallWriter | None = None
@@ -99,6 +101,11 @@ class ToolCallEmitter:
         """The parameters of the tool that a name means."""
         meant = self.meant(name)
         return properties(self._tools[meant].parameters) if meant else frozenset()
+
+    def needs_none(self, name: str) -> bool:
+        """Whether the tool that a name means can be called without arguments."""
+        meant = self.meant(name)
+        return meant is not None and not required(self._tools[meant].parameters)
 
     def tool_made_of(self, text: str) -> str:
         """The one tool that takes these arguments, in JSON; empty if none or several do."""
@@ -140,7 +147,9 @@ class ToolCallEmitter:
 
     def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
         """And whether there were slips in it."""
-        found, slips = arguments, False
+        found, slips = arguments, arguments is None
+        if arguments is None and self.allowed.json:
+            found = {}
         if isinstance(arguments, str):
             try:
                 found = loads_exactly(arguments)
@@ -168,11 +177,11 @@ class ToolCallEmitter:
 
     def _hold(self, name: str) -> HeldCall | None:
         before, most = self._before, self.allowed.repeats
-        if before and most is not None and self._in_a_row >= most and name == before.name:
-            # a call that differs is held to its end too if calls are
-            emit = CompleteCall(self._emit).emit if self.holds_calls else self._emit
-            return RepeatedCall(before.arguments, emit)
-        return CompleteCall(self._emit) if self.holds_calls else None
+        complete = CompleteCall(self._emit) if self.holds_calls else None
+        is_suspect = self.may_echo or (most is not None and self._in_a_row >= most)
+        if before and is_suspect and name == before.name:
+            return RepeatedCall(before.arguments, self._emit, complete)
+        return complete
 
     def add_repaired(
         self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)

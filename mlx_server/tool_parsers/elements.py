@@ -86,7 +86,8 @@ class Elements:
                 raise Malformed("a value has no end")
             call.end_text(key)
         else:
-            call.untyped_tree(key, (yield from self._value(source, end, limits.CALL_DEPTH.value)))
+            depth = limits.CALL_DEPTH.value
+            call.untyped_tree(key, (yield from self._value(source, call, end, depth)))
 
     def _opened(self, source: Source) -> Steps[tuple[str, str]]:
         """The name that an opening tag gives, and the tag that closes the element."""
@@ -98,7 +99,7 @@ class Elements:
             raise Malformed("expected an element")
         return named.removesuffix('"') or tag, self.end(tag)
 
-    def _value(self, source: Source, end: str, depth: int) -> Steps[Any]:
+    def _value(self, source: Source, call: ToolCallWriter, end: str, depth: int) -> Steps[Any]:
         """Text, or the elements in an element."""
         if not depth:
             raise Malformed("nested too deep")
@@ -107,9 +108,9 @@ class Elements:
         opens = f"{self.sign}<"
         while mark := (yield from source.up_to(end, opens, into=pieces.append)):
             if mark == end:
-                return _folded(found) if found else "".join(pieces)
+                return _folded(found, call) if found else "".join(pieces)
             key, inner = yield from self._opened(source)
-            found.append((key, (yield from self._value(source, inner, depth - 1))))
+            found.append((key, (yield from self._value(source, call, inner, depth - 1))))
         raise Malformed("a value has no end")
 
     # Writing
@@ -166,13 +167,16 @@ class Elements:
         return None
 
 
-def _folded(found: Sequence[tuple[str, Any]]) -> Any:
+def _folded(found: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:
     keys = [key for key, _ in found]
     if set(keys) == {ITEM}:
         return [value for _, value in found]
-    if len(set(keys)) < len(keys):
-        raise Malformed("a key is given twice")
-    return dict(found)
+    members: dict[str, list[Any]] = {}
+    for key, value in found:
+        members.setdefault(key, []).append(value)
+    if len(members) < len(found):  # a list, as elements of its key rather than of its items
+        call.mend("format")
+    return {key: each if len(each) > 1 else each[0] for key, each in members.items()}
 
 
 def _is_name(name: str) -> bool:

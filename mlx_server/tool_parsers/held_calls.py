@@ -36,15 +36,17 @@ class CompleteCall:
 class RepeatedCall:
     """A call that is reported as soon as its arguments differ from those of the call before."""
 
-    def __init__(self, before: str, emit: Emit) -> None:
+    def __init__(self, before: str, emit: Emit, complete: CompleteCall | None = None) -> None:
+        """complete: what holds the call to its end, if it differs."""
         self._before = before
-        self._emit = emit
+        self._complete = complete
+        self._emit = complete.emit if complete else emit
         self._compared = 0
         self._held: list[Event] | None = []
 
     @property
     def is_silent(self) -> bool:
-        return self._held is not None
+        return self._held is not None or bool(self._complete and self._complete.is_silent)
 
     def emit(self, event: Event) -> None:
         if self._held is None:

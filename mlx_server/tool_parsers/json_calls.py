@@ -83,11 +83,12 @@ def _call_object(
     closes: tuple[str, ...] | None = None,
 ) -> Steps[None]:
     """frame: keys under which the call itself may stand, in an object of its own."""
-    name, call, held, framed = "", None, None, False
+    name, call, framed = "", None, False
+    held: list[Any] = []
     while True:
         yield from source.space()
         key = yield from values.key_of(source, JSON)
-        twice = (key in NAMES and name) or (key in ARGUMENTS and held is not None)
+        twice = (key in NAMES and name) or (key in ARGUMENTS and held)
         if twice or (key in (*NAMES, *ARGUMENTS) and (call or framed)):
             raise Malformed("two calls in one")
         if key in ARGUMENTS and name and (yield from source.accept("{")):
@@ -98,7 +99,7 @@ def _call_object(
             if not calls.knows(name):
                 raise Malformed(f"there is no tool {name!r}")
         elif key in ARGUMENTS:
-            held = yield from values.value(source, JSON)
+            held.append((yield from values.value(source, JSON)))
         elif key in frame and not (framed or name) and (yield from source.accept("{")):
             framed = True
             yield from _call_object(source, calls, id, frame=())
@@ -117,8 +118,10 @@ def _call_object(
         yield from check_end(source, call, closes)
     if call:
         call.finish()
-    elif name and held is not None:
-        calls.whole(name, held, id)
+    elif name and held:
+        calls.whole(name, held[0], id)
+    elif name and closes and calls.needs_none(name):
+        calls.whole(name, None, id)
     elif not framed:
         raise Malformed("a call needs a name and arguments")
 

@@ -31,8 +31,14 @@ class Source:
     but not for a part of a control token.
     """
 
-    def __init__(self, delimiters: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, delimiters: frozenset[str] = frozenset(), stops: tuple[str, ...] = ()
+    ) -> None:
+        """stops: stop tokens that the vocabulary lacks, so that an answer may end in their text."""
         self._single = delimiters
+        self._stops = _stops_at_end(stops) if stops else None
+        self._held = ""
+        """The end of what has come, which may spell a stop token."""
         self._control = _any_of(tuple(sorted(delimiters)))
         self._tokens: dict[str, list[tuple[int, str]]] = {}
         """The control tokens that a mark is made with, and where in it they stand."""
@@ -50,6 +56,14 @@ class Source:
         """Whether the answer was ended from outside rather than by the model."""
 
     def feed(self, text: str) -> None:
+        if self._stops:
+            text = self._held + text
+            found = self._stops.search(text)
+            certain = found.start() if found else len(text)
+            text, self._held = text[:certain], text[certain:]
+        self._append(text)
+
+    def _append(self, text: str) -> None:
         if self._at:
             self._before += self._at
             self._text, self._at = self._text[self._at :], 0
@@ -60,10 +74,18 @@ class Source:
 
     def feed_delimiter(self, delimiter: str) -> None:
         """A token that is this mark."""
+        self._release()
         self._places[self._before + len(self._text)] = delimiter
-        self.feed(delimiter)
+        self._append(delimiter)
+
+    def _release(self) -> None:
+        held, self._held = self._held, ""
+        self._append(held)
 
     def close(self, *, cut: bool) -> None:
+        found = self._stops.fullmatch(self._held) if self._stops else None
+        if cut or not (found and found["whole"]):
+            self._release()
         self.closed, self.cut = True, cut
 
     @property
@@ -325,6 +347,14 @@ def complete_source(text: str) -> Source:
     source.feed(text)
     source.close(cut=False)
     return source
+
+
+@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
+def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the stop token that a text ends with, or the beginning of one."""
+    begun = sorted({s[:size] for s in stops for size in range(1, len(s))}, key=len, reverse=True)
+    whole, part = ("|".join(map(re.escape, each)) for each in (stops, begun))
+    return re.compile(rf"(?P<whole>(?:{whole})\s*)\Z|(?:{part})\Z")
 
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)

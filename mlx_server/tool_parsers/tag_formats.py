@@ -73,10 +73,10 @@ DSML, GCML = "｜DSML｜", "｜GCML｜"
 """The signs of DeepSeek's markup language, from V3.2 on, and of GigaChat's."""
 
 
-def _dsml(block: str, sign: str = DSML, gap: str = "") -> CallFormat:
+def _dsml_tags(block: str, sign: str = DSML, gap: str = "") -> TagSyntax:
     """gap: what stands between the sign and each name."""
     mark = sign + gap
-    tags = TagSyntax(
+    return TagSyntax(
         function=f"<{mark}invoke name=",
         function_end=f"</{mark}invoke>",
         parameter=f"<{mark}parameter name=",
@@ -85,12 +85,25 @@ def _dsml(block: str, sign: str = DSML, gap: str = "") -> CallFormat:
         quote='"',
         says_types=True,
     )
-    return replace(tagged(f"<{mark}{block}>", tags), inner=(sign,))
 
 
-DSML_FORMATS = (_dsml("function_calls"), _dsml("tool_calls"), _dsml("calls", gap=" "))
-"""Of V3.2, V4 and V4.1."""
-GIGACHAT35 = _dsml("tool_calls", GCML)
+def _dsml(tags: TagSyntax, sign: str = DSML) -> CallFormat:
+    opens = tags.block_end.replace("/", "", 1)
+    return replace(tagged(opens, tags), inner=(sign,))
+
+
+def _dsml_without_block(tags: TagSyntax) -> CallFormat:
+    return replace(without_block(tags), inner=(DSML,), blocks=())
+
+
+_V32, _V4, _V41 = (
+    _dsml_tags("function_calls"),
+    _dsml_tags("tool_calls"),
+    _dsml_tags("calls", gap=" "),
+)
+DSML_FORMATS = (*map(_dsml, (_V32, _V4, _V41)), *map(_dsml_without_block, (_V4, _V41)))
+"""Of V3.2, V4 and V4.1; and V4's without the tags of the block, with which V3.2 agrees."""
+GIGACHAT35 = _dsml(_dsml_tags("tool_calls", GCML), GCML)
 
 
 # Keys and values in marks of their own

@@ -82,6 +82,19 @@ def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
         assert not [mark for mark in unseen if mark in seen], (ended, seen)
 
 
+@every_family
+def test_a_stop_token_that_is_spelled_out_ends_any_answer(family: ModelFamily) -> None:
+    for case in goldens_of(family):
+        if case.cut or not case.by_text or Player(family, case).reads_token_ids:
+            continue
+        spelled = msgspec.structs.replace(
+            case, output=case.output + "".join(family.stop_tokens[:1])
+        )
+        for size in (4, len(spelled.output)):
+            found = shown(folded(Player(family, spelled).as_text(size)), case.reads)
+            assert found == shown(case.reads, case.reads), f"{case.name}, cut at {size}"
+
+
 TEXTS = ("path", "content", "query", "city")
 """Parameters of the golden tools that take any text."""
 

@@ -179,9 +179,13 @@ CASES = {
         {"reasoning": f"{OPEN}{NOW}{CLOSE}", "text": "b"},
     ),
     "a dropped mark": ("a <gone> b", {"text": "a b"}),
-    "a stray end": (f"a {CLOSE} b", {"text": "a b"}),
+    "a stray end": (f"a {CLOSE}\nb", {"text": "a\nb"}),
+    "a stray end after a text": (f"a {CLOSE} ", {"text": "a "}),
     "no call": (f"a {OPEN} b {CLOSE} c", {"text": f"a {OPEN} b {CLOSE} c"}),
-    "no call, and its end alone": (f"{OPEN}b{CLOSE}c{CLOSE}d", {"text": f"{OPEN}b{CLOSE}cd"}),
+    "no call, and its end alone": (
+        f"{OPEN}b{CLOSE}c{CLOSE}\nd",
+        {"text": f"{OPEN}b{CLOSE}c\nd"},
+    ),
     "no call without an end": (f"a {OPEN} b", {"text": f"a {OPEN} b"}),
     "an unknown tool": (
         OPEN + '{"name": "fly", "arguments": {}}' + CLOSE,
@@ -224,6 +228,13 @@ CASES = {
 def test_what_it_means(output: str, wanted: dict[str, Any], control: dict[int, str]) -> None:
     for size in range(1, 13):
         assert reading(output, size, control=control) == wanted, size
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_a_closing_mark_within_a_line_is_text_unless_it_is_a_token(size: int) -> None:
+    about = f"A call ends with {CLOSE} and so on."
+    assert reading(about, size) == {"text": about}
+    assert reading(about, size, control=CONTROL) == {"text": "A call ends with and so on."}
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,6 @@ def test_two_calls_in_any_arrangement(parse: Parse, text: str) -> None:
         "{}",
         "{]",
         '{"type": "function"}',
-        '{"name": "f"}',
         '{"arguments": {"a": 1}}',
         '{"name": "h", "arguments": {}}',
         '{"name": "f", "arguments": [1]}',
@@ -68,6 +67,14 @@ def test_two_calls_in_any_arrangement(parse: Parse, text: str) -> None:
 def test_what_is_no_call(parse: Parse, text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse(text, TOOLS)
+
+
+def test_a_name_between_marks_is_a_call_of_a_tool_that_needs_no_arguments() -> None:
+    (made,) = hermes('{"name": "f"}', TOOLS)
+    assert (made["name"], made["arguments"]) == ("f", {})
+    for parse in (llama, mistral):  # nothing marks the end
+        with pytest.raises(ValueError, match=r"\w"):
+            parse('{"name": "f"}', TOOLS)
 
 
 @pytest.mark.parametrize("parse", [hermes, mistral])
