@@ -178,7 +178,16 @@ class EndingSearch:
         """Returns what is known to end the grammar from here on."""
         if probe.accepts:
             return []
-        return next((tail[:-1] for tail in tails if probe.fits(tail)), None)
+        if (known := next((tail[:-1] for tail in tails if probe.fits(tail)), None)) is not None:
+            return known
+        endings = self._guide.endings
+        some = (
+            endings.after_control()
+            if self.reads_text(probe)
+            else endings.without(self._excluded(probe))
+        )
+        stop = self._classes.stop
+        return next((way for way in self._fitting(probe, some) if probe.fits([*way, stop])), None)
 
     def _extend(self, path: Ways, choices: Iterator[list[int]], probe: Probe, limit: int) -> bool:
         """Follows the next one of the choices; returns False if there is none."""
