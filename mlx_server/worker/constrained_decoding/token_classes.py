@@ -13,6 +13,8 @@ WORD = 32
 CLOSERS = b"} ] ) }} ]} }] ]] }) ]) )] }}} ]}} }]}".split()
 QUOTES = [b'"', b"'"]
 SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
+MOST_BYTES = 24
+"""Longer tokens are not used where a text is cut into tokens."""
 PROSE = [b"q", b"~", b"7"]
 """Where all of these may follow, the grammar reads free text and brackets mean nothing."""
 
@@ -65,6 +67,9 @@ class TokenClasses:
         self.ids = {
             text: id for id, text in reversed(list(enumerate(texts))) if text and id not in apart
         }
+        self._sizes = sorted(
+            {len(text) for text in self.ids if len(text) <= MOST_BYTES}, reverse=True
+        )
         self.printable = {text[0]: self.ids[text] for text in PRINTABLE if text in self.ids}
         """The tokens of single printable characters, by their bytes."""
         self.first = [text[0] if text and id not in apart else -1 for id, text in enumerate(texts)]
@@ -108,7 +113,7 @@ class TokenClasses:
         """Cuts a text into tokens greedily, longest first; [] if the vocabulary can't spell it."""
         found: list[int] = []
         while text:
-            size = next((n for n in range(min(len(text), 24), 0, -1) if text[:n] in self.ids), 0)
+            size = next((n for n in self._sizes if text[:n] in self.ids and n <= len(text)), 0)
             if not size:
                 return []
             found.append(self.ids[text[:size]])
