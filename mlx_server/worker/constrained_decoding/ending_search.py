@@ -133,6 +133,14 @@ class EndingSearch:
         self._continuation = _each(classes.known(CONTINUATION))
         self._escaped = [way for text in ESCAPED if (way := classes.cut(text))]
 
+    def continuations(self, token: int) -> Ways:
+        """Ways to complete the last character of a token's text, or its escape."""
+        missing = self._classes.missing(token)
+        if missing and self._continuation:
+            rest = self._continuation[0] * (missing - 1)
+            return [[*first, *rest] for first in self._continuation]
+        return self._escaped[:1] if self._classes.ends_with_escape(token) else []
+
     def find(self, probe: Probe, known: list[int], limit: int, read: int = 0) -> list[int] | None:
         """Returns a short ending of at most `limit` tokens, not always the shortest.
 
