@@ -154,7 +154,7 @@ class ModelFamily:
             return (*opens, *closes)
         layout = self.layout_with()
         ends = [mark for each in layout.call_formats for mark in each.closes]
-        calls = [mark for mark in ends if mark in self.special_tokens]
+        calls = [mark for mark in ends if mark.startswith(self.special_tokens)]
         return (*opens, *closes, *calls, *layout.dropped, *layout.transparent)
 
     def end_of_reasoning(self, spec: OutputSpec) -> str:

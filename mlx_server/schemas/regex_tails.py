@@ -39,24 +39,32 @@ _ESCAPES = {
 }
 
 
+_CODED = re.compile(r"\\x(?P<x>[0-9a-fA-F]{2})|\\u(?P<u>[0-9a-fA-F]{4})|\\.", re.DOTALL)
+
+
 class RegexTails(NamedTuple):
     shortest: str
     tails: frozenset[str]
     """What may follow a text that stops within the expression; the empty text is one of them."""
 
 
-class _Unreadable(ValueError):
-    """The expression uses something that is not read here."""
+class Unreadable(ValueError):
+    """An expression or a grammar uses something that is not read here."""
 
 
 @lru_cache(256)
 def regex_tails(pattern: str) -> RegexTails | None:
     """Returns None for an expression that is not read here, such as one with `\\p{L}`."""
-    pieces = PIECE.finditer(pattern)
+    pieces = PIECE.finditer(_CODED.sub(_decoded, pattern))
     try:
         return _alternatives(pieces)
-    except (_Unreadable, re.error, RecursionError):
+    except (Unreadable, re.error, RecursionError):
         return None
+
+
+def _decoded(code: re.Match[str]) -> str:
+    digits = code["x"] or code["u"]
+    return re.escape(chr(int(digits, 16))) if digits else code[0]
 
 
 def _alternatives(pieces: Iterator[re.Match[str]]) -> RegexTails:
@@ -67,18 +75,19 @@ def _alternatives(pieces: Iterator[re.Match[str]]) -> RegexTails:
         if piece["close"]:
             break
         if piece["other"] == "|":
-            options.append(_joined(sequence))
+            options.append(joined(sequence))
             sequence = []
         elif piece["open"]:
             if piece["open"].startswith(("(?=", "(?!", "(?<=", "(?<!")):
-                raise _Unreadable
+                raise Unreadable
             sequence.append(_alternatives(pieces))
         elif piece["many"] or piece["times"]:
             if sequence:
-                sequence.append(_repeated(sequence.pop(), piece))
+                least = int(piece["least"] or 0) if piece["times"] else int(piece["many"] == "+")
+                sequence.append(repeated(sequence.pop(), least))
         else:
             sequence.append(_single(piece))
-    return _any([*options, _joined(sequence)])
+    return any_of([*options, joined(sequence)])
 
 
 def _single(piece: re.Match[str]) -> RegexTails:
@@ -87,7 +96,7 @@ def _single(piece: re.Match[str]) -> RegexTails:
     elif piece["escape"]:
         escaped = piece["escape"]
         if escaped[1:].isalnum() and escaped not in _ESCAPES:
-            raise _Unreadable
+            raise Unreadable
         text = _ESCAPES.get(escaped, escaped[1:])
     elif piece["other"] in ("^", "$"):
         text = ""
@@ -102,37 +111,36 @@ def _member_of(written: str) -> str:
     found = next((c for c in _SAMPLES if class_.fullmatch(c)), None)
     found = found or next((chr(n) for n in range(33, 0x3000) if class_.fullmatch(chr(n))), None)
     if not found:
-        raise _Unreadable
+        raise Unreadable
     return found
 
 
-def _repeated(one: RegexTails, piece: re.Match[str]) -> RegexTails:
-    least = int(piece["least"] or 0) if piece["times"] else int(piece["many"] == "+")
+def repeated(one: RegexTails, least: int, most: int = MOST_TAILS) -> RegexTails:
     if len(one.shortest) * least > MOST_CHARACTERS:
-        raise _Unreadable
-    times = min(max(least, 1), MOST_REPEATS, 1 + 10 * MOST_TAILS // len(one.tails))
+        raise Unreadable
+    times = min(max(least, 1), MOST_REPEATS, 1 + 10 * most // len(one.tails))
     after = [one.shortest * n for n in range(times)]
-    tails = _some(tail + rest for rest in after for tail in one.tails)
+    tails = _some((tail + rest for rest in after for tail in one.tails), most)
     whole = one.shortest * least
     return RegexTails(whole, tails | {whole})
 
 
-def _joined(sequence: list[RegexTails]) -> RegexTails:
+def joined(sequence: list[RegexTails], most: int = MOST_TAILS) -> RegexTails:
     rest, tails = "", frozenset(("",))
     for one in reversed(sequence):
-        if len(tails) < MOST_TAILS:
+        if len(tails) < most:
             tails |= {tail + rest for tail in one.tails}
         rest = one.shortest + rest
         if len(rest) > MOST_CHARACTERS:
-            raise _Unreadable
-    return RegexTails(rest, _some(tails))
+            raise Unreadable
+    return RegexTails(rest, _some(tails, most))
 
 
-def _any(options: list[RegexTails]) -> RegexTails:
+def any_of(options: list[RegexTails], most: int = MOST_TAILS) -> RegexTails:
     tails = (tail for option in options for tail in option.tails)
     shortest = min((option.shortest for option in options), key=len)
-    return RegexTails(shortest, _some(tails) | {option.shortest for option in options})
+    return RegexTails(shortest, _some(tails, most) | {option.shortest for option in options})
 
 
-def _some(tails: Iterable[str]) -> frozenset[str]:
-    return frozenset(sorted(set(tails), key=lambda tail: (len(tail), tail))[:MOST_TAILS])
+def _some(tails: Iterable[str], most: int = MOST_TAILS) -> frozenset[str]:
+    return frozenset(sorted(set(tails), key=lambda tail: (len(tail), tail))[:most])

@@ -51,8 +51,11 @@ FORMATS = {
 _CONSTANTS = {"null": "null", "boolean": "true"}
 
 
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encoder.encode(value)
 
 
 def patterns_of(schema: Mapping[str, Any]) -> list[RegexTails]:

@@ -3,15 +3,17 @@
 The engine's batches in this process: tiny networks with the 49,152 tokens of the demo checkpoint
 in FOLDER and with gpt-oss's 200,019 (a step of eight rows took 7 and 28 ms); and the demo model
 (118 ms). Rows that fill in a JSON schema step in turns with rows that are free,
-so that what else the machine does hits both; both choose the same way. Prints one line of JSON.
+so that what else the machine does hits both; both choose the same way. Then 15 rows that end within
+40 tokens, with and without everyday patterns, next to a plain row. Prints one line of JSON.
 """
 
 import json
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,7 +27,10 @@ from mlx_server.grammars.lark import Lark
 from mlx_server.requests import SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraints
+from mlx_server.worker.constrained_decoding.logit_constraints import (
+    LogitConstraint,
+    LogitConstraints,
+)
 
 ROWS = (1, 8)
 PROMPT = 32
@@ -54,6 +59,15 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+PATTERNS = (
+    r"^[^@]+@[^@]+\.[^@]+$",
+    "(foo|bar)",
+    r"\d+\.\d+\.\d+",
+    "^[A-Z]{2}-[0-9]{1,6}$",
+    r"^https?://[^ ]+\.[a-z]{2,}$",
+)
+BUSY_ROWS, BUSY_TOKENS, ROUNDS = 15, 40, 2
+
 
 @dataclass(frozen=True)
 class GrammarCase:
@@ -71,9 +85,10 @@ def measured(folder: Path) -> dict[str, Any]:
             "200k": GrammarCase(_tiny(200_019), harmony, 200_002),
             "49k, demo model": GrammarCase(network(folder), folder, 2),
         }
-        return {
+        steps = {
             name: {str(rows): _steps(case, rows) for rows in ROWS} for name, case in cases.items()
         }
+        return {"steps": steps, "stalls": _stalls(cases["49k, demo model"])}
 
 
 def _steps(case: GrammarCase, rows: int) -> dict[str, float]:
@@ -87,6 +102,52 @@ def _steps(case: GrammarCase, rows: int) -> dict[str, float]:
     }
 
 
+def _stalls(case: GrammarCase) -> dict[str, float]:
+    """Milliseconds of the longest step and of the 99th in a hundred, which a plain row waits for
+    while 15 others come to their end: without patterns and with them."""
+    times: dict[str, list[float]] = {"free": [], "patterns": []}
+    for _ in range(ROUNDS):
+        batches = {"free": _busy(case, ()), "patterns": _busy(case, PATTERNS)}
+        for _ in range(BUSY_TOKENS - 2):
+            for name, batch in batches.items():
+                times[name].append(timed(batch.step))
+    longest = {f"{name}, longest": 1e3 * max(found) for name, found in times.items()}
+    return longest | {
+        f"{name}, p99": 1e3 * quantiles(found, n=100)[98] for name, found in times.items()
+    }
+
+
+def _busy(case: GrammarCase, patterns: Sequence[str]) -> Batch:
+    """A plain row, and 15 that end within 40 tokens."""
+    batch = Batch(case.network, concurrency=BUSY_ROWS + 1)
+    woken = threading.Event()
+    constraints = LogitConstraints(woken.set)
+    constraints.expect("", case.folder, [case.stop])
+    for row in range(BUSY_ROWS + 1):
+        lark, pattern = Lark(), patterns[row % len(patterns)] if patterns and row else None
+        text = {"type": "string", "pattern": pattern}
+        schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+        grammar = lark.source(lark.json(schema)) if pattern else None
+        sampling = SamplingParams(temperature=0.7, seed=row)
+        most, stop = (BUSY_TOKENS, [case.stop]) if row else (10_000, [])
+        prompt = [(7 * row + 3 * place) % 100 + 5 for place in range(PROMPT)]
+        asked = Generate(row, "", prompt, most, stop, sampling, grammar=grammar)
+        batch.add(asked, constraint=_constraint(constraints, woken, asked))
+    while batch.waiting:
+        batch.step()
+    return batch
+
+
+def _constraint(
+    constraints: LogitConstraints, woken: threading.Event, asked: Generate
+) -> LogitConstraint | None:
+    """Waits until the row's grammar is compiled."""
+    while asked.grammar and (constraint := constraints.constraint(asked)) is None:
+        woken.wait()
+        woken.clear()
+    return constraint if asked.grammar else None
+
+
 def _decoding(case: GrammarCase, rows: int, schema: Any) -> Batch:
     batch = Batch(case.network, concurrency=max(ROWS))
     woken = threading.Event()
@@ -98,10 +159,7 @@ def _decoding(case: GrammarCase, rows: int, schema: Any) -> Batch:
         prompt = [(7 * row + 3 * place) % 100 + 5 for place in range(PROMPT)]
         sampling = SamplingParams(temperature=0.7, seed=row)
         asked = Generate(row, "", prompt, 10_000, [case.stop], sampling, grammar=grammar)
-        while grammar and (constraint := constraints.constraint(asked)) is None:
-            woken.wait()
-            woken.clear()
-        batch.add(asked, constraint=constraint if grammar else None)
+        batch.add(asked, constraint=_constraint(constraints, woken, asked))
     while batch.waiting:
         batch.step()
     return batch

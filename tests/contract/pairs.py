@@ -161,7 +161,7 @@ ROOM = 200
 LIMIT, DEMO_LIMIT = 400, 72
 OPENING = 12
 """Tokens of an answer before its first output, which no limit counts: delimiters, white space, and
-a call up to the end of its name."""
+a call up to the end of its name. What a family puts between reasoning and answer comes on top."""
 BUDGET = 7
 TORN = len("</think>")
 """Tokens of a mark that is text, most of which come before it is known for one."""
@@ -261,7 +261,8 @@ def thought(tokens: int | None) -> Check:
 
 
 def is_short(row: Row, found: Completion) -> None:
-    most = len(found.answers) * (ROOM + OPENING)
+    prefix = family_named(row.model).answer_prefix if row.model in FAMILIES else ""
+    most = len(found.answers) * (ROOM + OPENING + len(prefix))
     assert found.tokens - found.reasoning_tokens <= most, found.usage
 
 

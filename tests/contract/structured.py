@@ -17,7 +17,9 @@ import httpx
 import jsonschema
 import typer
 
+from mlx_server.sources.source import resolve
 from tests.contract import facts
+from tests.contract.corpus import print_corpus
 from tests.live.server import DEMO, DEMO_MODEL, LiveServer, serving
 
 Schema = Mapping[str, Any]
@@ -243,9 +245,17 @@ def main(
     values: Annotated[
         bool, typer.Option("--values", help="Whether values are right, and nothing else.")
     ] = False,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Schemas with instances, without a model's answers."),
+    ] = None,
+    sample: Annotated[int, typer.Option(help="So many of the corpus's files; 0: all.")] = 0,
 ) -> None:
     """How many of the demo model's answers are what their schema says, at temperature 1, and how
     many of its values are right."""
+    if corpus:
+        print_corpus(corpus, resolve("demo:smollm2", lambda what, done, total: None), sample)
+        return
     if values:
         with TemporaryDirectory() as name:
             count_facts(Path(name), texts)

@@ -5,6 +5,7 @@ Where no ending is found, an answer under a grammar is cut at its token limit.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
@@ -17,6 +18,8 @@ from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding import grammar_compiler
+from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
+from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.contract.pairs import FORMATS, PARAMETERS
 from tests.contract.structured import NESTED
@@ -46,6 +49,28 @@ def test_an_ending_is_known_from_the_beginning(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["smollm2", "plain", "lfm2", "llama3"])
 def test_also_in_the_words_of_a_real_vocabulary(name: str, demo_path: Path) -> None:
     assert unended(family_named(name), demo_path) == []
+
+
+@pytest.mark.parametrize("name", ["muse", "gpt_oss", "qwen3", "minimax_m3", "kimi_k3"])
+def test_a_thought_may_begin_where_it_and_a_call_have_room(name: str, tmp_path: Path) -> None:
+    family = family_named(name)
+    folder = replay_checkpoint(tmp_path, family, None)
+    checkpoint = read_checkpoint(folder)
+    vocabulary = Vocabulary(folder, sorted(family.stops(checkpoint))).build()
+    context = ParseContext(tools=TOOLS, control=checkpoint.tokenizer.control_tokens)
+    source = family.grammar(OutputSpec(context, NamedTool("look"), None, True))
+    assert source is not None
+    grammar = grammar_compiler._compile(source, vocabulary)
+    ending = grammar.completion.tokens
+    assert ending is not None
+    (opens, *_), (closes, *_) = family.thinking_delimiters()
+    around = len(checkpoint.tokenizer.encode(f"{opens}{closes}{family.answer_prefix}"))
+    mask = np.zeros_like(vocabulary.ends)
+    fill_bitmask(mask, grammar.matcher, vocabulary)
+    completion = GrammarCompletion(vocabulary.token_classes, grammar.completion, grammar.search)
+    completion.allow(mask.view(np.int32), len(ending) + around + 8)
+    first = checkpoint.tokenizer.encode(opens)[0]
+    assert mask[first // 32] >> first % 32 & 1, vocabulary.text[first]
 
 
 def test_whoever_reasons_can_be_led_out_of_it() -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from mlx_server.schemas.regex_tails import regex_tails
 from mlx_server.schemas.shortest import ShortestInstances, compact, patterns_of
+from mlx_server.worker.constrained_decoding.frame_tails import Spelled, frame_tails, spelled_text
 from mlx_server.worker.constrained_decoding.token_classes import SHORT_VALUES, TokenClasses
 
 Ways = list[list[int]]
@@ -24,6 +25,8 @@ MOST_TEXTS = 1_500
 """Texts of a kind, at most."""
 MOST_STATES = 256
 """Sets of bytes for which the texts that may begin are kept."""
+MOST_ENDINGS = 256
+"""Endings of the whole answer that are tried in one place, at most."""
 MOST_SUFFIXES = 64
 """Suffixes of one literal that are proposed, at most."""
 LITERAL_SUFFIXES = 16
@@ -46,7 +49,7 @@ class Proposals:
     def __init__(self, classes: TokenClasses, texts: Iterable[str] = ()) -> None:
         self._classes = classes
         self._tokens: dict[bytes, list[int]] = {}
-        spelled = {text.encode("utf-8", "ignore") for text in texts} - {b""}
+        spelled = {_bytes(text) for text in texts} - {b""}
         some = sorted(spelled, key=lambda text: (len(text), text))[:MOST_TEXTS]
         self._texts = some
         self._beginning: dict[AbstractSet[int], list[bytes]] = {}
@@ -71,8 +74,57 @@ class Proposals:
         return len(self._classes.cut(self._texts[-1])) if self._texts else 0
 
 
+class FrameEndings:
+    """Texts that end the whole answer from a position in the rules, the shortest first."""
+
+    def __init__(self, classes: TokenClasses, spelled: Spelled, texts: Iterable[str] = ()) -> None:
+        self._classes = classes
+        self._spelled = spelled
+        self._tokens: dict[str, list[int]] = {}
+        self._controlled: list[str] = []
+        """Those that begin with a control token."""
+        self._by_byte: dict[int, list[str]] = {}
+        self._beginning: dict[AbstractSet[int], list[str]] = {}
+        for text in sorted(texts, key=len):
+            match spelled.parts(text)[:1]:
+                case [int()]:
+                    self._controlled.append(text)
+                case [str(first)] if spelt := _bytes(first):
+                    self._by_byte.setdefault(spelt[0], []).append(text)
+
+    def after_control(self) -> Iterator[list[int]]:
+        """Those that begin with a control token."""
+        return map(self._cut, self._controlled[:MOST_ENDINGS])
+
+    def without(self, excluded: AbstractSet[int]) -> Iterator[list[int]]:
+        """Those whose first byte is none of these, and those that begin with a control token."""
+        if excluded not in self._beginning:
+            if len(self._beginning) >= MOST_STATES:
+                self._beginning.clear()
+            some = (texts for byte, texts in self._by_byte.items() if byte not in excluded)
+            found = sorted(chain(self._controlled, *some), key=len)
+            self._beginning[excluded] = found[:MOST_ENDINGS]
+        return map(self._cut, self._beginning[excluded])
+
+    def _cut(self, text: str) -> list[int]:
+        if text not in self._tokens:
+            found: list[int] = []
+            for part in self._spelled.parts(text):
+                one = [part] if isinstance(part, int) else self._classes.cut(_bytes(part))
+                found = [*found, *one] if one else []
+                if not one:  # the vocabulary can't spell it
+                    break
+            self._tokens[text] = found
+        return self._tokens[text]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "ignore")
+
+
 @dataclass(frozen=True)
 class CompletionGuide:
+    endings: FrameEndings
     values: Proposals
     """JSON values, which stand where a value is expected."""
     required: Proposals
@@ -95,11 +147,14 @@ class CompletionGuide:
 def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
     """grammar: its source in Lark."""
     schemas, own = _parts(grammar)
-    texts = _Texts()
+    texts, instances = _Texts(), list[str | None]()
     for schema in schemas:
         # proposals only: what can't be read of a client's schema is left out
+        instances.append(None)
         with suppress(ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
-            texts.add_schema(schema)
+            instances[-1] = texts.add_schema(schema)
+    spelled = Spelled()
+    frame = frame_tails(own, instances, spelled)
     values, required, following = (
         Proposals(classes, found) for found in (texts.values, texts.required, texts.following)
     )
@@ -110,6 +165,7 @@ def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
     expressions = Proposals(classes, _expression_tails(own))
     begun = sum(len(classes.cut(text.encode())) for text in literals) + len(controls)
     return CompletionGuide(
+        FrameEndings(classes, spelled, frame.tails if frame else ()),
         *(values, required, following, members, tails, numbers),
         own=[*controls, *_own_texts(literals, expressions, classes)],
         growth=max(values.longest, required.longest, following.longest) + min(begun, CALL_TOKENS),
@@ -129,8 +185,8 @@ def _own_texts(literals: list[str], expressions: Proposals, classes: TokenClasse
 
 
 def _parts(grammar: str) -> tuple[list[Any], str]:
-    """The schemas in a grammar, and the rest of its source."""
-    schemas, rest, at = [], [], 0
+    """The schemas in a grammar, and the rest of its source with `@0` for the first of them."""
+    schemas, rest, at = list[Any](), list[str](), 0
     for found in _JSON.finditer(grammar):
         if found.start() < at:
             continue
@@ -138,8 +194,8 @@ def _parts(grammar: str) -> tuple[list[Any], str]:
             schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
         except (ValueError, RecursionError):
             continue
+        rest.append(f"{grammar[at : found.start()]}@{len(schemas)}")
         schemas.append(schema)
-        rest.append(grammar[at : found.start()])
         at = end
     return schemas, "".join([*rest, grammar[at:]])
 
@@ -155,7 +211,8 @@ class _Texts:
         """The longest one of a pattern."""
         self.numbers = {"0" * n for n in range(1, 18)} | {".0", "e0", "1"}
 
-    def add_schema(self, schema: Any) -> None:
+    def add_schema(self, schema: Any) -> str | None:
+        """Returns its shortest instance."""
         instances = ShortestInstances(schema)
         for one in instances.schemas:
             self._add(one, instances.text(one))
@@ -168,10 +225,11 @@ class _Texts:
                 self.members.add(f"{written}:{value}")
                 following = self.required if name in required else self.following
                 following.add(f",{written}:{value}")
+        return instances.text(schema)
 
     def longest_tail(self, classes: TokenClasses) -> int:
         """The tokens of the longest text that a pattern may require."""
-        return len(classes.cut(self._required_tail.encode("utf-8", "ignore")))
+        return len(classes.cut(_bytes(self._required_tail)))
 
     def _add(self, schema: Any, instance: str | None) -> None:
         if instance is not None:
@@ -204,7 +262,7 @@ def _suffixes(text: str) -> list[str]:
 def _controls(source: str, classes: TokenClasses) -> Ways:
     """Control tokens, and delimiters of a control token, a text and another control token."""
     found = dict.fromkeys(_FRAMED.findall(source))
-    cut = [(int(b), classes.cut(_spelled(text).encode()), int(e)) for b, text, e in found]
+    cut = [(int(b), classes.cut(spelled_text(text).encode()), int(e)) for b, text, e in found]
     alone = [[int(id)] for id in dict.fromkeys(_CONTROL.findall(source))]
     return [*([begin, *way, end] for begin, way, end in cut if way), *alone]
 
@@ -212,7 +270,7 @@ def _controls(source: str, classes: TokenClasses) -> Ways:
 def _literals(source: str) -> Iterator[str]:
     """The texts that the grammar's rules spell out."""
     for _, text in _PIECE.findall(_rules(source)):
-        if spelled := _spelled(text) if text else "":
+        if spelled := spelled_text(text) if text else "":
             yield spelled
 
 
@@ -224,13 +282,3 @@ def _expression_tails(source: str) -> Iterator[str]:
 
 def _rules(source: str) -> str:
     return "\n".join(line for line in source.splitlines() if not line.startswith("%"))
-
-
-def _spelled(text: str) -> str:
-    """Decodes a Lark string; returns "" where a client used an escape that JSON does not have."""
-    try:
-        found: str = json.loads(text)
-        found.encode()
-    except ValueError:
-        return ""
-    return found

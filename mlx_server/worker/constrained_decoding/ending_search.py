@@ -133,6 +133,14 @@ class EndingSearch:
         self._continuation = _each(classes.known(CONTINUATION))
         self._escaped = [way for text in ESCAPED if (way := classes.cut(text))]
 
+    def continuations(self, token: int) -> Ways:
+        """Ways to complete the last character of a token's text, or its escape."""
+        missing = self._classes.missing(token)
+        if missing and self._continuation:
+            rest = self._continuation[0] * (missing - 1)
+            return [[*first, *rest] for first in self._continuation]
+        return self._escaped[:1] if self._classes.ends_with_escape(token) else []
+
     def find(self, probe: Probe, known: list[int], limit: int, read: int = 0) -> list[int] | None:
         """Returns a short ending of at most `limit` tokens, not always the shortest.
 
@@ -178,7 +186,16 @@ class EndingSearch:
         """Returns what is known to end the grammar from here on."""
         if probe.accepts:
             return []
-        return next((tail[:-1] for tail in tails if probe.fits(tail)), None)
+        if (known := next((tail[:-1] for tail in tails if probe.fits(tail)), None)) is not None:
+            return known
+        endings = self._guide.endings
+        some = (
+            endings.after_control()
+            if self.reads_text(probe)
+            else endings.without(self._excluded(probe))
+        )
+        stop = self._classes.stop
+        return next((way for way in self._fitting(probe, some) if probe.fits([*way, stop])), None)
 
     def _extend(self, path: Ways, choices: Iterator[list[int]], probe: Probe, limit: int) -> bool:
         """Follows the next one of the choices; returns False if there is none."""

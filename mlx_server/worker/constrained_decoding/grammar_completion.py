@@ -181,6 +181,8 @@ class GrammarCompletion:
                 judgement.judged.append((ids, np.full(len(ids), reserve)))
             else:
                 judgement.changing.append(ids)
+        ink = self._classes.ink  # the shortest are the commonest: a quote with a comma, a bracket
+        judgement.changing.sort(key=lambda ids: ink[ids].min())
         while judgement.changing and self._probe.left:
             ids = judgement.changing[0]
             growth = np.array(self._judge_alike(ids.tolist(), ending, limit, judgement.reserve))
@@ -232,11 +234,21 @@ class GrammarCompletion:
             return -1
         if self._keeps(token, ending):
             return 0
+        if rest := self._rest_of_character(token, ending):
+            self._endings[token] = [*rest, *ending]
+            return len(rest)
         found = self._ending_after(token, ending, limit)
         if found is None:
             return NEVER
         self._endings[token] = found
         return len(found) - len(ending)
+
+    def _rest_of_character(self, token: int, ending: list[int]) -> list[int]:
+        """What the token's last character or escape lacks, if the ending fits after it."""
+        for rest in self._search.continuations(token):
+            if self._probe.fits([token, *rest, *ending, self._classes.stop]):
+                return rest
+        return []
 
     def _ending_after(self, token: int, ending: list[int], limit: int) -> list[int] | None:
         left = self._probe.left
@@ -244,7 +256,7 @@ class GrammarCompletion:
             return None
         before = self._probe.work
         self._probe.allow(min(left, TOKEN_WORK))
-        found = self._search.find(self._probe, ending, limit, self._classes.bytes_of(token))
+        found = self._search.find(self._probe, ending, limit, int(self._classes.ink[token]))
         self._probe.back(1)
         self._probe.allow(max(0, left - (self._probe.work - before) - CONSUMED))
         return found

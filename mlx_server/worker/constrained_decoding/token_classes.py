@@ -13,6 +13,8 @@ WORD = 32
 CLOSERS = b"} ] ) }} ]} }] ]] }) ]) )] }}} ]}} }]}".split()
 QUOTES = [b'"', b"'"]
 SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
+MOST_BYTES = 24
+"""Longer tokens are not used where a text is cut into tokens."""
 PROSE = [b"q", b"~", b"7"]
 """Where all of these may follow, the grammar reads free text and brackets mean nothing."""
 
@@ -65,11 +67,17 @@ class TokenClasses:
         self.ids = {
             text: id for id, text in reversed(list(enumerate(texts))) if text and id not in apart
         }
+        self._sizes = sorted(
+            {len(text) for text in self.ids if len(text) <= MOST_BYTES}, reverse=True
+        )
         self.printable = {text[0]: self.ids[text] for text in PRINTABLE if text in self.ids}
         """The tokens of single printable characters, by their bytes."""
         self.first = [text[0] if text and id not in apart else -1 for id, text in enumerate(texts)]
         """The first byte of each token."""
         self.size = np.array([len(text) for text in texts], dtype=np.int64)
+        self.ink = np.zeros(len(self.usable), dtype=np.int64)
+        """The size of each token's text without the blanks before it, 0 for control tokens."""
+        self.ink[: len(texts)] = [len(t.lstrip()) * (id not in apart) for id, t in enumerate(texts)]
         self.kind = np.array([_kind(text) for text in texts], dtype=np.int64)
         self.kind[self.control] = -1 - np.arange(len(self.control))
         self.opens = ((self.kind < 0) | (self.kind & _OPENING != 0)).tolist()
@@ -108,7 +116,7 @@ class TokenClasses:
         """Cuts a text into tokens greedily, longest first; [] if the vocabulary can't spell it."""
         found: list[int] = []
         while text:
-            size = next((n for n in range(min(len(text), 24), 0, -1) if text[:n] in self.ids), 0)
+            size = next((n for n in self._sizes if text[:n] in self.ids and n <= len(text)), 0)
             if not size:
                 return []
             found.append(self.ids[text[:size]])
@@ -118,6 +126,15 @@ class TokenClasses:
     def bytes_of(self, token: int) -> int:
         """The size of a token's text, 0 for a control token."""
         return 0 if token in self.apart or token >= len(self.texts) else len(self.texts[token])
+
+    def missing(self, token: int) -> int:
+        """The bytes that the last character of a token's text lacks."""
+        kind = int(self.kind[token]) if token < len(self.kind) else 0
+        return max(0, (kind & 15) - 4) if kind > 0 else 0
+
+    def ends_with_escape(self, token: int) -> bool:
+        text = self.texts[token] if self.bytes_of(token) else b""
+        return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
 
     def known(self, texts: Iterable[bytes]) -> list[int]:
         return [self.ids[text] for text in texts if text in self.ids]

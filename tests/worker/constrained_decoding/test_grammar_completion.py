@@ -503,3 +503,24 @@ def test_no_random_schema_is_cut(
         wish,
         lambda text: jsonschema.validate(json.loads(text), schema),
     )
+
+
+def test_near_the_limit_a_value_may_begin_after_a_blank(demo: World) -> None:
+    """Quotes and letters come first, before what is rare, so that the work suffices for them."""
+    schema = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    grammar = f"start: %json {json.dumps({'type': 'object', **schema})}"
+    matcher, search = demo.matcher(grammar), demo.matcher(grammar)
+    completion = GrammarCompletion(
+        demo.pieces, completion_hints(demo.pieces, search, grammar), search
+    )
+    for token in demo.pieces.cut(b'{"name":'):
+        matcher.consume_token(token)
+        completion.advance(token)
+    mask = np.zeros(-(-len(demo.text) // 32), np.int32)
+    fill_next_token_bitmask(matcher, mask[None])
+    completion.allow(mask, 24)
+    assert [demo.text[id] for id in demo.pieces.cut(b' "') if not _bit(mask, id)] == []
+
+
+def _bit(mask: np.ndarray[Any, np.dtype[np.int32]], id: int) -> bool:
+    return bool(mask[id // 32] >> (id % 32) & 1)
