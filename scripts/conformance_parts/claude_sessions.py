@@ -21,9 +21,11 @@ from conformance_parts.namespaces import raise_loopback
 from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"
-CONTEXTS = {MODEL: 200_000, SHORT: 120_000}
+CONTEXTS = {MODEL: 200_000, SHORT: 90_000}
 SECONDS = 600.0
 LONG_FILES, LINES = 6, 280
+SUMMARISED = "regex:before the last conversation was summarized"
+"""In the note with which the conversation goes on, after the last calls."""
 TITLE = {"match": "regex:Write the title in the language", "output": '{"title": "Reads files"}'}
 
 Json = dict[str, Any]
@@ -57,7 +59,7 @@ def transcripts(work: Path) -> dict[str, list[Json]]:
         SHORT: [
             TITLE,
             {"match": "regex:detailed summary", "output": summary},
-            {"match": "regex:being continued from a previous", "output": "They are long."},
+            {"last": SUMMARISED, "output": "They are long."},
             *({"output": output} for output in long),
         ],
     }
@@ -138,7 +140,9 @@ def sessions(claude: Claude) -> Iterator[tuple[str, Callable[[], None]]]:
         assert events[-1]["result"] == "I changed a.txt.", events[-1]
         assert (claude.work / "a.txt").read_text("utf-8") == "CONTENT of a\n"
         results = blocks(events, "user", "tool_result")
-        assert [bool(each.get("is_error")) for each in results] == [False, True, False], results
+        # parallel calls end in any order
+        errors = sorted(bool(each.get("is_error")) for each in results)
+        assert errors == [False, False, True], results
         thoughts = blocks(events, "assistant", "thinking")
         assert [each["thinking"] for each in thoughts] == [
             "I read both.",

@@ -42,10 +42,11 @@ AGENTS: Mapping[str, Agent] = {
         overflow=None,
     ),
     "qwen-code": Agent(
-        "@qwen-code/qwen-code@0.15.10",
+        "@qwen-code/qwen-code@0.24.4",
         ("--yolo", "-p", "{prompt}"),
         ("--yolo", "--continue", "-p", "{prompt}"),
         ("write_file", {"file_path": "{file}", "content": "{content}"}),
+        overflow="Context is too large to send safely",
     ),
     "opencode": Agent(
         "opencode-ai@1.18.33",

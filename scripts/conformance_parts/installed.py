@@ -24,7 +24,7 @@ CLIENTS = (
     "websockets>=16",
 )
 PROBE = "llmprobe@0.6.12"
-CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.197"
+CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.330"
 CODEX = "@openai/codex@0.169.0"
 OLDEST_NODE = 20
 
