@@ -171,6 +171,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("cn",),
+        tested="1.5.47",
     ),
     "cline": ClientRecord(
         title="Cline",
@@ -229,6 +230,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("aider",),
+        tested="0.86.2",
     ),
     "pi": ClientRecord(
         title="pi",
