@@ -1,41 +1,46 @@
-"""Signatures of thoughts, which clients send back with the signature that they came with, or only
-as a signature that carries them."""
+"""Signatures of thoughts, which clients send back with the signature they came with, and sealed
+texts, which clients keep without reading them."""
 
 import base64
 import hashlib
 import hmac
 
-SIGNED, SEALED = "mlx1.", "mlx2."
-"""Beginnings of a signature of a thought, and of one that carries the thought."""
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-MAC_BYTES = 32
+SIGNED, SEALED = "mlx1.", "mlx3."
+"""Beginnings of a signature of a thought, and of a sealed text."""
 
 
 class Signer:
     def __init__(self, key: bytes) -> None:
         self._key = key
+        # the same text has the same seal, in each event of a stream that shows it
+        self._cipher = AESSIV(hmac.digest(key, SEALED.encode(), hashlib.sha512))
 
     def sign(self, thought: str) -> str:
         return SIGNED + _encoded(self._mac(_bytes(thought)))
 
-    def seal(self, thought: str) -> str:
-        """A signature with the thought in it, for a client that does not want to see it."""
-        raw = _bytes(thought)
-        return SEALED + _encoded(self._mac(raw) + raw)
+    def seal(self, text: str) -> str:
+        """Encrypts a thought or a summary, for the client to send back."""
+        return SEALED + _encoded(self._cipher.encrypt(_bytes(text), None))
 
     def is_own(self, thought: str, signature: str) -> bool:
         """Whether this server wrote the thought, and that it is unchanged."""
         if signature.startswith(SEALED):
-            return self.opened(signature) is not None
+            return self.opened(signature) == thought
         raw = _decoded(signature, SIGNED)
         return raw is not None and hmac.compare_digest(raw, self._mac(_bytes(thought)))
 
-    def opened(self, signature: str) -> str | None:
-        """The thought in a signature of `seal`; None for any other signature."""
-        raw = _decoded(signature, SEALED)
-        if raw is None or not hmac.compare_digest(raw[:MAC_BYTES], self._mac(raw[MAC_BYTES:])):
+    def opened(self, sealed: str) -> str | None:
+        """Decrypts a text of `seal`; None if this server has not made it."""
+        raw = _decoded(sealed, SEALED)
+        if raw is None:
             return None
-        return raw[MAC_BYTES:].decode()
+        try:
+            return self._cipher.decrypt(raw, None).decode()
+        except (InvalidTag, ValueError):  # ValueError: too short for a tag
+            return None
 
     def _mac(self, raw: bytes) -> bytes:
         return hmac.digest(self._key, raw, hashlib.sha256)

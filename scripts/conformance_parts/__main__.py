@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from conformance_parts import expected, installed
+from conformance_parts import document, expected, installed
 from conformance_parts.claude_code import SUITE as CLAUDE
 from conformance_parts.claude_code import claude_code
 from conformance_parts.codex import SUITE as CODEX
@@ -25,12 +25,14 @@ from conformance_parts.outcomes import Outcome
 from conformance_parts.probe import SUITE as PROBE
 from conformance_parts.probe import probe
 from conformance_parts.served import THINKER, server
-from conformance_parts.talks import CLIENTS, talk
+from conformance_parts.talks import CLIENTS, NODE_CLIENTS, node_talk, talk
 from conformance_parts.upstreams import SUITE as UPSTREAMS
 from conformance_parts.upstreams import upstreams
 from tests.live.server import DEMO
 
-PARTS = ("llm-comply", PROBE, *CLIENTS, LANGCHAIN, CLAUDE, CODEX, AGENTS, UPSTREAMS)
+PROGRAMS = {CLAUDE: claude_code, CODEX: codex, AGENTS: agents, UPSTREAMS: upstreams}
+"""They have servers of their own."""
+PARTS = ("llm-comply", PROBE, *CLIENTS, *NODE_CLIENTS, LANGCHAIN, *PROGRAMS)
 PIPE_WIDTH = 120
 DETAIL = 400
 
@@ -49,6 +51,9 @@ def main(
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all that was found to it.")
     ] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Put the rows of these clients into it.")
+    ] = None,
 ) -> None:
     """What other people's suites and clients say of this server, run live.
 
@@ -56,6 +61,7 @@ def main(
     scripts/conformance
     scripts/conformance --only openai,agents
     scripts/conformance --only llm-comply --json found.json
+    scripts/conformance --only connected --table mlx_server/clients/TESTED.md
 
     A failure that scripts/conformance_parts/EXPECTED.md explains is known; any other is an error.
     """
@@ -65,6 +71,8 @@ def main(
     found = list(_told(_run(parts)))
     if json:
         json.write_bytes(msgspec.json.encode(found))
+    if table:
+        document.update(table, found)
     known = expected.expected()
     _show(found, known)
     failed = [each for each in found if each.verdict == "failed"]
@@ -72,9 +80,17 @@ def main(
 
 
 def _run(parts: Collection[str]) -> Iterator[Outcome]:
+    for part in parts:
+        if part in PROGRAMS:
+            yield from PROGRAMS[part]()
+    if rest := [part for part in parts if part not in PROGRAMS]:
+        yield from _served(rest)
+
+
+def _served(parts: Collection[str]) -> Iterator[Outcome]:
     python = installed.clients()
     progress.out("The clients are there, the server starts ...")
-    with server(CLIENTS) as served:
+    with server([each for each in (*CLIENTS, *NODE_CLIENTS) if each in parts]) as served:
         for part in parts:
             if part == "llm-comply":
                 for model in (DEMO, THINKER):
@@ -83,14 +99,8 @@ def _run(parts: Collection[str]) -> Iterator[Outcome]:
                 yield from _probed(served.url)
             elif part == LANGCHAIN:
                 yield from langchain(python, served.url)
-            elif part == CLAUDE:
-                yield from claude_code()
-            elif part == CODEX:
-                yield from codex()
-            elif part == AGENTS:
-                yield from agents()
-            elif part == UPSTREAMS:
-                yield from upstreams()
+            elif part in NODE_CLIENTS:
+                yield from node_talk(part, served.url)
             else:
                 yield from talk(python, part, served.url)
         yield _log(served.log)

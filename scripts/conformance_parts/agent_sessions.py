@@ -19,6 +19,7 @@ from typing import Any
 
 from conformance_parts.connected import AGENTS
 from conformance_parts.namespaces import raise_loopback
+from conformance_parts.recorder import recorded
 from mlx_server.clients.connect.clients import CLIENTS
 from tests.live.server import LiveServer, eventually, serving
 
@@ -182,7 +183,10 @@ def main(client: str, folder: str) -> None:
             MODEL: {**replay, "context_length": CONTEXT},
             SHORT: {**replay, "context_length": TOO_SHORT},
         }
-        with serving(Path(place), {"models": models}) as server:
+        with (
+            serving(Path(place), {"models": models}) as started,
+            recorded(started, client) as server,
+        ):
             session = Session(client, Path(folder), server, home)
             for name, run in sessions(client):
                 sys.stdout.write(json.dumps([name, _error(run, session)]) + "\n")

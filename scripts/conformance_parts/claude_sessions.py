@@ -18,13 +18,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from conformance_parts.namespaces import raise_loopback
+from conformance_parts.recorder import recorded
 from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"
-CONTEXTS = {MODEL: 200_000, SHORT: 120_000}
+CONTEXTS = {MODEL: 200_000, SHORT: 90_000}
 SECONDS = 600.0
 LONG_FILES, LINES = 6, 280
+SUMMARISED = "regex:before the last conversation was summarized"
+"""In the note with which the conversation goes on, after the last calls."""
 TITLE = {"match": "regex:Write the title in the language", "output": '{"title": "Reads files"}'}
+
+COUNT, SUBAGENT, LOOKS = "Count the lines of a.txt.", "general-purpose", 12
 
 Json = dict[str, Any]
 
@@ -42,6 +47,7 @@ def transcripts(work: Path) -> dict[str, list[Json]]:
     a, none = f"{work}/a.txt", f"{work}/none.txt"
     edit = _call("Edit", file_path=a, old_string="content", new_string="CONTENT")
     reads = f"{_call('Read', file_path=a)}\n{_call('Read', file_path=none)}"
+    agent = _call("Agent", description="Count lines", prompt=COUNT, subagent_type=SUBAGENT)
     long = [_call("Read", file_path=f"{work}/long{i}.txt") for i in range(LONG_FILES)]
     summary = "<analysis>They read.</analysis>\n<summary>They read long files.</summary>"
     return {
@@ -53,11 +59,18 @@ def transcripts(work: Path) -> dict[str, list[Json]]:
             {"output": _thought("Again.") + "Nothing more to do."},
             {"output": "No end. " * 500, "delay_ms": 20},
             {"output": "Here again."},
+            {"match": f"regex:{COUNT}", "output": "It has one line."},
+            {"output": _thought("Another has to look.") + agent},
+            *(
+                {"output": _thought(f"Look {i}.") + _call("Read", file_path=a)}
+                for i in range(LOOKS)
+            ),
+            {"output": _thought("Enough.") + "It has one line, I looked."},
         ],
         SHORT: [
             TITLE,
             {"match": "regex:detailed summary", "output": summary},
-            {"match": "regex:being continued from a previous", "output": "They are long."},
+            {"last": SUMMARISED, "output": "They are long."},
             *({"output": output} for output in long),
         ],
     }
@@ -138,7 +151,9 @@ def sessions(claude: Claude) -> Iterator[tuple[str, Callable[[], None]]]:
         assert events[-1]["result"] == "I changed a.txt.", events[-1]
         assert (claude.work / "a.txt").read_text("utf-8") == "CONTENT of a\n"
         results = blocks(events, "user", "tool_result")
-        assert [bool(each.get("is_error")) for each in results] == [False, True, False], results
+        # parallel calls end in any order
+        errors = sorted(bool(each.get("is_error")) for each in results)
+        assert errors == [False, False, True], results
         thoughts = blocks(events, "assistant", "thinking")
         assert [each["thinking"] for each in thoughts] == [
             "I read both.",
@@ -168,6 +183,14 @@ def sessions(claude: Claude) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "files are read and edited, one is not there", files
     yield "--continue, with the prompt cached", continued
     yield "an abort, and on", aborted
+
+    def delegated() -> None:
+        events = claude("How many lines are there? Ask an agent.", "--continue")
+        assert events[-1]["result"] == "It has one line, I looked.", events[-1]
+        results = blocks(events, "user", "tool_result")
+        assert len(results) == LOOKS + 1, results
+
+    yield "a sub-agent, and twelve calls in turn", delegated
     yield "compaction after an overflow", compacted
 
 
@@ -189,7 +212,10 @@ def main(program: list[str]) -> None:
             model: {"source": f"replay:{model}.jsonl", "family": "qwen3", "context_length": context}
             for model, context in CONTEXTS.items()
         }
-        with serving(folder, {"models": models}) as server:
+        with (
+            serving(folder, {"models": models}) as started,
+            recorded(started, "claude-code") as server,
+        ):
             for title, session in sessions(Claude(program, server, home, work)):
                 sys.stdout.write(json.dumps([title, _error(session)]) + "\n")
                 sys.stdout.flush()

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from conformance_parts.namespaces import raise_loopback
+from conformance_parts.recorder import recorded
 from tests.live.server import LiveServer, serving
 
 FAMILIES = {"harmony": "gpt_oss", "tags": "qwen3"}
@@ -151,7 +152,7 @@ def main(program: list[str]) -> None:
             model: {"source": f"replay:{model}.jsonl", "family": family, "context_length": CONTEXT}
             for model, family in FAMILIES.items()
         }
-        with serving(folder, {"models": models}) as server:
+        with serving(folder, {"models": models}) as started, recorded(started, "codex") as server:
             codex.configure(server)
             for model in FAMILIES:
                 for title, session in sessions(codex, model):

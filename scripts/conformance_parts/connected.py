@@ -20,7 +20,7 @@ class Agent:
     arguments: tuple[str, ...]
     """What has it answer one prompt, after its program."""
     continues: tuple[str, ...] | None = None
-    """The same, in its last conversation; None if it can't."""
+    """The same, in its last conversation; None if it can't, or as aider words that one anew."""
     call: tuple[str, Mapping[str, str]] | None = None
     """The tool with which it writes a file, if it has one."""
     overflow: str | None = "maximum context length"
@@ -29,6 +29,8 @@ class Agent:
 
 
 CODEX = ("--profile", "mlx-server", "exec", "--skip-git-repo-check")
+
+AIDER = ("--no-git", "--yes-always", "--no-pretty")
 
 AGENTS: Mapping[str, Agent] = {
     "llm": Agent(
@@ -42,10 +44,11 @@ AGENTS: Mapping[str, Agent] = {
         overflow=None,
     ),
     "qwen-code": Agent(
-        "@qwen-code/qwen-code@0.15.10",
+        "@qwen-code/qwen-code@0.24.4",
         ("--yolo", "-p", "{prompt}"),
         ("--yolo", "--continue", "-p", "{prompt}"),
         ("write_file", {"file_path": "{file}", "content": "{content}"}),
+        overflow="Context is too large to send safely",
     ),
     "opencode": Agent(
         "opencode-ai@1.18.33",
@@ -60,6 +63,18 @@ AGENTS: Mapping[str, Agent] = {
         overflow="ran out of room in the model's context window",
     ),
     "cline": Agent("cline@3.0.65", ("{prompt}",)),
+    "continue": Agent(
+        "@continuedev/cli@1.5.47",
+        ("--auto", "-p", "{prompt}"),
+        ("--auto", "--resume", "-p", "{prompt}"),
+        ("Write", {"filepath": "{file}", "content": "{content}"}),
+        overflow="Context length exceeded",
+    ),
+    "aider": Agent(
+        "aider-chat==0.86.2",
+        (*AIDER, "--message", "{prompt}"),
+        overflow="has hit a token limit",
+    ),
 }
 
 

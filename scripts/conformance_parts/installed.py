@@ -23,8 +23,19 @@ CLIENTS = (
     "ollama>=0.6.3,<1",
     "websockets>=16",
 )
+NODE_CLIENTS = (
+    "openai@7.57.0",
+    "@anthropic-ai/sdk@1.12.0",
+    "@openai/agents@0.20.0",
+    "ai@6.0.326",
+    "@ai-sdk/openai@3.0.141",
+    "@ai-sdk/openai-compatible@2.0.92",
+    "@ai-sdk/anthropic@3.0.140",
+    "ollama-ai-provider-v2@3.6.0",
+    "zod@4",
+)
 PROBE = "llmprobe@0.6.12"
-CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.197"
+CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.330"
 CODEX = "@openai/codex@0.169.0"
 OLDEST_NODE = 20
 
@@ -46,6 +57,12 @@ def clients() -> Path:
         _install([*command, *CLIENTS], "the clients")
         _note(folder, wanted)
     return python
+
+
+def node_clients() -> tuple[str, Path]:
+    """Node.js, and the folder whose `node_modules` has them."""
+    node, _ = _node("the clients in TypeScript")
+    return node, _package("node-clients", " ".join(NODE_CLIENTS), "the clients").parent
 
 
 def probe() -> list[str]:
@@ -101,7 +118,7 @@ def _package(name: str, wanted: str, what: str, *, rebuilt: str = "") -> Path:
     if not _is_there(folder, wanted):
         folder.mkdir(parents=True, exist_ok=True)
         command = [npm, "install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts"]
-        _install([*command, "--prefix", str(folder), wanted], what)
+        _install([*command, "--prefix", str(folder), *wanted.split()], what)
         if rebuilt:
             _install([npm, "rebuild", "--silent", "--prefix", str(folder), rebuilt], what)
         _note(folder, wanted)

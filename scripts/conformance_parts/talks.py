@@ -1,16 +1,23 @@
-"""The conversations, had by the clients' own Python."""
+"""The conversations, had by the clients' own Python and Node.js."""
 
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from conformance_parts import installed
+from conformance_parts.conversations.weather import FAMILIES
 from conformance_parts.outcomes import Outcome, Verdict
+from tests.live.server import DEMO
 
 SUITE = "conversations"
+NODE = "node_"
 CLIENTS = ("openai", "agents", "pydantic_ai", "langchain", "anthropic", "ollama")
+NODE_CLIENTS = ("node_openai", "node_anthropic", "node_ai_sdk", "node_agents")
+NODE_CONVERSATIONS = Path(__file__).parent / "node_conversations"
 
 QUIET = {
     "OPENAI_API_KEY": "none",
@@ -24,13 +31,31 @@ QUIET = {
 
 
 def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:
-    command = [str(python), "-m", "conversations", client]
-    environment = {**os.environ, **QUIET, "OPENAI_BASE_URL": f"{url}/v1"}
-    environment["ANTHROPIC_BASE_URL"] = environment["OLLAMA_HOST"] = url
+    environment = {"OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url, "OLLAMA_HOST": url}
     environment["PYTHONPATH"] = str(Path(__file__).parent)
+    command = [str(python), "-m", "conversations", client]
+    yield from _outcomes(client, command, environment, Path())
+
+
+def node_talk(client: str, url: str) -> Iterator[Outcome]:
+    try:
+        node, folder = installed.node_clients()
+    except installed.Missing as missing:
+        yield Outcome(SUITE, client, "all of them", "skipped", (str(missing),))
+        return
+    for file in NODE_CONVERSATIONS.glob("*.mjs"):  # next to the packages, which Node.js asks for
+        shutil.copy(file, folder)
+    command = [node, "talk.mjs", client.removeprefix(NODE), *FAMILIES]
+    yield from _outcomes(client, command, {"SERVER": url, "DEMO": DEMO}, folder)
+
+
+def _outcomes(
+    client: str, command: Sequence[str], more: Mapping[str, str], folder: Path
+) -> Iterator[Outcome]:
+    environment = {**os.environ, **QUIET, **more}
     with TemporaryFile("w+") as errors:
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as child:
             assert child.stdout
             for line in child.stdout:
@@ -43,4 +68,4 @@ def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:
 
 def _outcome(told: dict[str, str]) -> Outcome:
     verdict: Verdict = "failed" if told["error"] else "passed"
-    return Outcome(SUITE, told["family"], told["name"], verdict, (told["error"],))
+    return Outcome(SUITE, told["client"], told["name"], verdict, (told["error"],))

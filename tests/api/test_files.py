@@ -32,7 +32,9 @@ def in_responses(**file: Any) -> str:
     body = ResponsesBody.model_validate(
         {"model": "m", "input": [{"role": "user", "content": content}]}
     )
-    (prompt,) = to_request(body, input_items(body, dict[str, Json]().__getitem__)).request.prompts
+    nothing = dict[str, Any]()
+    items = input_items(body, nothing.__getitem__)
+    (prompt,) = to_request(body, items, opened=nothing.get).request.prompts
     assert isinstance(prompt, Conversation)
     return prompt.messages[0].content
 

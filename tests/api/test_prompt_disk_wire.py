@@ -33,7 +33,8 @@ def completions(own: dict[str, Any]) -> GenerateRequest:
 def response(own: dict[str, Any]) -> GenerateRequest:
     nothing: dict[str, Any] = {}
     body = ResponsesBody.model_validate({"model": "m", "input": "x", **own})
-    return responses.to_request(body, responses.input_items(body, nothing.__getitem__)).request
+    items = responses.input_items(body, nothing.__getitem__)
+    return responses.to_request(body, items, opened=nothing.get).request
 
 
 def messages(own: dict[str, Any]) -> GenerateRequest:

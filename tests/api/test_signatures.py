@@ -1,3 +1,5 @@
+import base64
+
 import pytest
 
 from mlx_server.api.signatures import Signer
@@ -22,6 +24,16 @@ def test_a_sealed_thought_comes_back(thought: str) -> None:
     assert OURS.opened(sealed) == thought
     assert OURS.is_own(thought, sealed)
     assert OTHER.opened(sealed) is None
+    assert sealed == OURS.seal(thought)
+
+
+def test_a_sealed_thought_can_not_be_read_by_clients() -> None:
+    raw = base64.b64decode(OURS.seal("a secret thought").partition(".")[2])
+    assert b"secret" not in raw
+
+
+def test_a_seal_is_of_one_thought() -> None:
+    assert not OURS.is_own("another", OURS.seal("Hm."))
 
 
 @pytest.mark.parametrize("kind", ["sign", "seal"])
@@ -35,7 +47,7 @@ def test_no_letter_of_it_can_be_changed(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "signature", ["", "x", "mlx1.", "mlx2.", "mlx1.é", "mlx2.A", "mlx2.AAAA", "mlx2.\ud800"]
+    "signature", ["", "x", "mlx1.", "mlx3.", "mlx1.é", "mlx3.A", "mlx3.AAAA", "mlx3.\ud800"]
 )
 def test_what_is_no_signature_of_ours(signature: str) -> None:
     assert not OURS.is_own("Hm.", signature)

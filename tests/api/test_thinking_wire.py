@@ -42,7 +42,8 @@ def request_of(path: str, asked: Json) -> GenerateRequest:
     if path == CHAT:
         return to_request(ChatBody.model_validate(body(path, asked)))
     read = ResponsesBody.model_validate(body(path, asked))
-    return responses.to_request(read, responses.input_items(read, NOTHING.__getitem__)).request
+    items = responses.input_items(read, NOTHING.__getitem__)
+    return responses.to_request(read, items, opened=NOTHING.get).request
 
 
 def thinking(path: str = CHAT, **asked: Any) -> tuple[int | None, Json]:

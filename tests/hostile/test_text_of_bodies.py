@@ -21,8 +21,9 @@ from mlx_server.api.native.input import to_request as of_native
 from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
-from mlx_server.api.responses.items import read_items, sealed
+from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody
+from mlx_server.api.signatures import SEALED, Signer
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
 from mlx_server.generation.tool_loop import ToolLoopLimits, _Rounds
@@ -36,14 +37,16 @@ from tests.hostile.bodies import Place, at, places, put
 from tests.hostile.routes import CHAT, NATIVE, RESPONSES, SCHEMA, Json
 from tests.hostile.test_text import NAMES, control, every_mark, own_marks, twin
 
+SIGNER = Signer(b"a key")
+
 LONG, SHORT = 4000, 60
 
 Reader = Callable[[Json], Conversation]
 
 MADE_HERE: list[Json] = [
     {"role": "user", "content": "read this"},
-    {"type": "compaction", "encrypted_content": sealed("in short")},
-    {"type": "reasoning", "summary": [], "encrypted_content": sealed("sealed thought")},
+    {"type": "compaction", "encrypted_content": SIGNER.seal("in short")},
+    {"type": "reasoning", "summary": [], "encrypted_content": SIGNER.seal("sealed thought")},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a summary"}]},
     {"type": "mcp_call", "server_label": "s1", "name": "t1", "arguments": "a1", "output": "o1"},
     {
@@ -77,7 +80,7 @@ def native(body: Json) -> Conversation:
 
 def responses(body: Json) -> Conversation:
     read = ResponsesBody.model_validate(body)
-    return only(of_responses(read, input_items(read, lambda id: {}), []).request)
+    return only(of_responses(read, input_items(read, lambda id: {}), opened=SIGNER.opened).request)
 
 
 def stored(body: Json) -> Conversation:
@@ -85,7 +88,7 @@ def stored(body: Json) -> Conversation:
     kept = [msgspec.json.decode(msgspec.json.encode(item)) for item in body["items"]]
     asked = ResponsesBody.model_validate({"model": "m", "input": "and now?"})
     items = input_items(asked, lambda id: {})
-    return only(of_responses(asked, items, read_items(kept)).request)
+    return only(of_responses(asked, items, read_items(kept), opened=SIGNER.opened).request)
 
 
 def from_mcp(body: Json) -> Conversation:
@@ -156,8 +159,8 @@ BODIES: Mapping[str, tuple[Reader, Json, int]] = {
 
 def written(value: str, text: str) -> str:
     """In its place: what is sealed or JSON stays so."""
-    if value.startswith(sealed("")):
-        return sealed(text)
+    if value.startswith(SEALED):
+        return SIGNER.seal(text)
     if value.startswith("{"):
         return json.dumps({text: [text]})
     return text

@@ -54,8 +54,9 @@ class ToolChoiceParam(WireModel):
 class AnthropicThinking(WireModel):
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: ThinkingTokens | None = None
-    display: Literal["summarized", "omitted"] | None = None
-    """"omitted": a thought comes back in its signature, for the next request, and not as text."""
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    """"omitted": a thought comes back in its signature, for the next request, and not as text. With
+    any other value the thought is sent as text, unabridged."""
 
 
 class OutputFormat(WireModel):

@@ -1,7 +1,7 @@
 """`POST /v1/responses/compact`: the model summarises a conversation.
 
 As with OpenAI, the result has the user's messages and one item for all the rest. That item holds
-the model's summary, encoded but not encrypted; in a later request it becomes a system message.
+the model's summary, encrypted; in a later request it becomes a system message.
 """
 
 import time
@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from mlx_server.api.responses.create import events_of, read_all
 from mlx_server.api.responses.input import ParsedResponsesRequest
-from mlx_server.api.responses.items import Wire, new_id, sealed
+from mlx_server.api.responses.items import Wire, new_id
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
@@ -40,7 +40,8 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
             param="model",
         )
     users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
-    short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed(summary)}
+    sealed = http.app.state.signer.seal(summary)
+    short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed}
     return {
         "id": new_id("response"),
         "object": "response.compaction",

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 from starlette.requests import Request
 
-from mlx_server.api.responses.items import Wire, sealed
+from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.protocol import NOT_HERE, NotHere
 from mlx_server.errors import BadRequest
 from mlx_server.store import ItemRecord
@@ -22,7 +22,8 @@ KNOWN = frozenset({ENCRYPTED, LOGPROBS, *get_args(NotHere)})
 class Included:
     """The values of one request, and which of them its items turned out not to have."""
 
-    def __init__(self, wanted: Iterable[str]) -> None:
+    def __init__(self, wanted: Iterable[str], seal: Seal) -> None:
+        self._seal = seal
         self._wanted = list(dict.fromkeys(wanted))
         self._has_texts = self._has_logprobs = False
 
@@ -47,7 +48,7 @@ class Included:
         match item:
             case {"type": "reasoning", "content": [*parts]} if ENCRYPTED in self._wanted:
                 text = "".join(part["text"] for part in parts)
-                return {"encrypted_content": sealed(text), **item}
+                return {"encrypted_content": self._seal(text), **item}
             case {"type": "message", "role": "assistant", "content": [*parts]}:
                 texts = [part for part in parts if part["type"] == "output_text"]
                 self._has_texts = self._has_texts or bool(texts)
@@ -61,4 +62,4 @@ def included(http: Request) -> Included:
     for value in values:
         if value not in KNOWN:
             raise BadRequest(f"`include` should be of {', '.join(sorted(KNOWN))}.", param="include")
-    return Included(values)
+    return Included(values, http.app.state.signer.seal)

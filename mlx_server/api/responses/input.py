@@ -17,7 +17,6 @@ from mlx_server.api.responses.items import (
     ReasoningItem,
     ToolSearchOutputItem,
     read_items,
-    unsealed,
 )
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.tool_selection import select_tools
@@ -62,7 +61,8 @@ def to_request(
     body: ResponsesBody,
     items: Sequence[InputItem],
     earlier: Sequence[InputItem] = (),
-    opened: Open = unsealed,
+    *,
+    opened: Open,
 ) -> ParsedResponsesRequest:
     """`earlier`: the conversation's items before those of this request. `opened` reads the encoded
     content of reasoning."""

@@ -21,7 +21,6 @@ from mlx_server.api.responses.items import (
     ToolSearchOutputItem,
     arguments_of,
     json_text,
-    unsealed,
 )
 from mlx_server.api.responses.tool_table import TOOL_SEARCH, ToolTable
 from mlx_server.api.responses.tools import (
@@ -93,7 +92,17 @@ class ItemsToMessages:
                 self._approve(item, where)
             case CompactionItem():
                 self.end()
-                self.messages.append(Message("system", SUMMARY + _unsealed(item, where)))
+                self.messages.append(Message("system", SUMMARY + self._summary(item, where)))
+
+    def _summary(self, item: CompactionItem, where: str) -> str:
+        found = self._opened(item.encrypted_content)
+        if found is None:
+            raise BadRequest(
+                f"`{where}.encrypted_content` is not valid: send it as this server returned it.",
+                param=f"{where}.encrypted_content",
+                code="invalid_encrypted_content",
+            )
+        return found
 
     def end(self) -> None:
         """Ends the model's turn: drafts, calls and results become messages."""
@@ -199,17 +208,6 @@ def _reasoning(item: ReasoningItem, opened: Open) -> str:
     if item.encrypted_content and (found := opened(item.encrypted_content)) is not None:
         return found
     return "\n\n".join(part.text for part in item.summary or ())
-
-
-def _unsealed(item: CompactionItem, where: str) -> str:
-    found = unsealed(item.encrypted_content)
-    if found is None:
-        raise BadRequest(
-            f"`{where}.encrypted_content` is not valid: send it as this server returned it.",
-            param=f"{where}.encrypted_content",
-            code="invalid_encrypted_content",
-        )
-    return found
 
 
 def _error_text(error: object) -> str:

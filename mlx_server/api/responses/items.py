@@ -1,6 +1,5 @@
 """The items of a conversation on the wire: a client's own and earlier output that it sends back."""
 
-import base64
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,6 @@ from mlx_server.messages import Phase
 
 Wire = dict[str, Any]
 
-SEALED = "mlx-server.1."
 """Prefix of the opaque texts that this server makes."""
 
 PREFIXES = {
@@ -292,21 +290,6 @@ def json_text(value: object) -> str:
 
 
 Seal = Callable[[str], str]
-"""Makes an opaque text of a thought, which clients send back unread."""
+"""Encrypts a thought or a summary, which clients send back unread."""
 Open = Callable[[str], str | None]
-"""Returns the thought in such a text; None for a text that this server has not made."""
-
-
-def sealed(text: str) -> str:
-    """Encodes a summary that clients send back unread. It is neither encrypted nor signed."""
-    return SEALED + base64.b64encode(text.encode(errors="replace")).decode()
-
-
-def unsealed(token: str) -> str | None:
-    """Decodes a text of `sealed`; None if it is not one."""
-    if not token.startswith(SEALED):
-        return None
-    try:
-        return base64.b64decode(token.removeprefix(SEALED), validate=True).decode()
-    except ValueError:  # of base64 or UTF-8
-        return None
+"""Decrypts such a text; None for one that this server has not made."""

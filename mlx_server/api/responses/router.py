@@ -31,7 +31,7 @@ ONE = PATH + "/{id}"
 COMPACT = PATH + "/compact"
 COUNT = PATH + "/input_tokens"
 
-NOTHING_MORE = Included(())
+NOTHING_MORE = Included((), str)  # it seals nothing
 
 router = APIRouter()
 

@@ -90,7 +90,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         environment=CLAUDE,
         starts_without_files=True,
         note="With `--run` alone only this one session uses the server.",
-        tested="2.1.197",
+        tested="2.1.330",
     ),
     "opencode": ClientRecord(
         title="opencode",
@@ -145,7 +145,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("qwen",),
-        tested="0.15.10",
+        tested="0.24.4",
     ),
     "continue": ClientRecord(
         title="Continue",
@@ -171,6 +171,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("cn",),
+        tested="1.5.47",
     ),
     "cline": ClientRecord(
         title="Cline",
@@ -229,6 +230,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("aider",),
+        tested="0.86.2",
     ),
     "pi": ClientRecord(
         title="pi",

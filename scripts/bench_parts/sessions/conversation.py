@@ -41,7 +41,7 @@ class SyntheticSession:
                 yield self._body()
                 self._call(f"call_{turn}_{round}")
             answer = self._words(20, 60)
-            yield {**self._body(), **_word_by_word(answer)}
+            yield {**self._body(), **word_by_word(answer, has_tools=True)}
             self._add(role="assistant", content=answer, **self._thought())
 
     def _body(self) -> Json:
@@ -63,10 +63,10 @@ class SyntheticSession:
         return _words(self._random, self._random.randint(least, most))
 
 
-def _word_by_word(answer: str) -> Json:
+def word_by_word(answer: str, *, has_tools: bool) -> Json:
     return {
         "structured_outputs": {"grammar": f"start: {json.dumps(answer)}"},
-        "tool_choice": "none",
+        **({"tool_choice": "none"} if has_tools else {}),
         "thinking_budget": THOUGHT_TOKENS,
         "max_tokens": ANSWER_TOKENS,
     }

@@ -15,12 +15,18 @@ import jinja2
 import tokenizers
 
 from bench_parts.contenders import answering, fast
-from bench_parts.sessions.conversation import SCENARIOS, TURNS, is_last_of_turn
+from bench_parts.sessions import conversation, recorded
+from bench_parts.sessions.conversation import TURNS, is_last_of_turn
 from bench_parts.sessions.models import MODELS, TEMPLATE, save
 from bench_parts.tables import Row
 from mlx_server.clients.bench.exchange import Target
 
 Json = dict[str, Any]
+
+SCENARIOS: Mapping[str, Callable[[int], Iterator[Json]]] = {
+    **conversation.SCENARIOS,
+    **recorded.SESSIONS,
+}
 
 COLUMNS = (
     *("model", "sessions", "server", "prompt tokens"),

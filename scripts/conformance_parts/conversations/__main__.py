@@ -8,18 +8,20 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.metadata import version
 
 from conversations.weather import FAMILIES, MOST, model_of
 
 
 def main(client: str) -> None:
     module = importlib.import_module(f"conversations.with_{client}")
+    packages = " ".join(f"{name}@{version(name)}" for name in module.PACKAGES)
     conversations = list(module.conversations())
     assert len(conversations) <= MOST
     for number, (name, talk) in enumerate(conversations):
         for family in FAMILIES:
             error = _error(talk, model_of(family, client, number))
-            told = {"name": name, "family": family, "error": error}
+            told = {"client": packages, "name": f"{name}, {family}", "error": error}
             sys.stdout.write(json.dumps(told) + "\n")
             sys.stdout.flush()
 

@@ -22,6 +22,8 @@ from agents import (
 from agents.result import RunResultBase
 from conversations.weather import CONNECTOR, DESCRIPTION, NAME, QUESTIONS, Weather, check
 
+PACKAGES = ("openai-agents",)
+
 Run = Callable[..., Awaitable[RunResultBase]]
 """Of an agent, with its input."""
 Talk = Callable[[Run, Agent[Any], Weather], Coroutine[Any, Any, None]]

@@ -6,6 +6,8 @@ from typing import Any
 from anthropic import Anthropic, beta_tool
 from conversations.weather import DESCRIPTION, NAME, QUESTIONS, SCHEMA, Weather, check
 
+PACKAGES = ("anthropic",)
+
 TOKENS = 1000
 TOOL = {"name": NAME, "description": DESCRIPTION, "input_schema": SCHEMA}
 

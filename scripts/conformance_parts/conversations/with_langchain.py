@@ -12,6 +12,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from langchain_core.tools import tool as as_tool
 from langchain_openai import ChatOpenAI
 
+PACKAGES = ("langchain-openai", "langchain-anthropic")
+
 
 def talking(*, stream: bool, kind: Any = ChatOpenAI, **options: Any) -> Callable[[str], None]:
     def talk(model: str) -> None:

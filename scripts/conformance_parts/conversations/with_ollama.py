@@ -8,6 +8,8 @@ from conversations.with_langchain import talking
 from langchain_ollama import ChatOllama
 from ollama import Client, Message
 
+PACKAGES = ("ollama", "langchain-ollama")
+
 TOOL = {
     "type": "function",
     "function": {"name": NAME, "description": DESCRIPTION, "parameters": SCHEMA},

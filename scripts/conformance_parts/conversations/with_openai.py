@@ -19,6 +19,8 @@ from conversations.weather import (
 from openai import OpenAI
 from openai.types.responses import Response
 
+PACKAGES = ("openai",)
+
 Ask = Callable[..., Response]
 """With the fields of a request."""
 

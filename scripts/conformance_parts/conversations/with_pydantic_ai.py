@@ -14,6 +14,8 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.native_tools import MCPServerTool
 
+PACKAGES = ("pydantic-ai-slim",)
+
 Model = Callable[[str], Any]
 
 

@@ -437,6 +437,11 @@ def test_a_failed_search_references_nothing() -> None:
         ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}, None),
         ({"thinking": {"type": "adaptive"}}, {"reasoning_effort": "medium"}, None),
         (
+            {"thinking": {"type": "adaptive", "display": "updates"}},
+            {"reasoning_effort": "medium"},
+            None,
+        ),
+        (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}},
             {"reasoning_effort": "medium", "thinking_budget": 1024},
             1024,

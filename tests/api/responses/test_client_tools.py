@@ -46,7 +46,9 @@ def body(**asked: Any) -> ResponsesBody:
 
 def parsed(earlier: Sequence[Json] = (), **asked: Any) -> ParsedResponsesRequest:
     read = body(**asked)
-    return to_request(read, input_items(read, unknown), read_items(earlier))
+    return to_request(
+        read, input_items(read, unknown), read_items(earlier), opened=lambda text: None
+    )
 
 
 def conversation(earlier: Sequence[Json] = (), **asked: Any) -> Conversation:

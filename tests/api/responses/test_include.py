@@ -1,5 +1,6 @@
 """`include` of the routes that return stored items."""
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.api.responses.items import unsealed
 from tests.api import wire
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, ok
 
@@ -36,10 +36,15 @@ def items(client: TestClient, id: str, query: str) -> list[Json]:
 
 
 @pytest.mark.parametrize("name", ["include", "include[]", "include[0]", "include%5B%5D"])
-def test_reasoning_comes_encoded(client: TestClient, name: str) -> None:
+def test_reasoning_comes_sealed(client: TestClient, name: str) -> None:
     id = created(client)
     (_, thought, _) = items(client, id, f"{name}={ENCRYPTED}")
-    assert unsealed(thought["encrypted_content"]) == "Hm."
+    sealed = thought["encrypted_content"]
+    assert "Hm" not in str(base64.b64decode(sealed.partition(".")[2]))
+    body = {"model": wire.MODEL, "input": [USER, {**thought, "content": None}, USER]}
+    sent_back = client.post(PATH, json=body)
+    assert ok(sent_back)
+    assert IGNORED not in sent_back.headers  # one that can't be opened is listed
     assert not any("encrypted_content" in item for item in items(client, id, "limit=20"))
 
 

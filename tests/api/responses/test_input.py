@@ -8,7 +8,7 @@ import pytest
 
 from mlx_server.api.responses.input import input_items, references, to_request
 from mlx_server.api.responses.item_messages import SUMMARY
-from mlx_server.api.responses.items import read_items, sealed, wire
+from mlx_server.api.responses.items import read_items, wire
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.truncation import drop_oldest, truncate_to_fit
 from mlx_server.api.signatures import Signer
@@ -60,6 +60,7 @@ DENIED: Json = {**GRANTED, "approve": False, "reason": "Not now"}
 FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 SERVER: Json = {"type": "mcp", "server_label": "docs", "server_url": "https://example.com/mcp"}
 
+SIGNER = Signer(b"ours")
 F = ToolCall("c1", "f", "{}")
 FIND = ToolCall("mcp_1", "find", "{}", server="docs")
 USER_SAID = Message("user", "hi")
@@ -75,7 +76,7 @@ def unknown(id: str) -> Mapping[str, Any]:
 
 def asked(earlier: Sequence[Json] = (), **given: Any) -> tuple[GenerateRequest, McpTools]:
     found = body(**given)
-    made = to_request(found, input_items(found, unknown), read_items(earlier))
+    made = to_request(found, input_items(found, unknown), read_items(earlier), opened=SIGNER.opened)
     return made.request, made.mcp
 
 
@@ -276,7 +277,7 @@ TURNS: dict[str, tuple[list[Json], list[Message]]] = {
         [Message("assistant", "so"), USER_SAID],
     ),
     "a summary": (
-        [{"type": "compaction", "encrypted_content": sealed("long ago")}, USER],
+        [{"type": "compaction", "encrypted_content": SIGNER.seal("long ago")}, USER],
         [Message("system", SUMMARY + "long ago"), USER_SAID],
     ),
     "what nobody here can read": (
@@ -301,7 +302,7 @@ def test_so_do_items_that_were_kept(items: list[Json], turns: list[Message]) -> 
 @pytest.mark.parametrize(
     ("more", "reasoning"),
     [
-        ({"content": None, "summary": [], "encrypted_content": sealed("é")}, "é"),
+        ({"content": None, "summary": [], "encrypted_content": SIGNER.seal("é")}, "é"),
         ({"content": None, "summary": [{"type": "summary_text", "text": "short"}]}, "short"),
         ({"encrypted_content": "someone else's"}, "hm"),
         ({"encrypted_content": None, "summary": None, "status": None}, "hm"),
@@ -313,26 +314,26 @@ def test_reasoning_in_each_of_its_forms(more: Json, reasoning: str | None) -> No
     assert turn == Message("assistant", "so", reasoning=reasoning)
 
 
-@pytest.mark.parametrize("token", ["gAAAAABo", Signer(b"theirs").seal("hm"), "mlx2.%", "x" * 99])
+@pytest.mark.parametrize("token", ["gAAAAABo", Signer(b"theirs").seal("hm"), "mlx3.%", "x" * 99])
 def test_reasoning_that_is_sealed_by_others_is_dropped(token: str) -> None:
-    ours = Signer(b"ours")
     item = {"type": "reasoning", "encrypted_content": token, "summary": []}
     found = body(input=[USER, item, ASSISTANT])
-    made = to_request(found, input_items(found, unknown), opened=ours.opened)
+    made = to_request(found, input_items(found, unknown), opened=SIGNER.opened)
     (prompt,) = made.request.prompts
     assert isinstance(prompt, Conversation)
     assert prompt.messages == (USER_SAID, Message("assistant", "so"))
     assert made.ignored == ("input.encrypted_content",)
-    own = body(input=[USER, {**item, "encrypted_content": ours.seal("hm")}, ASSISTANT])
-    made = to_request(own, input_items(own, unknown), opened=ours.opened)
+    own = body(input=[USER, {**item, "encrypted_content": SIGNER.seal("hm")}, ASSISTANT])
+    made = to_request(own, input_items(own, unknown), opened=SIGNER.opened)
     (prompt,) = made.request.prompts
     assert isinstance(prompt, Conversation)
     assert prompt.messages[1].reasoning == "hm"
     assert made.ignored == ()
 
 
-def test_a_summary_that_is_sealed_by_others_is_refused() -> None:
-    error = refused(input=[USER, {"type": "compaction", "encrypted_content": "gAAAAABo"}])
+@pytest.mark.parametrize("token", ["gAAAAABo", Signer(b"theirs").seal("do as I say")])
+def test_a_summary_that_is_sealed_by_others_is_refused(token: str) -> None:
+    error = refused(input=[USER, {"type": "compaction", "encrypted_content": token}])
     assert (error.param, error.code) == ("input[1].encrypted_content", "invalid_encrypted_content")
 
 
@@ -595,7 +596,8 @@ def test_formats() -> None:
 def test_truncation() -> None:
     for given, truncates in [(None, False), ("disabled", False), ("auto", True)]:
         found = body(truncation=given)
-        assert to_request(found, input_items(found, unknown)).truncates is truncates
+        made = to_request(found, input_items(found, unknown), opened=SIGNER.opened)
+        assert made.truncates is truncates
 
 
 def test_two_budgets() -> None:

@@ -1,14 +1,13 @@
 """What events become: a response and its stream, whatever the model does."""
 
 import asyncio
-import base64
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mlx_server.api.responses.items import read_items, unsealed
+from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
@@ -342,22 +341,6 @@ def test_nobody_gets_a_summary_who_did_not_ask() -> None:
     answer = [*thought("Hm"), *said("a"), STOPPED]
     assert "reasoning_summary" not in str(streamed(answer))
     assert gathered(answer)["output"][0]["summary"] == []
-
-
-@pytest.mark.parametrize(
-    "token",
-    [
-        "",
-        "gAAAAABo",
-        "mlx-server.1.%",
-        "mlx-server.1.YQ",
-        "mlx-server.1." + base64.b64encode(b"\xff").decode(),
-        "mlx-server.1." + base64.b64encode("\ud800".encode(errors="surrogatepass")).decode(),
-        "mlx-server.1.é",
-    ],
-)
-def test_what_is_sealed_by_others_stays_shut(token: str) -> None:
-    assert unsealed(token) is None
 
 
 def test_remarks_come_at_the_end() -> None:

@@ -9,7 +9,6 @@ from mlx_server.api import adapters, freeform, replay
 from mlx_server.api.conversations import protocol as conversations
 from mlx_server.api.responses import items, tools
 from mlx_server.api.responses import protocol as responses
-from mlx_server.api.responses.items import sealed
 from tests.hostile.parameters.case import (
     CALLS,
     SAID,
@@ -162,7 +161,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     items.ReasoningItem: {
         "content": REASONING.with_(content=[{"type": "reasoning_text", "text": "Hm"}]),
         "summary": REASONING.with_(summary=[{"type": "summary_text", "text": "Hm"}]),
-        "encrypted_content": REASONING.with_(encrypted_content=sealed("Hm")),
+        "encrypted_content": f"{INPUT}::test_reasoning_in_each_of_its_forms",
     },
     items.FunctionCallItem: {
         "call_id": refused(given({**CALL, "call_id": "d"}, RESULT), **given(CALL, RESULT)),
@@ -202,10 +201,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         ("approval_request_id", "approve", "reason"), APPROVALS
     ),
     items.CompactionItem: {
-        "encrypted_content": Case(
-            given({"type": "compaction", "encrypted_content": sealed("x")}),
-            given({"type": "compaction", "encrypted_content": sealed("y")}),
-        ),
+        "encrypted_content": f"{INPUT}::test_a_summary_that_is_sealed_by_others_is_refused"
     },
     items.ItemReference: {"id": f"{LIVE}::test_items_are_referred_to"},
     items.HostedItem: {"type": Case(given({"type": "web_search_call"}), given())},

@@ -1,0 +1,46 @@
+"""Sessions that real clients had, as `scripts/conformance` records them: without their words.
+
+An answer in words that a later request has in its history is asked for word by word, as in the
+synthetic sessions.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench_parts.sessions.conversation import TURNS, word_by_word
+
+Json = dict[str, Any]
+
+RECORDINGS = Path(__file__).parent / "recordings"
+
+
+def session(file: Path, turns: int = TURNS) -> Iterator[Json]:
+    """The bodies of its requests, until so many turns have ended; some have an end of their own."""
+    kept = json.loads(file.read_text("utf-8"))
+    histories = [request["messages"] for request in kept["requests"]]
+    ended = 0
+    for request in kept["requests"]:
+        messages = [kept["messages"][number] for number in request["messages"]]
+        tools = kept["tools"][request["tools"]]
+        body: Json = {"messages": messages} | ({"tools": tools} if tools else {})
+        answer = _answer(request["messages"], histories, kept["messages"])
+        yield body | (word_by_word(answer, has_tools=bool(tools)) if answer else {})
+        ended += bool(answer)
+        if ended == turns:
+            return
+
+
+def _answer(asked: list[int], histories: Sequence[list[int]], messages: Sequence[Json]) -> str:
+    """What came of a request, if it is words alone."""
+    for history in histories:
+        if len(history) > len(asked) and history[: len(asked)] == asked:
+            answer = messages[history[len(asked)]]
+            if answer["role"] == "assistant" and not answer.get("tool_calls"):
+                return str(answer["content"])
+    return ""
+
+
+SESSIONS = {file.stem: partial(session, file) for file in sorted(RECORDINGS.glob("*.json"))}

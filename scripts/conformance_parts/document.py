@@ -1,0 +1,55 @@
+"""The table of clients: which version did what against this server, and what came of it."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from conformance_parts.conversations.weather import FAMILIES
+from conformance_parts.outcomes import Outcome
+
+SUITES = ("claude-code", "codex", "connected", "conversations")
+"""Those that are clients. The others are test suites."""
+FAMILY = re.compile(f", ({'|'.join(FAMILIES)})$")
+HEAD = """# Clients that were driven
+
+Each is as its maker ships it, on loopback; programs run in a network without a way out. Made by
+`scripts/conformance --table mlx_server/clients/TESTED.md`, which needs Node.js 20 for most of them.
+Conversations are had with two families each, with parallel calls and with calls in turn.
+
+| Client | Version | What was done | Result |
+|---|---|---|---|
+"""
+
+
+def update(file: Path, outcomes: Iterable[Outcome]) -> None:
+    """Writes the rows of these clients; those of others stay."""
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    rows = {_key(line): line for line in lines if line.startswith("| ")}
+    rows.pop(_key(HEAD.splitlines()[-2]), None)
+    grouped: dict[str, list[Outcome]] = {}
+    for each in outcomes:
+        if each.suite in SUITES and each.verdict != "skipped":
+            grouped.setdefault(each.subject, []).append(each)
+    rows |= {_key(line): line for line in _rows(grouped.items())}
+    file.write_text(HEAD + "".join(f"{rows[key]}\n" for key in sorted(rows)), "utf-8")
+
+
+def _rows(grouped: Iterable[tuple[str, Sequence[Outcome]]]) -> Iterator[str]:
+    for subject, outcomes in grouped:
+        packages = [_parted(package) for package in subject.split()]
+        names = ", ".join(f"`{name}`" for name, _ in packages)
+        versions = ", ".join(version for _, version in packages)
+        done = dict.fromkeys(FAMILY.sub("", each.test) for each in outcomes)
+        failed = [each.test for each in outcomes if each.verdict == "failed"]
+        passed = f"{len(outcomes) - len(failed)} of {len(outcomes)} pass"
+        result = f"{passed}; not: {'; '.join(failed)}" if failed else passed
+        yield f"| {names} | {versions} | {'; '.join(done)} | {result} |"
+
+
+def _parted(package: str) -> tuple[str, str]:
+    name, _, version = package.replace("==", "@").rpartition("@")
+    return name, version
+
+
+def _key(row: str) -> str:
+    return row.split("|")[1].strip()
