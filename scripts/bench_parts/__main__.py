@@ -22,7 +22,7 @@ from bench_parts.machine import Others
 from bench_parts.models import model_folder
 from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model, Turn
 from bench_parts.sessions import count
-from bench_parts.simulated import servers
+from bench_parts.simulated import links, servers
 from bench_parts.simulated.roofline import PAIRS, pair
 
 PIPE_WIDTH = 120
@@ -67,7 +67,10 @@ def main(
     ] = False,
     simulate: Annotated[
         str | None,
-        typer.Option(metavar="MACHINE:MODEL|all", help="Schedules instead, on simulated Macs."),
+        typer.Option(
+            metavar="MACHINE:MODEL|all|links",
+            help="Schedules instead, on simulated Macs; links: one Mac or two for one model.",
+        ),
     ] = None,
     machines: Annotated[
         Path | None, typer.Option(metavar="FILE", help="More machines and models, in TOML.")
@@ -86,6 +89,7 @@ def main(
     scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
+    scripts/bench --simulate links
 
     Latencies are medians of all answers unless they say p95, and every number is the median of
     its repetitions. A prefix is warm when the prompts share it and it was asked before.
@@ -100,6 +104,9 @@ def main(
         wanted: list[count.Interruption] = ["restart"] if restart else []
         wanted += ["swap"] if swap else []
         _sessions(only.split(","), wanted or [""], json, markdown)
+        return
+    if simulate == "links":
+        _links(json, markdown)
         return
     if simulate:
         _simulated(simulate, machines, only.split(","), json, markdown)
@@ -179,6 +186,13 @@ def _simulated(
             progress.out(" ".join(next(servers.rows(found[-1:]))))
     progress.out(servers.NOTE)
     _show({"simulated": found}, [(servers.COLUMNS, servers.rows(found))], json, markdown)
+
+
+def _links(json: Path | None, markdown: bool) -> None:
+    found = list(links.scenes())
+    progress.out(links.NOTE)
+    shown = [(links.COLUMNS, links.rows(found)), (links.LEAST_COLUMNS, links.least_rows())]
+    _show({"links": found}, shown, json, markdown)
 
 
 def _show(measured: Measured, found: Sequence[Columns], json: Path | None, markdown: bool) -> None:
