@@ -119,7 +119,7 @@ def load_hostfile(path: Path) -> Hostfile:
     except ValueError as error:
         problems = [str(error)]
     else:
-        problems = list(_mistakes(found))
+        problems = list(mistakes(found))
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
     return found
@@ -175,7 +175,7 @@ def _problem(details: ErrorDetails) -> str:
     return f"{where(loc)}: {message}" if loc else message
 
 
-def _mistakes(file: Hostfile) -> Iterator[str]:
+def mistakes(file: Hostfile) -> Iterator[str]:
     """What no host has wrong alone."""
     if not file.hosts:
         yield "has no hosts: list at least one"
