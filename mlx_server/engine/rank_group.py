@@ -51,7 +51,7 @@ class RankGroup(msgspec.Struct, frozen=True):
     def backend_files(self) -> dict[str, str]:
         """The environment variables with the path of a file, and the files' text."""
         if self.backend == "ring":
-            return {"MLX_HOSTFILE": json.dumps(self._addresses())}
+            return {"MLX_HOSTFILE": json.dumps(self.addresses())}
         return {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in self.hosts])}
 
     def backend_variables(self) -> dict[str, str]:
@@ -60,7 +60,8 @@ class RankGroup(msgspec.Struct, frozen=True):
         coordinator = {"MLX_JACCL_COORDINATOR": f"{self.hosts[0].ips[0]}:{self.port}"}
         return coordinator | ({"MLX_JACCL_RING": "1"} if self.backend == "jaccl-ring" else {})
 
-    def _addresses(self) -> list[list[str]]:
+    def addresses(self) -> list[list[str]]:
+        """Where each rank listens, as `address:port`."""
         port, found = self.port, []
         for host in self.hosts:
             found.append([f"{ip}:{port + i}" for i, ip in enumerate(host.ips)])

@@ -1,19 +1,18 @@
 """One rank of `mlx-server doctor --hostfile`, which measures the link: `python -m` starts it.
 
-Its standard input is JSON, {"rank": 0, "addresses": [["10.0.0.1:32323"], ...]}, and its standard
-output has what it measured.
+Its standard input has its `RankArguments`, and its standard output what it measured, as JSON.
 """
 
 import json
-import os
 import signal
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
+
+from mlx_server.engine.worker_arguments import decode_rank_arguments
+from mlx_server.worker.ranks.join import connected
 
 SECONDS = 40
 """The system ends a rank then, also on a host where the doctor can't."""
@@ -26,17 +25,9 @@ SMALL_TIMES, LARGE_TIMES = 50, 4
 
 def main() -> None:
     signal.alarm(SECONDS)
-    wanted = json.loads(sys.stdin.buffer.read(64 << 10))
-    found = measured(_joined(wanted["addresses"], wanted["rank"]))
+    wanted = decode_rank_arguments(sys.stdin.buffer.read())
+    found = measured(connected(wanted.group, wanted.rank))
     sys.stdout.write(json.dumps(found) + "\n")
-
-
-def _joined(addresses: list[list[str]], rank: int) -> mx.distributed.Group:
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "hosts.json"
-        file.write_text(json.dumps(addresses), "utf-8")
-        os.environ.update(MLX_HOSTFILE=str(file), MLX_RANK=str(rank))
-        return mx.distributed.init(strict=True, backend="ring")
 
 
 def measured(group: mx.distributed.Group) -> dict[str, Any]:

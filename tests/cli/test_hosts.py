@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app
 from mlx_server.cli.hosts import probe
-from mlx_server.cli.hosts.checks import SAME_PACKAGES, Wanted, _unreached, host_checks
+from mlx_server.cli.hosts.checks import SAME_PACKAGES, examine_hosts, host_checks, unreached
 from mlx_server.cli.hosts.command import Answer, run_on
-from mlx_server.cli.hosts.link import FIRST_PORT, Measured, judged, link_check
+from mlx_server.cli.hosts.link import Measured, judged, link_check
 from mlx_server.cli.machine_checks import Check
-from mlx_server.config.hostfile import Host
+from mlx_server.engine.rank_group import FIRST_PORT, RankGroup, RankHost
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,10 @@ esac
 MARK = "TEST_HOSTS_OF"
 """A variable that the processes of these tests have, with the id of the test's process."""
 
-HERE = Host(ssh="127.0.0.1", ips=("127.0.0.1",))
+LOOPBACK = ("127.0.0.1",)
+
+HERE = RankHost("first", LOOPBACK)
+"""Rank 0 is on this machine, whatever its name is; so no host called `first` is played."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +83,14 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def checked(port: int, *hosts: Host, **models: Path) -> list[Check]:
-    return list(host_checks(Wanted(hosts, models, port=port)))
+def group(port: int, *hosts: RankHost | str) -> RankGroup:
+    """The ranks after rank 0; a name alone has no addresses."""
+    others = [RankHost(host, ()) if isinstance(host, str) else host for host in hosts]
+    return RankGroup("tensor", (HERE, *others), port)
+
+
+def checked(port: int, *hosts: RankHost | str, **models: Path) -> list[Check]:
+    return list(host_checks(group(port, *hosts), models))
 
 
 def of_rank(checks: list[Check], rank: int) -> list[Check]:
@@ -109,7 +118,7 @@ def facts(**changed: object) -> str:
         "memory": 64 << 30,
         "packages": {name: probe.version(name) for name in SAME_PACKAGES},
         "source": probe.source(),
-        "ports": [],
+        "places": {},
         "models": {},
     }
     return json.dumps(own | changed)
@@ -119,7 +128,7 @@ def facts(**changed: object) -> str:
 def test_a_good_host_over_ssh_and_this_machine_measure_their_link(
     port: int, model: Path, ssh: Path
 ) -> None:
-    checks = checked(port, HERE, Host(ssh="good", ips=("127.0.0.1",)), big=model)
+    checks = checked(port, RankHost("good", LOOPBACK), big=model)
     assert [check for check in checks if check.status == "fail"] == []
     found = [check.found for check in of_rank(checks, 1)]
     assert found[0].startswith("good: answers over ssh")
@@ -131,11 +140,27 @@ def test_a_good_host_over_ssh_and_this_machine_measure_their_link(
     assert "ConnectTimeout=5" in options
 
 
+def test_the_models_of_the_settings_that_are_split_over_the_hosts_are_looked_for(
+    tmp_path: Path, port: int, model: Path
+) -> None:
+    (tmp_path / "hosts.json").write_text(
+        '[{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.1"]}]'
+    )
+    (tmp_path / "models.yaml").write_text(
+        f"models:\n  big: {{source: {model}, distributed: {{hosts: hosts.json, port: {port}}}}}\n"
+        "  small: {source: demo:smollm2}\n"
+    )
+    with socket.create_server(("127.0.0.1", port)):  # the link is measured by another test
+        checks = list(examine_hosts(tmp_path / "hosts.json", tmp_path / "models.yaml"))
+    found = [check.found for check in of_rank(checks, 1)]
+    assert "localhost: model big: 1000 bytes of weights, as here" in found
+    assert not any("small" in each for each in found)
+    assert f"localhost: 127.0.0.1:{port + 1} is free" in found
+
+
 @pytest.mark.live
 def test_a_rank_that_can_not_join_is_named_and_the_others_are_ended(port: int) -> None:
-    hosts = [HERE, Host(ssh="ringless", ips=("127.0.0.1",))]
-    addresses = [HERE, hosts[1]]
-    check = asyncio.run(link_check(addresses, Wanted((), {}).python, port))
+    check = asyncio.run(link_check(group(port, RankHost("ringless", LOOPBACK))))
     assert check.status == "fail"
     assert check.found == "rank 1, ringless: RuntimeError: [ring] no peer"
     assert not any("link_speed" in " ".join(each.info["cmdline"]) for each in started_here())
@@ -143,8 +168,8 @@ def test_a_rank_that_can_not_join_is_named_and_the_others_are_ended(port: int) -
 
 def test_each_host_that_can_not_be_asked_says_why_and_what_to_do(port: int) -> None:
     names = ("refusing", "unknown", "pythonless", "garbage", "flood")
-    checks = checked(port, *(Host(ssh=name) for name in names))
-    found = [bad(checks, rank) for rank in range(len(names))]
+    checks = checked(port, *names)
+    found = [bad(checks, rank) for rank in range(1, len(names) + 1)]
     assert [len(each) for each in found] == [1] * len(names)
     problems = [each[0] for each in found]
     assert {status for status, _, _ in problems} == {"fail"}
@@ -172,8 +197,8 @@ def test_other_versions_code_and_files_are_compared_with_those_here(
     }
     for name, answer in answers.items():
         ssh.with_name(f"ssh.{name}").write_text(answer)
-    checks = checked(port, *(Host(ssh=name) for name in answers), big=model)
-    older, commit, config, python, same = (bad(checks, rank) for rank in range(5))
+    checks = checked(port, *answers, big=model)
+    older, commit, config, python, same = (bad(checks, rank) for rank in range(1, 6))
     assert older[0][1] == f"older: mlx 0.31.0, here {packages['mlx']}"
     assert older[0][2].endswith(f"-m pip install mlx=={packages['mlx']}")
     assert older[1][1] == f"older: mlx-lm is missing, here {packages['mlx-lm']}"
@@ -196,38 +221,41 @@ def test_hostile_facts_are_no_crash_and_control_no_terminal(port: int, ssh: Path
         "control": facts(python="3.12\x1b[2J\n", packages={"mlx": "\x1b]0;x\x07"}, memory=-(2**62)),
         "digits": facts(python="9" * 5000 + ".1"),
         "deep": "[" * 200_000,
-        "types": facts(ports={"a": 1}),
+        "types": facts(places=[1]),
     }
     for name, answer in answers.items():
         ssh.with_name(f"ssh.{name}").write_text(answer)
-    checks = checked(port, *(Host(ssh=name) for name in answers))
-    assert all(bad(checks, rank) for rank in range(len(answers)))
+    checks = checked(port, *answers)
+    assert all(bad(checks, rank) for rank in range(1, len(answers) + 1))
     assert all(text.isprintable() for check in checks for text in (check.found, check.fix))
     assert max(len(check.found) for check in checks) <= 200
 
 
-def test_a_host_that_hangs_is_left_and_no_process_stays() -> None:
-    host = Host(ssh="hanging")
-    answer = asyncio.run(run_on(host, ["true"], b"", seconds=1.0))
+def test_a_host_that_hangs_is_left_and_no_process_stays(port: int) -> None:
+    answer = asyncio.run(run_on(group(port, "hanging"), 1, ["true"], b"", seconds=1.0))
     assert answer == Answer(None, cut="slow")
     assert ["sleep", "600"] not in [each.info["cmdline"] for each in started_here()]
-    found, fix = _unreached(host, "python", answer)
-    assert found == "no answer within 60 s"
-    assert fix == "try `ssh hanging true`"
 
 
-def test_without_ssh_on_the_path_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_of_a_host_that_gave_no_answer(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = group(port, "hanging")
+    assert unreached(found, 1, Answer(None, cut="slow")) == (
+        "no answer within 60 s",
+        "try `ssh hanging true`",
+    )
     monkeypatch.setenv("PATH", "/nowhere")
-    host = Host(ssh="good")
-    answer = asyncio.run(run_on(host, ["true"], b"", seconds=60.0))
-    assert _unreached(host, "python", answer)[0] == "there is no `ssh` on this machine's PATH"
+    nothing = asyncio.run(run_on(found, 1, ["true"], b"", seconds=60.0))
+    assert unreached(found, 1, nothing)[0] == "there is no `ssh` on this machine's PATH"
 
 
 def test_an_address_of_another_host_and_a_port_in_use_are_found(port: int) -> None:
+    elsewhere = RankHost("localhost", ("192.0.2.7", "8.8.8.8"), is_local=True)
     with socket.create_server(("127.0.0.1", port)):
-        checks = checked(port, HERE, Host(ssh="localhost", ips=("192.0.2.7", "8.8.8.8")))
+        checks = checked(port, elsewhere)
     in_use = bad(checks, 0)
-    assert [each[:2] for each in in_use] == [("warn", f"127.0.0.1: 127.0.0.1:{port} is in use")]
+    assert [each[:2] for each in in_use] == [("warn", f"first: 127.0.0.1:{port} is in use")]
     assert [each[1] for each in bad(checks, 1)] == [
         "localhost: 192.0.2.7 is no address of it",
         "localhost: 8.8.8.8 is no address of it",

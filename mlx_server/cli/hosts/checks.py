@@ -2,21 +2,21 @@
 
 import asyncio
 import json
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from mlx_server.cli.hosts import probe
-from mlx_server.cli.hosts.command import Answer, printable, run_on
-from mlx_server.cli.hosts.link import FIRST_PORT, link_check, ports_of
+from mlx_server.cli.hosts.command import Answer, printable, python_of, run_on
+from mlx_server.cli.hosts.link import link_check
 from mlx_server.cli.machine_checks import Check, Status
-from mlx_server.config.hostfile import Host, read_hostfile
+from mlx_server.config.distributed import DistributedSettings, rank_group
+from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.specs import model_specs
+from mlx_server.engine.rank_group import FIRST_PORT, RankGroup
 from mlx_server.errors import SettingsError
 from mlx_server.mcp.addresses import is_public
 from mlx_server.pool.memory_budget import size
@@ -45,69 +45,63 @@ class HostFacts(msgspec.Struct):
     memory: int
     packages: dict[str, str]
     source: str
-    ports: list[tuple[str, int, str]]
+    places: dict[str, str]
+    """Where it is to listen, and why it can't."""
     models: dict[str, ModelFacts]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the hosts are asked for."""
-
-    hosts: tuple[Host, ...]
-    folders: Mapping[str, Path]
-    """Of the models that they are to hold together, by the model's name."""
-    python: str = sys.executable
-    port: int = FIRST_PORT
-
-
 def examine_hosts(hostfile: Path, config: Path | None) -> Iterator[Check]:
-    """The checks of all hosts, with the models of models.yaml that are to be on each of them."""
+    """The checks of all hosts, with those models of models.yaml that are split over them."""
     try:
-        hosts = read_hostfile(hostfile)
+        over = DistributedSettings.model_construct(hosts=load_hostfile(hostfile))
         settings = load_settings(config)
     except SettingsError as error:
         for line in error.message.splitlines():
             yield Check("fail", "settings", line)
         return
-    served = settings.models.items()
-    folders = {id: on_disk(model.source, model.revision) for id, model in served}
-    yield from host_checks(Wanted(hosts, {id: each for id, each in folders.items() if each}))
+    group = rank_group(over, FIRST_PORT)
+    specs = [
+        spec for spec in model_specs(settings) if spec.group and spec.group.hosts == group.hosts
+    ]
+    folders = {spec.id: on_disk(spec.source, spec.revision) for spec in specs}
+    for id, folder in folders.items():
+        if not folder:
+            yield Check("fail", "model", f"{id} is not on this machine", f"mlx-server pull {id}")
+    found = {id: folder for id, folder in folders.items() if folder}
+    chosen = next((spec.group for spec in specs if spec.group), group)
+    yield from host_checks(chosen, found)
 
 
-def host_checks(wanted: Wanted) -> Iterator[Check]:
-    yield from asyncio.run(_checks(wanted))
+def host_checks(group: RankGroup, folders: Mapping[str, Path]) -> Iterator[Check]:
+    """folders: of the models that the hosts are to hold together, by the model's name."""
+    yield from asyncio.run(_checks(group, folders))
 
 
-async def _checks(wanted: Wanted) -> list[Check]:
-    ranks = range(len(wanted.hosts))
-    here, *asked = await asyncio.gather(
-        _asked(wanted, None), *(_asked(wanted, rank) for rank in ranks)
-    )
-    if (own := _facts(here[0])) is None:
-        return [Check("fail", "here", *_unreached(HERE, sys.executable, here[0]))]
+async def _checks(group: RankGroup, folders: Mapping[str, Path]) -> list[Check]:
+    ranks = range(len(group.hosts))
+    asked = await asyncio.gather(*(_asked(group, folders, rank) for rank in ranks))
+    if (own := _facts(asked[0][0])) is None:
+        return [_line(group, 0, "fail", *unreached(group, 0, asked[0][0]))]
     checks = [
         check
         for rank, (answer, seconds) in zip(ranks, asked, strict=True)
-        for check in _host(wanted, rank, answer, seconds, own)
+        for check in _host(group, folders, rank, answer, seconds, own)
     ]
     if all(check.status == "ok" for check in checks if check.name != PUBLIC):
-        return [*checks, await link_check(wanted.hosts, wanted.python, wanted.port)]
+        return [*checks, await link_check(group)]
     return [*checks, Check("warn", "link", "not measured", "mend what is listed above first")]
 
 
-async def _asked(wanted: Wanted, rank: int | None) -> tuple[Answer, float]:
-    """rank: None asks this machine, with which the hosts are compared."""
-    ports = [] if rank is None else ports_of(wanted.hosts, wanted.port)[rank]
-    folders = [str(folder) for folder in wanted.folders.values()]
-    parameters = json.dumps({"packages": SAME_PACKAGES, "ports": ports, "folders": folders})
-    script = f"{PROBE}\nmain(json.loads({parameters!r}))\n"
-    host, python = (HERE, sys.executable) if rank is None else (wanted.hosts[rank], wanted.python)
+async def _asked(group: RankGroup, folders: Mapping[str, Path], rank: int) -> tuple[Answer, float]:
+    wanted = {
+        "packages": SAME_PACKAGES,
+        "places": group.addresses()[rank],
+        "folders": [str(folder) for folder in folders.values()],
+    }
+    script = f"{PROBE}\nmain(json.loads({json.dumps(wanted)!r}))\n"
     began = time.perf_counter()
-    answer = await run_on(host, [python, "-"], script.encode(), PROBE_SECONDS)
+    answer = await run_on(group, rank, ["-"], script.encode(), PROBE_SECONDS)
     return answer, time.perf_counter() - began
-
-
-HERE = Host(ssh="localhost")
 
 
 def _facts(answer: Answer) -> HostFacts | None:
@@ -119,31 +113,42 @@ def _facts(answer: Answer) -> HostFacts | None:
         return None
 
 
+def _line(group: RankGroup, rank: int, status: Status, found: str, fix: str = "") -> Check:
+    text = f"{group.hosts[rank].ssh}: {found}"
+    return Check(status, f"rank {rank}", printable(text), printable(fix))
+
+
 def _host(
-    wanted: Wanted, rank: int, answer: Answer, seconds: float, own: HostFacts
+    group: RankGroup,
+    folders: Mapping[str, Path],
+    rank: int,
+    answer: Answer,
+    seconds: float,
+    own: HostFacts,
 ) -> Iterator[Check]:
-    host = wanted.hosts[rank]
-
-    def line(status: Status, found: str, fix: str = "") -> Check:
-        return Check(status, f"rank {rank}", printable(f"{host.ssh}: {found}"), printable(fix))
-
+    host, python = group.hosts[rank], python_of(group)
     facts = _facts(answer)
     if facts is None:
-        yield line("fail", *_unreached(host, wanted.python, answer))
+        yield _line(group, rank, "fail", *unreached(group, rank, answer))
         return
-    way = "this machine, without ssh" if host.is_local else "answers over ssh"
-    yield line("ok", f"{way}, after {seconds:.1f} s")
-    for status, found, fix in (
+    way = "this machine, without ssh" if rank == 0 or host.is_local else "answers over ssh"
+    for finding in (
+        ("ok", f"{way}, after {seconds:.1f} s", ""),
         _python(facts),
-        *_packages(facts, own, wanted.python),
-        *_models(wanted, host, facts, own),
+        *_packages(facts, own, python),
+        *_models(folders, host.ssh, facts, own),
         *_ports(facts),
     ):
-        yield line(status, found, fix)
-    yield from _public(host)
+        yield _line(group, rank, *finding)
+    if public := [ip for ip in host.ips if is_public(ip)]:
+        fix = "ranks don't encrypt: use addresses of a cable or a private network"
+        yield Check("warn", PUBLIC, f"{host.ssh}: {', '.join(public)}", fix)
 
 
 Finding = tuple[Status, str, str]
+"""The status, what was found and what to do."""
+
+PUBLIC = "public"
 
 REFUSALS = (
     ("permission denied", "let your key in: ssh-copy-id {host}"),
@@ -155,8 +160,8 @@ REFUSALS = (
 )
 
 
-def _unreached(host: Host, python: str, answer: Answer) -> tuple[str, str]:
-    said = answer.last_line
+def unreached(group: RankGroup, rank: int, answer: Answer) -> tuple[str, str]:
+    host, said, python = group.hosts[rank], answer.last_line, python_of(group)
     if answer.cut == "no ssh":
         return "there is no `ssh` on this machine's PATH", "install an ssh client"
     if answer.cut == "slow":
@@ -168,7 +173,8 @@ def _unreached(host: Host, python: str, answer: Answer) -> tuple[str, str]:
         fixes = (fix for words, fix in REFUSALS if words in said.lower())
         return f"ssh: {said}", next(fixes, "try `ssh {host}` by hand").format(host=host.ssh)
     if answer.status in (126, 127):
-        return f"no Python at {python}", "install mlx-server there at the same path as here"
+        fix = "install mlx-server at this path, or set `python` under `distributed`"
+        return f"no Python at {python}", fix
     return f"{python} ended with status {answer.status}: {said}", f"try it: ssh {host.ssh} {python}"
 
 
@@ -197,10 +203,12 @@ def _packages(facts: HostFacts, own: HostFacts, python: str) -> Iterator[Finding
     yield "ok", ", ".join(f"{name} {facts.packages[name]}" for name in SAME_PACKAGES), ""
 
 
-def _models(wanted: Wanted, host: Host, facts: HostFacts, own: HostFacts) -> Iterator[Finding]:
-    for name, folder in wanted.folders.items():
+def _models(
+    folders: Mapping[str, Path], ssh: str, facts: HostFacts, own: HostFacts
+) -> Iterator[Finding]:
+    for name, folder in folders.items():
         there, here = facts.models.get(str(folder)), own.models[str(folder)]
-        copy = f"rsync -a {folder}/ {host.ssh}:{folder}/"
+        copy = f"rsync -a {folder}/ {ssh}:{folder}/"
         if there is None or there.problem:
             problem = there.problem if there else "not looked for"
             yield "fail", f"model {name}: {folder}: {problem}", copy
@@ -214,24 +222,15 @@ def _models(wanted: Wanted, host: Host, facts: HostFacts, own: HostFacts) -> Ite
 
 
 def _ports(facts: HostFacts) -> Iterator[Finding]:
-    for ip, port, problem in facts.ports:
-        place = f"{ip}:{port}"
+    for place, problem in facts.places.items():
         if problem == "EADDRNOTAVAIL":
             fix = "correct `ips` in the hostfile, or give its link this address (Network settings)"
-            yield "fail", f"{ip} is no address of it", fix
+            yield "fail", f"{place.partition(':')[0]} is no address of it", fix
         elif problem == "EADDRINUSE":
             fix = "a running server has the group's ports; else end what listens there"
             yield "warn", f"{place} is in use", fix
         elif problem:
-            yield "fail", f"can't listen at {place}: {problem}", "choose another port"
+            fix = "set another `port` under `distributed`"
+            yield "fail", f"can't listen at {place}: {problem}", fix
         else:
             yield "ok", f"{place} is free", ""
-
-
-PUBLIC = "public"
-
-
-def _public(host: Host) -> Sequence[Check]:
-    public = [ip for ip in host.ips if is_public(str(ip_address(ip)))]
-    fix = "ranks don't encrypt: use addresses of a cable or a private network"
-    return [Check("warn", PUBLIC, f"{host.ssh}: {', '.join(public)}", fix)] if public else []

@@ -8,12 +8,13 @@ import asyncio
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from mlx_server.config.hostfile import Host
+from mlx_server.engine.rank_group import RankGroup
 
 SSH = (
     "ssh",
@@ -44,21 +45,35 @@ class Answer:
         return printable(next((line for line in reversed(lines) if line.strip()), ""))
 
 
+def python_of(group: RankGroup) -> str:
+    """The interpreter of the other machines."""
+    return group.python or sys.executable
+
+
 def printable(text: str) -> str:
     shown = "".join(char if char.isprintable() else "?" for char in text.strip())
     return shown if len(shown) <= SHOWN_CHARACTERS else shown[: SHOWN_CHARACTERS - 3] + "..."
 
 
-async def run_on(host: Host, command: Sequence[str], stdin: bytes, seconds: float) -> Answer:
-    """Leaves no process here. The command's own limits end it on the host."""
-    line = command if host.is_local else (*SSH, host.ssh, shlex.join(command))
+async def run_on(
+    group: RankGroup, rank: int, arguments: Sequence[str], stdin: bytes, seconds: float
+) -> Answer:
+    """Runs the Python of a rank's host. Rank 0 is on this machine, as the server will be.
+
+    It leaves no process here. What runs on another machine needs limits of its own.
+    """
+    host = group.hosts[rank]
+    is_here = host.is_local or rank == 0
+    python = sys.executable if is_here else python_of(group)
+    command = ["env", *(f"{name}={value}" for name, value in group.variables), python, *arguments]
+    line = command if is_here else [*SSH, host.ssh, f"exec {shlex.join(command)}"]
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
             *line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except OSError:
-        return Answer(127 if host.is_local else None, cut="" if host.is_local else "no ssh")
+        return Answer(None, cut="no ssh")
     try:
         async with asyncio.timeout(seconds):
             return await _answer(process, stdin)

@@ -7,10 +7,10 @@ import msgspec
 
 from mlx_server.cli.hosts.command import Answer, run_on
 from mlx_server.cli.machine_checks import Check
-from mlx_server.config.hostfile import Host
+from mlx_server.engine.rank_group import RankGroup
+from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 
-FIRST_PORT = 32323
-"""As in `mlx.launch`."""
+MODULE = ("-m", "mlx_server.worker.link_speed")
 
 SECONDS = 50.0
 
@@ -31,23 +31,14 @@ class Measured(msgspec.Struct):
     right: bool
 
 
-def ports_of(hosts: Sequence[Host], first: int) -> list[list[tuple[str, int]]]:
-    """The addresses and ports at which each rank listens: each address gets the next port."""
-    port, found = first, []
-    for host in hosts:
-        found.append([(ip, port + i) for i, ip in enumerate(host.ips)])
-        port += len(host.ips)
-    return found
-
-
-async def link_check(hosts: Sequence[Host], python: str, port: int) -> Check:
+async def link_check(group: RankGroup) -> Check:
+    hosts = group.hosts
     if len(hosts) < 2:
         return Check("ok", "link", "one host has no link")
     if lacking := [host.ssh for host in hosts if not host.ips]:
         fix = "give `ips` of each host in the hostfile; `mlx.distributed_config` finds them"
         return Check("fail", "link", f"{', '.join(lacking)}: no addresses", fix)
-    addresses = [[f"{ip}:{port}" for ip, port in each] for each in ports_of(hosts, port)]
-    answers = await _ranks(hosts, python, addresses)
+    answers = await _ranks(group)
     found = [_measured(answer) if answer else None for answer in answers]
     for rank, (answer, measured) in enumerate(zip(answers, found, strict=True)):
         if answer and not measured:
@@ -99,21 +90,12 @@ def judged(measured: Sequence[Measured], *, loopback: bool) -> Check:
     return Check("ok", "link", found)
 
 
-async def _ranks(
-    hosts: Sequence[Host], python: str, addresses: list[list[str]]
-) -> list[Answer | None]:
+async def _ranks(group: RankGroup) -> list[Answer | None]:
     """The answers of all ranks. If one fails, those that wait for it are ended: None."""
-    command = [python, "-m", "mlx_server.worker.link_speed"]
+    ranks = [RankArguments(rank, group, WorkerArguments()) for rank in range(len(group.hosts))]
     tasks = [
-        asyncio.create_task(
-            run_on(
-                host,
-                command,
-                msgspec.json.encode({"rank": rank, "addresses": addresses}),
-                SECONDS,
-            )
-        )
-        for rank, host in enumerate(hosts)
+        asyncio.create_task(run_on(group, each.rank, MODULE, encode_arguments(each), SECONDS))
+        for each in ranks
     ]
     for done in asyncio.as_completed(tasks):
         if (await done).status != 0:

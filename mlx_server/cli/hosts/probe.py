@@ -29,7 +29,7 @@ def main(wanted: dict[str, Any]) -> None:
         "memory": memory(),
         "packages": {name: version(name) for name in wanted["packages"]},
         "source": source(),
-        "ports": [[ip, port, listens(ip, port)] for ip, port in wanted["ports"]],
+        "places": {place: why_not(place) for place in wanted["places"]},
         "models": {folder: model(folder) for folder in wanted["folders"]},
     }
     sys.stdout.write("\n" + json.dumps(found) + "\n")
@@ -64,12 +64,13 @@ def source() -> str:
     return digest.hexdigest()
 
 
-def listens(ip: str, port: int) -> str:
+def why_not(place: str) -> str:
     """Empty if a process can listen there; else the name of the error."""
+    ip, _, port = place.partition(":")
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((ip, port))
+            tried.bind((ip, int(port)))
             tried.listen(1)
         except OSError as error:
             return errno.errorcode.get(error.errno or 0, str(error.errno))
