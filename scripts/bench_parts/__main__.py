@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 
-from bench_parts import adapters, grammars, tables
+from bench_parts import adapters, distributed, grammars, tables
 from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
@@ -65,6 +65,9 @@ def main(
     swap: Annotated[
         bool, typer.Option("--swap", help="With --sessions: ask another model in the middle.")
     ] = False,
+    over_ranks: Annotated[
+        bool, typer.Option("--distributed", help="What a step over two ranks costs instead.")
+    ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(
@@ -87,6 +90,7 @@ def main(
     scripts/bench --sessions
     scripts/bench --kv-bits
     scripts/bench --sessions --restart --swap --only mlx-server
+    scripts/bench --distributed --model tiny
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
     scripts/bench --simulate links
@@ -96,6 +100,9 @@ def main(
     """
     if lora or structured:
         (_lora if lora else _structured)(json, markdown)
+        return
+    if over_ranks:
+        _distributed([model] if model else ["tiny", "demo"], json, markdown)
         return
     if kv_bits:
         _kv_bits(json, markdown)
@@ -168,6 +175,16 @@ def _sessions(
 def _kv_bits(json: Path | None, markdown: bool) -> None:
     found = list(drift.drifts())
     _show({"kv_bits": found}, [(drift.COLUMNS, drift.rows(found))], json, markdown)
+
+
+def _distributed(models: list[Model], json: Path | None, markdown: bool) -> None:
+    others, found = Others(), []
+    for each in distributed.costs(models):
+        found.append(each)
+        progress.out(" ".join(next(distributed.rows([each]))))
+    shown = [(distributed.COLUMNS, distributed.rows(found))]
+    _show({"distributed": found}, shown, json, markdown)
+    _warn(others.cores())
 
 
 def _simulated(

@@ -136,7 +136,7 @@ def _served(
 def answering(
     command: list[str], model: str, folder: Path, variables: Variables
 ) -> Iterator[tuple[int, Target]]:
-    port = _free_port()
+    port = free_port()
     target = Target(f"http://127.0.0.1:{port}", model, api="completions")
     with _child([*command, "--port", str(port)], folder, variables) as child:
         if not _answers(child, f"{target.url}/health"):
@@ -193,7 +193,7 @@ def _answers(child: "subprocess.Popen[bytes]", url: str) -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
