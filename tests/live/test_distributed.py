@@ -14,7 +14,7 @@ from tests.live.ranks import free_ports
 from tests.live.server import LiveServer, children, eventually, serving
 from tests.tiny import tiny_llama
 
-HOSTS = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2
+HOSTS = [{"ssh": name, "ips": ["127.0.0.1"]} for name in ("127.0.0.1", "localhost")]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_lost_rank_is_a_503_and_the_group_comes_back(server: LiveServer) -> No
             next(line for line in lines if '"content"' in line)
             the_other_rank(server).send_signal(signal.SIGKILL)
             (error,) = (line for line in lines if '"error"' in line)
-        assert "lost rank 1 (127.0.0.1)" in error
+        assert "lost rank 1 (localhost)" in error
         assert '"engine_died"' in error
         assert http.get("/health").status_code == 503
         assert asked(server, "big").status_code == 503
