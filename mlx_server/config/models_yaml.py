@@ -287,14 +287,15 @@ def _split(
     served: Mapping[str, ModelSettings], named: Sequence[str], hostfile: Path
 ) -> dict[str, ModelSettings]:
     over = DistributedSettings.model_validate({"hosts": load_hostfile(hostfile)})
-    wanted = {id: model for id, model in served.items() if not model.distributed}
-    wanted = {id: model for id, model in wanted.items() if not named or id in named}
-    return {**served, **{id: _split_over(over, id, model) for id, model in wanted.items()}}
+    wanted = named or [id for id, model in served.items() if model.has_weights]
+    alone = {id: served[id] for id in wanted if not served[id].distributed}
+    return {**served, **{id: _split_over(over, id, model) for id, model in alone.items()}}
 
 
 def _split_over(over: DistributedSettings, id: str, model: ModelSettings) -> ModelSettings:
     try:
-        return ModelSettings.model_validate({**dict(model), "distributed": over})
+        given = {name: getattr(model, name) for name in model.model_fields_set}
+        return ModelSettings.model_validate({**given, "distributed": over})
     except ValidationError as error:
         raise SettingsError(f"--hostfile: {id}: {_message_of(error.errors()[0])}") from None
 

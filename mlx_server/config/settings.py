@@ -311,9 +311,14 @@ class ModelSettings(_Frozen, UpstreamFields):
     distributed: DistributedSettings | None = None
     """Over which machines the model is split; None: it is on this one."""
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether this server loads weights for it."""
+        return not (is_upstream(self.source) or self.source.startswith(REPLAY))
+
     @model_validator(mode="after")
     def _can_be_split(self) -> Self:
-        if self.distributed and (is_upstream(self.source) or self.source.startswith(REPLAY)):
+        if self.distributed and not self.has_weights:
             raise ValueError("`distributed` needs a `source` that is a folder or a hub id")
         if self.distributed and self.adapters:
             raise ValueError("a model with `distributed` can't have `adapters` yet")

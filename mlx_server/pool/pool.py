@@ -161,8 +161,7 @@ class Pool:
     async def start(self) -> None:
         if not self.needs_engine:
             return
-        for each in self.engines:
-            await each.start()
+        await asyncio.gather(*(each.start() for each in self.engines))
 
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the engine; requests that wait, and all later ones, get `error`."""
