@@ -66,7 +66,7 @@ def main(
         bool, typer.Option("--swap", help="With --sessions: ask another model in the middle.")
     ] = False,
     over_ranks: Annotated[
-        bool, typer.Option("--distributed", help="What a step over two ranks costs instead.")
+        bool, typer.Option("--distributed", help="What a step over several ranks costs instead.")
     ] = False,
     simulate: Annotated[
         str | None,

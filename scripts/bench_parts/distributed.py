@@ -1,6 +1,6 @@
-"""What a step of a model over two ranks costs more than one of the same model alone, on loopback.
+"""What a step of a model over several ranks costs more than one of the same model alone, on loopback.
 
-Both ranks are on this machine and share its cores, so the steps say what the group adds (messages,
+All ranks are on this machine and share its cores, so the steps say what the group adds (messages,
 and the repeated work that is not split) and not what a second machine would save.
 """
 
@@ -26,7 +26,9 @@ from mlx_server.clients.bench.exchange import Target
 from mlx_server.clients.bench.report import milliseconds
 from mlx_server.clients.bench.result import Result, Workload
 
-RANKS = 2
+RANKS: dict[Model, int] = {"tiny": 2, "demo": 3}
+"""The demo model has nine heads, which two ranks can't share."""
+
 CLIENTS = (1, 4)
 WORDS = 16
 SHORT, LONG = 16, 80
@@ -38,47 +40,49 @@ REPETITIONS = 2
 @dataclass(frozen=True)
 class StepCost:
     model: Model
+    ranks: int
     clients: int
     alone: float
     """Seconds of a step."""
     group: float
     ring_bytes: float | None
-    """What each rank sends the other in a step; None where there is no `ss`."""
+    """What each rank sends to the others in a step; None where there is no `ss`."""
     input_bytes: float | None
-    """What rank 0 sends the other rank of the step's inputs."""
+    """What rank 0 sends each other rank of the step's inputs."""
 
 
 def costs(models: list[Model]) -> Iterator[StepCost]:
     for model in models:
-        folder = model_folder(model)
-        with _server(folder, None) as alone:
+        folder, ranks = model_folder(model), RANKS[model]
+        with _server(folder, 1) as alone:
             alone_steps = {clients: _seconds(alone.target, clients) for clients in CLIENTS}
-        with _server(folder, free_port()) as group:
+        with _server(folder, ranks) as group:
             for clients in CLIENTS:
                 seconds = _seconds(group.target, clients)
                 ring, inputs = _bytes(group, clients)
-                yield StepCost(model, clients, alone_steps[clients], seconds, ring, inputs)
+                yield StepCost(model, ranks, clients, alone_steps[clients], seconds, ring, inputs)
 
 
 @dataclass(frozen=True)
 class _Running:
     target: Target
     pid: int
-    port: int | None
-    """The first of the ring's; None if the model is on one rank."""
+    ranks: int
+    port: int
+    """The first of the ring's."""
 
 
 @contextmanager
-def _server(folder: Path, port: int | None) -> Iterator[_Running]:
-    hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * RANKS
-    split = {"distributed": {"hosts": hosts, "port": port}} if port else {}
+def _server(folder: Path, ranks: int) -> Iterator[_Running]:
+    hosts, port = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks, free_port()
+    split = {"distributed": {"hosts": hosts, "port": port}} if ranks > 1 else {}
     with TemporaryDirectory() as own:
         config = Path(own) / "models.yaml"
         models = {"measured": {"source": str(folder), **split}}
         config.write_bytes(msgspec.json.encode({"models": models}))  # JSON is YAML
         command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
         with answering(command, "measured", folder, {}) as (pid, target):
-            yield _Running(target, pid, port)
+            yield _Running(target, pid, ranks, port)
 
 
 def _seconds(target: Target, clients: int) -> float:
@@ -105,7 +109,7 @@ def _bytes(group: _Running, clients: int) -> tuple[float | None, float | None]:
     ring, inputs = (_less(long, short) for short, long in zip(*counted, strict=True))
     steps = LONG - SHORT
     return (
-        None if ring is None else ring / RANKS / steps,
+        None if ring is None else ring / group.ranks / steps,
         None if inputs is None else inputs / steps,
     )
 
@@ -115,13 +119,13 @@ def _less(a: int | None, b: int | None) -> int | None:
 
 
 def _sent(group: _Running) -> tuple[int | None, int | None]:
-    return _sent_over_ring(group.port), _read_by_follower(group.pid)
+    return _sent_over_ring(group), _read_by_followers(group)
 
 
-def _sent_over_ring(port: int | None) -> int | None:
+def _sent_over_ring(group: _Running) -> int | None:
     """By all ranks together: each end of a connection counts what it sends."""
-    assert port
-    ends = " or ".join(f"sport = :{port + i} or dport = :{port + i}" for i in range(RANKS))
+    ports = range(group.port, group.port + group.ranks)
+    ends = " or ".join(f"sport = :{port} or dport = :{port}" for port in ports)
     command = ["ss", "-tinHO", ends]  # no header, one line each, with the bytes that were sent
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -130,32 +134,33 @@ def _sent_over_ring(port: int | None) -> int | None:
     return sum(map(int, re.findall(r"bytes_sent:(\d+)", found.stdout)))
 
 
-def _read_by_follower(pid: int) -> int | None:
+def _read_by_followers(group: _Running) -> int | None:
+    """By each, in the mean; None where the system does not count it."""
     followers = [
         child
-        for child in psutil.Process(pid).children(recursive=True)
+        for child in psutil.Process(group.pid).children(recursive=True)
         if "mlx_server.worker.ranks.follower" in child.cmdline()
     ]
-    (follower,) = followers
-    counters = follower.io_counters() if hasattr(follower, "io_counters") else None
-    return counters.read_chars if counters else None
+    if not hasattr(psutil.Process, "io_counters"):
+        return None
+    return sum(each.io_counters().read_chars for each in followers) // len(followers)
 
 
 COLUMNS = (
-    "model",
+    "model, ranks",
     "clients",
     "a step alone, ms",
-    "over two ranks, ms",
+    "over the ranks, ms",
     "more, ms",
     "each rank sends, bytes a step",
-    "inputs to the other rank, bytes a step",
+    "inputs to each, bytes a step",
 )
 
 
 def rows(found: list[StepCost]) -> Iterator[Row]:
     for cost in found:
         yield (
-            cost.model,
+            f"{cost.model}, {cost.ranks}",
             str(cost.clients),
             milliseconds(cost.alone),
             milliseconds(cost.group),

@@ -4,9 +4,7 @@ import asyncio
 import json
 import os
 import platform
-import random
 import socket
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -20,6 +18,7 @@ from mlx_server.cli.hosts.command import Answer, run_on
 from mlx_server.cli.hosts.link import Measured, judged, link_check
 from mlx_server.cli.machine_checks import Check
 from mlx_server.engine.rank_group import FIRST_PORT, RankGroup, RankHost
+from tests.live.ranks import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,13 +64,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def port() -> int:
-    """The first of two ports that are free, below those that clients get."""
-    while True:
-        first = random.randrange(20_000, 30_000, 2)
-        with suppress(OSError), ExitStack() as stack:
-            for each in (first, first + 1):
-                stack.enter_context(socket.create_server(("127.0.0.1", each)))
-            return first
+    return free_ports(2)
 
 
 @pytest.fixture

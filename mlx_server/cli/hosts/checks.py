@@ -171,7 +171,9 @@ def unreached(group: RankGroup, rank: int, answer: Answer) -> tuple[str, str]:
         return "what it answers is not the doctor's", fix
     if answer.status == 255 and not host.is_local:
         fixes = (fix for words, fix in REFUSALS if words in said.lower())
-        return f"ssh: {said}", next(fixes, "try `ssh {host}` by hand").format(host=host.ssh)
+        return f"ssh: {said.removeprefix('ssh: ')}", next(fixes, "try `ssh {host}` by hand").format(
+            host=host.ssh
+        )
     if answer.status in (126, 127):
         fix = "install mlx-server at this path, or set `python` under `distributed`"
         return f"no Python at {python}", fix
