@@ -10,7 +10,7 @@ import msgspec
 from mlx_server.engine.rank_group import Mode
 from mlx_server.errors import public_message
 from mlx_server.worker.quantized_kv import make_caches
-from mlx_server.worker.weights import Reading
+from mlx_server.worker.weights import Reading, arrays
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -25,6 +25,10 @@ class WholeModel:
     def together(self, reading: Reading) -> Reading:
         """Reads the weights until every process of the model has its share."""
         return (yield from reading)
+
+    def nbytes(self, model: nn.Module) -> int:
+        """The bytes of the weights, on the machine that has most of them."""
+        return sum(array.nbytes for array in arrays(model))
 
     def can_keep_prompts(self, model: nn.Module) -> bool:
         """Whether a prompt cache of this model would have the same prompts in each process."""
@@ -49,6 +53,8 @@ class Share(WholeModel):
 
     def __init__(self, group: mx.distributed.Group, mode: Mode) -> None:
         self._group, self._mode = group, mode
+        self._largest = 0
+        """The bytes of the largest share of the model that was last loaded."""
 
     def cut(self, model: nn.Module) -> None:
         if self._mode == "pipeline":
@@ -86,8 +92,12 @@ class Share(WholeModel):
                 if each.failure:
                     raise ValueError(f"rank {rank} can't load its share: {each.failure}")
             if all(each.has_all for each in ranks):
+                self._largest = max(each.total for each in ranks)
                 return network
             yield sum(each.done for each in ranks), sum(each.total for each in ranks)
+
+    def nbytes(self, model: nn.Module) -> int:
+        return self._largest
 
     def can_keep_prompts(self, model: nn.Module) -> bool:
         """The ranks of a pipeline may have layers of different kinds, or more of them: then the

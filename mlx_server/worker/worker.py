@@ -21,7 +21,6 @@ from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
 from mlx_server.errors import ServerError, public_message
 from mlx_server.prompt_files.folder import PromptFolder
-from mlx_server.worker import weights
 from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.buffer_cache import Buffers
@@ -389,7 +388,7 @@ class Engine:
         self._disk.loaded(model, path, network)
         self._adapters[model] = AdapterWeights(network)
         self._step_time.add(model)
-        nbytes = sum(array.nbytes for array in weights.arrays(network))
+        nbytes = self._share.nbytes(network)
         return [messages.ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
     def _batch(self, model: str, network: nn.Module) -> Batch:

@@ -85,9 +85,9 @@ def the_others(engine: EngineClient) -> list[psutil.Process]:
     return [each for each in found if "mlx_server.worker.ranks.follower" in each.cmdline()]
 
 
-def a_batch(model: str) -> list[Generate]:
+def a_batch(model: str, tokens: int = 16) -> list[Generate]:
     """Prompts of other lengths, one in several pieces."""
-    return [ask(a_prompt(length), model=model) for length in (5, 40, 300)]
+    return [ask(a_prompt(length), tokens, model) for length in (5, 40, 300)]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,27 @@ async def test_the_tokens_are_those_of_one_process(
         for name, path in paths.items():
             for engine in (one, group):
                 await load(engine, path, name)
-            expected = ids(await answered(one, *a_batch(name)))
-            assert ids(await answered(group, *a_batch(name))) == expected
+            tokens = 32 // ranks  # ranks that wait for each other keep all processors busy
+            expected = ids(await answered(one, *a_batch(name, tokens)))
+            assert ids(await answered(group, *a_batch(name, tokens))) == expected
             # and from the prompt cache of each rank
-            assert ids(await answered(group, *a_batch(name))) == expected
+            assert ids(await answered(group, *a_batch(name, tokens))) == expected
             await group.unload(name)
+
+
+@asynchronous
+async def test_ranks_with_other_numbers_of_layers_keep_no_prompts(tmp_path: Path) -> None:
+    """The same limit would have each of them drop other prompts."""
+    odd = Kind("qwen2", {**CONFIGS["qwen2"], "num_hidden_layers": 3}).save(tmp_path / "odd")
+    cached: list[int] = []
+    found = []
+    for group in (None, loopback_group(2, "pipeline")):
+        async with running(group) as engine:
+            await load(engine, odd)
+            engine.on_step = lambda step: cached.append(step.cache_bytes)
+            found.append(ids(await answered(engine, *a_batch("m"))))
+            assert bool(cached[-1]) == (group is None)
+    assert found[0] == found[1]
 
 
 MIX = [
@@ -222,8 +238,9 @@ async def test_a_model_that_can_t_be_split_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("stage", ["load", "prefill", "decode"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "stage"), [(0, "decode"), (1, "load"), (1, "prefill"), (1, "decode")]
+)
 @asynchronous
 async def test_a_lost_rank_is_an_error_and_leaves_nothing_running(
     rank: int, stage: str, sent: signal.Signals, tmp_path: Path

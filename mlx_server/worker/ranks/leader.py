@@ -40,7 +40,8 @@ SILENT_SECONDS = 6.0
 """Limit on a rank's silence. It reports twice a second from a thread of its own."""
 
 START_SECONDS = 60.0
-"""The same limit until it is ready: ssh connects, and MLX is read from a cold disk."""
+"""The same limit until the ranks have joined: ssh connects, MLX is read from a cold disk, and while
+MLX connects the ranks no other thread runs in any of them."""
 
 MODULE = "mlx_server.worker.ranks.follower"
 
@@ -65,9 +66,9 @@ class _Rank:
         return self.process.stdout
 
     @property
-    def is_silent(self) -> bool:
-        limit = SILENT_SECONDS if self.ready.is_set() else START_SECONDS
-        return time.monotonic() - self.heard > limit
+    def silence(self) -> float:
+        """Seconds since its last report."""
+        return time.monotonic() - self.heard
 
     def send(self, frame: bytes) -> None:
         assert self.process.stdin
@@ -94,6 +95,7 @@ class Leader:
         self._sender = sender
         self._losing = threading.Lock()
         self._digest = TokenDigest()
+        self._silent_seconds = START_SECONDS
         self._ranks = [
             _Rank(number, _started(group, worker, number)) for number in range(1, len(group.hosts))
         ]
@@ -119,6 +121,9 @@ class Leader:
             share = joined(self._group, 0)
         except Exception as error:
             self._lose(0, f"can't connect to the others: {public_message(error)}")
+        for rank in self._ranks:
+            rank.heard = time.monotonic()
+        self._silent_seconds = SILENT_SECONDS
         return share, RecordedInputs(own, self._record), self._send
 
     def _record(self, recorded: bytes) -> None:
@@ -159,7 +164,7 @@ class Leader:
     def _watch(self) -> None:
         while True:
             for rank in self._ranks:
-                if rank.is_silent:
+                if rank.silence > self._silent_seconds:
                     self._lose(rank.number, "stopped answering")
                 rank.beat()
             time.sleep(HEARTBEAT_SECONDS)
