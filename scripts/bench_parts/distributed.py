@@ -1,7 +1,7 @@
-"""What a step of a model over several ranks costs more than one of the same model alone, on loopback.
+"""What a step of a model over several ranks costs more than one of the same model alone.
 
-All ranks are on this machine and share its cores, so the steps say what the group adds (messages,
-and the repeated work that is not split) and not what a second machine would save.
+All ranks are on this machine and share its cores, over loopback. So the figures say what a group
+adds (messages, and the work that is not split), and not what a second machine would save.
 """
 
 import asyncio
