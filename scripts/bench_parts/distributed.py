@@ -26,15 +26,23 @@ from mlx_server.clients.bench.exchange import Target
 from mlx_server.clients.bench.report import milliseconds
 from mlx_server.clients.bench.result import Result, Workload
 
-RANKS: dict[Model, int] = {"tiny": 2, "demo": 3}
-"""The demo model has nine heads, which two ranks can't share."""
-
-CLIENTS = (1, 4)
 WORDS = 16
-SHORT, LONG = 16, 80
-"""Tokens of the answers: the bytes of a step are those by which these two differ."""
-
 REPETITIONS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    ranks: int
+    clients: tuple[int, ...]
+    short: int
+    """Tokens of an answer, and of a longer one: they differ by the bytes of their steps."""
+    long: int
+
+
+PLANS: dict[Model, Plan] = {
+    "tiny": Plan(2, (1, 4), 16, 80),
+    "demo": Plan(3, (1,), 4, 20),  # two ranks can't share its nine heads
+}
 
 
 @dataclass(frozen=True)
@@ -53,14 +61,14 @@ class StepCost:
 
 def costs(models: list[Model]) -> Iterator[StepCost]:
     for model in models:
-        folder, ranks = model_folder(model), RANKS[model]
+        folder, plan = model_folder(model), PLANS[model]
         with _server(folder, 1) as alone:
-            alone_steps = {clients: _seconds(alone.target, clients) for clients in CLIENTS}
-        with _server(folder, ranks) as group:
-            for clients in CLIENTS:
-                seconds = _seconds(group.target, clients)
-                ring, inputs = _bytes(group, clients)
-                yield StepCost(model, ranks, clients, alone_steps[clients], seconds, ring, inputs)
+            alone_steps = {each: _seconds(alone, plan, each) for each in plan.clients}
+        with _server(folder, plan.ranks) as group:
+            for clients in plan.clients:
+                seconds = _seconds(group, plan, clients)
+                sent = _bytes(group, plan, clients)
+                yield StepCost(model, plan.ranks, clients, alone_steps[clients], seconds, *sent)
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,8 @@ class _Running:
 
 @contextmanager
 def _server(folder: Path, ranks: int) -> Iterator[_Running]:
-    hosts, port = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks, free_port()
+    hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks
+    port = 20_000 + free_port() % 10_000  # with others above it that no client gets
     split = {"distributed": {"hosts": hosts, "port": port}} if ranks > 1 else {}
     with TemporaryDirectory() as own:
         config = Path(own) / "models.yaml"
@@ -85,29 +94,31 @@ def _server(folder: Path, ranks: int) -> Iterator[_Running]:
             yield _Running(target, pid, ranks, port)
 
 
-def _seconds(target: Target, clients: int) -> float:
-    asyncio.run(warm_up(target, Workload(clients, clients, WORDS, SHORT)))
-    found = [_answered(target, clients, LONG) for _ in range(REPETITIONS)]
-    return median(result.gap.median for result in found)
+def _seconds(server: _Running, plan: Plan, clients: int) -> float:
+    """Of a step."""
+    asyncio.run(warm_up(server.target, Workload(clients, clients, WORDS, plan.short)))
+    found = [_answered(server, clients, plan.long) for _ in range(REPETITIONS)]
+    answers = [answer for result in found for answer in result.answers]
+    # a busy machine sends several tokens at once, so single gaps are no steps
+    return median(sum(answer.gaps) / (answer.tokens - 1) for answer in answers)
 
 
-def _answered(target: Target, clients: int, tokens: int) -> Result:
-    load = Workload(clients, clients, WORDS, tokens)
-    result = asyncio.run(run(target, load))
+def _answered(server: _Running, clients: int, tokens: int) -> Result:
+    result = asyncio.run(run(server.target, Workload(clients, clients, WORDS, tokens)))
     if result.errors:
         raise RuntimeError(result.errors[0])
     return result
 
 
-def _bytes(group: _Running, clients: int) -> tuple[float | None, float | None]:
+def _bytes(group: _Running, plan: Plan, clients: int) -> tuple[float | None, float | None]:
     """Of a step."""
     counted = []
-    for tokens in (SHORT, LONG):
+    for tokens in (plan.short, plan.long):
         before = _sent(group)
-        _answered(group.target, clients, tokens)
+        _answered(group, clients, tokens)
         counted.append([_less(a, b) for a, b in zip(_sent(group), before, strict=True)])
     ring, inputs = (_less(long, short) for short, long in zip(*counted, strict=True))
-    steps = LONG - SHORT
+    steps = plan.long - plan.short
     return (
         None if ring is None else ring / group.ranks / steps,
         None if inputs is None else inputs / steps,
