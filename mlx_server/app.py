@@ -44,12 +44,13 @@ from mlx_server.api.transport.server import EXIT_CODES, HttpServer, LoopErrors
 from mlx_server.api.transport.slow_clients import guard_slow_clients
 from mlx_server.api.transport.web_sockets import web_sockets
 from mlx_server.config.settings import ServerSettings, Settings, StoreSettings
-from mlx_server.config.specs import adapter_dirs, connector, model_spec, prompt_disk
+from mlx_server.config.specs import adapter_dirs, connector, model_specs, prompt_disk
 from mlx_server.engine.messages import Schedule
 from mlx_server.errors import StoreUnavailable
 from mlx_server.mcp import Connectors
 from mlx_server.pool.entry import OnProgress
-from mlx_server.pool.pool import Pool, PoolLimits
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.progress import progress_display
 from mlx_server.schemas import compiled
 from mlx_server.sources.transcript import Recordings
@@ -138,8 +139,7 @@ def _pool(
         prompt_cache=server.prompt_cache_memory,
         prompt_disk=prompt_disk(settings),
     )
-    specs = [model_spec(id, model, server.adapters_dir) for id, model in settings.models.items()]
-    specs = [replace(spec, recordings=recordings.get(spec.id)) for spec in specs]
+    specs = [replace(s, recordings=recordings.get(s.id)) for s in model_specs(settings)]
     return Pool(specs, pool_limits, on_progress, adapter_dirs=adapter_dirs(server))
 
 

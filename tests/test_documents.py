@@ -24,6 +24,7 @@ from mlx_server.cli import app
 from mlx_server.clients.connect.clients import CLIENTS
 from mlx_server.clients.connect.showing import SAMPLE, shown
 from mlx_server.clients.providers import LLMProvider, load_providers
+from mlx_server.config.hostfile import read_hostfile
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
@@ -193,6 +194,27 @@ def settings(snippet: Snippet) -> None:
     assert list(load_settings(file).models) == list(written)
 
 
+def hostfile(snippet: Snippet) -> None:
+    assert len(read_hostfile(written_hostfile(snippet))) == 2
+
+
+def written_hostfile(snippet: Snippet) -> Path:
+    found = blocks(ROOT / snippet.block.document)
+    (shown,) = (block.code for block in found if block.language == "json")
+    file = snippet.folder / "hosts.json"
+    file.write_text(shown)
+    return file
+
+
+def split_settings(snippet: Snippet) -> None:
+    """They read the document's hostfile."""
+    written_hostfile(snippet)
+    settings(snippet)
+    big, small = load_settings(snippet.folder / "models.yaml").models.values()
+    assert big.distributed
+    assert not small.distributed
+
+
 def elsewhere(snippet: Snippet) -> None:
     """The test's server is the other one, and a second server asks it."""
     code = snippet.block.code.replace("http://127.0.0.1:8001", snippet.server.url)
@@ -295,6 +317,7 @@ IBM = NotHere(
 LANGCHAIN = NotHere("scripts/conformance runs it, with packages that the tests do without.")
 KILLS = NotHere("It kills by name; tests/hostile/test_health.py kills an engine by its id.")
 MAC = NotHere("Only a Mac has the program.")
+OTHER = NotHere("It needs another machine; tests/cli/test_hosts.py plays one.")
 
 Ways = tuple[Run | NotHere, ...]
 HOW: dict[str, dict[str, Ways]] = {
@@ -320,6 +343,11 @@ HOW: dict[str, dict[str, Ways]] = {
         "LangChain": (LANGCHAIN,),
     },
     "mlx_server/api/native/README.md": {"POST /generate": (generates, is_shown)},
+    "mlx_server/engine/README.md": {
+        "What each Mac needs": (MAC, OTHER),
+        "The hostfile": (hostfile, commands),
+        "The model": (split_settings, commands),
+    },
     "mlx_server/sources/README.md": {"Replay models": (settings, transcript, agents_loop, fixture)},
     "mlx_server/testing/README.md": {"Testing an app offline": (app_tests, app_tests)},
     "mlx_server/families/README.md": {

@@ -1,6 +1,7 @@
 """`mlx-server doctor`."""
 
 from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,10 @@ from mlx_server.cli.root import ConfigFile, app
 def doctor(
     config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check the hosts of mlx.launch's hostfile instead."),
+    ] = None,
 ) -> None:
     """Check this machine and models.yaml, and show what to fix.
 
@@ -20,6 +25,7 @@ def doctor(
     mlx-server doctor --config team.yaml
     mlx-server doctor --json > report.json
     mlx-server doctor | grep fail
+    mlx-server doctor --hostfile hosts.json
 
     Please add the output to bug reports; it shows no key. The exit code is 0 if nothing failed,
     else 1.
@@ -27,8 +33,10 @@ def doctor(
     from rich.console import Console
 
     from mlx_server.cli.engine_check import run_engine_check
+    from mlx_server.cli.hosts.checks import examine_hosts
     from mlx_server.cli.machine_checks import as_json, examine, report
 
     show = as_json if json else report
-    if not show(chain(examine(config), run_engine_check()), Console()):
+    here = chain(examine(config), run_engine_check())
+    if not show(examine_hosts(hostfile, config) if hostfile else here, Console()):
         raise typer.Exit(1)

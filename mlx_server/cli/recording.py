@@ -118,7 +118,7 @@ async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
     tokens: list[Token] = []
     async with (
         pool.lease(prepared, planned.demand) as lease,
-        pool.engine.generate(planned.rows[:1]) as feed,
+        lease.engine.generate(planned.rows[:1]) as feed,
     ):
         lease.began(planned.rows[:1])
         while not (tokens and tokens[-1].finish):

@@ -34,6 +34,10 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Write all output to this file; rotated at 10 MB."),
     ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Split the models over the hosts of this hostfile."),
+    ] = None,
     discover: Annotated[
         bool, typer.Option("--discover", help="Also serve the models that `models --local` finds.")
     ] = False,
@@ -45,6 +49,7 @@ def serve(
     mlx-server serve ./models/qwen3 mlx-community/Llama-3.2-1B-Instruct-4bit
     mlx-server serve --config team.yaml --port 9000
     MLX_SERVER_API_KEYS=secret mlx-server serve --host 0.0.0.0
+    mlx-server serve --hostfile hosts.json mlx-community/Qwen3-235B-A22B-4bit
 
     Without PATH_OR_ID the models of models.yaml are served; without that file, a small demo model.
     MLX_SERVER_HOST, MLX_SERVER_PORT, MLX_SERVER_API_KEYS (comma separated) and MLX_SERVER_CONFIG
@@ -67,7 +72,7 @@ def serve(
         from mlx_server.system.log_file import write_to
 
         write_to(log_file)
-    settings = load_settings(config, models=models or (), overrides=overrides)
+    settings = load_settings(config, models=models or (), overrides=overrides, hostfile=hostfile)
     if discover:
         from mlx_server.cli.discovery import with_local_models
 

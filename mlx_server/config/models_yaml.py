@@ -11,6 +11,8 @@ from types import MappingProxyType
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from mlx_server.config.distributed import DistributedSettings
+from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.settings import (
     AdapterSettings,
     ConnectorSettings,
@@ -23,10 +25,10 @@ from mlx_server.config.settings import (
     ServerSettings,
     Settings,
     StoreSettings,
-    absolute,
     located,
 )
 from mlx_server.config.upstream import CapabilitySettings, UpstreamSettings
+from mlx_server.config.values import absolute
 from mlx_server.config.yaml_lines import Loc, Unreadable, YamlProblem, compose, short, where
 from mlx_server.errors import SettingsError
 
@@ -115,6 +117,8 @@ def _unknown_key(loc: Loc) -> str:
         schema = KvCacheSettings
     elif loc[2:3] == ("capabilities",):
         schema = CapabilitySettings
+    elif loc[2:3] == ("distributed",):
+        schema = DistributedSettings
     elif loc[2:3] == ("upstream",):
         schema = UpstreamSettings
     known = [field.alias or name for name, field in schema.model_fields.items()]
@@ -168,12 +172,15 @@ def load_settings(
     models: Sequence[str] = (),
     overrides: Mapping[str, object] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
+    hostfile: Path | None = None,
 ) -> Settings:
     """Flags override the environment, which overrides the file; lists are replaced, not extended.
 
     `models` are paths and ids from the command line. They replace the models of ./models.yaml, but
     add to those of a file given by `path` or MLX_SERVER_CONFIG. `overrides` are fields of
-    `ServerSettings`; None means not given. Raises SettingsError with all problems, one a line.
+    `ServerSettings`; None means not given. hostfile: the machines over which models are split that
+    the command line names, or all if it names none. Raises SettingsError with all problems, one a
+    line.
     """
     file = find_file(path, environ)
     data, problems = _read_file(file) if file else ({}, [])
@@ -195,6 +202,8 @@ def load_settings(
     server["adapters_dir"] = listed.server.adapters_dir or _adapters_folder_of(file)
     store = {**dict(listed.store), "data_dir": _data_dir_of(listed.store, environ)}
     served = _served(keep, models) or DEMO
+    if hostfile:
+        served = _split(served, ids_of(models), hostfile)
     everything = {
         "server": server,
         "store": store,
@@ -272,6 +281,23 @@ def _served(
         taken.add(model_id)
         served[model_id] = model
     return served
+
+
+def _split(
+    served: Mapping[str, ModelSettings], named: Sequence[str], hostfile: Path
+) -> dict[str, ModelSettings]:
+    over = DistributedSettings.model_validate({"hosts": load_hostfile(hostfile)})
+    wanted = named or [id for id, model in served.items() if model.has_weights]
+    alone = {id: served[id] for id in wanted if not served[id].distributed}
+    return {**served, **{id: _split_over(over, id, model) for id, model in alone.items()}}
+
+
+def _split_over(over: DistributedSettings, id: str, model: ModelSettings) -> ModelSettings:
+    try:
+        given = {name: getattr(model, name) for name in model.model_fields_set}
+        return ModelSettings.model_validate({**given, "distributed": over})
+    except ValidationError as error:
+        raise SettingsError(f"--hostfile: {id}: {_message_of(error.errors()[0])}") from None
 
 
 def _refuse_open_door(server: ServerSettings) -> None:

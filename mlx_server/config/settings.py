@@ -17,8 +17,10 @@ from pydantic import (
 )
 
 from mlx_server import limits
+from mlx_server.config.distributed import DistributedSettings
 from mlx_server.config.frozen import FROZEN
 from mlx_server.config.upstream import UpstreamFields, located_upstream
+from mlx_server.config.values import Bytes, BytesOrNone, absolute, size_in_bytes
 from mlx_server.upstream.spec import is_upstream
 
 STORE_FILE = "responses.sqlite3"
@@ -40,11 +42,6 @@ def _key(key: SecretStr) -> SecretStr:
     raise ValueError("a key should be one or more visible ASCII characters")
 
 
-def absolute(path: str, info: ValidationInfo | None) -> str:
-    folder = info.context if info and isinstance(info.context, Path) else Path()
-    return os.path.abspath(folder / os.path.expanduser(path))
-
-
 def located(source: str, info: ValidationInfo | None) -> str:
     """Makes a path absolute; leaves `demo:...` and hub ids as they are."""
     if is_upstream(source):
@@ -58,20 +55,11 @@ def located(source: str, info: ValidationInfo | None) -> str:
     return source if is_hub_id else path
 
 
-def _bytes(size: object) -> object:
-    """Converts a size such as `12GB` to bytes."""
-    if not isinstance(size, str):
-        return size
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?) ?(MB|GB)", size):
-        return int(float(found[1]) * {"MB": 10**6, "GB": 10**9}[found[2]])
-    raise ValueError("should be a size such as 12GB or 800MB")
-
-
 def _wired(size: object) -> object:
     if size in ("auto", "never"):
         return size
     with suppress(ValueError):
-        nbytes = _bytes(size)
+        nbytes = size_in_bytes(size)
         if type(nbytes) is int and nbytes > 0:
             return nbytes
     raise ValueError("should be auto, never or a size such as 20GB")
@@ -147,8 +135,6 @@ TagName = Annotated[str, Field(pattern=r"^[\w:-]{1,64}$")]
 """A tag's name, without its brackets."""
 
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
-Bytes = Annotated[int, Field(gt=0), BeforeValidator(_bytes)]
-BytesOrNone = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
 Wired = Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)]
 ComputeAhead = Annotated[int, BeforeValidator(_ahead)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
@@ -322,6 +308,21 @@ class ModelSettings(_Frozen, UpstreamFields):
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = {}
     """Adapters of this model, in addition to those in `adapters_dir` that fit."""
+    distributed: DistributedSettings | None = None
+    """Over which machines the model is split; None: it is on this one."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether this server loads weights for it."""
+        return not (is_upstream(self.source) or self.source.startswith(REPLAY))
+
+    @model_validator(mode="after")
+    def _can_be_split(self) -> Self:
+        if self.distributed and not self.has_weights:
+            raise ValueError("`distributed` needs a `source` that is a folder or a hub id")
+        if self.distributed and self.adapters:
+            raise ValueError("a model with `distributed` can't have `adapters` yet")
+        return self
 
 
 class StoreSettings(_Frozen):

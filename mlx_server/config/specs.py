@@ -1,8 +1,10 @@
 """Makes the records of other packages from the settings: models, connectors and folders."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from mlx_server.config.distributed import rank_group
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import (
     ConnectorSettings,
@@ -13,6 +15,7 @@ from mlx_server.config.settings import (
 )
 from mlx_server.config.upstream import upstream_spec
 from mlx_server.engine.client import NO_DISK, PromptDisk
+from mlx_server.engine.rank_group import FIRST_PORT
 from mlx_server.mcp import ClientCredentials, Connector
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.repair.allowed import RepairPolicy
@@ -39,6 +42,19 @@ def prompt_disk(settings: Settings) -> PromptDisk:
 def adapter_dirs(server: ServerSettings) -> tuple[Path, ...]:
     own = (server.adapters_dir,) if server.adapters_dir else ()
     return (*own, *server.adapter_dirs)
+
+
+def model_specs(settings: Settings) -> list[ModelSpec]:
+    """All models. Groups of which the settings name no port listen on one port after the other."""
+    folder, port, found = settings.server.adapters_dir, FIRST_PORT, []
+    for id, model in settings.models.items():
+        spec = model_spec(id, model, folder)
+        if model.distributed:
+            group = rank_group(model.distributed, port)
+            port += 0 if model.distributed.port else group.ports
+            spec = replace(spec, group=group)
+        found.append(spec)
+    return found
 
 
 def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> ModelSpec:

@@ -17,15 +17,16 @@ from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
-    FLUSH_SECONDS,
     Command,
     Embed,
     Generate,
     Report,
 )
 from mlx_server.engine.process_status import vitals
+from mlx_server.engine.rank_group import RankGroup
 from mlx_server.engine.replies import PendingReplies
 from mlx_server.engine.row_stream import Item, RowStream
+from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
@@ -70,11 +71,14 @@ class EngineClient:
         wired: str | int = "auto",
         schedule: messages.Schedule = DEFAULT_SCHEDULE,
         disk: PromptDisk = NO_DISK,
+        group: RankGroup | None = None,
     ) -> None:
-        """wired: "auto", "never" or bytes, see `wiring`."""
-        numbers = (concurrency, cache_bytes, wired, schedule.prefill_share, schedule.longest_gap)
-        arguments = [str(each) for each in (*numbers, disk.most_bytes, disk.folder)]
-        self._process = EngineProcess(arguments, FLUSH_SECONDS if disk.most_bytes else 0.0)
+        """wired: "auto", "never" or bytes, see `wiring`. group: set if the process is to start one
+        and be its rank 0."""
+        most, folder = disk.most_bytes, str(disk.folder)
+        self._process = EngineProcess(
+            WorkerArguments(concurrency, cache_bytes, str(wired), schedule, most, folder, group)
+        )
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[messages.Ready] | None = None
@@ -320,7 +324,10 @@ class EngineClient:
             case messages.DeviceFailed(message=message, ends=ends):
                 self.on_device_failed(report)
                 if ends:
-                    self._abandon("lost the GPU", f"The engine process was ended: {message}.")
+                    what = "lost its group" if report.kind == "peer" else "lost the GPU"
+                    self._abandon(what, f"The engine process was ended: {message}.")
+            case messages.RankLost(rank, why):
+                self._abandon(f"lost {rank}, which {why}")
             case messages.PrefillProgress(row):
                 self.on_prefill(report)
                 self._deliver(row, report, last=False)

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-DeviceErrorKind = Literal["out_of_memory", "timeout", "fault", "discarded", "lost"]
+DeviceErrorKind = Literal["out_of_memory", "timeout", "fault", "discarded", "lost", "peer"]
 
-ENDS: frozenset[DeviceErrorKind] = frozenset({"lost"})
-"""The kinds after which Metal runs no more commands of this process."""
+ENDS: frozenset[DeviceErrorKind] = frozenset({"lost", "peer"})
+"""The kinds after which nothing more can be computed in this process."""
 
 MESSAGES: dict[DeviceErrorKind, str] = {
     "out_of_memory": "the GPU's memory ran out",
@@ -20,12 +20,16 @@ MESSAGES: dict[DeviceErrorKind, str] = {
     "fault": "the GPU's work failed",
     "discarded": "the GPU's work was discarded because of another program's error",
     "lost": "the GPU accepts no more work from this process",
+    "peer": "another machine of its group was lost",
 }
 
 _METAL = re.compile(
     r"\[METAL\]|\[metal::|CommandBuffer|MTL4?Command|\[Event::|\[Fence::|metal device|GPU", re.I
 )
 """Matches texts about the device, which a row's own values can't cause."""
+
+_PEER = re.compile(r"^\[(ring|jaccl|mpi)\]")
+"""Matches the errors of MLX's distributed backends."""
 
 _KINDS: tuple[tuple[DeviceErrorKind, str], ...] = (
     (
@@ -62,6 +66,8 @@ def device_error(error: BaseException) -> DeviceErrorKind | None:
 def kind_of(text: str) -> DeviceErrorKind | None:
     if _ALLOCATION.search(text):
         return "out_of_memory"
+    if _PEER.search(text):
+        return "peer"
     if not _METAL.search(text):
         return None
     return next((kind for kind, pattern in _MATCHES if pattern.search(text)), None)

@@ -2,13 +2,18 @@
 
 import asyncio
 import os
+import secrets
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.lifeline import Lifeline
+from mlx_server.engine.messages import FLUSH_SECONDS
+from mlx_server.engine.rank_group import RankGroup
+from mlx_server.engine.worker_arguments import WorkerArguments, encode_arguments
 
 STOP_SECONDS = 0.5
 """How long an engine may take to end, in addition to FLUSH_SECONDS if it has a disk to write to."""
@@ -22,9 +27,9 @@ its mmap threshold over time, and a small live block keeps the freed heap below 
 
 
 class EngineProcess:
-    def __init__(self, arguments: Sequence[str], flush_seconds: float) -> None:
-        """flush_seconds: how long the process may write to disk before it ends."""
+    def __init__(self, arguments: WorkerArguments) -> None:
         self._arguments = arguments
+        flush_seconds = FLUSH_SECONDS if arguments.disk_bytes else 0.0
         self._stop_seconds = STOP_SECONDS + flush_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._lifeline: Lifeline | None = None
@@ -44,9 +49,9 @@ class EngineProcess:
                 "-m",
                 "mlx_server.worker.process",
                 str(theirs.fileno()),
-                *self._arguments,
+                encode_arguments(self._arguments).decode(),
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=_environment(self._arguments.group),
                 # A separate process group: Ctrl-C must reach only the server, which drains first.
                 start_new_session=True,
             )
@@ -64,20 +69,29 @@ class EngineProcess:
             except TimeoutError:
                 self.kill()
                 await self._process.wait()
+            self.kill()  # the other ranks on this machine, which end by themselves if they can
         if self._lifeline:
             await self._lifeline.let_go()
             self._lifeline = None
 
     def kill(self) -> None:
+        """Kills the process, and the ranks of its group that run on this machine."""
         if self._process:
-            with suppress(ProcessLookupError):  # it may have ended just now
-                self._process.kill()
+            with suppress(ProcessLookupError, PermissionError):  # they may have ended just now
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _environment() -> dict[str, str]:
+def _environment(group: RankGroup | None) -> dict[str, str]:
     """Returns the process's environment; it preloads a fast BLAS if one is installed."""
-    environment = {**MALLOC, **os.environ}
+    environment = {**MALLOC, **os.environ, **_group_variables(group)}
     if blas := fast_blas():
         preloaded = environment.get("LD_PRELOAD")
         environment["LD_PRELOAD"] = f"{preloaded}:{blas}" if preloaded else blas
     return environment
+
+
+def _group_variables(group: RankGroup | None) -> Mapping[str, str]:
+    """All ranks hash texts alike, so that their sets have the same order."""
+    if group is None:
+        return {}
+    return {**dict(group.variables), "PYTHONHASHSEED": str(secrets.randbelow(2**32 - 1) + 1)}

@@ -446,6 +446,14 @@ class DeviceFailed(msgspec.Struct, tag=True):
     """Whether the process can't recover and exits."""
 
 
+class RankLost(msgspec.Struct, tag=True):
+    """A rank of the process's group is gone. The process ends, and the group with it."""
+
+    rank: str
+    """Its number and host."""
+    why: str
+
+
 class RowRefused(msgspec.Struct, tag=True):
     """Sent in place of Admitted when the row's grammar can't be used."""
 
@@ -481,6 +489,7 @@ Report = (
     | ComputedAhead
     | DiskCacheUse
     | DeviceFailed
+    | RankLost
     | RowFailed
     | RowLeftGrammar
     | RowRefused

@@ -33,6 +33,8 @@ class Supervisor:
         self._client: EngineClient | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.restarts = 0
+        self.ready: Ready | None = None
+        """What the engine that was last started has reported; None before."""
 
     @property
     def alive(self) -> bool:
@@ -56,9 +58,16 @@ class Supervisor:
 
     async def start(self) -> Ready:
         self._client = self._spawn()
-        ready = await self._client.start()
+        self.ready = ready = await self._client.start()
         self._keeping = asyncio.create_task(self._keep_running())
         return ready
+
+    def keep_trying(self, error: ServerError | OSError) -> None:
+        """Goes on with an engine that could not be started, as if it had been lost."""
+        assert self._client is not None
+        log.error("the engine could not be started: %s", public_message(error))
+        self._client.lost.set()
+        self._keeping = asyncio.create_task(self._keep_running())
 
     async def stop(self, error: ServerError | None = None) -> None:
         if self._keeping:
@@ -89,7 +98,7 @@ class Supervisor:
         self.restarts += 1
         self._client = self._spawn()
         try:
-            await self._client.start()
+            self.ready = await self._client.start()
         except (ServerError, OSError) as error:
             log.error("the engine could not be restarted: %s", public_message(error))
             self._client.lost.set()

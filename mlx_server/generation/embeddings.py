@@ -61,7 +61,7 @@ async def compute(
     found: dict[int, bytes] = {}
     async with pool.lease(prepared, _demand(prepared, command, rows)) as lease:
         _check_ids(lease.model, texts)
-        async with pool.engine.embed(rows) as feed:
+        async with lease.engine.embed(rows) as feed:
             lease.began(rows)
             places = dict(zip((row.row for row in rows), groups, strict=True))
             while len(found) < len(texts):

@@ -90,7 +90,7 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
         demand = replace(planned.demand, client=request.client)
         async with pool.lease(prepared, demand, adapter) as lease, AsyncExitStack() as on:
             _check_ids(lease.model, request)
-            engine = pool.engine
+            engine = lease.engine
             planned, feed, items = await _admit(engine, lease, on, planned, request)
             answers = {
                 row.row: RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)

@@ -80,6 +80,11 @@ class Lease:
         """Computed prompt tokens, for each row that is in prefill."""
 
     @property
+    def engine(self) -> EngineClient:
+        """Raises EngineDied while there is none."""
+        return self._leases.engine()
+
+    @property
     def rows(self) -> list[int]:
         return list(self._tokens)
 

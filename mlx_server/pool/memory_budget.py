@@ -1,5 +1,6 @@
 """The bytes that weights and caches may take together, and where that number comes from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -65,3 +66,22 @@ def size(nbytes: int) -> str:
         if nbytes >= scale:
             return f"{nbytes / scale:.1f} {unit}"
     return f"{nbytes} bytes"
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """How models on this machine and models over several share its memory budget."""
+
+    groups: Sequence[int | None]
+    """For each model over several machines what its setting says it may take; None: nothing."""
+    has_own: bool
+    """Whether there are models on this machine alone."""
+
+    def of_group(self, chosen: int | None, budget: int) -> int:
+        """The bytes for one model over several machines: by default all get equal parts, and so do
+        the models on this machine together."""
+        return min(budget, chosen or budget // (len(self.groups) + self.has_own))
+
+    def own(self, budget: int) -> int:
+        """The bytes for the models on this machine."""
+        return max(0, budget - sum(self.of_group(chosen, budget) for chosen in self.groups))

@@ -1,48 +1,42 @@
-"""The pool: the models, the requests that use them, and the supervised engine.
+"""The pool: the models, the requests that use them, and the supervised engines.
 
 `Policy` decides what is in memory; `MemoryScheduler` carries its decisions out.
 """
 
+import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
-from mlx_server import limits
-from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
-    DEFAULT_SCHEDULE,
     ComputeAhead,
     ComputedAhead,
     DiskCacheUse,
-    Schedule,
     StepOutput,
 )
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
     BadRequest,
-    EngineDied,
     ServerError,
-    ShuttingDown,
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import actions
-from mlx_server.pool.actions import ModelFacts
 from mlx_server.pool.adapter_catalogs import AdapterCatalogs, catalog_of
-from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
-from mlx_server.pool.background import cancelled
+from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.concurrency import RowSlots
 from mlx_server.pool.disk_threads import DiskThreads
+from mlx_server.pool.engine_models import EngineEvents, EngineModels
 from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress, PoolEntry
 from mlx_server.pool.lease import Lease, MemoryDemand
-from mlx_server.pool.memory_budget import budget_of, size
-from mlx_server.pool.next_prompts import NextPrompts
+from mlx_server.pool.memory_budget import MemoryParts
 from mlx_server.pool.policy import Policy
-from mlx_server.pool.preparation import ModelPreparation
+from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import (
     REPLAY,
     Capabilities,
@@ -58,24 +52,6 @@ from mlx_server.pool.upstreams import UpstreamModel
 log = logging.getLogger("mlx_server.pool")
 
 
-@dataclass(frozen=True)
-class PoolLimits:
-    concurrency: int = 16
-    """How many rows of one model are decoded in one batch."""
-    queue: int = limits.QUEUE.value
-    """How many answers of one client may wait for a place in a batch."""
-    schedule: Schedule = DEFAULT_SCHEDULE
-    wait_seconds: float = 300.0
-    """How long a request waits for memory that other requests hold."""
-    budget: int | None = None
-    """Bytes for weights and caches; None: a default that suits the machine."""
-    wired: str | int = "auto"
-    """How many bytes of weights are wired on a Mac: see engine/wired_memory.py."""
-    prompt_cache: int | None = None
-    """Bytes of the prompt cache; None: all that models and answers leave."""
-    prompt_disk: PromptDisk = NO_DISK
-
-
 class Pool:
     def __init__(
         self,
@@ -88,24 +64,8 @@ class Pool:
         self._models = ServedModels(specs)
         self._limits = settings or PoolLimits()
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
-        self._next_prompts = NextPrompts(lambda: self.engine)
         self._disk = DiskThreads(self._models.ids)
         self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
-        self._preparation = ModelPreparation(
-            self._disk,
-            lambda: self.engine,
-            lambda: self._policy,
-            lambda: self._scheduler.check_open(),
-            on_progress,
-        )
-        self.budget = budget_of(self._limits.budget, None)
-        self._scheduler = MemoryScheduler(
-            self._models,
-            self._preparation,
-            self._policy_for(),
-            lambda: self.engine,
-            lambda id: self.on_ready(id),
-        )
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
@@ -114,15 +74,44 @@ class Pool:
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that has been loaded."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
-        self.supervisor = Supervisor(self._spawn, self._scheduler.engine_lost, self._started)
+        self.engines = [*self._engines_of(on_progress)]
+        """That of the models on this machine comes first, if there is one."""
+        self._by_model = {id: engine for engine in self.engines for id in engine.entries}
+
+    def _engines_of(self, on_progress: OnProgress) -> Iterator[EngineModels]:
+        own = {e.spec.id: e for e in self._models.local if e.spec.group is None}
+        groups = {e.spec.id: e.spec.group for e in self._models.local if e.spec.group}
+        make = partial(
+            EngineModels,
+            limits=self._limits,
+            disk=self._disk,
+            on_progress=on_progress,
+            make_engine=lambda **how: self.make_engine(**how),
+            events=EngineEvents(self._stepped, lambda id: self.on_ready(id), self._attach),
+        )
+        memory = MemoryParts([group.memory for group in groups.values()], bool(own))
+        if own or not groups:
+            yield make(own, part=memory.own)
+        for id, group in groups.items():
+            part = partial(memory.of_group, group.memory)
+            yield make({id: self._models[id]}, part=part, group=group)
+
+    def engine_of(self, id: str) -> EngineModels:
+        """The engine that has this model, or would have it."""
+        return self._by_model[id]
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return self.engines[0].supervisor
 
     @property
     def engine(self) -> EngineClient:
-        return self.supervisor.client
+        """That of the models on this machine."""
+        return self.engines[0].engine
 
     @property
-    def adapters(self) -> AdapterPool:
-        return self._scheduler.adapters
+    def _scheduler(self) -> MemoryScheduler:
+        return self.engines[0].scheduler
 
     @property
     def _policy(self) -> Policy:
@@ -157,7 +146,12 @@ class Pool:
 
     @property
     def healthy(self) -> bool:
-        return self.supervisor.alive or not self.needs_engine
+        return all(each.supervisor.alive for each in self.engines) or not self.needs_engine
+
+    def kill(self) -> None:
+        """Ends all engines at once."""
+        for each in self.engines:
+            each.supervisor.kill()
 
     def upstream(self, name: str) -> UpstreamModel | None:
         """The model that another server has, by id or alias; None for any other name."""
@@ -169,23 +163,12 @@ class Pool:
             model.connection.learn_soon()
         if not self.needs_engine:
             return
-        ready = await self.supervisor.start()
-        self._preparation.upcast = not ready.metal
-        self.budget = budget_of(self._limits.budget, ready.recommended_bytes)
-        log.info("memory budget: %s, %s", size(self.budget.nbytes), self.budget.source)
-        if warning := self.budget.warning:
-            log.warning(warning)
-        self._scheduler.policy = self._policy_for()
-        self._started()
+        await asyncio.gather(*(each.start() for each in self.engines))
 
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the engine; requests that wait, and all later ones, get `error`."""
-        self._scheduler.close(error or ShuttingDown("The server is shutting down."))
-        await cancelled(e.preparing for e in self._models if e.preparing)
-        await self.supervisor.stop(error)
+        await asyncio.gather(*(each.stop(error) for each in self.engines))
         await self._disk.stop()
-        await self._scheduler.background.stop()
-        await self._next_prompts.rendering.stop()
         for model in self._models.upstreams:
             await model.connection.aclose()
 
@@ -202,7 +185,7 @@ class Pool:
 
     def views(self) -> list[ModelView]:
         offset = time.time() - now()
-        views = self._policy.views()
+        views = {id: view for each in self.engines for id, view in each.policy.views().items()}
         return [
             _upstream_view(entry.upstream)
             if entry.upstream
@@ -211,14 +194,16 @@ class Pool:
         ]
 
     def memory(self) -> dict[str, int]:
-        """The budget and what is counted against it, in bytes."""
-        return {
-            "budget": self._policy.budget,
-            "used": self._policy.used,
-            "kv_reserved": self._policy.kv_reserved,
-            "prompt_cache": self._policy.cache,
-            "lowered": self._policy.lowered,
-        }
+        """The budget of this machine and what is counted against it, in bytes."""
+        found = Counter[str]()
+        for each in self.engines:
+            policy = each.policy
+            found["budget"] += policy.budget
+            found["used"] += policy.used
+            found["kv_reserved"] += policy.kv_reserved
+            found["prompt_cache"] += policy.cache
+            found["lowered"] += policy.lowered
+        return dict(found)
 
     @property
     def rows(self) -> int:
@@ -244,7 +229,7 @@ class Pool:
                 "recorded here. Use a model that this server runs.",
                 param="model",
             )
-        return await self._preparation.prepared(entry)
+        return await self.engine_of(entry.spec.id).preparation.prepared(entry)
 
     async def family(self, name: str) -> ModelFamily:
         """The family of the model with this id or alias."""
@@ -257,12 +242,13 @@ class Pool:
 
     async def adapter(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
         """Finds an adapter by name or path, and reads its files if they have changed."""
+        self._check_takes_adapters(prepared.id)
         return await self._catalogs.find(prepared, name)
 
     async def adapter_names(self, id: str) -> list[str]:
         """The names of the model's usable adapters on disk. Nothing is fetched for it."""
         entry = self._models[id]
-        return [] if entry.upstream else await self._catalogs.names(entry)
+        return [] if entry.upstream or entry.spec.group else await self._catalogs.names(entry)
 
     async def capabilities(self, id: str) -> Capabilities | None:
         """None while the model has not been fetched. Nothing is fetched for it."""
@@ -287,18 +273,27 @@ class Pool:
             prepared.transcript.reset()
 
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
+        self._check_takes_adapters(id)
         return await self._catalogs.add(await self.prepared(id), name, path)
+
+    def _check_takes_adapters(self, id: str) -> None:
+        if group := self.engine_of(id).group:
+            raise BadRequest(
+                f"{id} is split over {len(group.hosts)} ranks, and adapters are not split yet. "
+                "Send the request without an adapter, or to a model on one machine.",
+                param="adapter",
+            )
 
     async def remove_adapter(self, id: str, name: str) -> None:
         """Removes the adapter; returns when no row uses it any more and its memory is free."""
         catalog_of(await self.prepared(id)).remove(name)
-        await self.adapters.drop(id, name)
+        await self.engine_of(id).scheduler.adapters.drop(id, name)
 
     def lease(
         self, prepared: PreparedModel, demand: MemoryDemand, adapter: LeasedAdapter | None = None
     ) -> AbstractAsyncContextManager[Lease]:
         """Keeps model and adapter loaded, with memory for the rows, until the block is left."""
-        return self._scheduler.lease(prepared, demand, adapter)
+        return self.engine_of(prepared.id).scheduler.lease(prepared, demand, adapter)
 
     async def load(self, name: str, client: str = "") -> None:
         """Loads the model, as a request does that has no prompt. An upstream's needs no loading."""
@@ -314,65 +309,31 @@ class Pool:
         """Has the engine compute the beginning of a next prompt while it is idle, after `render`,
         which runs in a thread."""
         if self.keeps_prompts:
-            self._next_prompts.begin(prepared.id, render)
+            self.engine_of(prepared.id).next_prompts.begin(prepared.id, render)
 
     def keep(self, id: str, seconds: float) -> None:
         """Sets how long a model that is in memory stays there without a request."""
         if self._models[id].upstream is None:
-            self._scheduler.do(self._policy.keep(id, seconds, now()))
+            engine = self.engine_of(id)
+            engine.scheduler.do(engine.policy.keep(id, seconds, now()))
 
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
     ) -> int:
         """The tokens that each of `rows` rows can hold at its end if there are no other rows."""
-        room = self._policy.room(prepared.id) - (adapter.spec.nbytes if adapter else 0)
+        policy = self.engine_of(prepared.id).policy
+        room = policy.room(prepared.id) - (adapter.spec.nbytes if adapter else 0)
         return prepared.kv.tokens_in(room // rows, prepared.context_length)
 
-    def _policy_for(self) -> Policy:
-        return Policy(
-            {e.spec.id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for e in self._models.local},
-            budget=self.budget.nbytes,
-            wait_seconds=self._limits.wait_seconds,
-        )
-
-    def _spawn(self) -> EngineClient:
-        most = self._limits.prompt_cache
-        client = self.make_engine(
-            concurrency=self._limits.concurrency,
-            cache_bytes=self.budget.nbytes if most is None else most,
-            wired=self._limits.wired,
-            schedule=self._limits.schedule,
-            disk=self._limits.prompt_disk,
-        )
+    def _attach(self, client: EngineClient) -> None:
         client.on_disk_cache = lambda use: self.on_disk_cache(use)
-        client.on_step = self._stepped
         client.on_ahead = self.on_ahead
-        client.on_prefill = self._scheduler.leases.prefilled
-        client.on_device_failed = self._scheduler.device_failed
-        return client
 
     def _stepped(self, step: StepOutput) -> None:
-        self._scheduler.stepped(step)
         self.on_step(step)
 
-    def _started(self) -> None:
-        with suppress(EngineDied):
-            self.engine.limit_memory(self.budget.mlx_limit)
-        self._scheduler.limit_cache()
-        self._preload()
-
-    def _preload(self) -> None:
-        for entry in self._models.local:
-            if entry.spec.preload:
-                self._scheduler.background.begin(self._preload_one(entry))
-
-    async def _preload_one(self, entry: PoolEntry) -> None:
-        with suppress(ServerError):  # it has been logged
-            await self.prepared(entry.spec.id)
-            self._scheduler.do(self._policy.preload(entry.spec.id, now()))
-
     def _view(self, entry: PoolEntry, view: actions.PolicyView, offset: float) -> ModelView:
-        prepared = entry.prepared
+        prepared, scheduler = entry.prepared, self.engine_of(entry.spec.id).scheduler
         return ModelView(
             spec=entry.spec,
             family=prepared.family.name if prepared else None,
@@ -383,9 +344,9 @@ class Pool:
             stale_at=None if view.stale_at is None else view.stale_at + offset,
             progress=entry.progress,
             error=entry.failure.message if entry.failure else None,
-            adapters=self.adapters.of(entry.spec.id),
+            adapters=scheduler.adapters.of(entry.spec.id),
             batching=entry.batching,
-            prefilling=self._scheduler.leases.prefilling(entry.spec.id),
+            prefilling=scheduler.leases.prefilling(entry.spec.id),
         )
 
 

@@ -71,20 +71,21 @@ class ModelPreparation:
         report = self.reporter(entry)
         entry.failure = None
         try:
+            ranks = len(group.hosts) if (group := entry.spec.group) else 1
             prepared = await self._disk.run(
                 partial(
                     prepare,
                     entry.spec,
                     report,
                     upcast=self.upcast,
-                    budget=self._policy().budget or None,
+                    budget=ranks * self._policy().budget or None,
                 )
             )
             if prepared.transcript is None:  # a replay model caches nothing
                 kv = await self._engine().kv_cost(
                     prepared.id, str(prepared.path), prepared.spec.kv_bits
                 )
-                prepared = replace(prepared, kv=kv)
+                prepared = replace(prepared, kv=kv, weights=prepared.weights // ranks)
         except asyncio.CancelledError:
             self._check_open()
             raise

@@ -12,6 +12,7 @@ from mlx_server.checkpoints.embedder import Embedder, width_of
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.checkpoints.memory_estimate import weights_bytes, weights_on_disk
 from mlx_server.engine.kv_cost import NOTHING, KvCost
+from mlx_server.engine.rank_group import RankGroup
 from mlx_server.errors import (
     AdapterInvalid,
     ModelReplaced,
@@ -113,6 +114,8 @@ class ModelSpec:
     """What a replay model plays, if it does not come from the file of its source."""
     upstream: UpstreamSpec | None = None
     """The server that has the model, if it is not this one."""
+    group: RankGroup | None = None
+    """The ranks that hold the model together, if it is not on this machine alone."""
 
 
 @dataclass(frozen=True)

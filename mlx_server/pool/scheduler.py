@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from copy import copy
 from itertools import count
@@ -23,7 +23,6 @@ from mlx_server.pool.policy import Policy
 from mlx_server.pool.preparation import ModelPreparation
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.pool.refusals import refusal
-from mlx_server.pool.served_models import ServedModels
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -31,7 +30,7 @@ log = logging.getLogger("mlx_server.pool")
 class MemoryScheduler:
     def __init__(
         self,
-        models: ServedModels,
+        models: Mapping[str, PoolEntry],
         preparation: ModelPreparation,
         policy: Policy,
         engine: Callable[[], EngineClient],
@@ -132,8 +131,7 @@ class MemoryScheduler:
         self._count_idle()
 
     def _count_adapters(self) -> None:
-        for model in self._models.loaded:
-            id = model.prepared.id
+        for id in [id for id, entry in self._models.items() if entry.model]:
             self.do(self.policy.set_extra_bytes(id, self.adapters.unreserved_bytes(id), now()))
         self._count_idle()
 
@@ -143,7 +141,7 @@ class MemoryScheduler:
 
     def engine_lost(self) -> None:
         self.background.cancel()  # a load may have ended, and not have reported its result yet
-        for entry in self._models:
+        for entry in self._models.values():
             entry.model = entry.progress = None
         self._cache_limit.engine_lost()
         self.adapters.forget()

@@ -4,7 +4,7 @@ The model is built from config.json and given two prompts, but no value is ever 
 the shapes of arrays that it has not evaluated, and these take no memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -20,13 +20,18 @@ SHORT, LONG = 1, 1 + STEP
 """Prompt lengths whose caches differ by one step."""
 
 
-def cache_cost(config: dict[str, Any], kv_bits: int | None = None) -> KvCost:
+def cache_cost(
+    config: dict[str, Any],
+    kv_bits: int | None = None,
+    cut: Callable[[nn.Module], None] = lambda model: None,
+) -> KvCost:
     """The cost of one row of a model with this config.json. Raises what mlx-lm raises for it, and
-    ValueError if its keys and values can't be kept in `kv_bits`."""
+    ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
     model_class, arguments = model_classes(config)
     model = model_class(arguments.from_dict(config)).eval()
     mx.random.seed(0)  # see weights.load
     model.set_dtype(_activations(config))
+    cut(model)
     if kv_bits:
         _check_kv_bits(model, kv_bits)
     try:

@@ -1,6 +1,7 @@
 """Loads models a piece at a time: wires memory, reads weights, compiles kernels."""
 
 import logging
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.quantized_kv import set_kv_bits
 from mlx_server.worker.read_rate import WeightReadPace
+from mlx_server.worker.share import WHOLE, WholeModel
 from mlx_server.worker.warm_up import warm_up
 
 log = logging.getLogger("mlx_server.engine")
@@ -28,21 +30,27 @@ def load(
     wire: Callable[[int], None],
     concurrency: int,
     kv_bits: int | None = None,
+    share: WholeModel = WHOLE,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Progress:
     """wire: called with the total bytes of the weights before they are read."""
-    reading = weights.load(path, pace)
-    try:
-        _, total = progress = next(reading)
-        wire(total)
-        yield progress
-        network = yield from reading
-    except StopIteration as end:  # a model without weights
-        network = end.value
+    network = yield from share.together(_wired(weights.load(path, pace, share.cut), wire))
     set_kv_bits(network, kv_bits)
     # A separate batch leaves nothing in the prompt cache and no measurement in the budget.
-    for _ in warm_up(Batch(network, concurrency=concurrency), concurrency):
+    for _ in warm_up(Batch(network, concurrency=concurrency), concurrency, clock):
         yield None
     return network
+
+
+def _wired(reading: weights.Reading, wire: Callable[[int], None]) -> weights.Reading:
+    try:
+        progress = next(reading)
+    except StopIteration as end:  # a model without weights
+        network: nn.Module = end.value
+        return network
+    wire(progress[1])
+    yield progress
+    return (yield from reading)
 
 
 class WiredLimit:
@@ -80,8 +88,16 @@ class _Load:
 class ModelLoads:
     """The loads in progress, by model."""
 
-    def __init__(self, wired: str, concurrency: int, batches: Mapping[str, Batch]) -> None:
+    def __init__(
+        self,
+        wired: str,
+        concurrency: int,
+        batches: Mapping[str, Batch],
+        share: WholeModel,
+        clock: Callable[[], float],
+    ) -> None:
         """batches: those of all models in memory, which the caller changes."""
+        self._share, self._clock = share, clock
         self._wired = WiredLimit(wired)
         self._pace = WeightReadPace()
         self._concurrency = concurrency
@@ -106,7 +122,9 @@ class ModelLoads:
         return self._loads[model].path
 
     def begin(self, model: str, path: Path, kv_bits: int | None) -> None:
-        progress = load(path, self._pace, self._wire, self._concurrency, kv_bits)
+        progress = load(
+            path, self._pace, self._wire, self._concurrency, kv_bits, self._share, self._clock
+        )
         self._loads[model] = _Load(path, progress)
 
     def end(self, model: str) -> bool:

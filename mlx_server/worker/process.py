@@ -1,7 +1,4 @@
-"""The engine process.
-
-`python -m mlx_server.worker.process FD CONCURRENCY CACHE_BYTES WIRED PREFILL_SHARE LONGEST_GAP
-DISK_BYTES FOLDER`, where FOLDER has the prompt cache's files.
+"""The engine process: `python -m mlx_server.worker.process FD ARGUMENTS`, see `WorkerArguments`.
 
 Its main thread owns MLX. One thread reads commands, so that the process exits with its server even
 during a long step; another one sends heartbeats, which distinguish a long step from a dead process.
@@ -16,69 +13,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlx_server.engine import messages
-from mlx_server.engine.messages import IDLE, IMPORTING, Command, Ready, Schedule
+from mlx_server.engine.messages import IDLE, IMPORTING, Ready
+from mlx_server.engine.worker_arguments import WorkerArguments, decode_worker_arguments
 from mlx_server.system import descriptors, logs
 from mlx_server.worker.heartbeat import HeartbeatMonitor, ReportSender, leave, start_heartbeat
+from mlx_server.worker.inputs import END, Inbox, OwnInputs
+from mlx_server.worker.ranks.leader import Leader
 from mlx_server.worker.unused_imports import left_out
-
-if TYPE_CHECKING:
-    from mlx_server.worker.worker import Engine
 
 SWITCH_SECONDS = 0.0005
 """Interval after which MLX's thread gets the GIL back from one that reads a vocabulary: a tenth of
 Python's default."""
-
-Inbox = queue.SimpleQueue[bytes]
-
-WAKE = b""
-"""A frame without a command: it wakes the main thread when a background task has finished."""
-
-END = b"\xc1"
-"""A frame that msgpack never makes: the server is gone."""
-
-
-def serve(
-    engine: "Engine", monitor: HeartbeatMonitor, inbox: Inbox, send: Callable[..., None]
-) -> None:
-    """Repeats: handles the commands, takes a step, sends one frame of reports; sleeps while idle.
-
-    Returns when the GPU has failed for good, or the server is gone.
-    """
-    while not engine.broken:
-        monitor.doing = engine.doing
-        try:
-            commands = _take(inbox, engine.pause)
-        except EOFError:
-            return
-        monitor.step_begins(warm=not commands and engine.warm, doing=engine.doing)
-        # An unload may free most of the machine's memory, which takes seconds.
-        reports = [report for command in commands for report in engine.handle(command)]
-        if commands:
-            monitor.step_begins(warm=engine.warm, doing=engine.doing)
-        reports += engine.step()
-        monitor.step_ends()
-        if reports:
-            send(*reports)
-
-
-def _take(inbox: Inbox, pause: float | None) -> list[Command]:
-    """Returns all received commands; waits up to `pause` seconds for one, None waits for ever."""
-    taken = []
-    if pause != 0:
-        with suppress(queue.Empty):
-            taken.append(inbox.get(timeout=pause))
-    while not inbox.empty():
-        taken.append(inbox.get())
-    if END in taken:
-        raise EOFError
-    return [messages.decode_command(frame) for frame in taken if frame != WAKE]
 
 
 def _receive(connection: socket.socket, inbox: Inbox, patience: float) -> None:
@@ -93,29 +41,34 @@ def _receive(connection: socket.socket, inbox: Inbox, patience: float) -> None:
         os._exit(0)
 
 
-def _engine(inbox: Inbox) -> "Engine":
+def _run(
+    arguments: WorkerArguments, inputs: OwnInputs, sender: ReportSender, monitor: HeartbeatMonitor
+) -> bool:
+    """Returns whether the engine has ended in order."""
+    leader = Leader(arguments.group, arguments, sender) if arguments.group else None
     with left_out():
-        from mlx_server.worker.prefill.disk_tier import opened
-        from mlx_server.worker.worker import Engine
+        from mlx_server.worker.serving import engine_of, serve
+    share, taken, send = leader.join(inputs) if leader else (None, inputs, sender.send)
+    engine = engine_of(arguments, taken, share)
+    monitor.doing = IDLE
+    gc.freeze()  # keeps collections short, such as the one after an unload
+    with suppress(ConnectionError):  # the server is gone
+        # The heartbeat ends the longer patience for an import at once.
+        sender.send(_ready(leader.recommended if leader else []), monitor.heartbeat())
+        serve(engine, monitor, taken, send)
+    if not engine.broken:
+        engine.stop()
+    return not engine.broken
 
-    disk = opened(Path(sys.argv[8]), int(sys.argv[7])) if int(sys.argv[7]) else None
-    return Engine(
-        concurrency=int(sys.argv[2]),
-        cache_bytes=int(sys.argv[3]),
-        wired=sys.argv[4],
-        schedule=Schedule(float(sys.argv[5]), float(sys.argv[6])),
-        wake=partial(inbox.put, WAKE),
-        disk=disk,
-    )
 
-
-def _ready() -> Ready:
+def _ready(others: list[int]) -> Ready:
+    """others: the recommended working sets of the group's other machines, where there is Metal."""
     import mlx.core as mx
 
     if not mx.metal.is_available():
         return Ready(os.getpid(), metal=False, recommended_bytes=None)
     recommended = int(mx.device_info()["max_recommended_working_set_size"])
-    return Ready(os.getpid(), metal=True, recommended_bytes=recommended)
+    return Ready(os.getpid(), metal=True, recommended_bytes=min([recommended, *others]))
 
 
 def main() -> None:
@@ -124,24 +77,15 @@ def main() -> None:
     descriptors.survive_mlx_lm()
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
+    arguments = decode_worker_arguments(sys.argv[2])
     inbox: Inbox = queue.SimpleQueue()
-    patience = messages.FLUSH_SECONDS if int(sys.argv[7]) else 0.0
+    patience = messages.FLUSH_SECONDS if arguments.disk_bytes else 0.0
     receiving = (connection, inbox, patience)
     threading.Thread(target=_receive, args=receiving, daemon=True).start()
     sender, monitor = ReportSender(connection), HeartbeatMonitor()
     monitor.doing = IMPORTING
     start_heartbeat(monitor, sender)
-    engine = _engine(inbox)
-    monitor.doing = IDLE
-    gc.freeze()  # keeps collections short, such as the one after an unload
-    with suppress(ConnectionError):  # the server is gone
-        # The heartbeat ends the longer patience for an import at once.
-        sender.send(_ready(), monitor.heartbeat())
-        serve(engine, monitor, inbox, sender.send)
-    if engine.broken:
-        leave(1)
-    engine.stop()
-    leave(0)
+    leave(0 if _run(arguments, OwnInputs(inbox), sender, monitor) else 1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ row, a merge, steps of several rows, greedy and sampled. Their results are disca
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 
@@ -35,15 +35,15 @@ SAMPLINGS = (
 )
 
 
-def warm_up(batch: Batch, rows: int) -> Iterator[None]:
+def warm_up(batch: Batch, rows: int, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Yields after each step. batch: a separate one, without a prompt cache."""
     if batch.plays or not IS_WARM_UP_USEFUL:  # a replay model computes nothing
         return
-    until = time.monotonic() + MOST_SECONDS
+    until = clock() + MOST_SECONDS
     try:
         for _ in _steps(batch, rows):
             yield
-            if time.monotonic() > until:
+            if clock() > until:
                 log.warning(
                     "the warm-up was stopped after %.0f seconds; the first request may be slower",
                     MOST_SECONDS,

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,16 @@ REPLAY = "replay"
 """The model type of checkpoints without weights."""
 
 
-def load(
-    path: Path, pace: WeightReadPace | None = None
-) -> Generator[tuple[int, int], None, nn.Module]:
-    """Yields (bytes read, total bytes), first before any is read; returns the model.
+Reading = Generator[tuple[int, int], None, nn.Module]
+"""Yields (bytes read, total bytes), first before any is read; returns the model."""
 
-    pace: decides how many bytes each piece has.
-    """
+
+def load(
+    path: Path,
+    pace: WeightReadPace | None = None,
+    cut: Callable[[nn.Module], None] = lambda model: None,
+) -> Reading:
+    """pace: decides how many bytes each piece has. cut: see `WholeModel`."""
     config = json.loads(read_regular(path / "config.json"))
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
@@ -43,6 +46,7 @@ def load(
     if not mx.metal.is_available():
         # MLX's CPU kernels are several times faster in float32 than in either half precision.
         model.set_dtype(mx.float32)
+    cut(model)
     total = sum(array.nbytes for array in arrays(model))
     done = 0
     yield done, total

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,15 @@ from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
 from mlx_server.errors import ServerError, public_message
 from mlx_server.prompt_files.folder import PromptFolder
-from mlx_server.worker import weights
 from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.buffer_cache import Buffers
 from mlx_server.worker.cache_cost import cache_cost
-from mlx_server.worker.constrained_decoding.grammar_compiler import CompilerBusy, GrammarRefused
+from mlx_server.worker.constrained_decoding.grammar_compiler import (
+    CompilerBusy,
+    GrammarRefused,
+    IsDone,
+)
 from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraints,
 )
@@ -38,6 +42,7 @@ from mlx_server.worker.row import row_adapter_of
 from mlx_server.worker.row_admission import RowAdmission
 from mlx_server.worker.row_cache import key_of
 from mlx_server.worker.row_validation import check_row, check_texts
+from mlx_server.worker.share import WHOLE, WholeModel
 from mlx_server.worker.step_time import StepTime
 
 log = logging.getLogger("mlx_server.engine")
@@ -57,25 +62,28 @@ class Engine:
         wired: str = "never",
         schedule: messages.Schedule = messages.DEFAULT_SCHEDULE,
         clock: Callable[[], float] = time.perf_counter,
+        is_done: IsDone = Future.done,
         wake: Callable[[], None] = lambda: None,
         disk: PromptFolder | None = None,
+        share: WholeModel = WHOLE,
     ) -> None:
-        """wake: called in other threads when `step` has something to do before `pause` ends.
-        disk: the folder of the prompt cache's files."""
+        """clock, is_done: see `Inputs`. wake: called in other threads when `step` has something to
+        do before `pause` ends. disk: the folder of the prompt cache's files. share: the part of
+        each model that this process has."""
         self._concurrency = concurrency
-        self._schedule, self._clock = schedule, clock
+        self._schedule, self._clock, self._share = schedule, clock, share
         self._cache = PromptCache(cache_bytes)
         self._ahead = AheadComputation(self._cache, clock)
         self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
         self._batches: dict[str, Batch] = {}
-        self._loads = ModelLoads(wired, concurrency, self._batches)
+        self._loads = ModelLoads(wired, concurrency, self._batches, share, clock)
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
         self._adapters: dict[str, AdapterWeights] = {}
         self._step_time = StepTime(clock)
-        self._constraints = LogitConstraints(wake)
+        self._constraints = LogitConstraints(wake, clock, is_done)
         self._admission = RowAdmission(
             self._constraints, self._disk, self._batches, self._step_time
         )
@@ -140,7 +148,7 @@ class Engine:
             case messages.UnloadModel(model):
                 return self._unload(model)
             case messages.MeasureCache(model, path, kv_bits):
-                return [_measured(model, Path(path), kv_bits)]
+                return [_measured(model, Path(path), kv_bits, self._share)]
             case messages.LoadAdapter():
                 return [self._load_adapter(command)]
             case messages.UnloadAdapter(model, adapter):
@@ -278,7 +286,7 @@ class Engine:
         if kind is None:
             return []
         again = self._device_errors.failed(time.monotonic()) > 1
-        self.broken = self.broken or again or kind in ENDS
+        self.broken = self.broken or again or kind in ENDS or self._share.is_one_of_several
         rows = [command.row for command in self._admission.commands]
         rows += [row for batch in self._batches.values() for row in batch.rows]
         self._batches.update({m: self._batch(m, b.model) for m, b in self._batches.items()})
@@ -372,12 +380,15 @@ class Engine:
             return [*reports]
         path = self._loads.path(model)
         self._loads.end(model)
+        if not self._share.can_keep_prompts(network):
+            log.warning("%s gets no prompt cache: its ranks have different layers", model)
+            self._cache.turn_off()
         batch = self._batches[model] = self._batch(model, network)
         batch.warm = self._loads.is_warming
         self._disk.loaded(model, path, network)
         self._adapters[model] = AdapterWeights(network)
         self._step_time.add(model)
-        nbytes = sum(array.nbytes for array in weights.arrays(network))
+        nbytes = self._share.nbytes(network)
         return [messages.ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
     def _batch(self, model: str, network: nn.Module) -> Batch:
@@ -446,10 +457,10 @@ class Engine:
         return [command for command in self._admission.commands if command.model == model]
 
 
-def _measured(model: str, path: Path, kv_bits: int | None) -> Report:
+def _measured(model: str, path: Path, kv_bits: int | None, share: WholeModel) -> Report:
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
-        return messages.CacheMeasured(model, cache_cost(config, kv_bits))
+        return messages.CacheMeasured(model, cache_cost(config, kv_bits, share.cut))
     except Exception as error:
         log.exception("%s can't be built", model)
         return messages.CacheNotMeasured(model, _message(error))

@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 
-from bench_parts import adapters, gateway, grammars, tables
+from bench_parts import adapters, distributed, gateway, grammars, tables
 from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
@@ -22,7 +22,7 @@ from bench_parts.machine import Others
 from bench_parts.models import model_folder
 from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model, Turn
 from bench_parts.sessions import count
-from bench_parts.simulated import servers
+from bench_parts.simulated import links, servers
 from bench_parts.simulated.roofline import PAIRS, pair
 
 PIPE_WIDTH = 120
@@ -68,9 +68,15 @@ def main(
     swap: Annotated[
         bool, typer.Option("--swap", help="With --sessions: ask another model in the middle.")
     ] = False,
+    over_ranks: Annotated[
+        bool, typer.Option("--distributed", help="What a step over several ranks costs instead.")
+    ] = False,
     simulate: Annotated[
         str | None,
-        typer.Option(metavar="MACHINE:MODEL|all", help="Schedules instead, on simulated Macs."),
+        typer.Option(
+            metavar="MACHINE:MODEL|all|links",
+            help="Schedules instead, on simulated Macs; links: one Mac or two for one model.",
+        ),
     ] = None,
     machines: Annotated[
         Path | None, typer.Option(metavar="FILE", help="More machines and models, in TOML.")
@@ -88,8 +94,10 @@ def main(
     scripts/bench --kv-bits
     scripts/bench --gateway
     scripts/bench --sessions --restart --swap --only mlx-server
+    scripts/bench --distributed --model tiny
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
+    scripts/bench --simulate links
 
     Latencies are medians of all answers unless they say p95, and every number is the median of
     its repetitions. A prefix is warm when the prompts share it and it was asked before.
@@ -100,6 +108,9 @@ def main(
     if by_gateway:
         _gateway(repetitions or gateway.TURNS, json, markdown)
         return
+    if over_ranks:
+        _distributed([model] if model else ["tiny", "demo"], json, markdown)
+        return
     if kv_bits:
         _kv_bits(json, markdown)
         return
@@ -107,6 +118,9 @@ def main(
         wanted: list[count.Interruption] = ["restart"] if restart else []
         wanted += ["swap"] if swap else []
         _sessions(only.split(","), wanted or [""], json, markdown)
+        return
+    if simulate == "links":
+        _links(json, markdown)
         return
     if simulate:
         _simulated(simulate, machines, only.split(","), json, markdown)
@@ -180,6 +194,16 @@ def _kv_bits(json: Path | None, markdown: bool) -> None:
     _show({"kv_bits": found}, [(drift.COLUMNS, drift.rows(found))], json, markdown)
 
 
+def _distributed(models: list[Model], json: Path | None, markdown: bool) -> None:
+    others, found = Others(), []
+    for each in distributed.costs(models):
+        found.append(each)
+        progress.out(" ".join(next(distributed.rows([each]))))
+    shown = [(distributed.COLUMNS, distributed.rows(found))]
+    _show({"distributed": found}, shown, json, markdown)
+    _warn(others.cores())
+
+
 def _simulated(
     named: str, own: Path | None, only: Sequence[str], json: Path | None, markdown: bool
 ) -> None:
@@ -196,6 +220,13 @@ def _simulated(
             progress.out(" ".join(next(servers.rows(found[-1:]))))
     progress.out(servers.NOTE)
     _show({"simulated": found}, [(servers.COLUMNS, servers.rows(found))], json, markdown)
+
+
+def _links(json: Path | None, markdown: bool) -> None:
+    found = list(links.scenes())
+    progress.out(links.NOTE)
+    shown = [(links.COLUMNS, links.rows(found)), (links.LEAST_COLUMNS, links.least_rows())]
+    _show({"links": found}, shown, json, markdown)
 
 
 def _show(measured: Measured, found: Sequence[Columns], json: Path | None, markdown: bool) -> None:

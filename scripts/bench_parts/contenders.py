@@ -141,7 +141,7 @@ def answering(
     python: Path = Path(sys.executable),
 ) -> Iterator[tuple[int, Target]]:
     """python: the interpreter that has the command's module."""
-    port = _free_port()
+    port = free_port()
     target = Target(f"http://127.0.0.1:{port}", model, api="completions")
     with _child([*command, "--port", str(port)], folder, variables, python) as child:
         if not _answers(child, f"{target.url}/v1/models"):
@@ -198,7 +198,7 @@ def _answers(child: "subprocess.Popen[bytes]", url: str) -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port

@@ -1,5 +1,6 @@
 """What load_settings makes of files, variables and flags, and how it tells of mistakes."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -504,6 +505,8 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     written("", "models/qwen3/tokenizer.json")
     (folder / "adapters").mkdir()
     (folder / "lora").mkdir()
+    hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.1"]}]
+    written(json.dumps(hosts), "hosts.json")
     shown = re.sub(r"^( *)# ( *[\w-]+:)", r"\1\2", text, flags=re.MULTILINE)
     assert told(shown) == []
     settings = load()
@@ -512,7 +515,12 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     cached = settings.server.prompt_cache
     assert cached.model_fields_set == set(type(cached).model_fields)
     cloud, granite = settings.models["gpt-oss-cloud"], settings.models["granite-cloud"]
-    shown_keys = {key for each in (qwen, fake, cloud, granite) for key in each.model_fields_set}
+    big = settings.models["big"]
+    assert big.distributed
+    assert big.distributed.model_fields_set == set(type(big.distributed).model_fields)
+    shown_keys = {
+        key for each in (qwen, fake, big, cloud, granite) for key in each.model_fields_set
+    }
     shown_keys |= {"preload", "space_id", "iam_url"}
     assert shown_keys == set(type(qwen).model_fields)
     for group in (cloud.capabilities, cloud.upstream):

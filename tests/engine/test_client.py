@@ -39,6 +39,7 @@ from mlx_server.engine.messages import (
     Token,
 )
 from mlx_server.engine.row_stream import Item, RowStream
+from mlx_server.engine.worker_arguments import WorkerArguments, encode_arguments
 from mlx_server.errors import (
     EngineDied,
     GenerationFailed,
@@ -676,8 +677,9 @@ def test_a_server_gone_before_the_engine_is_ready_is_no_error() -> None:
 def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
     """A socket closed with something unread in it ends the other side's reading with an error."""
     ours, theirs = socket.socketpair()
-    arguments = [str(theirs.fileno()), "4", "0", "never", "0.8", "0.3", "0", "."]
-    command = [sys.executable, "-m", "mlx_server.worker.process", *arguments]
+    arguments = encode_arguments(WorkerArguments(concurrency=4)).decode()
+    module = "mlx_server.worker.process"
+    command = [sys.executable, "-m", module, str(theirs.fileno()), arguments]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
         theirs.close()
         ours.settimeout(HANG)

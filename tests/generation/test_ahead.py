@@ -15,7 +15,8 @@ from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import ComputeAhead
 from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
-from mlx_server.pool.pool import Pool, PoolLimits
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec, PreparedModel
 from mlx_server.requests import GenerateRequest
 from tests.generation.test_generate import (
@@ -62,7 +63,7 @@ def ahead(
             async for _ in events:
                 if leaves:
                     return
-        await asyncio.gather(*pool._next_prompts.rendering._tasks)
+        await asyncio.gather(*pool.engines[0].next_prompts.rendering._tasks)
 
     run(pool, gathered())
     return engine.ahead
@@ -126,8 +127,8 @@ def test_few_are_rendered_at_a_time(spec: ModelSpec) -> None:
         pool, model = Pool([spec]), SimpleNamespace(id="m")
         for _ in range(limits.PROMPTS_AHEAD.value + 3):
             pool.compute_ahead(cast(PreparedModel, model), never)
-        found = len(pool._next_prompts.rendering)
-        await pool._next_prompts.rendering.stop()
+        found = len(pool.engines[0].next_prompts.rendering)
+        await pool.engines[0].next_prompts.rendering.stop()
         return found
 
     assert asyncio.run(rendering()) == limits.PROMPTS_AHEAD.value

@@ -36,7 +36,8 @@ from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.pool import prepare as preparing
-from mlx_server.pool.pool import Pool, PoolLimits
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint

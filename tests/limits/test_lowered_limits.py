@@ -29,7 +29,7 @@ from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.server import McpConnection
 from mlx_server.mcp.toolset import Toolset
 from mlx_server.messages import Conversation, Message
-from mlx_server.pool.pool import PoolLimits as PoolLimits
+from mlx_server.pool.pool_limits import PoolLimits as PoolLimits
 from mlx_server.prompts.text_size import memory_of
 from mlx_server.repair import jsonish
 from mlx_server.repair.malformed import Malformed

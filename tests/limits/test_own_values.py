@@ -22,7 +22,7 @@ from mlx_server.messages import Conversation, Message
 from mlx_server.pool.actions import ModelFacts, Refuse
 from mlx_server.pool.concurrency import RowSlots
 from mlx_server.pool.policy import Policy
-from mlx_server.pool.pool import PoolLimits as PoolLimits
+from mlx_server.pool.pool_limits import PoolLimits as PoolLimits
 from mlx_server.requests import Approval, GenerateRequest, McpServer, McpTools
 from mlx_server.store import Retention
 from mlx_server.store.usage import check

@@ -57,7 +57,8 @@ from mlx_server.pool import prepare as preparing
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress
 from mlx_server.pool.lease import MemoryDemand
-from mlx_server.pool.pool import Pool, PoolLimits
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import SamplingParams
 from tests.families import byte_level, write_checkpoint
@@ -706,7 +707,7 @@ def row(number: int, prompt: int = 2) -> Generate:
 def step(pool: Pool, *numbers: int, finish: Stop | None = None) -> None:
     """Each of these rows gets a token."""
     tokens = [Token(number, 1, finish) for number in numbers]
-    pool._stepped(StepOutput("a", tokens, 0, active_bytes=0, cache_bytes=0))
+    pool.engines[0]._stepped(StepOutput("a", tokens, 0, active_bytes=0, cache_bytes=0))
 
 
 @pytest.fixture
@@ -916,7 +917,7 @@ def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_aga
                 async with pool.lease(prepared, asks(0), adapter):
                     raise AssertionError
             await turns()
-            assert pool.adapters.of("a") == []
+            assert pool._scheduler.adapters.of("a") == []
             loaded = f"load a {adapter.spec.digest}"
             assert machine.log == ["load a", loaded, f"un{loaded}"]
             for remove in ("new", "nobody"):
@@ -993,11 +994,11 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
             machine.engines[-1]._dispatch(stepped)
             await held(pool, "b")
             assert machine.log[-2:] == ["shrink to 40", "load b"]
-            assert [name for name, *_ in pool.adapters.of("a")] == ["pinned", "idle"]
+            assert [name for name, *_ in pool._scheduler.adapters.of("a")] == ["pinned", "idle"]
             async with Holding(pool, "b", kv_bytes=50):
                 await turns()
                 assert machine.log[-2:] == ["shrink to 10", "unload a idle"]
-                assert [name for name, *_ in pool.adapters.of("a")] == ["pinned"]
+                assert [name for name, *_ in pool._scheduler.adapters.of("a")] == ["pinned"]
             await used(pool, "pinned", pinned=True)
             assert pool.memory()["prompt_cache"] == 10, "counted as it was told to shrink"
 

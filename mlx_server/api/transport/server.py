@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal exits at once; MCP servers are ended by their guard processes."""
         if self.should_exit:
-            self._app.state.pool.supervisor.kill()
+            self._app.state.pool.kill()
             os._exit(EXIT_CODES[signal.Signals(sig)])
         super().handle_exit(sig, frame)
 

@@ -1,14 +1,13 @@
 """Compiles grammars with llguidance, a few at a time, outside the thread that owns MLX."""
 
 import threading
-import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from hashlib import sha256
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -23,6 +22,8 @@ from mlx_server.worker.constrained_decoding.grammar_completion import (
 from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabulary
 
 T = TypeVar("T")
+
+IsDone = Callable[[Future[Any]], bool]
 
 Key = tuple[Vocabulary, str, bytes]
 """A vocabulary, a grammar, and the digest of the tokens that precede the answer's first one."""
@@ -55,8 +56,11 @@ class CompiledGrammar(NamedTuple):
 class GrammarCompiler:
     """Used by one thread; compiles in others, which call `wake` when a grammar is ready."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(
+        self, wake: Callable[[], None], clock: Callable[[], float], is_done: IsDone
+    ) -> None:
+        """clock, is_done: see `Inputs`."""
+        self._wake, self._clock, self._is_done = wake, clock, is_done
         self._known: OrderedDict[Key, CompiledGrammar | GrammarRefused] = OrderedDict()
         self._running: dict[Key, tuple[Future[CompiledGrammar], float]] = {}
         """Each compilation and when it began; those past the time limit stay, as no thread can be
@@ -82,7 +86,7 @@ class GrammarCompiler:
                     return found.copy()
         if key not in self._running and len(self._running) < limits.COMPILE_THREADS.value:
             work = partial(_compile, source, vocabulary, prefix)
-            self._running[key] = in_thread(work, self._wake), time.monotonic()
+            self._running[key] = in_thread(work, self._wake), self._clock()
         left = self._seconds_left()
         if key in self._running and left[key] <= 0:
             # how long it takes depends on what else the machine does, so nothing is wrong with it
@@ -107,7 +111,7 @@ class GrammarCompiler:
             del self._known[key]
 
     def _seconds_left(self) -> dict[Key, float]:
-        now = time.monotonic()
+        now = self._clock()
         return {
             key: began + limits.COMPILE_SECONDS.value - now
             for key, (_, began) in self._running.items()
@@ -115,7 +119,7 @@ class GrammarCompiler:
 
     def _collect(self) -> None:
         for key, (future, _) in list(self._running.items()):
-            if future.done():
+            if self._is_done(future):
                 del self._running[key]
                 self._known[key] = _finished(future)
         while len(self._known) > limits.COMPILED_GRAMMARS.value:

@@ -1,6 +1,7 @@
 """The constraints on the rows' next tokens: grammars and thinking budgets, as a mask."""
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,
     GrammarCompiler,
     GrammarRefused,
+    IsDone,
     check,
     fill_bitmask,
     in_thread,
@@ -184,9 +186,15 @@ class LogitConstraint:
 class LogitConstraints:
     """Makes the rows' constraints. Slow work runs in other threads, which call `wake`."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._compiler = GrammarCompiler(wake)
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+        is_done: IsDone = Future.done,
+    ) -> None:
+        """clock, is_done: see `Inputs`."""
+        self._wake, self._is_done = wake, is_done
+        self._compiler = GrammarCompiler(wake, clock, is_done)
         self._unread_vocabularies: dict[str, Callable[[], Vocabulary]] = {}
         """Readers of the vocabularies that are not being read yet, by model."""
         self._vocabularies: dict[str, Future[Vocabulary]] = {}
@@ -217,13 +225,13 @@ class LogitConstraints:
     def forget(self, model: str) -> None:
         self._unread_vocabularies.pop(model, None)
         known = self._vocabularies.pop(model, None)
-        if known and known.done() and not known.exception():
+        if known and self._is_done(known) and not known.exception():
             self._compiler.forget(known.result())
 
     def constraint(self, request: Generate) -> LogitConstraint | None:
         """Returns None while the constraint is not ready. Raises GrammarRefused."""
         known = self._vocabulary(request.model)
-        if not known.done():
+        if not self._is_done(known):
             return None
         if error := known.exception():
             raise GrammarRefused(in_a_line(f"this model supports no constraints: {error}"))

@@ -174,6 +174,11 @@ class PromptCache:
         self.max_bytes = min(max_bytes, self._most_bytes)
         self.shrink(self.max_bytes)
 
+    def turn_off(self) -> None:
+        """Keeps no prompts any more."""
+        self._most_bytes = 0
+        self.limit(0)
+
     def shrink(self, max_bytes: int) -> None:
         """Drops prompts until at most `max_bytes` are kept."""
         while self._prompts and self.nbytes > max_bytes:

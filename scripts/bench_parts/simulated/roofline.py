@@ -13,9 +13,13 @@ operations a second is rounded from published prompt processing of models of 7B:
 and M3 Ultra, with 2 x 6.7e9 operations a token), and a sixth more, as MLX is faster there. For M5:
 its neural accelerators, by Apple's "up to 4 times" M4.
 
+Memory is the most that Apple sells with the chip.
+
 Models. Layers, heads and widths are those of each config.json (meta-llama/Llama-3.1-8B,
-Qwen/Qwen3-30B-A3B, openai/gpt-oss-20b, openai/gpt-oss-120b); bytes are those of the 4-bit
-checkpoints of mlx-community and of gpt-oss's own MXFP4, split into experts and the rest.
+Qwen/Qwen3-32B, meta-llama/Llama-3.3-70B-Instruct, Qwen/Qwen3-30B-A3B, openai/gpt-oss-20b,
+openai/gpt-oss-120b); bytes are those of the 4-bit checkpoints of mlx-community and of gpt-oss's own
+MXFP4, split into experts and the rest. The head's bytes are vocabulary x width, with 4.5 bits a
+weight (16 in gpt-oss).
 
 `--machines FILE` adds others, in TOML:
 
@@ -23,6 +27,7 @@ checkpoints of mlx-community and of gpt-oss's own MXFP4, split into experts and 
     bandwidth = 400e9      # bytes a second
     operations = 10e12     # a second, as far as prefill reaches
     launch = 0.002         # seconds of every pass
+    memory = 64e9          # bytes
 
     [models.my-model]
     dense_bytes = 4.6e9    # read for every token
@@ -33,6 +38,8 @@ checkpoints of mlx-community and of gpt-oss's own MXFP4, split into experts and 
     head_dim = 128
     expert_bytes = 0       # of all experts together
     expert_share = 0       # of them, what one token uses
+    hidden = 4096          # the width of the residual stream; heads x head_dim if it is left out
+    head_bytes = 0.3e9     # of the dense bytes, those of the output head
 """
 
 import tomllib
@@ -46,6 +53,7 @@ class Machine:
     bandwidth: float
     operations: float
     launch: float = 0.002
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,18 @@ class Model:
     head_dim: int
     expert_bytes: float = 0.0
     expert_share: float = 0.0
+    hidden: int = 0
+    head_bytes: float = 0.0
+
+    @property
+    def width(self) -> int:
+        """Of the residual stream."""
+        return self.hidden or self.heads * self.head_dim
+
+    @property
+    def weights(self) -> float:
+        """Bytes."""
+        return self.dense_bytes + self.expert_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -71,18 +91,38 @@ class Model:
 
 
 MACHINES = {
-    "m4": Machine(120e9, 3.5e12),
-    "m4-pro": Machine(273e9, 7e12),
-    "m4-max": Machine(546e9, 14e12),
-    "m3-ultra": Machine(819e9, 22e12, launch=0.003),
-    "m5": Machine(153e9, 14e12),
+    "m4": Machine(120e9, 3.5e12, memory=32e9),
+    "m4-pro": Machine(273e9, 7e12, memory=64e9),
+    "m4-max": Machine(546e9, 14e12, memory=128e9),
+    "m3-ultra": Machine(819e9, 22e12, launch=0.003, memory=512e9),
+    "m5": Machine(153e9, 14e12, memory=32e9),
 }
 
 MODELS = {
-    "8b": Model(4.6e9, 8.0e9, 32, 32, 8, 128),
-    "30b-a3b": Model(1.1e9, 3.3e9, 48, 32, 4, 128, expert_bytes=16.0e9, expert_share=8 / 128),
-    "gpt-oss-20b": Model(1.6e9, 3.6e9, 24, 64, 8, 64, expert_bytes=10.5e9, expert_share=4 / 32),
-    "gpt-oss-120b": Model(2.0e9, 5.1e9, 36, 64, 8, 64, expert_bytes=58.0e9, expert_share=4 / 128),
+    "8b": Model(4.6e9, 8.0e9, 32, 32, 8, 128, head_bytes=0.30e9),
+    "32b": Model(18.4e9, 32.8e9, 64, 64, 8, 128, hidden=5120, head_bytes=0.44e9),
+    "70b": Model(39.7e9, 70.6e9, 80, 64, 8, 128, head_bytes=0.59e9),
+    "30b-a3b": Model(
+        *(1.1e9, 3.3e9, 48, 32, 4, 128),
+        expert_bytes=16.0e9,
+        expert_share=8 / 128,
+        hidden=2048,
+        head_bytes=0.18e9,
+    ),
+    "gpt-oss-20b": Model(
+        *(1.6e9, 3.6e9, 24, 64, 8, 64),
+        expert_bytes=10.5e9,
+        expert_share=4 / 32,
+        hidden=2880,
+        head_bytes=1.16e9,
+    ),
+    "gpt-oss-120b": Model(
+        *(2.0e9, 5.1e9, 36, 64, 8, 64),
+        expert_bytes=58.0e9,
+        expert_share=4 / 128,
+        hidden=2880,
+        head_bytes=1.16e9,
+    ),
 }
 
 PAIRS = (

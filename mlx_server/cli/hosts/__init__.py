@@ -1,0 +1,1 @@
+"""For `mlx-server doctor --hostfile`: whether the hosts of a hostfile can hold a model together."""

@@ -1,0 +1,202 @@
+"""Reads the hostfile of `mlx.launch`: the machines that hold one model together.
+
+Both of its forms are read, which `mlx.distributed_config` writes: a list of hosts, and an object
+with `hosts`, `backend` and `envs`.
+"""
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from mlx_server.config.frozen import FROZEN
+from mlx_server.config.yaml_lines import MAX_FILE_BYTES, Loc, short, where
+from mlx_server.errors import SettingsError
+from mlx_server.system.regular_files import open_regular
+
+MAX_HOSTS = 64
+MAX_ADDRESSES = 16
+MAX_VARIABLES = 64
+
+Backend = Literal["", "ring", "jaccl", "jaccl-ring"]
+"""Empty, as `mlx.distributed_config` writes it for Ethernet, is the ring too."""
+
+SSH_NAME = re.compile(r"([A-Za-z0-9_][\w.-]{0,63}@)?[A-Za-z0-9][\w.:-]{0,252}", re.ASCII)
+"""It must not begin with a hyphen, since ssh would read it as an option."""
+
+DEVICE = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}=[^\0\r\n]{0,4096}")
+
+
+def _ssh_name(name: str) -> str:
+    if SSH_NAME.fullmatch(name):
+        return name
+    raise ValueError("should be a host name, an address or `user@host`, as ssh takes it")
+
+
+def _address(text: str) -> str:
+    """MLX's ring can't parse IPv6 addresses."""
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError:
+        raise ValueError("should be an IPv4 address such as 192.168.1.2") from None
+    if (
+        address.is_unspecified
+        or address.is_multicast
+        or address == ipaddress.IPv4Address(2**32 - 1)
+    ):
+        raise ValueError("should be the address of one host; ranks listen on it")
+    return text
+
+
+def _device(name: str) -> str:
+    if DEVICE.fullmatch(name):
+        return name
+    raise ValueError("should be the name of an RDMA device such as rdma_en2")
+
+
+def _variable(text: str) -> str:
+    if VARIABLE.fullmatch(text):
+        return text
+    raise ValueError("should be `NAME=value`")
+
+
+Device = Annotated[str, AfterValidator(_device)]
+
+
+class Host(BaseModel):
+    """One machine, whose rank is its place in the list."""
+
+    model_config = FROZEN
+
+    ssh: Annotated[str, AfterValidator(_ssh_name)]
+    ips: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
+        default=(), max_length=MAX_ADDRESSES
+    )
+    """Its own addresses, on which its rank listens."""
+    rdma: tuple[Device | tuple[Device, ...] | None, ...] = Field(default=(), max_length=MAX_HOSTS)
+    """For each rank the devices that lead to it; null for the host itself. Only JACCL uses it."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no ssh is needed. `mlx.launch` makes an exception for 127.0.0.1 only."""
+        return self.ssh in ("localhost", "127.0.0.1")
+
+
+Hosts = Annotated[tuple[Host, ...], Field(max_length=MAX_HOSTS)]
+
+
+class Hostfile(BaseModel):
+    model_config = FROZEN
+
+    hosts: Hosts
+    backend: Backend = ""
+    envs: tuple[Annotated[str, AfterValidator(_variable)], ...] = Field(
+        default=(), max_length=MAX_VARIABLES
+    )
+    """Variables that every rank gets."""
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts in the order of their ranks. Raises SettingsError."""
+    return load_hostfile(path).hosts
+
+
+def load_hostfile(path: Path) -> Hostfile:
+    """The whole file. Raises SettingsError with all problems, one a line."""
+    raw = _raw(path)
+    try:
+        found = _parsed(raw)
+        json.loads(raw, object_pairs_hook=_without_duplicates)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        problems = list(dict.fromkeys(map(_problem, details)))
+    except ValueError as error:
+        problems = [str(error)]
+    else:
+        problems = list(mistakes(found))
+    if problems:
+        raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
+    return found
+
+
+def _raw(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(
+            f"{path.name}: can't be read: {error.strerror}. Give the path of a hostfile, which "
+            "`mlx.distributed_config` can write."
+        ) from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise SettingsError(f"{path.name}: is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return raw
+
+
+def _parsed(raw: bytes) -> Hostfile:
+    if raw.lstrip()[:1] == b"[":
+        return Hostfile(hosts=TypeAdapter(Hosts).validate_json(raw))
+    return Hostfile.model_validate_json(raw)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {short(key)} occurs twice in one object: remove one")
+        found[key] = value
+    return found
+
+
+UNION_MEMBERS = ("tuple[", "function-after[")
+"""How pydantic's names of the members of a union begin; they are no part of the file."""
+
+_WORDS = {
+    "extra_forbidden": "unknown key: remove it",
+    "missing": "is missing",
+    "model_type": "should be an object",
+    "too_long": "is too long",
+    "tuple_type": "should be a list",
+}
+
+
+def _problem(details: ErrorDetails) -> str:
+    loc: Loc = tuple(part for part in details["loc"] if not str(part).startswith(UNION_MEMBERS))
+    if loc and isinstance(loc[0], int):  # the file is a list
+        loc = ("hosts", *loc)
+    message = _WORDS.get(details["type"], details["msg"])
+    message = message.removeprefix("Value error, ").replace("Input ", "")
+    return f"{where(loc)}: {message}" if loc else message
+
+
+def mistakes(file: Hostfile) -> Iterator[str]:
+    """What no host has wrong alone."""
+    if not file.hosts:
+        yield "has no hosts: list at least one"
+    owners: dict[str, int] = {}
+    for rank, host in enumerate(file.hosts):
+        for i, address in enumerate(host.ips):
+            place = f"hosts[{rank}].ips[{i}]"
+            owner = owners.setdefault(address, rank)
+            loopback = ipaddress.ip_address(address).is_loopback
+            if (owner != rank and not loopback) or address in host.ips[:i]:
+                yield f"{place}: {address} is listed twice, first in hosts[{owner}]"
+            if loopback and not all(other.is_local for other in file.hosts):
+                yield f"{place}: other hosts can't reach {address}: give the address of its link"
+        yield from _wrong_devices(file, rank)
+
+
+def _wrong_devices(file: Hostfile, rank: int) -> Iterator[str]:
+    devices, place = file.hosts[rank].rdma, f"hosts[{rank}].rdma"
+    if devices and len(devices) != len(file.hosts):
+        yield f"{place}: should have one entry for each of the {len(file.hosts)} hosts"
+    elif devices and devices[rank] is not None:
+        yield f"{place}[{rank}]: should be null, since it is the host itself"
+    elif not devices and file.backend.startswith("jaccl"):
+        yield f"{place}: is missing, but the backend {file.backend} needs it"

@@ -1,0 +1,69 @@
+"""The processes that hold one model together, on one machine each.
+
+The engine process is rank 0. It starts the others, over ssh where they are on another machine.
+"""
+
+import json
+from typing import Literal
+
+import msgspec
+
+Mode = Literal["tensor", "pipeline"]
+"""tensor: each rank has a part of every layer. pipeline: each rank has some of the layers."""
+
+Backend = Literal["ring", "jaccl", "jaccl-ring"]
+
+FIRST_PORT = 32323
+"""As in `mlx.launch`."""
+
+
+class RankHost(msgspec.Struct, frozen=True):
+    ssh: str
+    ips: tuple[str, ...]
+    """Its own addresses, on which its rank listens."""
+    rdma: tuple[str | tuple[str, ...] | None, ...] = ()
+    """For each rank the devices that lead to it. Only JACCL uses it."""
+    is_local: bool = False
+    """Whether no ssh is needed."""
+
+
+class RankGroup(msgspec.Struct, frozen=True):
+    mode: Mode
+    hosts: tuple[RankHost, ...]
+    port: int = FIRST_PORT
+    """The first of the ports to listen on: each address of each rank gets the next one."""
+    backend: Backend = "ring"
+    python: str = ""
+    """The interpreter of the other machines; empty: the same path as here."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables that all ranks get."""
+    memory: int | None = None
+    """Bytes of each machine's memory that the model may take; None: see `group_budget`."""
+
+    @property
+    def ports(self) -> int:
+        """How many ports it listens on."""
+        return sum(len(host.ips) for host in self.hosts)
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank} ({self.hosts[rank].ssh})"
+
+    def backend_files(self) -> dict[str, str]:
+        """The environment variables with the path of a file, and the files' text."""
+        if self.backend == "ring":
+            return {"MLX_HOSTFILE": json.dumps(self.addresses())}
+        return {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in self.hosts])}
+
+    def backend_variables(self) -> dict[str, str]:
+        if self.backend == "ring":
+            return {}
+        coordinator = {"MLX_JACCL_COORDINATOR": f"{self.hosts[0].ips[0]}:{self.port}"}
+        return coordinator | ({"MLX_JACCL_RING": "1"} if self.backend == "jaccl-ring" else {})
+
+    def addresses(self) -> list[list[str]]:
+        """Where each rank listens, as `address:port`."""
+        port, found = self.port, []
+        for host in self.hosts:
+            found.append([f"{ip}:{port + i}" for i, ip in enumerate(host.ips)])
+            port += len(host.ips)
+        return found

@@ -1,0 +1,132 @@
+"""A rank other than 0: `python -m mlx_server.worker.ranks.follower ARGUMENTS`, see `RankArguments`.
+
+It reads the inputs of its steps from standard input and reports to rank 0 on standard output. It
+ends when either of them does, even in the middle of a step.
+"""
+
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import IO
+
+from mlx_server.engine import messages
+from mlx_server.engine.messages import Report
+from mlx_server.engine.worker_arguments import RankArguments, decode_rank_arguments
+from mlx_server.errors import public_message
+from mlx_server.system import descriptors, logs
+from mlx_server.worker.heartbeat import HEARTBEAT_SECONDS, HeartbeatMonitor, leave
+from mlx_server.worker.ranks.digest import TokenDigest
+from mlx_server.worker.ranks.reports import (
+    RankBeat,
+    RankDigest,
+    RankFailed,
+    RankReady,
+    RankReport,
+    encode_report,
+)
+from mlx_server.worker.ranks.tape import Input, RepeatedInputs, decode_input
+from mlx_server.worker.unused_imports import left_out
+
+log = logging.getLogger("mlx_server.engine")
+
+SILENT_SECONDS = 30.0
+"""Limit on rank 0's silence: its machine was cut off or sleeps. Its death is noticed at once."""
+
+Recorded = queue.SimpleQueue[Input]
+
+
+class _Reports:
+    """Sends reports to rank 0; two threads may use it."""
+
+    def __init__(self, output: int) -> None:
+        self._output = output
+        self._lock = threading.Lock()
+        self._digest = TokenDigest()
+
+    def send(self, report: RankReport) -> None:
+        frame = messages.frame(encode_report(report))
+        with self._lock:
+            while frame:
+                frame = frame[os.write(self._output, frame) :]
+
+    def compare(self, *reports: Report) -> None:
+        """Takes the place of the server: it only checks the tokens."""
+        if self._digest.add(reports):
+            self.send(RankDigest(self._digest.steps, self._digest.value))
+
+
+class _Leader:
+    """When rank 0 was last heard of."""
+
+    def __init__(self) -> None:
+        self._heard = time.monotonic()
+
+    def read(self, inputs: IO[bytes], recorded: Recorded) -> None:
+        with suppress(OSError):
+            while len(header := inputs.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
+                frame = inputs.read(messages.length(header))
+                self._heard = time.monotonic()
+                if frame:
+                    recorded.put(decode_input(frame))
+        leave(0)
+
+    def watch(self, reports: _Reports) -> None:
+        with suppress(OSError):
+            while time.monotonic() - self._heard < SILENT_SECONDS:
+                reports.send(RankBeat())
+                time.sleep(HEARTBEAT_SECONDS)
+        leave(1)
+
+
+def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports) -> str:
+    """Returns why the rank has ended."""
+    with left_out():
+        from mlx_server.worker.ranks.join import joined
+        from mlx_server.worker.serving import engine_of, serve
+    reports.send(RankReady(_recommended_bytes()))
+    recorded.get()
+    share = joined(arguments.group, arguments.rank)
+    inputs = RepeatedInputs(recorded)
+    engine = engine_of(arguments.worker, inputs, share)
+    gc.freeze()
+    serve(engine, HeartbeatMonitor(), inputs, reports.compare)
+    return "can't go on: see its log"
+
+
+def _recommended_bytes() -> int | None:
+    import mlx.core as mx
+
+    if not mx.metal.is_available():
+        return None
+    return int(mx.device_info()["max_recommended_working_set_size"])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logs.configure("warning", os.environ.get(logs.FORMAT_VARIABLE, "text"))
+    descriptors.survive_mlx_lm()
+    output = os.dup(1)
+    os.dup2(2, 1)  # whatever prints goes to the log
+    recorded: Recorded = queue.SimpleQueue()
+    reports, leader = _Reports(output), _Leader()
+    threading.Thread(target=leader.read, args=(sys.stdin.buffer, recorded), daemon=True).start()
+    threading.Thread(target=leader.watch, args=(reports,), daemon=True).start()
+    arguments = decode_rank_arguments(sys.argv[1])
+    try:
+        why = _run(arguments, recorded, reports)
+    except Exception as error:
+        log.exception("rank %d failed", arguments.rank)
+        why = public_message(error)
+    with suppress(OSError):
+        reports.send(RankFailed(why))
+    leave(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""What ranks report to rank 0, as frames on their standard output."""
+
+import msgspec
+
+
+class RankReady(msgspec.Struct, tag=True):
+    """MLX is imported; the rank waits for the first input to join the group."""
+
+    recommended_bytes: int | None
+    """Metal's recommended working set; None without Metal."""
+
+
+class RankBeat(msgspec.Struct, tag=True):
+    """The rank is alive."""
+
+
+class RankDigest(msgspec.Struct, tag=True):
+    steps: int
+    value: int
+
+
+class RankFailed(msgspec.Struct, tag=True):
+    why: str
+
+
+RankReport = RankReady | RankBeat | RankDigest | RankFailed
+
+encode_report = msgspec.msgpack.Encoder().encode
+decode_report = msgspec.msgpack.Decoder(RankReport).decode

@@ -1,0 +1,132 @@
+"""The part of a model that a process has: all of it, or the share of one rank of a group."""
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+
+from mlx_server.engine.rank_group import Mode
+from mlx_server.errors import public_message
+from mlx_server.worker.quantized_kv import make_caches
+from mlx_server.worker.weights import Reading, arrays
+
+log = logging.getLogger("mlx_server.engine")
+
+
+class WholeModel:
+    is_one_of_several = False
+    """Whether other processes have other shares, and have to fail together with this one."""
+
+    def cut(self, model: nn.Module) -> None:
+        """Leaves this process's share of a model whose weights are not read yet."""
+
+    def together(self, reading: Reading) -> Reading:
+        """Reads the weights until every process of the model has its share."""
+        return (yield from reading)
+
+    def nbytes(self, model: nn.Module) -> int:
+        """The bytes of the weights, on the machine that has most of them."""
+        return sum(array.nbytes for array in arrays(model))
+
+    def can_keep_prompts(self, model: nn.Module) -> bool:
+        """Whether a prompt cache of this model would have the same prompts in each process."""
+        return True
+
+
+WHOLE = WholeModel()
+
+
+class _Progress(msgspec.Struct):
+    done: int
+    total: int
+    has_all: bool
+    failure: str
+
+
+class Share(WholeModel):
+    """One rank's share. Loads go on in step: a rank that has all waits for the others, and a rank
+    that fails makes the others fail too."""
+
+    is_one_of_several = True
+
+    def __init__(self, group: mx.distributed.Group, mode: Mode) -> None:
+        self._group, self._mode = group, mode
+        self._largest = 0
+        """The bytes of the largest share of the model that was last loaded."""
+
+    def cut(self, model: nn.Module) -> None:
+        if self._mode == "pipeline":
+            if (pipeline := getattr(getattr(model, "model", None), "pipeline", None)) is None:
+                raise ValueError(self._unsupported(model, "tensor"))
+            pipeline(self._group)
+            return
+        if not hasattr(model, "shard"):
+            raise ValueError(self._unsupported(model, "pipeline"))
+        _check_heads(model, self._group.size())
+        model.shard(self._group)
+
+    def _unsupported(self, model: nn.Module, other: Mode) -> str:
+        kind = getattr(model, "model_type", "this model")
+        return (
+            f"mlx-lm can't split {kind} in mode {self._mode}. Set `mode: {other}` under "
+            "`distributed`, or serve it on one machine."
+        )
+
+    def together(self, reading: Reading) -> Reading:
+        mine, network = _Progress(0, 0, has_all=False, failure=""), None
+        while True:
+            if not mine.has_all:
+                try:
+                    mine.done, mine.total = next(reading)
+                except StopIteration as end:
+                    network, mine.has_all = end.value, True
+                except Exception as error:
+                    log.exception("rank %d can't load its share", self._group.rank())
+                    mine.failure = public_message(error)
+            ranks = [
+                msgspec.msgpack.decode(each, type=_Progress) for each in self._said_by_all(mine)
+            ]
+            for rank, each in enumerate(ranks):
+                if each.failure:
+                    raise ValueError(f"rank {rank} can't load its share: {each.failure}")
+            if all(each.has_all for each in ranks):
+                self._largest = max(each.total for each in ranks)
+                return network
+            yield sum(each.done for each in ranks), sum(each.total for each in ranks)
+
+    def nbytes(self, model: nn.Module) -> int:
+        return self._largest
+
+    def can_keep_prompts(self, model: nn.Module) -> bool:
+        """The ranks of a pipeline may have layers of different kinds, or more of them: then the
+        same limit would have each rank drop other prompts."""
+        layout = [
+            (type(each).__name__, getattr(each, "max_size", 0)) for each in make_caches(model)
+        ]
+        return len(set(self._said_by_all(layout))) == 1
+
+    def _said_by_all(self, mine: Any) -> list[bytes]:
+        """What each rank says, in their order; `mine` is what this one does."""
+        said = msgspec.msgpack.encode(mine)
+        sizes = self._gathered(mx.array([len(said)], mx.int32))
+        padded = said.ljust(max(int(size) for (size,) in sizes), b"\0")
+        every = self._gathered(mx.array(list(padded), mx.uint8))
+        return [bytes(each)[: size[0]] for each, size in zip(every, sizes, strict=True)]
+
+    def _gathered(self, mine: mx.array) -> Any:
+        """[ranks, values]"""
+        return mx.distributed.all_gather(mine[None], group=self._group, stream=mx.cpu).tolist()
+
+
+def _check_heads(model: nn.Module, ranks: int) -> None:
+    """mlx-lm itself would fail later, or give a rank no heads at all."""
+    arguments = getattr(model, "args", None)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(arguments, name, None)
+        if isinstance(heads, int) and heads % ranks:
+            raise ValueError(
+                f"its {name} ({heads}) can't be split evenly over {ranks} ranks. List another "
+                "number of hosts, or set `mode: pipeline` under `distributed` if it has one."
+            )

@@ -1,0 +1,97 @@
+"""What rank 0 reads, the other ranks read too."""
+
+import queue
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.messages import CancelRows, Command, Generate, encode_command
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.inputs import WAKE, Inbox, OwnInputs
+from mlx_server.worker.ranks.digest import CHECK_STEPS, Comparison, TokenDigest
+from mlx_server.worker.ranks.tape import Diverged, RecordedInputs, RepeatedInputs, decode_input
+from tests.worker.ranks.steps import a_step
+
+
+def a_pair() -> tuple[Inbox, RecordedInputs, RepeatedInputs]:
+    inbox: Inbox = queue.SimpleQueue()
+    recorded: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    first = RecordedInputs(OwnInputs(inbox), lambda each: recorded.put(decode_input(each)))
+    return inbox, first, RepeatedInputs(recorded)
+
+
+def a_row(seed: int | None) -> Generate:
+    return Generate(1, "m", [1, 2], 5, [], SamplingParams(seed=seed, logit_bias={3: 1.5}))
+
+
+def test_inputs_are_repeated_in_their_order() -> None:
+    inbox, first, second = a_pair()
+    commands: list[Command] = [a_row(7), CancelRows([1])]
+    for command in commands:
+        inbox.put(encode_command(command))
+    inbox.put(WAKE)
+    read = [first.clock(), first.take(None), first.clock(), first.take(0.0)]
+    assert read[1::2] == [commands, []]
+    assert [second.clock(), second.take(None), second.clock(), second.take(None)] == read
+
+
+def test_a_row_without_a_seed_gets_the_same_on_each_rank_and_another_than_the_next() -> None:
+    inbox, first, second = a_pair()
+    for _ in range(2):
+        inbox.put(encode_command(a_row(None)))
+    rows = first.take(None)
+    assert second.take(None) == rows
+    seeds = [row.sampling.seed for row in rows if isinstance(row, Generate)]
+    assert None not in seeds
+    assert len(set(seeds)) == 2
+
+
+def test_a_task_has_ended_on_a_rank_when_it_has_on_rank_0() -> None:
+    _, first, second = a_pair()
+    early: Future[int] = Future()
+    may_end, late = Event(), ThreadPoolExecutor(1)
+    assert not first.is_done(early)
+    early.set_result(1)
+    assert first.is_done(early)
+    task = late.submit(may_end.wait)
+    assert not second.is_done(early), "rank 0 looked before it had ended"
+    asked = ThreadPoolExecutor(1).submit(second.is_done, task)
+    assert not asked.done()
+    may_end.set()
+    assert asked.result(10)
+    assert task.done()
+
+
+def test_another_kind_of_input_shows_that_the_ranks_have_diverged() -> None:
+    _, first, second = a_pair()
+    first.take(0.0)
+    with pytest.raises(Diverged):
+        second.clock()
+
+
+def test_digests_differ_where_a_token_does() -> None:
+    steps = [a_step(i) for i in range(CHECK_STEPS)]
+    same, other, longer = TokenDigest(), TokenDigest(), TokenDigest()
+    due = [same.add([step]) for step in steps]
+    assert due == [False] * (CHECK_STEPS - 1) + [True]
+    steps[3].tokens[0].id += 1
+    for step in steps:
+        other.add([step])
+        longer.add([a_step(0, tokens=0), step])
+    assert same.value != other.value == longer.value
+    assert longer.steps == same.steps, "a step without tokens is none"
+
+
+def test_the_rank_that_differs_is_named_whichever_report_comes_first() -> None:
+    digest = TokenDigest()
+    digest.steps, digest.value = 16, 5
+    early, late = Comparison(2), Comparison(2)
+    assert early.reported(1, 16, 5) is None
+    assert early.reported(2, 16, 6) is None
+    assert early.own(digest) == 2
+    assert late.own(digest) is None
+    assert late.reported(2, 16, 5) is None
+    assert late.reported(1, 16, 9) == 1
+    assert not late._own, "nothing is kept of what has been compared"

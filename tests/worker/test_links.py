@@ -1,0 +1,82 @@
+"""The formula by which `scripts/bench --simulate links` compares one Mac with several."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench_parts.__main__ import app
+from bench_parts.simulated import links
+from bench_parts.simulated.links import CONTEXT, LINKS, Link, gain, least_bytes, share, step
+from bench_parts.simulated.roofline import MACHINES, MODELS, seconds
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[2]
+
+FREE = Link(latency=0.0, bandwidth=1e30)
+PRO, DENSE = MACHINES["m4-pro"], MODELS["8b"]
+
+
+def test_a_ring_sends_its_messages_one_after_the_other_and_a_mesh_sends_one() -> None:
+    ring, mesh = Link(1.0, 100.0), Link(1.0, 100.0, mesh=True)
+    assert ring.all_reduce(2, 200.0) == 2 * (1.0 + 1.0)
+    assert ring.all_reduce(4, 400.0) == 6 * (1.0 + 1.0)
+    assert mesh.all_reduce(2, 200.0) == 1.0 + 2.0
+    assert mesh.all_reduce(4, 200.0) == 1.0 + 6.0
+
+
+def test_without_a_links_time_two_macs_save_half_of_all_but_the_head_and_the_launch() -> None:
+    machine = replace(PRO, launch=0.0)
+    headless = replace(DENSE, head_bytes=0.0)
+    assert gain(machine, headless, FREE, 2, "tensor", 1) == pytest.approx(2.0)
+    assert gain(machine, headless, FREE, 4, "tensor", 1) == pytest.approx(4.0)
+    assert 1.7 < gain(PRO, DENSE, FREE, 2, "tensor", 1) < 2.0
+
+
+def test_what_all_macs_have_together_is_the_model_and_the_heads_copies() -> None:
+    for model in MODELS.values():
+        assert 2 * share(model, 2).weights == pytest.approx(model.weights + model.head_bytes)
+
+
+def test_a_pipeline_never_decodes_quicker_but_needs_half_of_the_memory() -> None:
+    for scene in links.scenes():
+        assert all(times <= 1 for times in scene.pipeline.values())
+    big = MODELS["gpt-oss-120b"]
+    assert not links.fits(PRO, big)
+    assert links.fits(PRO, big, 2)
+
+
+def test_a_quicker_link_is_never_slower() -> None:
+    slow, quick, rdma = LINKS.values()
+    for machine in MACHINES.values():
+        for model in MODELS.values():
+            for tokens in (1, 2048):
+                times = [step(machine, model, link, 2, "tensor", tokens) for link in LINKS.values()]
+                assert times == sorted(times, reverse=True)
+    assert slow.bandwidth < quick.bandwidth < rdma.bandwidth
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_two_macs_are_quicker_from_the_bytes_that_the_table_says(link: str, machine: str) -> None:
+    least = least_bytes(MACHINES[machine], LINKS[link], DENSE.layers, DENSE.width)
+    context = DENSE.kv_bytes * CONTEXT
+
+    def times_as_quick(read: float) -> float:
+        model = replace(DENSE, dense_bytes=read - context, head_bytes=0.0, active=0.0)
+        return gain(MACHINES[machine], model, LINKS[link], 2, "tensor", 1)
+
+    assert times_as_quick(0.98 * least) < 1 < times_as_quick(1.02 * least)
+
+
+def test_one_mac_takes_the_time_of_the_roofline() -> None:
+    alone = step(PRO, DENSE, FREE, 1, "pipeline", 1)
+    assert alone == seconds(PRO, DENSE, 1, [CONTEXT])
+    assert step(PRO, DENSE, LINKS["10 GbE"], 1, "tensor", 1) == pytest.approx(alone)
+
+
+def test_the_readme_has_the_table_that_the_command_prints() -> None:
+    printed = CliRunner().invoke(app, ["--simulate", "links", "--markdown"]).stdout
+    readme = (ROOT / "scripts" / "bench_parts" / "README.md").read_text()
+    numbers = [line for line in printed.splitlines() if line.startswith("| ") and "---" not in line]
+    assert len(numbers) == 2 + len(links.SCENES) + 2 * len(LINKS)
+    assert [line for line in numbers if line not in readme] == []
