@@ -46,6 +46,7 @@ from mlx_server.config.specs import adapter_dirs, connector, model_spec, prompt_
 from mlx_server.engine.messages import Schedule
 from mlx_server.errors import StoreUnavailable
 from mlx_server.mcp import Connectors
+from mlx_server.page.files import page_routes
 from mlx_server.pool.entry import OnProgress
 from mlx_server.pool.pool import Pool, PoolLimits
 from mlx_server.pool.progress import progress_display
@@ -117,6 +118,8 @@ def create_app(
     pool.on_ahead = measured.engine.on_ahead
     pool.on_disk_cache = measured.engine.on_disk_cache
     errors.install(app)
+    if server.page:
+        app.router.routes.extend(page_routes())
     app.include_router(_keyed_routes(server, pool))
     app.include_router(health.router)
     return app

@@ -1,0 +1,5 @@
+// The view Now: what the server does at this moment.
+
+export function mount(section) {
+  section.className = "now";
+}

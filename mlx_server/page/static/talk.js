@@ -1,0 +1,5 @@
+// The view Talk: a playground for the models.
+
+export function mount(section) {
+  section.className = "talk";
+}
