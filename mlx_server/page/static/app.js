@@ -55,7 +55,11 @@ export async function api(path, { method, body, headers = {}, signal } = {}) {
  */
 export async function* events(path, options = {}) {
   const accept = { accept: "text/event-stream", ...options.headers };
-  const response = await api(path, { ...options, headers: accept });
+  yield* eventsOf(await api(path, { ...options, headers: accept }));
+}
+
+/** The same for a Response. */
+export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let event = "", data = [], rest = "";
   try {
@@ -137,7 +141,7 @@ function show() {
 // Without its key the page holds nothing that a reload would not fetch again.
 document.getElementById("forget").onclick = () => location.reload();
 for (const [name, view] of Object.entries(VIEWS)) {
-  view.mount(document.getElementById(name), { api, events, state, onView });
+  view.mount(document.getElementById(name), { api, events, eventsOf, state, onView });
 }
 addEventListener("hashchange", show);
 show();
