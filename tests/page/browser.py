@@ -12,12 +12,15 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 Json = dict[str, Any]
 
@@ -40,6 +43,13 @@ SECONDS = 20.0
 KEYS = {"Enter": ("\r", 13), "Tab": ("", 9), "Escape": ("", 27), " ": (" ", 32)}
 SHIFT = 8
 
+START = """import os, sys
+pipes = [os.dup(int(number)) for number in sys.argv[1:3] for _ in range(3)]
+os.dup2(pipes[2], 3)
+os.dup2(pipes[5], 4)
+os.execv(sys.argv[3], sys.argv[3:])"""
+"""Gives a program its pipes as the descriptors 3 and 4, where the protocol has them."""
+
 UNTIL = """new Promise((resolve, reject) => {
   const last = performance.now() + %d;
   const look = () => {
@@ -52,13 +62,28 @@ UNTIL = """new Promise((resolve, reject) => {
 })"""
 
 
-class PageError(AssertionError):
-    """A script that a test ran in the page failed, or the browser refused a command."""
+MIDDLE = """(() => {
+  const node = document.querySelector(%s);
+  if (!node?.checkVisibility()) return null;
+  node.scrollIntoView({block: "nearest", behavior: "instant"});
+  const box = node.getBoundingClientRect();
+  const at = [box.x + box.width / 2, box.y + box.height / 2];
+  return node.contains(document.elementFromPoint(...at)) && at;
+})()"""
 
 
 def executable() -> str | None:
     found = next(filter(None, map(shutil.which, NAMES)), None)
     return found or (str(ON_A_MAC) if ON_A_MAC.exists() else None)
+
+
+NEEDS_BROWSER = pytest.mark.skipif(
+    executable() is None, reason="no browser: the tests of the page want Chromium or Chrome"
+)
+
+
+class PageError(AssertionError):
+    """A script that a test ran in the page failed, or the browser refused a command."""
 
 
 @dataclass
@@ -98,9 +123,10 @@ class Tab:
         return self.evaluate(UNTIL % (1000 * seconds, expression, json.dumps(expression)))
 
     def text(self, selector: str) -> str:
-        found: str = self.until(f"document.querySelector({json.dumps(selector)})") and self.evaluate(
-            f"document.querySelector({json.dumps(selector)}).innerText"
-        )
+        """The text of the first element that the selector finds, once it is there."""
+        node = f"document.querySelector({json.dumps(selector)})"
+        self.until(f"{node} !== null")
+        found: str = self.evaluate(f"{node}.innerText")
         return found
 
     def count(self, selector: str) -> int:
@@ -108,15 +134,9 @@ class Tab:
         return found
 
     def click(self, selector: str) -> None:
-        """A real click, in the middle of the first element that the selector finds."""
-        quoted = json.dumps(selector)
-        self.until(f"document.querySelector({quoted})?.getClientRects().length > 0")
-        x, y = self.evaluate(
-            f"(() => {{ const node = document.querySelector({quoted});"
-            "node.scrollIntoView({block: 'center', behavior: 'instant'});"
-            "const box = node.getBoundingClientRect();"
-            "return [box.x + box.width / 2, box.y + box.height / 2] })()"
-        )
+        """A real click in the middle of the first element that the selector finds, once it is there
+        and nothing covers it."""
+        x, y = self.until(MIDDLE % json.dumps(selector))
         for kind in ("mousePressed", "mouseReleased"):
             event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
             self.call("Input.dispatchMouseEvent", **event)
@@ -182,10 +202,10 @@ class Browser:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         flags = [*FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        command = [program, *flags, f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
-            # the protocol's descriptors are 3 and 4
-            ["/bin/sh", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "sh"]
-            + [program, *flags, f"--user-data-dir={profile}"],
+            [sys.executable, "-ISc", START, str(theirs_in), str(theirs_out), *command],
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -234,7 +254,9 @@ class Browser:
 
     def open(self) -> Tab:
         context = self.call("Target.createBrowserContext", {})["browserContextId"]
-        target = self.call("Target.createTarget", {"url": "about:blank", "browserContextId": context})
+        target = self.call(
+            "Target.createTarget", {"url": "about:blank", "browserContextId": context}
+        )
         attached = {"targetId": target["targetId"], "flatten": True}
         session = self.call("Target.attachToTarget", attached)["sessionId"]
         tab = self._tabs[session] = Tab(self, context, session)

@@ -127,7 +127,7 @@ class Calls extends Component {
             <p class="called"><span class="hint">calls</span> <bdi class="mono">${call.name}</bdi></p>
             <pre class="arguments" dir="auto" tabindex="0">${indented(call.arguments)}</pre>
             ${isAsking && html`
-              <label>Its result
+              <label>Result
                 <textarea name=${`result-${i}`} rows="2" dir="auto" spellcheck=${false}></textarea>
               </label>`}
             ${results && html`<p class="hint">Result</p>
@@ -155,7 +155,7 @@ class Foot extends Component {
     const show = (event) => this.setState({ isOpen: event.target.open });
     return html`
       <footer class="foot">
-        <p class="figures hint">${answer.figures().join(" · ")}</p>
+        <p class="figures hint">${answer.figures().map((figure) => html`<span>${figure}</span>`)}</p>
         <details class="code" onToggle=${show}>
           <summary>As code</summary>
           ${this.state.isOpen && html`

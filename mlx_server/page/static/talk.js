@@ -54,7 +54,7 @@ class Talk extends Component {
     const turn = { text, sides: chosen.filter(Boolean).map(() => []) };
     turns.push(turn);
     const begun = this.answers(turns, turn.sides.map((_, side) => side));
-    if (begun) this.setState({ turns, draft: "", edited: null }, () => this.scrollDown());
+    if (begun) this.setState({ turns, draft: "", edited: null }, () => this.attend());
   }
 
   /** Adds an answer to the last turn for each of these sides and streams them at once. */
@@ -99,7 +99,9 @@ class Talk extends Component {
     if (!this.answers(this.state.turns, [side])) answer.results = null;
   }
 
-  scrollDown() {
+  /** Shows the last turn, and has the focus where the next message is written. */
+  attend() {
+    this.base.querySelector("#draft").focus({ preventScroll: true });
     this.base.querySelector(".turn:last-of-type")?.scrollIntoView({ block: "start" });
   }
 
@@ -127,7 +129,8 @@ class Talk extends Component {
     const isLast = at === this.state.turns.length - 1;
     return html`
       <article class="turn" key=${at}>
-        ${this.state.edited === at ? this.editor(turn, at) : this.asked(turn, at)}
+        ${this.state.edited !== at ? this.asked(turn, at) : html`<${Editor} text=${turn.text}
+          send=${(text) => this.send(text, at)} cancel=${() => this.setState({ edited: null })} />`}
         <div class="sides" data-count=${turn.sides.length}>
           ${turn.sides.map((answers, side) => html`
             <div class="side">
@@ -150,23 +153,6 @@ class Talk extends Component {
       </div>`;
   }
 
-  editor(turn, at) {
-    const send = (event) => {
-      event.preventDefault();
-      this.send(new FormData(event.target).get("text"), at);
-    };
-    return html`
-      <form class="composer editor" onSubmit=${send}>
-        <textarea name="text" aria-label="The message, changed" dir="auto" rows="2" required
-          ref=${(node) => node && node.dataset.begun === undefined && begin(node, turn.text)}
-          onKeyDown=${submitOnEnter}></textarea>
-        <div class="buttons">
-          <button type="button" class="quiet" onClick=${() => this.setState({ edited: null })}>Cancel</button>
-          <button type="submit">Send from here</button>
-        </div>
-      </form>`;
-  }
-
   composer() {
     const { draft, chosen } = this.state;
     const send = (event) => {
@@ -181,7 +167,7 @@ class Talk extends Component {
           onKeyDown=${submitOnEnter}></textarea>
         <div class="buttons">
           ${this.stop
-            ? html`<button type="button" id="stop" onClick=${() => this.stop.abort()}>Stop</button>`
+            ? html`<button type="button" id="stop-answers" onClick=${() => this.stop.abort()}>Stop</button>`
             : html`<button type="submit" id="send" disabled=${!draft.trim() || !chosen[0]}>Send</button>`}
           ${this.state.turns.length > 0 && html`<button type="button" class="quiet" id="clear"
             disabled=${Boolean(this.stop)} onClick=${() => this.setState({ turns: [], edited: null })}
@@ -192,10 +178,28 @@ class Talk extends Component {
   }
 }
 
-function begin(node, text) {
-  node.dataset.begun = "";
-  node.value = text;
-  node.focus();
+class Editor extends Component {
+  componentDidMount() {
+    const field = this.base.elements.text;
+    field.value = this.props.text;
+    field.focus();
+  }
+
+  render({ send, cancel }) {
+    const submit = (event) => {
+      event.preventDefault();
+      send(event.target.elements.text.value);
+    };
+    return html`
+      <form class="composer editor" onSubmit=${submit}>
+        <textarea name="text" aria-label="The message, changed" dir="auto" rows="2" required
+          onKeyDown=${submitOnEnter}></textarea>
+        <div class="buttons">
+          <button type="button" class="quiet" onClick=${cancel}>Cancel</button>
+          <button type="submit">Send from here</button>
+        </div>
+      </form>`;
+  }
 }
 
 function submitOnEnter(event) {
