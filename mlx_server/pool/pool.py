@@ -105,6 +105,7 @@ class Pool:
             self._policy_for(),
             lambda: self.engine,
             lambda id: self.on_ready(id),
+            lambda nbytes: self.on_memory(nbytes),
         )
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
@@ -113,6 +114,8 @@ class Pool:
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that has been loaded."""
+        self.on_memory: Callable[[int], None] = lambda nbytes: None
+        """Called with the bytes in use whenever they may have changed."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.supervisor = Supervisor(self._spawn, self._scheduler.engine_lost, self._started)
 

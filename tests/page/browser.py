@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -97,6 +98,8 @@ class Tab:
     """Console errors and warnings, exceptions and violations of the Content-Security-Policy."""
     requests: list[str] = field(default_factory=list)
     """The URLs that the page asked for."""
+    answers: dict[str, str] = field(default_factory=dict)
+    """Bodies that the test sends in place of the server, by path."""
 
     def call(self, method: str, **params: Any) -> Json:
         return self.browser.call(method, params, self.session)
@@ -171,6 +174,11 @@ class Tab:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
+    def answer(self, path: str, stream: str) -> None:
+        """Answers the page's requests to this path with these server-sent events."""
+        self.answers[path] = base64.b64encode(stream.encode()).decode()
+        self.call("Fetch.enable", patterns=[{"urlPattern": f"*{path}"}])
+
     def screenshot(self, file: Path) -> None:
         found = self.call("Page.captureScreenshot", format=file.suffix.lstrip("."))
         file.write_bytes(base64.b64decode(found["data"]))
@@ -192,6 +200,16 @@ class Tab:
                 self.problems.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}")
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
+            case "Fetch.requestPaused":
+                path = urlsplit(params["request"]["url"]).path
+                headers = [{"name": "content-type", "value": "text/event-stream"}]
+                answer = {
+                    "responseCode": 200,
+                    "responseHeaders": headers,
+                    "body": self.answers[path],
+                }
+                sent = {"requestId": params["requestId"], **answer}
+                self.browser.post("Fetch.fulfillRequest", sent, self.session)
             case "Page.javascriptDialogOpening":
                 self.problems.append(f"a dialogue: {params['message']}")
                 self.browser.post("Page.handleJavaScriptDialog", {"accept": True}, self.session)

@@ -3,6 +3,7 @@
 import * as now from "./now.js";
 import * as talk from "./talk.js";
 import * as happened from "./happened.js";
+import { Live } from "./live.js";
 
 const VIEWS = { now, talk, happened };
 
@@ -140,8 +141,9 @@ function show() {
 
 // Without its key the page holds nothing that a reload would not fetch again.
 document.getElementById("forget").onclick = () => location.reload();
+const live = new Live(events);
 for (const [name, view] of Object.entries(VIEWS)) {
-  view.mount(document.getElementById(name), { api, events, eventsOf, state, onView });
+  view.mount(document.getElementById(name), { api, events, eventsOf, state, onView, live });
 }
 addEventListener("hashchange", show);
 show();
