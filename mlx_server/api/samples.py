@@ -51,9 +51,9 @@ class Samples:
 
     def memory(self, nbytes: int) -> None:
         if nbytes != self._memory:
-            self._memory = nbytes
             sample = self._present()
             sample.memory = max(sample.memory, nbytes)
+            self._memory = nbytes
 
     def columns(self) -> dict[str, Any]:
         """The samples as one list for each number, with the present memory at their end."""
