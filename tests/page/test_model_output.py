@@ -27,7 +27,7 @@ RENDERED = [
     ("2 * 3 * 4 and *open", "2 * 3 * 4 and *open"),
     ("~~gone~~ \\*kept\\*", "<del>gone</del> *kept*"),
     ("`<b>` and `` a`b ``", "<code>&lt;b&gt;</code> and <code>a`b</code>"),
-    ("\\`` a `b", "`` a `b"),
+    ("\\`` a `b", "`<code>a</code>b"),
     ('[a](https://x.test/b(c) "t")', link("https://x.test/b(c)", "a")),
     ("<mailto:a@x.test>", link("mailto:a@x.test")),
     ("(https://x.test/a).", f"({link('https://x.test/a')})."),
@@ -59,7 +59,7 @@ HUGE = {
     "links without an end": ("[a](b" * 3_000 + "\n\n") * 10,
     "spaces in a link": ("[a](" + " " * 15_000 + "\n\n") * 10,
     "quotes": ">" * 100_000,
-    "deep quotes": (">" * 50 + " a\n") * 3_000,
+    "deep quotes": (">" * 50 + " a\n") * 1_000,
     "deep lists": "".join("  " * min(i, 50) + "- x\n" for i in range(2_000)),
     "lists in a line": "- " * 95_000 + "x",
     "emphasis": ("*a" * 4_000 + "b*" * 4_000 + "\n\n") * 10,
@@ -100,7 +100,7 @@ PIECES = """import("/page/markdown.js").then(({ markdown, MarkdownStream }) => {
 DANGERS = """(() => {
   const all = [...document.querySelectorAll(".answer *")];
   return {
-    pwned: window.pwned,
+    pwned: window.pwned ?? null,
     elements: all.filter((e) => /^(script|img|svg|iframe|object|embed|base|link|meta|style)$/i
       .test(e.tagName)).length,
     attributes: all.flatMap((e) => [...e.attributes]).filter(({ name }) => /^on|^style$/.test(name))
@@ -164,7 +164,8 @@ def test_hostile_answers_do_nothing(talk: Tab) -> None:
     assert json.loads(talk.evaluate("document.querySelector('.arguments').textContent"))
     thought = talk.evaluate("document.querySelector('.thought-text').textContent")
     assert thought.strip() == HOSTILE.strip()
-    assert talk.evaluate("document.querySelectorAll('.said')[1].textContent") == LINE
+    line = talk.evaluate("document.querySelectorAll('.said')[1].textContent")
+    assert line == LINE.replace("*", "")
     # marks of right-to-left text end with their block
     assert set(
         talk.evaluate(
@@ -193,11 +194,14 @@ def chunk(**delta: Any) -> str:
     return "data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}) + "\n\n"
 
 
+END = 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+
 @pytest.mark.parametrize(
     ("stream", "shown"),
     [
         (chunk(content="x" * 1_000_000), 1_000_000),
-        ("".join(chunk(content=f"*{i}* ") for i in range(20_000)), 108_889),
+        ("".join(chunk(content=f"*{i}*\n\n") for i in range(20_000)), 88_890),
         (chunk(reasoning="y" * 1_000_000) + chunk(content="z"), 1),
         (chunk(content="a" * 150_000) + chunk(content="b" * 150_000), 300_000),
     ],
@@ -205,7 +209,7 @@ def chunk(**delta: Any) -> str:
 )
 def test_long_answers_are_shown_whole(talk: Tab, stream: str, shown: int) -> None:
     """In place of the server, which would need minutes to play them."""
-    talk.answer("/v1/chat/completions", stream + "data: [DONE]\n\n")
+    talk.answer("/v1/chat/completions", stream + END)
     ask(talk, "Hi")
     answered(talk)
     assert talk.evaluate("document.querySelector('.said').textContent.trim().length") == shown

@@ -66,7 +66,7 @@ def test_an_answer_is_streamed_with_its_tokens_and_times(talk: Tab) -> None:
     ask(talk, "Hi")
     assert answered(talk, 2)[1] == "Hello, you."
     assert talk.text(".turn:last-child em") == "you"
-    figures = talk.text(".turn:last-child .figures")
+    figures = talk.text(".turn:last-child .costs")
     assert " tokens in" in figures
     assert "tokens/s" in figures
 
@@ -80,7 +80,7 @@ def test_stop_and_escape_end_the_row_on_the_server(talk: Tab, server: LiveServer
         texts = answered(talk, number)
         eventually(lambda: is_idle(server), "the row is gone")
         assert 0 < len(texts[-1]) < len(LONG)
-    assert "stopped" in talk.text(".turn:last-child .figures")
+    assert "stopped" in talk.text(".turn:last-child .costs")
 
 
 def test_a_call_is_shown_and_its_result_typed_by_hand(talk: Tab) -> None:

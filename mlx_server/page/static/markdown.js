@@ -22,7 +22,8 @@ function element(name, ...children) {
   return node;
 }
 
-// A block's elements say their own direction, so that text from right to left is in order.
+// The innermost blocks find their own direction, so that text from right to left is in order. What
+// has many blocks must not: the browser would look through all of them for each that is added.
 function prose(name, text) {
   const node = element(name, inline(text));
   node.dir = "auto";

@@ -35,7 +35,7 @@ export class Answer {
   }
 
   add(chunk) {
-    if (chunk.error) throw new Error(chunk.error.message);
+    if (chunk.error) throw new Error(chunk.error.message || "The server reports an error.");
     if (chunk.usage) this.usage = chunk.usage;
     if (chunk.prompt_progress) this.progress = chunk.prompt_progress;
     if (chunk.mlx_server) this.notes.push(...sentences(chunk.mlx_server));
@@ -121,6 +121,7 @@ export async function run(answer, { api, eventsOf }, stop) {
       answer.add(JSON.parse(data));
       answer.changed();
     }
+    if (!answer.finish) throw new Error("The answer ended before it was complete.");
   } catch (error) {
     if (error.name === "AbortError") answer.finish = "stopped";
     else answer.error = error.message;

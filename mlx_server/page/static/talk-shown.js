@@ -10,6 +10,7 @@ const SHARE = 4; // the page rests so many times as long as it drew
 /** A text node that grows. */
 class PlainStream {
   constructor(node) {
+    node.dir = "auto";
     this.text = document.createTextNode("");
     this.waiting = "";
     node.append(this.text);
@@ -42,7 +43,7 @@ class Growing extends Component {
   }
 
   render({ name }) {
-    return html`<div class=${name} dir="auto"></div>`;
+    return html`<div class=${name}></div>`;
   }
 }
 
@@ -155,7 +156,7 @@ class Foot extends Component {
     const show = (event) => this.setState({ isOpen: event.target.open });
     return html`
       <footer class="foot">
-        <p class="figures hint">${answer.figures().map((figure) => html`<span>${figure}</span>`)}</p>
+        <p class="costs hint">${answer.figures().map((figure) => html`<span>${figure}</span>`)}</p>
         <details class="code" onToggle=${show}>
           <summary>As code</summary>
           ${this.state.isOpen && html`
