@@ -41,7 +41,13 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 SECONDS = 20.0
-KEYS = {"Enter": ("\r", 13), "Tab": ("", 9), "Escape": ("", 27), " ": (" ", 32)}
+KEYS = {
+    "Enter": ("\r", 13),
+    "Tab": ("", 9),
+    "Escape": ("", 27),
+    " ": (" ", 32),
+    "ArrowLeft": ("", 37),
+}
 SHIFT = 8
 
 START = """import os, sys

@@ -11,6 +11,9 @@ from tests.page.browser import Browser, Tab, browsing, executable, foreign
 from tests.page.played import ENTRIES
 from tests.worker.lora_files import mlx_adapter
 
+MARKUP = "<img src=x onerror=alert(1)>"
+"""A name that a page could take for HTML."""
+
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
@@ -22,7 +25,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     models = {
         "qwen": {"source": "replay:said.jsonl", "family": "qwen3"},
         "glm": {"source": "replay:said.jsonl", "family": "glm4_5"},
-        "tiny": {"source": str(tiny_path), "adapters": {"pirate": str(adapter)}},
+        "tiny": {
+            "source": str(tiny_path),
+            "adapters": {"pirate": str(adapter)},
+            "aliases": [MARKUP],
+            "ttl": 3600,
+        },
     }
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))

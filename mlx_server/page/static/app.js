@@ -126,7 +126,8 @@ function askKey(problem, signal) {
 
 function show() {
   const name = location.hash.slice(1);
-  const view = Object.hasOwn(VIEWS, name) ? name : state.view || "now";
+  // the hash of the skip link is no view, and leaves the present one
+  const view = Object.hasOwn(VIEWS, name) ? name : (name && state.view) || "now";
   if (view === state.view) return;
   state.view = view;
   for (const section of document.querySelectorAll("main > section")) {
