@@ -186,7 +186,7 @@ class Tab:
         self.call("Fetch.enable", patterns=[{"urlPattern": f"*{path}"}])
 
     def screenshot(self, file: Path) -> None:
-        found = self.call("Page.captureScreenshot", format=file.suffix.lstrip("."))
+        found = self.call("Page.captureScreenshot", format=file.suffix.lstrip("."), quality=75)
         file.write_bytes(base64.b64decode(found["data"]))
 
     def close(self) -> None:
