@@ -50,7 +50,7 @@ def test_models_are_loaded_kept_and_unloaded_in_the_page(now: Tab, server: LiveS
 
 
 def test_numbers_follow_what_the_server_does(now: Tab, server: LiveServer) -> None:
-    ended = "+[...document.querySelectorAll('.figures div')][2].querySelector('dd').innerText"
+    ended = "+[...document.querySelectorAll('.gauges div')][2].querySelector('dd').innerText"
     before = now.evaluate(ended)
     completion(server)
     now.until(f"{ended} === {before + 1}")

@@ -85,7 +85,7 @@ function Figures({ now }) {
     ["engine restarts", number(now.restarts)],
   ];
   return html`
-    <dl class="figures">
+    <dl class="gauges">
       ${figures.map(([name, value]) => html`<div><dd>${value}</dd><dt>${name}</dt></div>`)}
     </dl>
     ${!now.healthy && html`<p class="error">The engine is not running; it is being restarted.</p>`}
@@ -146,7 +146,7 @@ function Model({ model, facts, api }) {
         <h3>${model.id}</h3>
         <span class=${`state ${model.state}`}>${STATES[model.state] ?? model.state}</span>
         ${local && html`
-          <span class="buttons">
+          <span class="actions">
             ${loaded && model.stale_at !== null && html`
               <button class="quiet" disabled=${busy} onClick=${() => ask({ keep_alive: -1 })}
                 title="It stays until its memory is needed" aria-label=${`Keep ${model.id}`}>
