@@ -48,6 +48,9 @@ from mlx_server.config.specs import adapter_dirs, connector, model_specs, prompt
 from mlx_server.engine.messages import Schedule
 from mlx_server.errors import StoreUnavailable
 from mlx_server.mcp import Connectors
+from mlx_server.page import router as page
+from mlx_server.page.files import page_routes
+from mlx_server.page.streams import PageStreams
 from mlx_server.pool.entry import OnProgress
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.pool_limits import PoolLimits
@@ -113,13 +116,17 @@ def create_app(
     app.state.connectors = connectors
     app.state.max_body_bytes = server.max_body_bytes
     app.state.metrics = measured = metrics.Metrics(pool)
+    app.state.page_streams = PageStreams()
     app.state.started = int(time.time())
     app.state.reasoning_field = server.reasoning_field
     app.state.show_prompts = server.show_prompts
-    pool.on_step = measured.engine.on_step
+    pool.on_step = measured.on_step
+    pool.on_memory = measured.samples.memory
     pool.on_ahead = measured.engine.on_ahead
     pool.on_disk_cache = measured.engine.on_disk_cache
     errors.install(app)
+    if server.page:
+        app.router.routes.extend(page_routes())
     app.include_router(_keyed_routes(server, pool))
     app.include_router(health.router)
     return app
@@ -152,6 +159,8 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
         keyed.include_router(router.router)
     for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank):
         keyed.include_router(router.router)
+    if server.page:
+        keyed.include_router(page.router)
     if server.runtime_adapters:
         keyed.include_router(adapters.router)
     if pool.replay_models:

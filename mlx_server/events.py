@@ -43,6 +43,16 @@ def total(counts: Iterable[TokenCounts]) -> TokenCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RowProgress:
+    """How far the engine has come with the rows of a request."""
+
+    computed_tokens: int = 0
+    """Prompt tokens that are computed, of rows in prefill."""
+    decoding_since: float | None = None
+    """The `time.perf_counter()` of the first token."""
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The engine has accepted the request. Any later error ends an answer that is running."""
 
@@ -67,6 +77,8 @@ class Started:
     unfinished: Callable[[], TokenCounts] = field(default=TokenCounts, compare=False, repr=False)
     """What the answers without a `Finished` have used so far. An answer that is abandoned or fails
     never has one."""
+    rows: Callable[[], RowProgress] = field(default=RowProgress, compare=False, repr=False)
+    """How far the engine has come at this moment."""
 
 
 @dataclass(frozen=True, slots=True)

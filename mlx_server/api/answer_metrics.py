@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from mlx_server.api.answer_log import AnswerLog, AnswerRecord
 from mlx_server.events import (
     Event,
     Finished,
@@ -19,8 +20,8 @@ from mlx_server.events import (
     TokenCounts,
     ToolCallDelta,
     ToolCallStarted,
+    total,
 )
-from mlx_server.system.logs import RequestLogContext, request_context
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -41,6 +42,8 @@ class AnswerMetrics:
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
         by_model = ("model",)
+        self.log = AnswerLog()
+        self.on_first_token: Callable[[float], None] = lambda seconds: None
         self.requests = counter("mlx_server_requests", "Requests ended.", ("model", "outcome"))
         self.prompt_tokens = counter("mlx_server_prompt_tokens", "Prompt tokens.", by_model)
         self.cached_tokens = counter(
@@ -86,64 +89,80 @@ class AnswerMetrics:
             buckets=STEP_SECONDS,
         )
 
-    async def observed(self, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
-        began = time.perf_counter()
+    async def observed(
+        self, events: AsyncGenerator[Event], client: str = ""
+    ) -> AsyncGenerator[Event]:
         last: dict[int, float] = {}
-        model, outcome, turn = "", "cancelled", request_context.get() or RequestLogContext("")
-        unfinished: Callable[[], TokenCounts] = TokenCounts
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    match event:
-                        case Started():
-                            model, unfinished = event.model, event.unfinished
-                            turn.prompt_tokens += event.prompt_tokens
-                            self.prompt_tokens.labels(model).inc(event.prompt_tokens)
-                            self.tool_output_tokens.labels(model).inc(event.tool_output_tokens)
-                        case (
-                            TextDelta(index)
-                            | ReasoningDelta(index)
-                            | ToolCallStarted(index)
-                            | ToolCallDelta(index)
-                        ):
-                            now = time.perf_counter()
-                            self._observe_latency(model, now, last.get(index), began)
-                            last[index] = now
-                        case Repaired(_, what):
-                            self.repairs.labels(model, what).inc()
-                        case McpCallFinished(index):  # leaves out the time of the MCP server
-                            last[index] = time.perf_counter()
-                            ended = "completed" if event.error is None else "failed"
-                            self.mcp_calls.labels(model, ended).inc()
-                        case Finished():
-                            self._count(model, turn, event.counts)
-                            self.forced_answers.labels(model).inc(event.answer_forced)
-                    yield event
-            outcome = "completed"
-        except Exception:
-            outcome = "failed"
-            raise
-        finally:
-            self.requests.labels(model, outcome).inc()
-            if outcome != "completed":
-                self._count(model, turn, unfinished())
+        with self.log.record(client) as record:
+            outcome = "cancelled"
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        self._observe(event, record, last)
+                        yield event
+                outcome = "completed"
+            except Exception:
+                outcome = "failed"
+                raise
+            finally:
+                self.requests.labels(record.model, outcome).inc()
+                if outcome != "completed" and record.started:
+                    self._count(record, record.started.unfinished())
 
-    async def counted(self, work: Coroutine[Any, Any, PromptWorkT]) -> PromptWorkT:
+    def _observe(self, event: Event, record: AnswerRecord, last: dict[int, float]) -> None:
+        """last: the time of the latest chunk of each answer."""
+        model = record.model
+        match event:
+            case Started():
+                record.started, record.model = event, event.model
+                record.prompt_tokens = event.prompt_tokens
+                record.turn.prompt_tokens += event.prompt_tokens
+                self.prompt_tokens.labels(event.model).inc(event.prompt_tokens)
+                self.tool_output_tokens.labels(event.model).inc(event.tool_output_tokens)
+            case (
+                TextDelta(index)
+                | ReasoningDelta(index)
+                | ToolCallStarted(index)
+                | ToolCallDelta(index)
+            ):
+                now = time.perf_counter()
+                self._observe_latency(record, now, last.get(index))
+                last[index] = now
+            case Repaired(_, what):
+                record.repairs += 1
+                self.repairs.labels(model, what).inc()
+            case McpCallFinished(index):  # leaves out the time of the MCP server
+                last[index] = time.perf_counter()
+                ended = "completed" if event.error is None else "failed"
+                self.mcp_calls.labels(model, ended).inc()
+            case Finished():
+                record.finish = event.reason
+                self._count(record, event.counts)
+                self.forced_answers.labels(model).inc(event.answer_forced)
+
+    async def counted(
+        self, work: Coroutine[Any, Any, PromptWorkT], client: str = ""
+    ) -> PromptWorkT:
         """Counts work that computes prompts and generates nothing."""
-        model, outcome, turn = "", "cancelled", request_context.get() or RequestLogContext("")
-        try:
-            found = await work
-            model, outcome = found.model, "completed"
-            turn.prompt_tokens += found.tokens
-            self.prompt_tokens.labels(model).inc(found.tokens)
-            return found
-        except Exception:
-            outcome = "failed"
-            raise
-        finally:
-            self.requests.labels(model, outcome).inc()
+        outcome = "cancelled"
+        with self.log.record(client) as record:
+            try:
+                found = await work
+                record.model, outcome = found.model, "completed"
+                record.finish = "stop"
+                record.prompt_tokens = found.tokens
+                record.turn.prompt_tokens += found.tokens
+                self.prompt_tokens.labels(found.model).inc(found.tokens)
+                return found
+            except Exception:
+                outcome = "failed"
+                raise
+            finally:
+                self.requests.labels(record.model, outcome).inc()
 
-    def _count(self, model: str, turn: RequestLogContext, counts: TokenCounts) -> None:
+    def _count(self, record: AnswerRecord, counts: TokenCounts) -> None:
+        model, turn = record.model, record.turn
+        record.finished = total((record.finished, counts))
         turn.prompt_tokens += counts.further_prompt_tokens
         turn.completion_tokens += counts.completion_tokens
         self.prompt_tokens.labels(model).inc(counts.further_prompt_tokens)
@@ -153,8 +172,11 @@ class AnswerMetrics:
         self.final_tokens.labels(model).inc(counts.text_tokens)
         self.tool_output_tokens.labels(model).inc(counts.further_tool_output_tokens)
 
-    def _observe_latency(self, model: str, now: float, before: float | None, began: float) -> None:
-        if before is None:
-            self.first_token.labels(model).observe(now - began)
-        else:
-            self.inter_token.labels(model).observe(now - before)
+    def _observe_latency(self, record: AnswerRecord, now: float, before: float | None) -> None:
+        if before is not None:
+            self.inter_token.labels(record.model).observe(now - before)
+            return
+        self.first_token.labels(record.model).observe(now - record.began)
+        if record.first_at is None:
+            record.first_at = now
+            self.on_first_token(now - record.began)

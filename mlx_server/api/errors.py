@@ -204,11 +204,12 @@ def _routing_message(request: Request, error: HTTPException) -> str:
 
 @lru_cache(maxsize=8)
 def _served_paths(app: FastAPI) -> list[str]:
-    """The paths of the app's routes, without those below one of them, and those that do nothing."""
+    """The paths of the API, without those below one of them, and those that do nothing."""
     paths = sorted(
         {str(route.path).partition("/{")[0] for route in iter_route_contexts(app.routes)}
     )
-    paths = [path for path in paths if path != "/" and path not in ollama.REFUSED]
+    others = ("/", *ollama.REFUSED)
+    paths = [path for path in paths if path not in others and not path.startswith("/page/")]
     return [path for path in paths if not any(path.startswith(f"{each}/") for each in paths)]
 
 

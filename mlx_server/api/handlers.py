@@ -70,8 +70,9 @@ async def _started(
     """Waits for the engine to accept the request: an error before that keeps its HTTP status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    generated = generate(with_client(request, http), pool)
-    events = metrics.answers.observed(in_words(generated, overflow))
+    request = with_client(request, http)
+    generated = in_words(generate(request, pool), overflow)
+    events = metrics.answers.observed(generated, request.client)
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
     return events, started

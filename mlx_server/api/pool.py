@@ -16,14 +16,15 @@ router = APIRouter()
 
 @router.get("/v1/pool")
 async def pool(http: Request) -> Response:
-    found: Pool = http.app.state.pool
-    body = {
-        "object": "pool",
+    return json_response({"object": "pool", **shown(http.app.state.pool)})
+
+
+def shown(found: Pool) -> dict[str, Any]:
+    return {
         "memory": found.memory(),
         "engine": _engine(found),
         "models": [_model(view) for view in found.views()],
     }
-    return json_response(body)
 
 
 def _engine(found: Pool) -> dict[str, Any] | None:
@@ -44,7 +45,8 @@ def _model(view: ModelView) -> dict[str, Any]:
         "state": view.state,
         "leases": view.leases,
         "bytes": view.nbytes,
-        "last_used": view.last_used,
+        "last_used": _whole(view.last_used),
+        "stale_at": _whole(view.stale_at),  # when it is unloaded, if no request comes before
         "pinned": view.spec.pinned,
         "ttl": view.spec.ttl,
         "batching": view.batching,
@@ -57,6 +59,10 @@ def _model(view: ModelView) -> dict[str, Any]:
             for name, leases, nbytes in view.adapters
         ],
     }
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds)
 
 
 def _without_folders(source: str) -> str:

@@ -197,6 +197,8 @@ class ServerSettings(_Frozen):
     """Whether clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
     """Folders from which they may load them, in addition to `adapters_dir`."""
+    page: bool = True
+    """Whether browsers get a page at `/`."""
     show_prompts: bool = False
     """Whether `/v1/chat/completions/render` shows a request's prompt."""
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"

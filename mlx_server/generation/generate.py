@@ -97,7 +97,7 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
                 for index, row in enumerate(planned.rows)
             }
             started = _started(prepared, planned, adapter, partial(_unfinished, answers.values()))
-            yield replace(started, normalized=left_out)
+            yield replace(started, normalized=left_out, rows=lease.progress)
             for answer in answers.values():
                 for event in answer.begin():
                     yield event

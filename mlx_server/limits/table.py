@@ -10,6 +10,7 @@ from mlx_server.limits import (
     grammars,
     logs,
     mcp,
+    page,
     requests,
     store,
     templates,
@@ -31,6 +32,7 @@ AREAS = (
     ("Responses in the background", background),
     ("Stored responses and conversations", store),
     ("Models and adapters", checkpoints),
+    ("The page", page),
     ("Errors and logs", logs),
     ("The server of a test run", testing),
 )

@@ -35,6 +35,8 @@ class EngineEvents:
     stepped: Callable[[StepOutput], None]
     ready: Callable[[str], None]
     """Called with the id of each model that has been loaded."""
+    memory: Callable[[], None]
+    """Called whenever the bytes in use may have changed."""
     attach: Callable[[EngineClient], None]
     """Called with each new client, to set the other callbacks of it."""
 
@@ -69,7 +71,12 @@ class EngineModels:
         )
         self.budget = self._budget(None)
         self.scheduler = MemoryScheduler(
-            entries, self.preparation, self._policy_for(), lambda: self.engine, events.ready
+            entries,
+            self.preparation,
+            self._policy_for(),
+            lambda: self.engine,
+            events.ready,
+            events.memory,
         )
         self.next_prompts = NextPrompts(lambda: self.engine)
         self.supervisor = Supervisor(self._spawn, self.scheduler.engine_lost, self._restarted)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import Embed, Generate, PrefillProgress, Token
 from mlx_server.errors import EngineDied, ServerError
+from mlx_server.events import RowProgress
 from mlx_server.pool.actions import Ticket
 from mlx_server.pool.entry import LoadedModel, PoolEntry, PrefillView
 
@@ -78,6 +80,7 @@ class Lease:
         """Tokens of prompt and answer together, for each unfinished row."""
         self._computed: dict[int, int] = {}
         """Computed prompt tokens, for each row that is in prefill."""
+        self._decoding_since: float | None = None
 
     @property
     def engine(self) -> EngineClient:
@@ -91,6 +94,9 @@ class Lease:
     @property
     def prefilling(self) -> list[PrefillView]:
         return [PrefillView(self._tokens[row], done) for row, done in self._computed.items()]
+
+    def progress(self) -> RowProgress:
+        return RowProgress(sum(self._computed.values()), self._decoding_since)
 
     def began(self, rows: Sequence[Generate | Embed]) -> None:
         """Registers rows; to be called right after they were sent to the engine."""
@@ -106,6 +112,7 @@ class Lease:
 
     def count_token(self, token: Token) -> None:
         self._computed.pop(token.row, None)
+        self._decoding_since = self._decoding_since or time.perf_counter()
         self._tokens[token.row] += 1
         if token.finish:
             self.left([token.row])

@@ -73,6 +73,8 @@ class Pool:
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
         self.on_ready: Callable[[str], None] = lambda id: None
         """Called with the id of each model that has been loaded."""
+        self.on_memory: Callable[[int], None] = lambda nbytes: None
+        """Called with the bytes in use whenever they may have changed."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
         """That of the models on this machine comes first, if there is one."""
@@ -87,7 +89,9 @@ class Pool:
             disk=self._disk,
             on_progress=on_progress,
             make_engine=lambda **how: self.make_engine(**how),
-            events=EngineEvents(self._stepped, lambda id: self.on_ready(id), self._attach),
+            events=EngineEvents(
+                self._stepped, lambda id: self.on_ready(id), self._memory_changed, self._attach
+            ),
         )
         memory = MemoryParts([group.memory for group in groups.values()], bool(own))
         if own or not groups:
@@ -331,6 +335,9 @@ class Pool:
 
     def _stepped(self, step: StepOutput) -> None:
         self.on_step(step)
+
+    def _memory_changed(self) -> None:
+        self.on_memory(sum(each.policy.used for each in self.engines))
 
     def _view(self, entry: PoolEntry, view: actions.PolicyView, offset: float) -> ModelView:
         prepared, scheduler = entry.prepared, self.engine_of(entry.spec.id).scheduler

@@ -35,13 +35,16 @@ class MemoryScheduler:
         policy: Policy,
         engine: Callable[[], EngineClient],
         on_ready: Callable[[str], None],
+        on_memory: Callable[[], None],
     ) -> None:
-        """on_ready: called with the id of each model that has been loaded."""
+        """on_ready: called with the id of each model that has been loaded. on_memory: called
+        whenever the bytes in use may have changed."""
         self._models = models
         self._preparation = preparation
         self.policy = policy
         self._engine = engine
         self._on_ready = on_ready
+        self._on_memory = on_memory
         self._tickets = count()
         self.waiting: dict[actions.Ticket, Waiter] = {}
         self.leases = Leases(engine, self._resize)
@@ -174,6 +177,7 @@ class MemoryScheduler:
                     waiter.refuse(refusal(reason, waiter.entry, self.policy))
         self.limit_cache()
         self._set_timer()
+        self._on_memory()
 
     def _grant(self, ticket: actions.Ticket) -> None:
         waiter = self.waiting.pop(ticket)

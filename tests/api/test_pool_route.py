@@ -60,6 +60,7 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "leases": 0,
             "bytes": 0,
             "last_used": None,
+            "stale_at": None,
             "pinned": True,
             "ttl": 60.0,
             "batching": None,

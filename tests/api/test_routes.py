@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import DiskCacheUse, StepOutput, Token
+from mlx_server.page.files import page_routes
 from tests.api import wire
 from tests.api.messages.talking import BODY
 from tests.api.messages.talking import error as messages_error
@@ -26,6 +27,7 @@ KEYED = {
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
     ("GET", "/v1/pool"),
+    ("GET", "/page/history"),
     ("GET", "/v1/chat/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
@@ -46,6 +48,8 @@ KEYED = {
     ("POST", "/api/generate"),
     ("POST", "/api/show"),
 }
+ENDLESS = {("GET", "/page/events")}
+PAGE = {(method, route.path) for route in page_routes() for method in route.methods or ()}
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
     ("POST", "/v1/chat/completions/render"),
@@ -133,10 +137,10 @@ def call(client: TestClient, method: str, path: str, headers: dict[str, str] | N
 
 
 def test_these_are_all() -> None:
-    assert routes() == OPEN | KEYED | STORED | HEADS | REFUSED
+    assert routes() == OPEN | KEYED | STORED | HEADS | REFUSED | ENDLESS | PAGE
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED | REFUSED))
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED | REFUSED | ENDLESS))
 @pytest.mark.parametrize(
     "headers",
     [

@@ -43,6 +43,10 @@ def test_the_demo_answers_with_no_models_yaml_and_no_sampling_parameters(
             )
             for seed in range(3)
         ]
+        with server.http() as http:
+            page = http.get("/", headers={"accept": "text/html"})
+            assert "/page/app.js" in page.text
+            assert http.get("/page/app.js").status_code == 200
     assert ["Paris" in (answer.choices[0].message.content or "") for answer in answers] == [
         True
     ] * 3

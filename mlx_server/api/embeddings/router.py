@@ -30,4 +30,6 @@ async def embedded(http: Request, request: EmbedRequest) -> Embeddings:
     """The embeddings, unless the client leaves before."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    return await while_connected(http, metrics.answers.counted(embed(request, pool)))
+    return await while_connected(
+        http, metrics.answers.counted(embed(request, pool), request.client)
+    )

@@ -30,4 +30,6 @@ async def scored(http: Request, request: RerankRequest) -> Relevance:
     """The scores of the documents, unless the client leaves before."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    return await while_connected(http, metrics.answers.counted(rerank(request, pool)))
+    return await while_connected(
+        http, metrics.answers.counted(rerank(request, pool), request.client)
+    )

@@ -55,6 +55,7 @@ class HttpServer(uvicorn.Server):
             _announce_models(self._app.state.pool, urls[0])
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        self._app.state.page_streams.end()
         ending = asyncio.create_task(self._end_streams())
         for server in self.servers:  # no new connections; uvicorn would also cut off WebSockets
             server.close()

@@ -1,0 +1,186 @@
+// How an answer is shown. Its texts grow by what is new in each frame of the browser; the more a
+// frame costs, the fewer there are, so that the page stays usable whatever comes.
+
+import { Component, html } from "./vendor/htm-preact-3.1.1.js";
+import { MarkdownStream } from "./markdown.js";
+import { asCurl, asPython } from "./talk-request.js";
+
+const SHARE = 4; // the page rests so many times as long as it drew
+
+/** A text node that grows. */
+class PlainStream {
+  constructor(node) {
+    node.dir = "auto";
+    this.text = document.createTextNode("");
+    this.waiting = "";
+    node.append(this.text);
+  }
+
+  append(text) {
+    this.waiting += text;
+  }
+
+  draw() {
+    this.text.appendData(this.waiting);
+    this.waiting = "";
+  }
+}
+
+/** Shows `text` by a stream of the given kind, which owns the element's children. */
+class Growing extends Component {
+  componentDidMount() {
+    this.stream = new this.props.kind(this.base);
+    this.shown = 0;
+    this.componentDidUpdate();
+  }
+
+  componentDidUpdate() {
+    const { text } = this.props;
+    if (text.length === this.shown) return;
+    this.stream.append(text.slice(this.shown));
+    this.shown = text.length;
+    this.stream.draw();
+  }
+
+  render({ name }) {
+    return html`<div class=${name}></div>`;
+  }
+}
+
+export class AnswerView extends Component {
+  componentDidMount() {
+    this.pause = 0;
+    this.listener = () => this.schedule();
+    this.props.answer.listeners.add(this.listener);
+  }
+
+  componentWillUnmount() {
+    this.props.answer.listeners.delete(this.listener);
+  }
+
+  schedule() {
+    if (this.isScheduled) return;
+    this.isScheduled = true;
+    setTimeout(() => requestAnimationFrame(() => this.draw()), this.pause);
+  }
+
+  draw() {
+    this.isScheduled = false;
+    const began = performance.now();
+    const page = document.scrollingElement;
+    const isAtEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+    this.forceUpdate(() => {
+      if (isAtEnd) page.scrollTop = page.scrollHeight;
+      this.pause = SHARE * (performance.now() - began);
+    });
+  }
+
+  render({ answer, shell, goOn, again }) {
+    const { thought, text, calls, error, notes } = answer;
+    return html`
+      <section class="answer" aria-busy=${answer.isRunning} aria-label=${`Answer of ${answer.body.model}`}>
+        <h3 class="by"><bdi>${answer.body.model}</bdi></h3>
+        ${thought && html`<${Thought} ...${{ thought }} isOpenEnded=${answer.isRunning && !text && !calls.length} />`}
+        ${text && html`<${Growing} kind=${MarkdownStream} name="said" text=${text} />`}
+        ${calls.length > 0 && html`<${Calls} ...${{ answer, goOn }} />`}
+        ${answer.isRunning && answer.first === null && html`<${Waiting} progress=${answer.progress} />`}
+        ${error && html`<p class="error" role="alert" dir="auto">${error}</p>`}
+        ${notes.length > 0 && html`<ul class="notes">
+          ${notes.map((note) => html`<li dir="auto">${note}</li>`)}
+        </ul>`}
+        ${!answer.isRunning && html`<${Foot} ...${{ answer, shell, again }} />`}
+      </section>`;
+  }
+}
+
+function Thought({ thought, isOpenEnded }) {
+  return html`
+    <details class="thought">
+      <summary>${isOpenEnded ? "Thinking …" : "Thoughts"}</summary>
+      <${Growing} kind=${PlainStream} name="thought-text" text=${thought} />
+    </details>`;
+}
+
+function Waiting({ progress }) {
+  if (!progress || progress.processed >= progress.total) {
+    return html`<p class="waiting hint">Waiting for the first token …</p>`;
+  }
+  return html`
+    <p class="waiting hint">
+      <progress aria-label="The prompt" max=${progress.total} value=${progress.processed}></progress>
+      Read ${progress.processed} of ${progress.total} tokens of the prompt
+    </p>`;
+}
+
+class Calls extends Component {
+  render({ answer, goOn }) {
+    const { calls, results } = answer;
+    const send = (event) => {
+      event.preventDefault();
+      const entered = new FormData(event.target);
+      goOn(Object.fromEntries(calls.map(({ id }, i) => [id, entered.get(`result-${i}`)])));
+    };
+    const isAsking = answer.isAsking && goOn;
+    return html`
+      <form class="calls" onSubmit=${send}>
+        ${calls.map((call, i) => html`
+          <div class="call">
+            <p class="called"><span class="hint">calls</span> <bdi class="mono">${call.name}</bdi></p>
+            <pre class="arguments" dir="auto" tabindex="0">${indented(call.arguments)}</pre>
+            ${isAsking && html`
+              <label>Result
+                <textarea name=${`result-${i}`} rows="2" dir="auto" spellcheck=${false}></textarea>
+              </label>`}
+            ${results && html`<p class="hint">Result</p>
+              <pre class="result" dir="auto" tabindex="0">${results[call.id]}</pre>`}
+          </div>`)}
+        ${isAsking && html`<button type="submit" class="go-on">Go on</button>`}
+      </form>`;
+  }
+}
+
+/** JSON with line breaks; as it came if it is incomplete, or would be another text but for its spaces. */
+function indented(text) {
+  if (text.length > 50_000) return text;
+  try {
+    const found = JSON.stringify(JSON.parse(text), null, 2);
+    return found.replaceAll(/\s/g, "") === text.replaceAll(/\s/g, "") ? found : text;
+  } catch {
+    return text;
+  }
+}
+
+class Foot extends Component {
+  render({ answer, shell, again }) {
+    const wantsKey = Boolean(shell.state.key);
+    const show = (event) => this.setState({ isOpen: event.target.open });
+    return html`
+      <footer class="foot">
+        <p class="costs hint">${answer.figures().map((figure) => html`<span>${figure}</span>`)}</p>
+        <details class="code" onToggle=${show}>
+          <summary>As code</summary>
+          ${this.state.isOpen && html`
+            <${Code} label="curl" text=${asCurl(answer.body, location.origin, wantsKey)} />
+            <${Code} label="Python" text=${asPython(answer.body, location.origin, wantsKey)} />`}
+        </details>
+        ${again && html`<button type="button" class="quiet small again" onClick=${again}>Again</button>`}
+      </footer>`;
+  }
+}
+
+class Code extends Component {
+  render({ label, text }, { copied }) {
+    const copy = async () => {
+      // a server that is reached by name and without TLS has no clipboard: the text is selected
+      await navigator.clipboard?.writeText(text).then(() => this.setState({ copied: true }), () => {});
+      if (!this.state.copied) getSelection().selectAllChildren(this.base.querySelector("pre"));
+    };
+    return html`
+      <div class="snippet">
+        <button type="button" class="quiet small" onClick=${copy}>
+          ${copied ? "Copied" : `Copy as ${label}`}
+        </button>
+        <pre data-language=${label} tabindex="0">${text}</pre>
+      </div>`;
+  }
+}

@@ -1,0 +1,132 @@
+"""The files of the page over HTTP, and what is packed with them."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.page.files import page_files
+from tests.api import wire
+from tests.api.wire import ScriptedEngine, error
+
+STATIC = Path(__file__).parents[2] / "mlx_server" / "page" / "static"
+MOST = 150_000
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "sec-fetch-site": "none"}
+PATHS = ["/", *(file.path for file in page_files() if file.path != "/page/index.html")]
+
+
+@pytest.fixture(scope="module")
+def locked(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine(), api_keys=(wire.key("sesame"),)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_file_needs_no_key_and_runs_nothing_of_others(locked: TestClient, path: str) -> None:
+    found = locked.get(path, headers=BROWSER)
+    assert found.status_code == 200
+    policy = dict(
+        part.split(" ", 1) for part in found.headers["content-security-policy"].split("; ")
+    )
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "connect-src": "'self'",
+        "img-src": "'self' data:",
+        "frame-ancestors": "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    assert found.headers["x-content-type-options"] == "nosniff"
+    assert found.headers["referrer-policy"] == "no-referrer"
+    assert found.headers["cache-control"] == "no-cache"
+    kind = {"": "html", ".css": "css", ".js": "javascript"}[Path(path).suffix]
+    assert found.headers["content-type"] == f"text/{kind}; charset=utf-8"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_unchanged_file_is_not_sent_again(locked: TestClient, path: str) -> None:
+    etag = locked.get(path, headers=BROWSER).headers["etag"]
+    again = locked.get(path, headers={**BROWSER, "if-none-match": f'"other", W/{etag}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert locked.get(path, headers={**BROWSER, "if-none-match": '"other"'}).status_code == 200
+
+
+def test_who_is_no_browser_learns_as_before_that_a_server_is_there(tiny_path: Path) -> None:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        assert client.get("/").text == "mlx-server is running"
+        assert client.get("/", headers=BROWSER).headers["vary"] == "Accept"
+
+
+def test_without_a_key_there_is_no_data(locked: TestClient) -> None:
+    for path in ("/page/events", "/page/history", "/v1/pool"):
+        assert error(locked.get(path, headers=BROWSER), status=401)["code"] == "invalid_api_key"
+    error(locked.get("/"), status=401)
+
+
+def test_the_page_can_be_turned_off(tiny_path: Path) -> None:
+    with wire.client(tiny_path, ScriptedEngine(), page=False) as client:
+        assert client.get("/", headers=BROWSER).text == "mlx-server is running"
+        for path in (*PATHS[1:], "/page/events", "/page/history", "/page"):
+            assert error(client.get(path, headers=BROWSER), status=404)["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page",
+        "/page/",
+        "/page/../app.py",
+        "/page/%2e%2e/files.py",
+        "/page/vendor",
+        "/page/vendor/LICENSE.htm",
+        "/page//app.js",
+        "/page/index.html",
+    ],
+)
+def test_no_other_path_is_a_file(locked: TestClient, path: str) -> None:
+    found = locked.get(path, headers={**BROWSER, "authorization": "Bearer sesame"})
+    assert error(found, status=404)["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/page/events", "/page/history"])
+def test_another_page_gets_nothing(locked: TestClient, path: str, headers: dict[str, str]) -> None:
+    key = {"authorization": "Bearer sesame"}
+    error(locked.get(path, headers={**BROWSER, **key, **headers}), status=403)
+
+
+def test_the_files_are_small_and_whole() -> None:
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MOST
+    vendored = {path.name for path in (STATIC / "vendor").iterdir()}
+    lines = (STATIC / "vendor" / "SHA256SUMS").read_text().splitlines()
+    listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    licences = {name for name in vendored if name.startswith("LICENSE.")}
+    assert vendored == {"SHA256SUMS", *licences, *listed}
+    assert licences
+    for name, digest in listed.items():
+        assert hashlib.sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == digest
+
+
+def test_no_file_has_inline_code_or_names_another_server() -> None:
+    for file in page_files():
+        text = file.content.decode()
+        if "/vendor/" in file.path:
+            continue
+        assert not re.search(r"(?:src|href|from|import|url\()\s*=?\s*[\"'(]?(?:https?:)?//", text)
+        assert "innerHTML" not in text
+        if file.media_type == "text/html":
+            assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text)

@@ -1,0 +1,231 @@
+"""What a model writes is text: no markup of its own, no scripts, no requests, in linear time."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from tests.page.browser import NEEDS_BROWSER, Tab
+from tests.page.played import HOSTILE, LINE
+from tests.page.test_talk import TOOLS, answered, ask
+
+pytestmark = [pytest.mark.live, NEEDS_BROWSER]
+
+
+def link(url: str, text: str = "") -> str:
+    rest = 'rel="noopener noreferrer" target="_blank" dir="auto"'
+    return f'<a href="{url}" title="{url}" {rest}>{text or url}</a>'
+
+
+RENDERED = [
+    ("# Hi *a*\nText", "<h3>Hi <em>a</em></h3><p>Text</p>"),
+    ("###### x ##", "<h6>x</h6>"),
+    ("one\ntwo\n\n---", "<p>one\ntwo</p><hr>"),
+    ("**b *c* d** ***e***", "<strong>b <em>c</em> d</strong> <strong><em>e</em></strong>"),
+    ("a_b_c __d__ _e_", "a_b_c <strong>d</strong> <em>e</em>"),
+    ("2 * 3 * 4 and *open", "2 * 3 * 4 and *open"),
+    ("~~gone~~ \\*kept\\*", "<del>gone</del> *kept*"),
+    ("`<b>` and `` a`b ``", "<code>&lt;b&gt;</code> and <code>a`b</code>"),
+    ("\\`` a `b", "`<code>a</code>b"),
+    ('[a](https://x.test/b(c) "t")', link("https://x.test/b(c)", "a")),
+    ("<mailto:a@x.test>", link("mailto:a@x.test")),
+    ("(https://x.test/a).", f"({link('https://x.test/a')})."),
+    ("![p](https://x.test/p.png)", link("https://x.test/p.png", "🖼 p")),
+    ("[a](javascript:alert(1))", "[a](javascript:alert(1))"),
+    ("[a](java\tscript:alert(1))", "[a](java\tscript:alert(1))"),
+    ("[a](data:text/html,x) [b](/v1/models)", "[a](data:text/html,x) [b](/v1/models)"),
+    ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+    ("```py x\na < b\n", '<pre data-language="py x"><code>a &lt; b\n</code></pre>'),
+    ("~~~~\n~~~\n~~~~\nend", "<pre><code>~~~</code></pre><p>end</p>"),
+    ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
+    ("- a\n  - b\n- c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
+    ("3. a\n\n   b\n4. c", '<ol start="3"><li>a<p>b</p></li><li>c</li></ol>'),
+    (
+        "a | b\n--|:-:\n1 | 2\\|3 | 4",
+        '<div class="table"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
+        "<tbody><tr><td>1</td><td>2|3</td></tr></tbody></table></div>",
+    ),
+    ("a | b\nno table", "<p>a | b\nno table</p>"),
+]
+"""Without the attributes that all blocks have."""
+
+SAMPLE = "\n".join(text for text, _ in RENDERED) + HOSTILE + "\r\n- a\r\n\r\n  b\r\nc\n1. x\n```\nz"
+
+HUGE = {
+    "a line": "x" * 1_000_000,
+    "brackets": "[" * 100_000,
+    "brackets in lines": ("[" * 9_000 + "\n\n") * 20,
+    "links without an end": ("[a](b" * 3_000 + "\n\n") * 10,
+    "spaces in a link": ("[a](" + " " * 15_000 + "\n\n") * 10,
+    "quotes": ">" * 100_000,
+    "deep quotes": (">" * 50 + " a\n") * 1_000,
+    "deep lists": "".join("  " * min(i, 50) + "- x\n" for i in range(2_000)),
+    "lists in a line": "- " * 95_000 + "x",
+    "emphasis": ("*a" * 4_000 + "b*" * 4_000 + "\n\n") * 10,
+    "mixed emphasis": ("*a**b_c__" * 2_000 + "\n\n") * 10,
+    "backticks": " ".join("`" * (i % 190) for i in range(200)),
+    "a fence's line": "``` " + " " * 190_000 + "`",
+    "cells": "|a" * 90_000 + "\n|-|-|\n",
+    "rules": ("| - " * 95 + "x\na|b\n") * 400,
+    "addresses": ("http://" * 2_500 + "\n\n") * 10,
+    "full stops": ("http://a" + "." * 1_900 + " ") * 90,
+    "escapes": "\\" * 200_000,
+}
+
+LOOK = """import("/page/markdown.js").then(({ markdown }) => {
+  const node = markdown(%s);
+  document.body.append(node);
+  node.offsetHeight;
+  let depth = 0;
+  for (let each = node; each; each = each.lastElementChild) depth += 1;
+  const elements = node.querySelectorAll("*").length;
+  const found = { text: node.textContent.length, depth, elements };
+  node.remove();
+  return found;
+})"""
+
+PIECES = """import("/page/markdown.js").then(({ markdown, MarkdownStream }) => {
+  const { text, cuts } = %s;
+  return [markdown(text).innerHTML, ...cuts.map((places) => {
+    const stream = new MarkdownStream(document.createElement("div"));
+    places.forEach((place, i) => {
+      stream.append(text.slice(place, places[i + 1]));
+      stream.draw();
+    });
+    return stream.node.innerHTML;
+  })];
+})"""
+
+DANGERS = """(() => {
+  const all = [...document.querySelectorAll(".answer *")];
+  return {
+    pwned: window.pwned ?? null,
+    elements: all.filter((e) => /^(script|img|svg|iframe|object|embed|base|link|meta|style)$/i
+      .test(e.tagName)).length,
+    attributes: all.flatMap((e) => [...e.attributes]).filter(({ name }) => /^on|^style$/.test(name))
+      .map(({ name }) => name),
+    links: [...new Set([...document.querySelectorAll(".answer a")].map((a) => a.protocol + a.rel))],
+  };
+})()"""
+NONE = {
+    "pwned": None,
+    "elements": 0,
+    "attributes": [],
+    "links": ["https:noopener noreferrer"],
+}
+
+
+MADE = """import("/page/markdown.js").then(({ markdown }) => {
+  const node = markdown(%s);
+  for (const each of node.querySelectorAll("*:not(a)")) {
+    each.removeAttribute("dir");
+    each.removeAttribute("tabindex");
+  }
+  return node.innerHTML;
+})"""
+
+
+def test_markdown(talk: Tab) -> None:
+    for text, expected in RENDERED:
+        html = talk.evaluate(MADE % json.dumps(text))
+        assert html in (expected, f"<p>{expected}</p>"), text
+
+
+def test_markdown_is_the_same_however_it_is_cut(talk: Tab) -> None:
+    drawn = random.Random(0)
+    cuts = [sorted({0, *drawn.choices(range(len(SAMPLE)), k=count)}) for count in (5, 40, 200)]
+    cuts.append(list(range(len(SAMPLE))))
+    whole, *pieces = talk.evaluate(PIECES % json.dumps({"text": SAMPLE, "cuts": cuts}))
+    assert pieces == [whole] * len(cuts)
+
+
+def test_markdown_without_end_takes_linear_time(talk: Tab) -> None:
+    """Quadratic time would be minutes, which the browser is not given."""
+    for name, text in HUGE.items():
+        found = talk.evaluate(LOOK % json.dumps(text))
+        assert found["depth"] < 60, name
+        assert found["elements"] < 100_000, name
+    # of these, each character is shown
+    for name in ("a line", "brackets", "links without an end", "a fence's line"):
+        text = HUGE[name]
+        shown = talk.evaluate(LOOK % json.dumps(text))["text"]
+        assert shown in (len(text), len(text.replace("\n", ""))), name
+
+
+def test_hostile_answers_do_nothing(talk: Tab) -> None:
+    for number, text in enumerate(("hostile", "line"), 1):
+        ask(talk, text)
+        answered(talk, number)
+    talk.fill("#tools", json.dumps(TOOLS))
+    ask(talk, "hostile call")
+    talk.until("document.querySelector('.go-on')")
+    assert talk.evaluate(DANGERS) == NONE
+    assert json.loads(talk.evaluate("document.querySelector('.arguments').textContent"))
+    thought = talk.evaluate("document.querySelector('.thought-text').textContent")
+    assert thought.strip() == HOSTILE.strip()
+    line = talk.evaluate("document.querySelectorAll('.said')[1].textContent")
+    assert line == LINE.replace("*", "")
+    # marks of right-to-left text end with their block
+    assert set(
+        talk.evaluate(
+            "[...document.querySelectorAll('.said, .said > *, .thought-text, .arguments')]"
+            ".map(node => getComputedStyle(node).unicodeBidi)"
+        )
+    ) <= {"isolate", "plaintext", "isolate-override"}
+
+
+def test_the_policy_stops_what_gets_through(talk: Tab) -> None:
+    """And the tests would notice it."""
+    talk.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'),"
+        " {textContent: 'window.pwned = 1'}))"
+    )
+    talk.evaluate("document.body.append(Object.assign(new Image, {src: 'http://evil.test/x.png'}))")
+    talk.evaluate("new Promise(requestAnimationFrame)")
+    assert talk.evaluate("window.pwned === undefined")
+    assert len(talk.problems) == 2
+    assert all("Content Security Policy" in problem for problem in talk.problems)
+    talk.problems.clear()
+    talk.requests.clear()
+
+
+def chunk(**delta: Any) -> str:
+    return "data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}) + "\n\n"
+
+
+END = 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(
+    ("stream", "shown"),
+    [
+        (chunk(content="x" * 1_000_000), 1_000_000),
+        ("".join(chunk(content=f"*{i}*\n\n") for i in range(20_000)), 88_890),
+        (chunk(reasoning="y" * 1_000_000) + chunk(content="z"), 1),
+        (chunk(content="a" * 150_000) + chunk(content="b" * 150_000), 300_000),
+    ],
+    ids=["a line", "tokens", "a thought", "more than is marked up"],
+)
+def test_long_answers_are_shown_whole(talk: Tab, stream: str, shown: int) -> None:
+    """In place of the server, which would need minutes to play them."""
+    talk.answer("/v1/chat/completions", stream + END)
+    ask(talk, "Hi")
+    answered(talk)
+    assert talk.evaluate("document.querySelector('.said').textContent.trim().length") == shown
+    talk.fill("#draft", "still here")
+    assert talk.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    ["data: {\n\n", "data: []\n\n", 'data: {"choices": 5}\n\n', 'data: {"error": {}}\n\n', "",
+     'data: {"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}\n\n'],
+)  # fmt: skip
+def test_a_broken_stream_is_an_error_of_that_answer(talk: Tab, stream: str) -> None:
+    talk.answer("/v1/chat/completions", stream)
+    ask(talk, "Hi")
+    answered(talk)
+    assert talk.text(".answer .error")
+    ask(talk, "Hi")
+    answered(talk, 2)

@@ -1,0 +1,277 @@
+"""The view Talk in a real browser, with a real server: streams, calls, formats, keys, keyboard."""
+
+import contextlib
+import io
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.live.server import LiveServer, eventually, serving
+from tests.page.browser import NEEDS_BROWSER, SHIFT, Tab
+from tests.page.played import LONG
+from tests.page.test_views import CONTRASTS
+
+pytestmark = [pytest.mark.live, NEEDS_BROWSER]
+
+TOOLS = [{"name": "get_weather", "parameters": {"type": "object"}}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+KEY = "sesame-open-1234"
+
+
+def ask(tab: Tab, text: str) -> None:
+    tab.fill("#draft", text)
+    tab.press("Enter")
+
+
+def answered(tab: Tab, count: int = 1) -> list[str]:
+    """The texts of the answers, once so many are complete."""
+    tab.until(f"document.querySelectorAll('.answer .foot').length >= {count}")
+    tab.until("document.querySelector('#send')")
+    found: list[str] = tab.evaluate(
+        "[...document.querySelectorAll('.answer')].map(a => a.querySelector('.said')?.innerText)"
+    )
+    return found
+
+
+def bodies(tab: Tab) -> list[dict[str, Any]]:
+    """The requests of the answers, from the code that is offered for them."""
+    tab.evaluate("document.querySelectorAll('.code').forEach(node => { node.open = true })")
+    tab.until("document.querySelectorAll('.snippet').length")
+    texts = tab.evaluate(
+        "[...document.querySelectorAll('[data-language=curl]')].map(pre => pre.textContent)"
+    )
+    return [json.loads(text.partition("-d '")[2].removesuffix("'")) for text in texts]
+
+
+def is_idle(server: LiveServer) -> bool:
+    with server.http() as http:
+        views = http.get("/v1/pool").json()["models"]
+    return server.idle() and not any(view["leases"] for view in views)
+
+
+def test_an_answer_is_streamed_with_its_tokens_and_times(talk: Tab) -> None:
+    ask(talk, "slow")
+    first = talk.until("document.querySelector('.said')?.innerText")
+    assert talk.count(".foot") == 0  # it is still under way
+    talk.until(f"document.querySelector('.said').innerText.length > {len(first)}")
+    assert LONG.startswith(talk.text(".said").removesuffix(" "))
+    talk.click("#stop-answers")
+    ask(talk, "Hi")
+    assert answered(talk, 2)[1] == "Hello, you."
+    assert talk.text(".turn:last-child em") == "you"
+    figures = talk.text(".turn:last-child .costs")
+    assert " tokens in" in figures
+    assert "tokens/s" in figures
+
+
+def test_stop_and_escape_end_the_row_on_the_server(talk: Tab, server: LiveServer) -> None:
+    for number in (1, 2):
+        ask(talk, "slow")
+        talk.until(f"document.querySelectorAll('.said').length === {number}")
+        assert not is_idle(server)
+        talk.click("#stop-answers") if number == 1 else talk.press("Escape")
+        texts = answered(talk, number)
+        eventually(lambda: is_idle(server), "the row is gone")
+        assert 0 < len(texts[-1]) < len(LONG)
+    assert "stopped" in talk.text(".turn:last-child .costs")
+
+
+def test_a_call_is_shown_and_its_result_typed_by_hand(talk: Tab) -> None:
+    talk.fill("#tools", json.dumps(TOOLS))
+    ask(talk, "What is the weather?")
+    talk.until("document.querySelector('.go-on')")
+    assert talk.text(".called bdi") == "get_weather"
+    assert json.loads(talk.text(".arguments")) == {"city": "Paris"}
+    # thoughts are folded
+    assert not talk.evaluate("document.querySelector('.thought').open")
+    assert talk.evaluate("document.querySelector('.thought-text').textContent") == (
+        "I should look it up."
+    )
+    talk.click(".call textarea")
+    talk.type("it rains")
+    talk.click(".go-on")
+    assert answered(talk, 2) == ["Let me see.", "It rains."]
+    assert talk.text(".result") == "it rains"
+    *_, assistant, result = bodies(talk)[1]["messages"]
+    assert assistant["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert (assistant["content"], result["content"]) == ("Let me see.", "it rains")
+
+
+def test_a_schema_is_held(talk: Tab) -> None:
+    """By a model of random weights."""
+    talk.fill("#model", "tiny")
+    talk.fill("#schema", json.dumps(SCHEMA))
+    talk.fill("#max_tokens", "60")
+    ask(talk, "Hi")
+    (text,) = answered(talk)
+    assert json.loads(text)["colour"] in ("red", "green")
+
+
+def test_settings_that_are_wrong_are_said_so(talk: Tab) -> None:
+    talk.fill("#schema", "{no")
+    ask(talk, "Hi")
+    assert "schema is no valid JSON" in talk.until(
+        "document.querySelector('.conversation > .error').textContent"
+    )
+    talk.fill("#schema", "")
+    talk.fill("#temperature", "3")
+    ask(talk, "Hi")
+    answered(talk)
+    assert "temperature" in talk.text(".answer .error")
+    talk.problems.clear()  # the browser reports each 400
+
+
+def test_two_answers_side_by_side(talk: Tab) -> None:
+    talk.fill("#model", "qwen")
+    talk.fill("#other-model", "glm")
+    ask(talk, "Hi")
+    assert answered(talk, 2) == ["Hello, you."] * 2
+    names = "[...document.querySelectorAll('.by')].map(node => node.innerText)"
+    assert talk.evaluate(names) == ["qwen", "glm"]
+    left, right = talk.evaluate(
+        "[...document.querySelectorAll('.side')].map(node => node.getBoundingClientRect().toJSON())"
+    )
+    assert left["y"] == right["y"]
+    assert left["right"] < right["x"]
+
+
+def test_with_and_without_an_adapter(talk: Tab) -> None:
+    talk.fill("#model", "tiny")
+    talk.fill("#other-model", "tiny:pirate")
+    talk.fill("#max_tokens", "12")
+    talk.fill("#temperature", "0")
+    ask(talk, "Hi")
+    answered(talk, 2)
+    assert [body["model"] for body in bodies(talk)] == ["tiny", "tiny:pirate"]
+    without, with_it = talk.evaluate(
+        "[...document.querySelectorAll('.answer')].map(a => a.querySelector('.said')?.textContent)"
+    )
+    assert without != with_it
+
+
+def test_an_earlier_message_is_edited_and_the_talk_goes_on(talk: Tab) -> None:
+    ask(talk, "Hi")
+    answered(talk)
+    ask(talk, "And then?")
+    assert answered(talk, 2) == ["Hello, you.", "The sun."]
+    talk.click(".asked button")
+    talk.until("document.activeElement.name === 'text'")
+    talk.type(", everybody")
+    talk.click(".editor [type=submit]")
+    talk.until("document.querySelectorAll('.turn').length === 1")
+    answered(talk)
+    assert talk.text(".asked p") == "Hi, everybody"
+    talk.click(".again")
+    talk.until("document.querySelectorAll('.foot').length === 1")
+    assert bodies(talk)[0]["messages"] == [{"role": "user", "content": "Hi, everybody"}]
+
+
+def test_the_code_that_is_offered_asks_the_same(talk: Tab) -> None:
+    text = "It's \"quoted\" \\ 'text'\n$HOME `x` é🙂"
+    talk.fill("#top_k", "5")
+    talk.fill("#stop", "one\ntwo")
+    ask(talk, text)
+    assert answered(talk) == ["As you say."]
+    talk.evaluate("document.querySelector('.code').open = true")
+    curl = talk.until("document.querySelector('[data-language=curl]')?.textContent")
+    run = subprocess.run(["sh", "-c", f"{curl} -sS"], capture_output=True, check=True)
+    assert json.loads(run.stdout)["choices"][0]["message"]["content"] == "As you say."
+    python = talk.until("document.querySelector('[data-language=Python]')?.textContent")
+    assert '"top_k": 5' in python
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(python, {})
+    assert "As you say." in printed.getvalue()
+
+
+def test_a_talk_by_keyboard_alone(talk: Tab) -> None:
+    def tab_to(selector: str, modifiers: int = 0) -> None:
+        for _ in range(60):
+            if talk.evaluate(f"document.activeElement.matches({json.dumps(selector)})"):
+                return
+            talk.press("Tab", modifiers)
+        raise AssertionError(f"no way to {selector}")
+
+    talk.evaluate("document.activeElement.blur()")
+    tab_to("nav a[href='#talk']")
+    tab_to("#model")
+    tab_to("#draft")
+    talk.type("slow")
+    talk.press("Enter")
+    talk.until("document.querySelector('.said')")
+    talk.press("Escape")
+    answered(talk)
+    tab_to(".asked button", SHIFT)
+    talk.press("Enter")
+    talk.until("document.activeElement.name === 'text'")
+    talk.type("er and slower")
+    talk.press("Enter")
+    assert answered(talk) == ["Hello, you."]
+    assert talk.text(".asked p") == "slower and slower"
+    assert talk.evaluate("document.activeElement !== document.body")
+
+
+def test_a_phone_has_nothing_to_scroll_sideways(talk: Tab) -> None:
+    talk.resize(390, 844)
+    talk.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true })")
+    talk.fill("#other-model", "glm")
+    for number, text in enumerate(("hostile", "line"), 1):
+        ask(talk, text)
+        answered(talk, 2 * number)
+    bodies(talk)
+    assert talk.evaluate("document.scrollingElement.scrollWidth") == 390
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "said.yaml").write_text("- {match: Hi, output: You may.}", "utf-8")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+        models = {"fake": {"source": "replay:said.yaml", "family": "plain"}}
+        with serving(folder, {"models": models, "server": {"api_keys": [KEY]}}) as server:
+            yield server
+
+
+def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveServer) -> None:
+    tab = new_tab
+    tab.goto(f"{locked.url}/#talk")
+    tab.until("document.querySelector('#ask-key').open")
+    for key in ("wrong", KEY):
+        tab.fill("#key", key)
+        tab.click("#ask-key [type=submit]")
+        if key != KEY:
+            tab.until("document.querySelector('#ask-error').textContent")
+    tab.until("document.querySelector('#model')?.value")
+    ask(tab, "Hi")
+    assert answered(tab) == ["You may."]
+    tab.evaluate("document.querySelector('.code').open = true")
+    assert "Bearer $MLX_SERVER_KEY" in tab.text("[data-language=curl]")
+    kept = tab.evaluate(
+        "indexedDB.databases().then(found => JSON.stringify([{...localStorage},"
+        " {...sessionStorage}, document.cookie, location.href, history.state, found,"
+        " document.documentElement.outerHTML]))"
+    )
+    assert KEY not in kept + json.dumps(tab.requests)
+    assert KEY not in locked.log
+    tab.goto(f"{locked.url}/?again#talk")
+    tab.until("document.querySelector('#ask-key').open")
+    assert {problem.partition(" http")[0] for problem in tab.problems} == {
+        "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
+    }
+    tab.problems.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_light_and_in_dark(talk: Tab, scheme: str) -> None:
+    talk.colour_scheme(scheme)
+    ask(talk, "Hi")
+    answered(talk)
+    assert json.loads(talk.evaluate(CONTRASTS)) == []
