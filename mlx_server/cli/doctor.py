@@ -24,7 +24,6 @@ def doctor(
     mlx-server doctor
     mlx-server doctor --config team.yaml
     mlx-server doctor --json > report.json
-    mlx-server doctor | grep fail
     mlx-server doctor --hostfile hosts.json
 
     Please add the output to bug reports; it shows no key. The exit code is 0 if nothing failed,

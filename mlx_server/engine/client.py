@@ -326,8 +326,9 @@ class EngineClient:
                 if ends:
                     what = "lost its group" if report.kind == "peer" else "lost the GPU"
                     self._abandon(what, f"The engine process was ended: {message}.")
-            case messages.RankLost(rank, why):
-                self._abandon(f"lost {rank}, which {why}")
+            case messages.RankLost(rank, host, why):
+                log.error("rank %d on %s %s", rank, host, why)
+                self._abandon(f"lost rank {rank} of its group")
             case messages.PrefillProgress(row):
                 self.on_prefill(report)
                 self._deliver(row, report, last=False)

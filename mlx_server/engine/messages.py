@@ -449,8 +449,9 @@ class DeviceFailed(msgspec.Struct, tag=True):
 class RankLost(msgspec.Struct, tag=True):
     """A rank of the process's group is gone. The process ends, and the group with it."""
 
-    rank: str
-    """Its number and host."""
+    rank: int
+    host: str
+    """Its name for ssh, for the log alone."""
     why: str
 
 

@@ -45,9 +45,6 @@ class RankGroup(msgspec.Struct, frozen=True):
         """How many ports it listens on."""
         return sum(len(host.ips) for host in self.hosts)
 
-    def name(self, rank: int) -> str:
-        return f"rank {rank} ({self.hosts[rank].ssh})"
-
     def backend_files(self) -> dict[str, str]:
         """The environment variables with the path of a file, and the files' text."""
         if self.backend == "ring":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.engine.device_errors import FORGIVEN_SECONDS, Streak, device_error, kind_of
+from mlx_server.engine.device_errors import ENDS, FORGIVEN_SECONDS, Streak, device_error, kind_of
 
 FAILED = "[METAL] Command buffer execution failed: "
 
@@ -97,3 +97,11 @@ def test_errors_are_in_a_row_until_something_was_answered_and_time_has_passed() 
     assert streak.failed(10 * FORGIVEN_SECONDS + 1) == 3  # soon after
     streak.answered()
     assert streak.failed(12 * FORGIVEN_SECONDS) == 1
+
+
+def test_a_lost_peer_ends_the_process() -> None:
+    """The error of MLX's ring when the process of another rank was killed."""
+    kind = device_error(RuntimeError("[ring] connection to a peer was lost"))
+    assert kind == "peer"
+    assert kind in ENDS
+    assert device_error(RuntimeError("a row said [ring]")) is None

@@ -77,7 +77,11 @@ def test_a_schema_holds_and_a_stream_streams(server: LiveServer) -> None:
     assert isinstance(json.loads(text_of(answer))["a"], bool)
     with server.openai() as client:
         stream = client.chat.completions.create(
-            model="big", messages=[{"role": "user", "content": "Hi"}], max_tokens=5, stream=True
+            model="big",
+            messages=[{"role": "user", "content": "Hi"}],
+            max_tokens=5,
+            stream=True,
+            temperature=0,
         )
         assert [c.choices[0].finish_reason for c in stream if c.choices][-1] == "length"
 
@@ -100,7 +104,7 @@ def test_a_lost_rank_is_a_503_and_the_group_comes_back(server: LiveServer) -> No
             next(line for line in lines if '"content"' in line)
             the_other_rank(server).send_signal(signal.SIGKILL)
             (error,) = (line for line in lines if '"error"' in line)
-        assert "lost rank 1 (localhost)" in error
+        assert "of its group" in error, "its end and the error of the link come in any order"
         assert '"engine_died"' in error
         assert http.get("/health").status_code == 503
         assert asked(server, "big").status_code == 503

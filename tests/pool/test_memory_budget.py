@@ -11,7 +11,7 @@ import pytest
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.pool.actions import Grant, LoadAction, ModelFacts
 from mlx_server.pool.lease import SOON
-from mlx_server.pool.memory_budget import budget_of
+from mlx_server.pool.memory_budget import MemoryParts, budget_of
 from mlx_server.pool.policy import Policy
 from mlx_server.worker.cache_cost import cache_cost
 from tests.worker.architectures import CONFIGS
@@ -295,3 +295,12 @@ def test_so_many_answers_without_a_limit_at_once(
 ) -> None:
     """before: where memory for a whole answer is reserved from the start."""
     assert (rows_at_once(ram, name, ANSWER), rows_at_once(ram, name, SOON)) == (before, after)
+
+
+def test_models_over_several_machines_and_those_of_this_one_share_its_budget() -> None:
+    alone, with_others = MemoryParts([None], has_own=False), MemoryParts([None, 20], has_own=True)
+    assert (alone.of_group(None, 90), alone.own(90)) == (90, 0)
+    assert (with_others.of_group(None, 90), with_others.of_group(20, 90)) == (30, 20)
+    assert with_others.own(90) == 90 - 30 - 20
+    assert with_others.of_group(20, 10) == 10, "a smaller machine decides"
+    assert MemoryParts([80, 80], has_own=True).own(90) == 0

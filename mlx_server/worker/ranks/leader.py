@@ -172,7 +172,7 @@ class Leader:
     def _lose(self, number: int, why: str) -> None:
         self._losing.acquire()  # never released: this process ends
         with suppress(OSError):
-            self._sender.send(messages.RankLost(self._group.name(number), why))
+            self._sender.send(messages.RankLost(number, self._group.hosts[number].ssh, why))
         for rank in self._ranks:
             rank.process.kill()
         leave(1)
