@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import resolve
 from tests.hostile.outbound import sitecustomize as outbound
 
@@ -42,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         config.option.all = True
+    if not hasattr(config, "workerinput"):
+        _share_a_cache(config)
     handle, os.environ[outbound.VARIABLE] = tempfile.mkstemp(prefix="outbound-")
     os.close(handle)
     everywhere = [str(Path(outbound.__file__).parent), os.environ.get("PYTHONPATH")]
@@ -50,6 +53,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # Where the suite runs in a shell's background, all that it starts would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _share_a_cache(config: pytest.Config) -> None:
+    """A replay model's checkpoint is made once for all tests of a run: gpt-oss's takes seconds. The
+    demo model stays in the user's cache."""
+    demo = cache_dir() / "demo"
+    demo.mkdir(parents=True, exist_ok=True)
+    folder = tempfile.TemporaryDirectory(prefix="cache-")
+    config.add_cleanup(folder.cleanup)
+    Path(folder.name, "demo").symlink_to(demo)
+    os.environ["MLX_SERVER_CACHE"] = folder.name
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

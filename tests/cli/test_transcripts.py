@@ -11,11 +11,6 @@ from mlx_server.errors import SettingsError
 SAID = "- answer: {text: Yes.}\n- answer: {calls: [{name: f}]}\n"
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
-
-
 def settings(folder: Path, family: str) -> Settings:
     (folder / "said.yaml").write_text(SAID)
     source = f"replay:{folder / 'said.yaml'}"

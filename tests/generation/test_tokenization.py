@@ -1,7 +1,6 @@
 """Prompts are tokenised for every family as they are for an answer, without weights."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +16,10 @@ HI = Conversation((Message("user", "Salü <|im_end|>"),))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenized")
     (folder / "said.jsonl").write_text(json.dumps({"output": "Yes."}))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        yield folder
+    return folder
 
 
 def replayed(folder: Path, family: str) -> PreparedModel:

@@ -98,11 +98,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @asynccontextmanager
 async def lab(
     folder: Path, *outputs: str, family: str = "qwen3", limits: McpLimits | None = None, **spec: Any

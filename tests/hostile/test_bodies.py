@@ -26,12 +26,10 @@ each_route = pytest.mark.parametrize("route", [pytest.param(r, id=r.path) for r 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("fuzzed")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with fuzz.target(folder, tiny_path) as target:
-            yield target
-            assert "Traceback" not in target.server.log
-            assert " ERROR " not in target.server.log
+    with fuzz.target(folder, tiny_path) as target:
+        yield target
+        assert "Traceback" not in target.server.log
+        assert " ERROR " not in target.server.log
 
 
 def test_these_are_all_routes(target: Target) -> None:

@@ -209,11 +209,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
         "allow_private_urls": True,
         "runtime_adapters": True,
     }
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, {"models": models, "server": settings}) as server:
-            (folder / "said.jsonl").unlink()  # without it the server would not start
-            yield server
+    with serving(folder, {"models": models, "server": settings}) as server:
+        (folder / "said.jsonl").unlink()  # without it the server would not start
+        yield server
 
 
 @pytest.fixture(scope="module")

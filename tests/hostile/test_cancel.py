@@ -41,10 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
             "connectors": {"hangs": {"command": sys.executable, "args": HANGS}},
         }
     )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(settings) as found:
-            yield found
+    with serving(settings) as found:
+        yield found
 
 
 COLD = ("close", "reset", "half-close", "pipelined", "DELETE", "cancel")

@@ -42,7 +42,6 @@ def few_descriptors(folder: Path) -> Iterator[None]:
     limited.write_text(f'#!/bin/sh\nulimit -n {DESCRIPTORS}\nexec {sys.executable} "$@"\n')
     limited.chmod(0o755)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
         patched.setattr(live, "sys", SimpleNamespace(executable=str(limited)))
         yield
 

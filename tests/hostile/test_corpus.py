@@ -63,12 +63,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
             REPLAYED: {"source": "replay:said.jsonl", "family": "hermes", "preload": True},
         },
     }
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, config) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    with serving(folder, config) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 @dataclass(frozen=True)

@@ -158,10 +158,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, TRANSCRIPT)), "utf-8")
     (folder / "other.jsonl").write_text('{"output": "No."}', "utf-8")
     adapter = mlx_adapter(folder / "odd", tiny_path)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, {"models": models(tiny_path, adapter)}) as server:
-            yield server
+    with serving(folder, {"models": models(tiny_path, adapter)}) as server:
+        yield server
 
 
 def shown(kind: Any) -> Iterator[tuple[Wire, str, Any]]:

@@ -39,11 +39,6 @@ def settings(folder: Path, **more: Any) -> Settings:
     return Settings.model_validate({"server": server, "models": {MODEL: model}})
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
-
-
 def chat() -> bytes:
     messages = [{"role": "user", "content": "Hi"}]
     return request(CHAT, {"model": MODEL, "messages": messages, "stream": True})

@@ -51,10 +51,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     model = {"source": f"replay:{said}", "family": "plain", "preload": True}
     limits = {"port": 0, "send_seconds": LONG}
     settings = Settings.model_validate({"server": limits, "models": {MODEL: model}})
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(settings) as found:
-            yield found
+    with serving(settings) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

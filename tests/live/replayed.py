@@ -27,11 +27,9 @@ ENTRIES: list[dict[str, Any]] = [
 
 @contextmanager
 def replaying(folder: Path, **more: Mapping[str, Any]) -> Iterator[LiveServer]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        write(folder)
-        with serving(folder, config(**more)) as server:
-            yield server
+    write(folder)
+    with serving(folder, config(**more)) as server:
+        yield server
 
 
 def write(folder: Path) -> None:

@@ -47,12 +47,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
         SMALL: {**said, "context_length": CONTEXT},
         TINY: {"source": str(tiny_path)},
     }
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        config = {"models": models, "server": {"api_keys": [KEY]}}
-        with serving(folder, config) as server:
-            yield server
-            assert "Traceback" not in server.log
+    config = {"models": models, "server": {"api_keys": [KEY]}}
+    with serving(folder, config) as server:
+        yield server
+        assert "Traceback" not in server.log
 
 
 @pytest.fixture

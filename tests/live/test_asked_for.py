@@ -28,35 +28,31 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("asked")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        for name in NAMES:
-            (folder / f"{name}.jsonl").write_text(json.dumps({"output": pairs.script(name)}))
-        entries = [
-            {"match": "Look!", "output": f"{THOUGHT}{CALL}"},
-            {"match": "Look!", "output": f"{THOUGHT}{ANSWER}"},
-            {"output": f"{THOUGHT}{ANSWER}"},
-        ]
-        (folder / "caller.jsonl").write_text("\n".join(map(json.dumps, entries)))
-        caller = {"source": "replay:caller.jsonl", "family": "qwen3"}
-        models = {
-            **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in NAMES},
-            CALLER: {**caller, "context_length": 5000},
-            LOUD: {**caller, "include_raw": "always"},
-            QUIET: {**caller, "include_raw": "never"},
-            TINY: {
-                "source": str(tiny_path),
-                "adapters": {"none": {"path": "./none", "description": "Says nothing."}},
-            },
-            "absent": {"source": "nobody/has-this"},
-        }
-        habits = ("quiet", "dies")
-        connectors = {
-            habit: {"command": sys.executable, "args": [HOSTILE, habit]} for habit in habits
-        }
-        with serving(folder, {"models": models, "connectors": connectors}) as server:
-            yield server
-            assert "Traceback" not in server.log
+    for name in NAMES:
+        (folder / f"{name}.jsonl").write_text(json.dumps({"output": pairs.script(name)}))
+    entries = [
+        {"match": "Look!", "output": f"{THOUGHT}{CALL}"},
+        {"match": "Look!", "output": f"{THOUGHT}{ANSWER}"},
+        {"output": f"{THOUGHT}{ANSWER}"},
+    ]
+    (folder / "caller.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    caller = {"source": "replay:caller.jsonl", "family": "qwen3"}
+    models = {
+        **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in NAMES},
+        CALLER: {**caller, "context_length": 5000},
+        LOUD: {**caller, "include_raw": "always"},
+        QUIET: {**caller, "include_raw": "never"},
+        TINY: {
+            "source": str(tiny_path),
+            "adapters": {"none": {"path": "./none", "description": "Says nothing."}},
+        },
+        "absent": {"source": "nobody/has-this"},
+    }
+    habits = ("quiet", "dies")
+    connectors = {habit: {"command": sys.executable, "args": [HOSTILE, habit]} for habit in habits}
+    with serving(folder, {"models": models, "connectors": connectors}) as server:
+        yield server
+        assert "Traceback" not in server.log
 
 
 @pytest.fixture(scope="module")

@@ -145,13 +145,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("bodies")
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, ENTRIES)), "utf-8")
     replay = {"source": "replay:said.jsonl", "family": "qwen3"}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        config = {"models": {THINKER: replay}, "server": {"reasoning_field": "reasoning_content"}}
-        with serving(folder, config) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    config = {"models": {THINKER: replay}, "server": {"reasoning_field": "reasoning_content"}}
+    with serving(folder, config) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +230,8 @@ def test_the_owner_names_the_field(
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, ENTRIES)), "utf-8")
     replay = {"source": "replay:said.jsonl", "family": "qwen3"}
     config = {"models": {THINKER: replay}, "server": settings}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, config) as server, server.http() as http:
-            (choice,) = post(http, messages=HI).json()["choices"]
+    with serving(folder, config) as server, server.http() as http:
+        (choice,) = post(http, messages=HI).json()["choices"]
     found = {name for name in choice["message"] if name.startswith("reasoning")}
     assert found == names
 

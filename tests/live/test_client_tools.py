@@ -59,21 +59,19 @@ def custom(definition: str = "", syntax: str = "lark") -> Any:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("tools")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        for model in FAMILIES:
-            entries = [{"last": text, "output": each[model]} for text, each in CALLS.items()]
-            final = "<|channel|>final<|message|>Done.<|return|>" if model == GPT_OSS else "Done."
-            entries.append({"last": "result", "output": final})
-            lines = "\n".join(map(json.dumps, entries))
-            (folder / f"{model}.jsonl").write_text(lines, "utf-8")
-        models = {
-            model: {"source": f"replay:{model}.jsonl", "family": family, "preload": True}
-            for model, family in FAMILIES.items()
-        }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
+    for model in FAMILIES:
+        entries = [{"last": text, "output": each[model]} for text, each in CALLS.items()]
+        final = "<|channel|>final<|message|>Done.<|return|>" if model == GPT_OSS else "Done."
+        entries.append({"last": "result", "output": final})
+        lines = "\n".join(map(json.dumps, entries))
+        (folder / f"{model}.jsonl").write_text(lines, "utf-8")
+    models = {
+        model: {"source": f"replay:{model}.jsonl", "family": family, "preload": True}
+        for model, family in FAMILIES.items()
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
 
 
 def streamed(client: OpenAI, **asked: Any) -> Json:

@@ -72,12 +72,10 @@ SAID = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("clients")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, {"models": dict(models(folder))}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    with serving(folder, {"models": dict(models(folder))}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 def models(folder: Path) -> Iterator[tuple[str, Json]]:

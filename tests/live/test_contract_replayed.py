@@ -44,28 +44,26 @@ JSON_SCHEMA = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("replayed")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        models: dict[str, dict[str, Any]] = {}
-        for name in (*THINKING, *OTHERS):
-            entries = [
-                {"match": "slowly", "output": SLOW, "delay_ms": DELAY},
-                pairs.entry(name, THOUGHT),
-            ]
-            (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)))
-            models[name] = {"source": f"replay:{name}.jsonl", "family": name}
-        (folder / "calls.jsonl").write_text(json.dumps({"output": CALLED, "off_grammar": "noise"}))
-        models[FREE] = {"source": "replay:calls.jsonl", "family": "qwen3"}
-        models[HELD] = {**models[FREE], "constrain_calls": True}
-        models[UNABLE] = {**models[FREE], "family": UNABLE}
-        models[THOUGHTLESS] = {
-            **models["qwen3"],
-            "template_kwargs": {"reasoning_effort": "none"},
-        }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    models: dict[str, dict[str, Any]] = {}
+    for name in (*THINKING, *OTHERS):
+        entries = [
+            {"match": "slowly", "output": SLOW, "delay_ms": DELAY},
+            pairs.entry(name, THOUGHT),
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)))
+        models[name] = {"source": f"replay:{name}.jsonl", "family": name}
+    (folder / "calls.jsonl").write_text(json.dumps({"output": CALLED, "off_grammar": "noise"}))
+    models[FREE] = {"source": "replay:calls.jsonl", "family": "qwen3"}
+    models[HELD] = {**models[FREE], "constrain_calls": True}
+    models[UNABLE] = {**models[FREE], "family": UNABLE}
+    models[THOUGHTLESS] = {
+        **models["qwen3"],
+        "template_kwargs": {"reasoning_effort": "none"},
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 def body(model: str, text: str = "Well?", **more: Any) -> dict[str, Any]:

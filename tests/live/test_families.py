@@ -49,24 +49,22 @@ def entry(case: Case) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("families")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        for name in NAMES:
-            entries = [json.dumps(entry(case)) for case in cases(name)]
-            (folder / f"{name}.jsonl").write_text("\n".join(entries), "utf-8")
-        models = {
-            name: {
-                "source": f"replay:{name}.jsonl",
-                "family": name,
-                "lead_on": False,
-                "repair": {"promote_reasoning": False},
-            }
-            for name in NAMES
+    for name in NAMES:
+        entries = [json.dumps(entry(case)) for case in cases(name)]
+        (folder / f"{name}.jsonl").write_text("\n".join(entries), "utf-8")
+    models = {
+        name: {
+            "source": f"replay:{name}.jsonl",
+            "family": name,
+            "lead_on": False,
+            "repair": {"promote_reasoning": False},
         }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+        for name in NAMES
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 @dataclass

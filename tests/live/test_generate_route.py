@@ -57,17 +57,15 @@ HARMONY_ENTRIES = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("generate")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        for name, entries in {"qwen": QWEN_ENTRIES, "harmony": HARMONY_ENTRIES}.items():
-            (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)), "utf-8")
-        models = {
-            QWEN: {"source": "replay:qwen.jsonl", "family": "qwen3"},
-            HARMONY: {"source": "replay:harmony.jsonl", "family": "gpt_oss"},
-        }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
+    for name, entries in {"qwen": QWEN_ENTRIES, "harmony": HARMONY_ENTRIES}.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)), "utf-8")
+    models = {
+        QWEN: {"source": "replay:qwen.jsonl", "family": "qwen3"},
+        HARMONY: {"source": "replay:harmony.jsonl", "family": "gpt_oss"},
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
 
 
 def answer(server: LiveServer, text: str, **more: Any) -> dict[str, Any]:

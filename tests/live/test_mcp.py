@@ -20,7 +20,6 @@ MODEL = "caller"
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MLX_SERVER_DATA", str(tmp_path / "data"))
     lines = (json.dumps({"output": output}) for output in (CALL, "I have seen it."))
     (tmp_path / "said.jsonl").write_text("\n".join(lines), "utf-8")

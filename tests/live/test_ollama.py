@@ -46,12 +46,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     (folder / "said.jsonl").write_text(lines, "utf-8")
     families = {THINKER: "qwen3", PLAIN: "plain"}
     models = {id: {"source": "replay:said.jsonl", "family": it} for id, it in families.items()}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 @pytest.fixture(scope="module")

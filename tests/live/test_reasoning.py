@@ -78,34 +78,32 @@ HARMONY_ENTRIES = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("reasoning")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        for name, entries in {"said": ENTRIES, "harmony": HARMONY_ENTRIES}.items():
-            (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)), "utf-8")
-        models = {
-            LED: {"source": "replay:said.jsonl", "family": "qwen3"},
-            NOT_LED: {
-                "source": "replay:said.jsonl",
-                "family": "qwen3",
-                "lead_on": False,
-                "repair": {"promote_reasoning": False},
-            },
-            SHORT: {"source": "replay:said.jsonl", "family": "qwen3", "context_length": CONTEXT},
-            HELD: {"source": "replay:said.jsonl", "family": "qwen3", "constrain_calls": True},
-            HELD_HARMONY: {
-                "source": "replay:harmony.jsonl",
-                "family": "gpt_oss",
-                "constrain_calls": True,
-            },
-            HARMONY: {
-                "source": "replay:harmony.jsonl",
-                "family": "gpt_oss",
-                "template_kwargs": {"model_identity": "You are short.", "unheard_of": 1},
-            },
-        }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
+    for name, entries in {"said": ENTRIES, "harmony": HARMONY_ENTRIES}.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)), "utf-8")
+    models = {
+        LED: {"source": "replay:said.jsonl", "family": "qwen3"},
+        NOT_LED: {
+            "source": "replay:said.jsonl",
+            "family": "qwen3",
+            "lead_on": False,
+            "repair": {"promote_reasoning": False},
+        },
+        SHORT: {"source": "replay:said.jsonl", "family": "qwen3", "context_length": CONTEXT},
+        HELD: {"source": "replay:said.jsonl", "family": "qwen3", "constrain_calls": True},
+        HELD_HARMONY: {
+            "source": "replay:harmony.jsonl",
+            "family": "gpt_oss",
+            "constrain_calls": True,
+        },
+        HARMONY: {
+            "source": "replay:harmony.jsonl",
+            "family": "gpt_oss",
+            "template_kwargs": {"model_identity": "You are short.", "unheard_of": 1},
+        },
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
 
 
 def asked(client: OpenAI, model: str, text: str, **more: Any) -> Any:

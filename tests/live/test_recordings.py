@@ -105,20 +105,18 @@ OSS_SAID = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("recordings")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        (folder / "said.yaml").write_text(SAID, "utf-8")
-        (folder / "oss.json").write_text(json.dumps(OSS_SAID), "utf-8")
-        qwen = {"source": "replay:said.yaml", "family": "qwen3"}
-        models = {
-            QWEN: {**qwen, "aliases": [ALIAS]},
-            HELD: {**qwen, "constrain_calls": True},
-            OSS: {"source": "replay:oss.json", "family": "gpt_oss", "constrain_calls": True},
-        }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    (folder / "said.yaml").write_text(SAID, "utf-8")
+    (folder / "oss.json").write_text(json.dumps(OSS_SAID), "utf-8")
+    qwen = {"source": "replay:said.yaml", "family": "qwen3"}
+    models = {
+        QWEN: {**qwen, "aliases": [ALIAS]},
+        HELD: {**qwen, "constrain_calls": True},
+        OSS: {"source": "replay:oss.json", "family": "gpt_oss", "constrain_calls": True},
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 @pytest.fixture(scope="module")
@@ -330,9 +328,8 @@ def test_what_matched_is_logged_and_no_text_of_the_request(
     ],
 )
 def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transcript: str | None, told: str
+    tmp_path: Path, transcript: str | None, told: str
 ) -> None:
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
     if transcript is not None:
         (tmp_path / "said.yaml").write_text(transcript)
     replay = {"source": "replay:said.yaml", "family": "plain"}
@@ -343,8 +340,7 @@ def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
     assert f"fake: {told}" in serve.stderr.replace("The transcript can't be played: ", "")
 
 
-def test_doctor_checks_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
+def test_doctor_checks_transcripts(tmp_path: Path) -> None:
     (tmp_path / "said.yaml").write_text("- output: a\n- outptu: b\n")
     (tmp_path / "good.yaml").write_text("- output: a\n")
     models = {

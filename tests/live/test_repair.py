@@ -99,11 +99,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     for name in models:
         if name.startswith("short"):
             models[name] = {**models[name], "defaults": {"max_tokens": LIMIT}}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
 
 
 def asked(client: OpenAI, model: str, question: str, **more: Any) -> Any:

@@ -37,17 +37,15 @@ ENTRIES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("replay")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
-        (folder / "said.jsonl").write_text(lines, "utf-8")
-        models = {
-            id: {"source": "replay:said.jsonl", "family": family} for id, family in FAMILIES.items()
-        }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
+    (folder / "said.jsonl").write_text(lines, "utf-8")
+    models = {
+        id: {"source": "replay:said.jsonl", "family": family} for id, family in FAMILIES.items()
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 BOTH = pytest.mark.parametrize("model", FAMILIES)

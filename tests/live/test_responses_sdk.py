@@ -63,23 +63,21 @@ ADD: Any = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("responses")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        for name, entries in (("harmony", HARMONY), ("tags", TAGS)):
-            lines = "\n".join(json.dumps(entry) for entry in entries)
-            (folder / f"{name}.jsonl").write_text(lines, "utf-8")
-        models = {
-            GPT_OSS: {"source": "replay:harmony.jsonl", "family": "gpt_oss"},
-            QWEN: {
-                "source": "replay:tags.jsonl",
-                "family": "qwen3",
-                "defaults": {"temperature": 0.3},
-            },
-        }
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    for name, entries in (("harmony", HARMONY), ("tags", TAGS)):
+        lines = "\n".join(json.dumps(entry) for entry in entries)
+        (folder / f"{name}.jsonl").write_text(lines, "utf-8")
+    models = {
+        GPT_OSS: {"source": "replay:harmony.jsonl", "family": "gpt_oss"},
+        QWEN: {
+            "source": "replay:tags.jsonl",
+            "family": "qwen3",
+            "defaults": {"temperature": 0.3},
+        },
+    }
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 BOTH = pytest.mark.parametrize("model", [GPT_OSS, QWEN])

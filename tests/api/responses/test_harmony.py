@@ -150,17 +150,15 @@ def client(tmp_path_factory: pytest.TempPathFactory, engine: Playing) -> Iterato
     folder = tmp_path_factory.mktemp("harmony")
     transcript = folder / "said.jsonl"
     transcript.write_text("\n".join(map(entry, [*OUTPUTS, SECOND_STEP])), "utf-8")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        source = f"replay:{transcript}"
-        models = {
-            MODEL: ModelSettings(source=source, family="gpt_oss"),
-            OTHER: ModelSettings(source=source, family="qwen3"),
-        }
-        app = create_app(Settings(models=models))
-        app.state.pool.make_engine = lambda **limits: engine
-        with TestClient(app, base_url="http://localhost") as client:
-            yield client
+    source = f"replay:{transcript}"
+    models = {
+        MODEL: ModelSettings(source=source, family="gpt_oss"),
+        OTHER: ModelSettings(source=source, family="qwen3"),
+    }
+    app = create_app(Settings(models=models))
+    app.state.pool.make_engine = lambda **limits: engine
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client
 
 
 def entry(name: str) -> str:
