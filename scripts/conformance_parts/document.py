@@ -28,7 +28,8 @@ def update(file: Path, outcomes: Iterable[Outcome]) -> None:
     rows.pop(_key(HEAD.splitlines()[-2]), None)
     grouped: dict[str, list[Outcome]] = {}
     for each in outcomes:
-        if each.suite in SUITES and each.verdict != "skipped":
+        is_versioned = "@" in each.subject or "==" in each.subject  # else it never began
+        if each.suite in SUITES and is_versioned and each.verdict != "skipped":
             grouped.setdefault(each.subject, []).append(each)
     rows |= {_key(line): line for line in _rows(grouped.items())}
     file.write_text(HEAD + "".join(f"{rows[key]}\n" for key in sorted(rows)), "utf-8")
