@@ -19,6 +19,7 @@ def link(url: str, text: str = "") -> str:
 
 
 RENDERED = [
+    ("one\n```two``` three", "<p>one\n<code>two</code> three</p>"),
     ("# Hi *a*\nText", "<h3>Hi <em>a</em></h3><p>Text</p>"),
     ("###### x ##", "<h6>x</h6>"),
     ("one\ntwo\n\n---", "<p>one\ntwo</p><hr>"),
