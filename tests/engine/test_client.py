@@ -665,7 +665,8 @@ def test_an_engine_that_never_says_a_word_is_given_up(
 
 def test_a_server_gone_before_the_engine_is_ready_is_no_error() -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "mlx_server.worker.worker", str(theirs.fileno()), "4"]
+    arguments = encode_arguments(WorkerArguments()).decode()
+    command = [sys.executable, "-m", "mlx_server.worker.process", str(theirs.fileno()), arguments]
     ours.close()
     with theirs:
         run = subprocess.run(

@@ -117,7 +117,7 @@ def chat(**body: Any) -> Conversation:
 
 def responses(**asked: Any) -> Conversation:
     body = ResponsesBody.model_validate({"model": "m", **asked})
-    found = of_responses(body, input_items(body, lambda id: {}), [])
+    found = of_responses(body, input_items(body, lambda id: {}), opened=lambda text: None)
     return _only(found.request.prompts)
 
 
