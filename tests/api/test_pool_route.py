@@ -183,7 +183,8 @@ def test_the_adapters_that_are_in_memory(tiny_path: Path) -> None:
     spec = AdapterSpec("legal", tiny_path, "0123", 8, 90, "lora", None, "mlx")
     with client(WithAdapters(), {"a": {"source": str(tiny_path)}}) as found:
         wire.ok(complete(found))
-        adapters = found.app.state.pool.adapters  # type: ignore[attr-defined]
+        pool = found.app.state.pool  # type: ignore[attr-defined]
+        adapters = pool.engine_of("a").scheduler.adapters
 
         async def used() -> list[Json]:
             async with adapters.lease("a", LeasedAdapter(spec)):

@@ -96,6 +96,7 @@ def test_no_collection_grows_with_the_names_that_clients_send(
     engine.taken.clear()
     after = collections()
     grown = [id for id in after.keys() & before if len(after[id]) >= before[id] + TIMES // 2]
+    grown = [id for id in grown if getattr(after[id], "maxlen", None) is None]
     shown = [repr(after[id])[:300] for id in grown]
     shown = [text for text in shown if "_lru_list_elem" not in text]  # caches with a limit
     assert shown == []

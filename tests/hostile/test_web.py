@@ -25,6 +25,7 @@ from mlx_server.api import security
 from mlx_server.api.ollama.router import COMMANDS
 from mlx_server.app import create_app
 from mlx_server.config.settings import ServerSettings, Settings
+from mlx_server.page.files import INDEX, PREFIX, page_files
 from tests.api import wire
 from tests.live.server import TINY, LiveServer, serving
 
@@ -241,7 +242,7 @@ def test_no_way_of_writing_a_url_goes_round_the_key(server: LiveServer, target: 
         assert status in {307, 400, 401, 404, 405}, (method, target)
 
 
-def test_every_route_but_one_wants_a_key(server: LiveServer) -> None:
+def test_every_route_but_health_and_the_files_of_the_page_wants_a_key(server: LiveServer) -> None:
     asked = {"Host": "localhost", "Connection": "close"}
     upgrade = {**asked, "Connection": "Upgrade", **UPGRADE}
     found = {
@@ -251,8 +252,10 @@ def test_every_route_but_one_wants_a_key(server: LiveServer) -> None:
         )[0]
         for method, path in ROUTES
     }
-    assert found.pop(("GET", "/health")) == 200
-    assert set(found.values()) == {401}
+    open_to_all = {path for (_, path), status in found.items() if status == 200}
+    files = {file.path for file in page_files()} - {f"{PREFIX}/{INDEX}"}
+    assert open_to_all == {"/health", *files}
+    assert set(found.values()) == {200, 401}
 
 
 CARRIERS: Mapping[str, Callable[[str], dict[str, str]]] = {

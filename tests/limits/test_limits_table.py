@@ -31,7 +31,6 @@ OTHERS = {
     "api/ollama/keep_alive.MOST_SECONDS": "a number's bound",
     "api/responses/runs.LONGEST_RETRY_SECONDS": "a pause of our own",
     "api/responses/web_socket.PIECE_BYTES": "how much is read at a time",
-    "api/signatures.MAC_BYTES": "a length in a format",
     "api/strict_json.LONGEST_ESCAPE": "a length in a format",
     "api/transport/framing.SMALL_BYTES": "what counts as a small chunk; SMALL_CHUNKS counts them",
     "api/transport/slow_clients.LEAST_BYTES": "how slow a reader is who does not read",

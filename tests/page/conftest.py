@@ -32,12 +32,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
             "ttl": 3600,
         },
     }
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        with serving(folder, {"models": models}) as server:
-            yield server
-            assert "Traceback" not in server.log
-            assert " ERROR " not in server.log
+    with serving(folder, {"models": models}) as server:
+        yield server
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
 
 
 @pytest.fixture(scope="session")

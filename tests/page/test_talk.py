@@ -233,11 +233,9 @@ def test_a_phone_has_nothing_to_scroll_sideways(talk: Tab) -> None:
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("locked")
     (folder / "said.yaml").write_text("- {match: Hi, output: You may.}", "utf-8")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-        models = {"fake": {"source": "replay:said.yaml", "family": "plain"}}
-        with serving(folder, {"models": models, "server": {"api_keys": [KEY]}}) as server:
-            yield server
+    models = {"fake": {"source": "replay:said.yaml", "family": "plain"}}
+    with serving(folder, {"models": models, "server": {"api_keys": [KEY]}}) as server:
+        yield server
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveServer) -> None:

@@ -1,10 +1,10 @@
-"""Of the owner: what models.yaml says of a model that another server has."""
+"""Of the owner: what models.yaml says of a model that another server has, or several machines."""
 
 from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from mlx_server.config import upstream
+from mlx_server.config import distributed, hostfile, upstream
 
 REQUESTS, FAILURES = "tests/upstream/test_requests.py", "tests/upstream/test_failures.py"
 BUDGET = "tests/upstream/test_thinking_budget.py"
@@ -14,6 +14,9 @@ ITS_ROLES = f"{REQUESTS}::test_messages_keep_their_roles_and_no_content_is_null"
 LISTED = f"{REQUESTS}::test_what_has_no_effect_is_listed"
 WAITING = f"{FAILURES}::test_how_long_an_upstream_is_waited_for_unless_the_owner_says"
 SILENCE = f"{FAILURES}::test_silence_before_and_within_an_answer"
+GROUPS, HOSTFILE = "tests/config/test_distributed.py", "tests/config/test_hostfile.py"
+OF_A_GROUP = f"{GROUPS}::test_hosts_are_a_file_or_a_list_and_groups_have_ports_one_after_the_other"
+ITS_FORM = f"{HOSTFILE}::test_the_object_form_has_a_backend_variables_and_devices"
 
 ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
     upstream.UpstreamFields: {
@@ -54,5 +57,18 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "completions": f"{REQUESTS}::test_completions_of_text",
         "stream_usage": f"{REQUESTS}::test_only_what_was_said",
         "max_tokens_field": f"{REQUESTS}::test_what_the_owner_says_where_the_client_does_not",
+    },
+    distributed.DistributedSettings: {
+        "hosts": OF_A_GROUP,
+        "mode": OF_A_GROUP,
+        "port": OF_A_GROUP,
+        "memory": OF_A_GROUP,
+        "python": "tests/worker/ranks/test_leader.py::test_the_owner_names_its_python",
+    },
+    hostfile.Hostfile: {"hosts": ITS_FORM, "backend": ITS_FORM, "envs": ITS_FORM},
+    hostfile.Host: {
+        "ssh": f"{HOSTFILE}::test_a_list_of_hosts_is_read_in_the_order_of_ranks",
+        "ips": f"{HOSTFILE}::test_a_list_of_hosts_is_read_in_the_order_of_ranks",
+        "rdma": ITS_FORM,
     },
 }
