@@ -48,7 +48,7 @@ class RegexTails(NamedTuple):
     """What may follow a text that stops within the expression; the empty text is one of them."""
 
 
-class Unreadable(ValueError):
+class NoShortestText(ValueError):
     """An expression or a grammar uses something that is not read here."""
 
 
@@ -58,7 +58,7 @@ def regex_tails(pattern: str) -> RegexTails | None:
     pieces = PIECE.finditer(_CODED.sub(_decoded, pattern))
     try:
         return _alternatives(pieces)
-    except (Unreadable, re.error, RecursionError):
+    except (NoShortestText, re.error, RecursionError):
         return None
 
 
@@ -79,7 +79,7 @@ def _alternatives(pieces: Iterator[re.Match[str]]) -> RegexTails:
             sequence = []
         elif piece["open"]:
             if piece["open"].startswith(("(?=", "(?!", "(?<=", "(?<!")):
-                raise Unreadable
+                raise NoShortestText
             sequence.append(_alternatives(pieces))
         elif piece["many"] or piece["times"]:
             if sequence:
@@ -96,7 +96,7 @@ def _single(piece: re.Match[str]) -> RegexTails:
     elif piece["escape"]:
         escaped = piece["escape"]
         if escaped[1:].isalnum() and escaped not in _ESCAPES:
-            raise Unreadable
+            raise NoShortestText
         text = _ESCAPES.get(escaped, escaped[1:])
     elif piece["other"] in ("^", "$"):
         text = ""
@@ -111,13 +111,13 @@ def _member_of(written: str) -> str:
     found = next((c for c in _SAMPLES if class_.fullmatch(c)), None)
     found = found or next((chr(n) for n in range(33, 0x3000) if class_.fullmatch(chr(n))), None)
     if not found:
-        raise Unreadable
+        raise NoShortestText
     return found
 
 
 def repeated(one: RegexTails, least: int, most: int = MOST_TAILS) -> RegexTails:
     if len(one.shortest) * least > MOST_CHARACTERS:
-        raise Unreadable
+        raise NoShortestText
     times = min(max(least, 1), MOST_REPEATS, 1 + 10 * most // len(one.tails))
     after = [one.shortest * n for n in range(times)]
     tails = _some((tail + rest for rest in after for tail in one.tails), most)
@@ -132,7 +132,7 @@ def joined(sequence: list[RegexTails], most: int = MOST_TAILS) -> RegexTails:
             tails |= {tail + rest for tail in one.tails}
         rest = one.shortest + rest
         if len(rest) > MOST_CHARACTERS:
-            raise Unreadable
+            raise NoShortestText
     return RegexTails(rest, _some(tails, most))
 
 

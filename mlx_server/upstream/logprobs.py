@@ -63,7 +63,7 @@ class LogprobQueue:
         self._top = top
         self._waiting = deque[TokenLogprob]()
         self._bytes = bytearray()
-        """Of the tokens that wait, after what is left of the last one that was taken."""
+        """What is left of the last token that was taken, and then the bytes of those that wait."""
         self._left = 0
         self.has_had_any = False
 

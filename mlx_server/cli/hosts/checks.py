@@ -31,7 +31,7 @@ SAME_PACKAGES = ("mlx", "mlx-lm", "mlx-local-server")
 OLDEST_PYTHON = (3, 11)
 
 
-class ModelFacts(msgspec.Struct):
+class FolderFacts(msgspec.Struct):
     bytes: int
     digest: str
     problem: str
@@ -47,7 +47,7 @@ class HostFacts(msgspec.Struct):
     source: str
     places: dict[str, str]
     """Where it is to listen, and why it can't."""
-    models: dict[str, ModelFacts]
+    models: dict[str, FolderFacts]
 
 
 def examine_hosts(hostfile: Path, config: Path | None) -> Iterator[Check]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from mlx_server.schemas.regex_tails import (
+    NoShortestText,
     RegexTails,
-    Unreadable,
     any_of,
     joined,
     regex_tails,
@@ -60,7 +60,7 @@ def frame_tails(
     }
     try:
         return _Rules(bodies, instances, spelled).of("start")
-    except (Unreadable, RecursionError):
+    except (NoShortestText, RecursionError):
         return None
 
 
@@ -74,7 +74,7 @@ class Spelled:
         if id not in self._ids:
             self._ids.append(id)
         if len(self._ids) > _CONTROLS:
-            raise Unreadable
+            raise NoShortestText
         return chr(_CONTROL + self._ids.index(id))
 
     def parts(self, text: str) -> list[str | int]:
@@ -108,7 +108,7 @@ class _Rules:
 
     def of(self, name: str) -> RegexTails:
         if name in self._open or name not in self._bodies:  # a rule inside itself is no way out
-            raise Unreadable
+            raise NoShortestText
         if name not in self._known:
             self._open.add(name)
             try:
@@ -132,7 +132,7 @@ class _Rules:
             text = spelled_text(piece["text"] or "")
             found = RegexTails(text, frozenset(text[at:] for at in range(len(text) + 1)))
         if found is None:
-            raise Unreadable
+            raise NoShortestText
         return found
 
 
@@ -148,7 +148,7 @@ class _Body:
     def read(self) -> RegexTails:
         found = self._options()
         if self._at < len(self._pieces):
-            raise Unreadable
+            raise NoShortestText
         return found
 
     def _options(self) -> RegexTails:
@@ -157,7 +157,7 @@ class _Body:
             options.append(self._both())
         if readable := [option for option in options if option]:
             return any_of(readable, MOST_TAILS)
-        raise Unreadable
+        raise NoShortestText
 
     def _both(self) -> RegexTails | None:
         """Of expressions that must all match, the longest text is the likeliest to."""
@@ -184,13 +184,13 @@ class _Body:
         if piece["mark"] == "~":  # an empty text is none that is excluded
             following = self._peek()
             if following is None:
-                raise Unreadable
+                raise NoShortestText
             self._factor(following)
             return RegexTails("", frozenset(("",)))
         if piece["mark"] in ("(", "["):
             found = self._group(optional=piece["mark"] == "[")
         elif piece["mark"] or piece["other"] or piece["least"]:
-            raise Unreadable
+            raise NoShortestText
         else:
             found = self._leaf(piece)
         return self._times(found)
@@ -198,16 +198,16 @@ class _Body:
     def _group(self, *, optional: bool) -> RegexTails | None:
         try:
             found = self._options()
-        except Unreadable:
+        except NoShortestText:
             found = None
         if not self._mark("]" if optional else ")"):
-            raise Unreadable
+            raise NoShortestText
         return repeated(found, 0, MOST_TAILS) if optional and found else found
 
     def _leaf(self, piece: re.Match[str]) -> RegexTails | None:
         try:
             return self._rules.leaf(piece)
-        except Unreadable:
+        except NoShortestText:
             return None
 
     def _times(self, found: RegexTails | None) -> RegexTails | None:
