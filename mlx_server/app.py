@@ -120,6 +120,8 @@ def create_app(
     app.state.started = int(time.time())
     app.state.reasoning_field = server.reasoning_field
     app.state.show_prompts = server.show_prompts
+    app.state.runtime_models = server.runtime_models
+    measured.answers.log.keeps_texts = server.page_texts
     pool.on_step = measured.on_step
     pool.on_memory = measured.samples.memory
     pool.on_ahead = measured.engine.on_ahead

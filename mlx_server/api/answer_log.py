@@ -1,15 +1,18 @@
-"""What the page shows of answers, under way and ended: times and counts, and never a text."""
+"""What the page shows of answers, under way and ended: times and counts, and texts only where the
+server's owner wants them."""
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_server import limits
+from mlx_server.api.answer_texts import AnswerTexts
 from mlx_server.errors import ServerError
 from mlx_server.events import Started, TokenCounts, total
+from mlx_server.requests import Prompt
 from mlx_server.system.logs import RequestLogContext, request_context
 
 
@@ -32,6 +35,7 @@ class AnswerRecord:
     """What the answers that have ended used."""
     repairs: int = 0
     finish: str = "cancelled"
+    texts: AnswerTexts | None = None
 
     @property
     def counts(self) -> TokenCounts:
@@ -63,6 +67,7 @@ class AnswerRecord:
             "tokens_per_second": self._speed(self.finished),
             "finish": self.finish,
             "repairs": self.repairs,
+            **({"texts": self.texts.shown()} if self.texts else {}),
         }
 
     def _state(self) -> str:
@@ -88,13 +93,17 @@ class AnswerLog:
     def __init__(self) -> None:
         self._running: dict[AnswerRecord, None] = {}
         self._ended: deque[dict[str, Any]] = deque(maxlen=limits.LISTED_ANSWERS.value)
+        self.keeps_texts = False
+        """Whether ended requests are listed with their texts."""
         self.totals = {"ended": 0, "prompt_tokens": 0, "cached_tokens": 0}
         """Requests and prompt tokens since the start, and those of them found in the cache."""
 
     @contextmanager
-    def record(self, client: str) -> Iterator[AnswerRecord]:
+    def record(self, client: str, prompts: Sequence[Prompt] = ()) -> Iterator[AnswerRecord]:
         turn = request_context.get() or RequestLogContext("")
         record = AnswerRecord(client, turn)
+        if self.keeps_texts and prompts:
+            record.texts = AnswerTexts(prompts[0])
         self._running[record] = None
         try:
             yield record

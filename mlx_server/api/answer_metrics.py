@@ -1,7 +1,7 @@
 """Metrics of answers, counted from their events."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -22,6 +22,7 @@ from mlx_server.events import (
     ToolCallStarted,
     total,
 )
+from mlx_server.requests import Prompt
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -90,10 +91,10 @@ class AnswerMetrics:
         )
 
     async def observed(
-        self, events: AsyncGenerator[Event], client: str = ""
+        self, events: AsyncGenerator[Event], client: str = "", prompts: Sequence[Prompt] = ()
     ) -> AsyncGenerator[Event]:
         last: dict[int, float] = {}
-        with self.log.record(client) as record:
+        with self.log.record(client, prompts) as record:
             outcome = "cancelled"
             try:
                 async with aclosing(events):
@@ -111,6 +112,8 @@ class AnswerMetrics:
 
     def _observe(self, event: Event, record: AnswerRecord, last: dict[int, float]) -> None:
         """last: the time of the latest chunk of each answer."""
+        if record.texts:
+            record.texts.take(event)
         model = record.model
         match event:
             case Started():

@@ -72,7 +72,7 @@ async def _started(
     metrics: Metrics = http.app.state.metrics
     request = with_client(request, http)
     generated = in_words(generate(request, pool), overflow)
-    events = metrics.answers.observed(generated, request.client)
+    events = metrics.answers.observed(generated, request.client, request.prompts)
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)
     return events, started

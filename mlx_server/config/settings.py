@@ -199,6 +199,11 @@ class ServerSettings(_Frozen):
     """Folders from which they may load them, in addition to `adapters_dir`."""
     page: bool = True
     """Whether browsers get a page at `/`."""
+    page_texts: bool = False
+    """Whether the page lists what was asked and answered, in memory only."""
+    runtime_models: bool = True
+    """Whether clients may load and unload models, and say how long they stay; if not, models are
+    loaded by the requests that need them."""
     show_prompts: bool = False
     """Whether `/v1/chat/completions/render` shows a request's prompt."""
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"

@@ -8,6 +8,13 @@ PAGE_STREAMS = Limit(
 LISTED_ANSWERS = Limit(
     "ended requests that the page lists", 200, "items", "server", beyond="the oldest is dropped"
 )
+LISTED_TEXT = Limit(
+    "text of a prompt or an answer that the page lists",
+    4000,
+    "characters",
+    "request",
+    beyond="the rest is left out",
+)
 SAMPLES = Limit(
     "samples of 15 seconds for the page's charts, six hours of them",
     1440,

@@ -81,6 +81,7 @@ def _now(http: Request) -> Mapping[str, Any]:
         "healthy": pool.healthy,
         "restarts": sum(each.supervisor.restarts for each in pool.engines),
         "rows": pool.rows,
+        "runtime_models": http.app.state.runtime_models,
         "totals": dict(log.totals),
         **shown(pool),
         "answers": log.running(_client(http)),

@@ -32,7 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
             "ttl": 3600,
         },
     }
-    with serving(folder, {"models": models}) as server:
+    settings = {"models": models, "server": {"page_texts": True}}
+    with serving(folder, settings) as server:
         yield server
         assert "Traceback" not in server.log
         assert " ERROR " not in server.log

@@ -17,11 +17,14 @@ from mlx_server.errors import EngineDied, Overloaded
 from mlx_server.events import (
     Event,
     Finished,
+    ReasoningDelta,
     Repaired,
     RowProgress,
     Started,
     TextDelta,
     TokenCounts,
+    ToolCallDelta,
+    ToolCallStarted,
 )
 from mlx_server.page.streams import PageStreams
 from tests.api import wire
@@ -69,12 +72,58 @@ def test_a_request_is_listed_for_its_own_key_and_without_its_text(
     assert requests(shared, second) == []
 
 
-async def played(log: AnswerMetrics, events: list[Event], take: int) -> None:
+def test_texts_are_listed_where_the_owner_wants_them(
+    tiny_path: Path, engine: ScriptedEngine
+) -> None:
+    one, other = KEYS
+    keys = tuple(map(wire.key, KEYS))
+    said = [{"role": "user", "content": "rules"}, {"role": "user", "content": "a secret"}]
+    body = {"model": wire.MODEL, "messages": said, "max_tokens": 9}
+    with wire.client(tiny_path, engine, api_keys=keys, page_texts=True) as client:
+        answer = wire.ok(client.post("/v1/chat/completions", json=body, headers=bearer(one)))
+        [listed] = requests(client, one)
+        assert requests(client, other) == []
+    texts = listed["texts"]
+    assert texts["asked"] == "a secret"
+    message = answer["choices"][0]["message"]
+    assert texts["answer"] == (message["content"] or "")
+    assert texts["thoughts"] == (message.get("reasoning") or "")
+    assert texts["answer"] or texts["thoughts"]
+
+
+def test_listed_texts_are_of_the_first_answer_and_have_a_limit() -> None:
+    metrics = AnswerMetrics(CollectorRegistry())
+    metrics.log.keeps_texts = True
+    most = limits.LISTED_TEXT.value
+    events: list[Event] = [
+        Started("m", 1),
+        ReasoningDelta(0, "why"),
+        TextDelta(1, "another answer"),
+        TextDelta(0, "a" * (most - 1)),
+        TextDelta(0, "bc"),
+        ToolCallStarted(0, 0, "id", "roll"),
+        ToolCallDelta(0, 0, "{}"),
+        ToolCallStarted(0, 1, "id2", "roll"),
+        Finished(0, "stop", completion_tokens=5, cached_tokens=0),
+    ]
+    asyncio.run(played(metrics, events, len(events), ("x" * (most + 1),)))
+    [ended] = metrics.log.ended(None)
+    assert ended["texts"] == {
+        "asked": "x" * most,
+        "thoughts": "why",
+        "answer": "a" * (most - 1) + "b",
+        "calls": "roll {}\nroll ",
+    }
+
+
+async def played(
+    log: AnswerMetrics, events: list[Event], take: int, prompts: tuple[str, ...] = ()
+) -> None:
     async def source() -> AsyncGenerator[Event]:
         for event in events:
             yield event
 
-    observed = log.observed(source(), "me")
+    observed = log.observed(source(), "me", prompts)
     for _ in range(take):
         await anext(observed)
     if take == len(events):

@@ -88,6 +88,22 @@ def test_requests_and_charts_of_what_happened(now: Tab, server: LiveServer) -> N
     now.until("document.querySelector('.chart:last-child .series').getAttribute('d')")
 
 
+def test_a_row_opens_what_was_asked_and_answered_as_text(now: Tab, server: LiveServer) -> None:
+    with server.http() as http:
+        body = {"model": "qwen", "messages": [{"role": "user", "content": f"hostile {MARKUP}"}]}
+        http.post("/v1/chat/completions", json=body).raise_for_status()
+    now.click("nav a[href='#happened']")
+    first = ".requests tbody tr:first-child"
+    now.until(f"document.querySelector('{first} .name')?.innerText === 'qwen'")
+    assert now.count(".requests .texts") == 0
+    now.click(f"{first} button[aria-label='Texts']")
+    now.until("document.querySelector('.requests .texts')")
+    assert MARKUP in now.text(".requests .texts")
+    assert now.count(".requests .texts img") == now.count(".requests .texts script") == 0
+    now.click(f"{first} button[aria-label='Texts']")
+    now.until("!document.querySelector('.requests .texts')")
+
+
 def test_a_chart_is_read_by_keyboard(now: Tab, server: LiveServer) -> None:
     completion(server)
     now.click("nav a[href='#happened']")

@@ -83,12 +83,12 @@ async def _answer(
     name = models.own_name(pool, body.model)
     request = await in_thread(to_request, body, name)
     output = OllamaOutput(model=name, shape=shape)
-    if seconds is not None and _is_pinned(pool, name):
+    if seconds is not None and not _may_keep(http, name):
         ignored.append("keep_alive")
     response = await respond(
         http, request, output, stream=body.streams, ignored=ignored, frames=output.frames()
     )
-    if seconds is not None:
+    if seconds is not None and http.app.state.runtime_models:
         pool.keep(pool.spec(pool.named(name)[0]).id, seconds)
     return response
 
@@ -96,6 +96,7 @@ async def _answer(
 async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
     """Answers a request without a prompt, which loads the model, or unloads it."""
     pool: Pool = http.app.state.pool
+    _check_runtime_models(http)
     ignored, seconds = await in_thread(body.ignored), body.keep_seconds
     name = models.own_name(pool, body.model)
     id = await models.checked(pool, name)
@@ -109,6 +110,19 @@ async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
         pool.keep(id, seconds)
     answer = loaded(name, shape, "unload" if body.unloads else "load")
     return json_response(answer, ignored_header(ignored))
+
+
+def _check_runtime_models(http: Request) -> None:
+    if not http.app.state.runtime_models:
+        raise Forbidden(
+            "Clients of this server may not load or unload models: the requests that need a model "
+            "load it. Its owner can allow that: `runtime_models: true` under `server` in "
+            "models.yaml."
+        )
+
+
+def _may_keep(http: Request, name: str) -> bool:
+    return http.app.state.runtime_models and not _is_pinned(http.app.state.pool, name)
 
 
 def _is_pinned(pool: Pool, name: str) -> bool:
@@ -188,16 +202,18 @@ async def _embedded(
             http, EmbedRequest(name, checked(inputs), dimensions, truncate=truncate, client=client)
         )
     else:
+        _check_runtime_models(http)
         await while_connected(http, pool.load(await models.checked(pool, name), client))
-    if seconds is not None:
+    if seconds is not None and http.app.state.runtime_models:
         pool.keep(pool.spec(name).id, seconds)
     return found
 
 
 def _unused(http: Request, body: EmbedBody | OlderEmbedBody) -> dict[str, str]:
     pool: Pool = http.app.state.pool
-    is_kept = body.keep_alive is not None and _is_pinned(pool, models.own_name(pool, body.model))
-    return ignored_header([*body.ignored(), *(["keep_alive"] if is_kept else [])])
+    name = models.own_name(pool, body.model)
+    is_unused = body.keep_alive is not None and not _may_keep(http, name)
+    return ignored_header([*body.ignored(), *(["keep_alive"] if is_unused else [])])
 
 
 @router.delete("/api/delete")

@@ -152,4 +152,5 @@ def events_of(connection: HTTPConnection, parsed: ParsedResponsesRequest) -> Eve
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
     request = with_client(parsed.request, connection)
     events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
-    return metrics.answers.observed(in_words(events, input_too_long), request.client)
+    events = in_words(events, input_too_long)
+    return metrics.answers.observed(events, request.client, request.prompts)

@@ -84,19 +84,40 @@ function Requests({ requests }) {
             <th class="number">Tokens/s</th><th class="number">Time</th><th>Finish</th>
           </tr>
         </thead>
-        <tbody>${requests.map((request) => html`<${Row} request=${request} />`)}</tbody>
+        <tbody>${requests.map((request) => html`
+          <${Row} key=${request.at} request=${request} />`)}</tbody>
       </table>
     </div>
-    <p class="hint">The latest ${number(requests.length)}, since the server started. Texts are never kept
-      here.</p>`;
+    <p class="hint">The latest ${number(requests.length)}, since the server started.
+      ${requests.some((request) => request.texts)
+        ? " A row opens what was asked and answered." : " Texts are not kept."}</p>`;
+}
+
+const TEXTS = { asked: "Asked", thoughts: "Thoughts", answer: "Answer", calls: "Calls" };
+const COLUMNS = 9;
+
+/** What was asked and answered, if the server's owner lets the page list it. */
+function Texts({ texts }) {
+  const parts = Object.entries(TEXTS).filter(([name]) => texts[name]);
+  return html`
+    <tr class="texts">
+      <td colspan=${COLUMNS}>
+        <dl>${parts.map(([name, title]) => html`<dt>${title}</dt><dd>${texts[name]}</dd>`)}</dl>
+      </td>
+    </tr>`;
 }
 
 function Row({ request }) {
-  const { finish, repairs } = request;
+  const [open, setOpen] = useState(false);
+  const { finish, repairs, texts } = request;
   const first = request.first_token_seconds;
   return html`
     <tr>
-      <td class="at">${clock(request.at + request.seconds, true)}</td>
+      <td class="at">
+        ${texts && html`
+          <button class="quiet" aria-expanded=${open} aria-label="Texts" onClick=${() => setOpen(!open)}>
+            ${open ? "▾" : "▸"}</button> `}${clock(request.at + request.seconds, true)}
+      </td>
       <td class="name">${request.model || "–"}</td>
       <td class="number" data-label="prompt">${number(request.prompt_tokens)}</td>
       <td class="number" data-label="cached">${number(request.cached_tokens)}</td>
@@ -107,5 +128,6 @@ function Row({ request }) {
       <td class=${`finish ${finish in FINISHED ? "" : "error"}`}>
         ${FINISHED[finish] ?? finish}${repairs > 0 && html` <span class="warn">${repairs} repaired</span>`}
       </td>
-    </tr>`;
+    </tr>
+    ${open && texts && html`<${Texts} texts=${texts} />`}`;
 }

@@ -27,7 +27,8 @@ function Now({ api, live }) {
         <h2>Models</h2>
         <ul class="panel models">
           ${now.models.map((model) => html`
-            <${Model} key=${model.id} model=${model} facts=${facts[model.id] ?? {}} api=${api} />`)}
+            <${Model} key=${model.id} model=${model} facts=${facts[model.id] ?? {}} api=${api}
+              managed=${now.runtime_models} />`)}
         </ul>
       </div>`}
     ${!now && !problem && html`<p class="dim">Asking the server…</p>`}`;
@@ -122,7 +123,7 @@ function progressOf({ state, prompt_tokens, computed_tokens, completion_tokens, 
   return several(completion_tokens, "token") + (speed ? ` · ${speed.toFixed(1)} tokens/s` : "");
 }
 
-function Model({ model, facts, api }) {
+function Model({ model, facts, api, managed }) {
   const [problem, setProblem] = useState("");
   const [asked, setAsked] = useState(false);
   // Ollama's way to load, unload and keep a model: a request without a prompt
@@ -145,7 +146,7 @@ function Model({ model, facts, api }) {
       <div class="line">
         <h3>${model.id}</h3>
         <span class=${`state ${model.state}`}>${STATES[model.state] ?? model.state}</span>
-        ${local && html`
+        ${local && managed && html`
           <span class="actions">
             ${loaded && model.stale_at !== null && html`
               <button class="quiet" disabled=${busy} onClick=${() => ask({ keep_alive: -1 })}

@@ -218,6 +218,24 @@ def test_a_model_that_is_not_kept_is_unloaded_after_its_answer(
         assert len(running(client)) == 1, "the next request loads it as models.yaml has it"
 
 
+@BOTH
+def test_clients_load_and_keep_no_model_if_its_owner_says_so(tiny_path: Path, path: str) -> None:
+    with wire.client(tiny_path, ScriptedEngine(), runtime_models=False) as client:
+        asked = {name: None for name in BODIES[path] if name != "model"}
+        for seconds in (None, 0, -1):
+            answer = post(client, path, **asked, keep_alive=seconds)
+            assert answer.status_code == 403
+            assert "`runtime_models: true`" in answer.json()["error"]
+        assert running(client) == []
+        answer = post(client, path, stream=False, keep_alive=0)
+        assert wire.ok(answer)["done"]
+        assert "keep_alive" in answer.headers[IGNORED]
+        assert running(client)[0]["expires_at"].startswith("9999-")
+        loading = {"model": MODEL, "keep_alive": -1}
+        assert client.post("/api/embed", json=loading | {"input": []}).status_code == 403
+        assert client.post("/api/embeddings", json=loading | {"prompt": ""}).status_code == 403
+
+
 def running(client: TestClient) -> list[Json]:
     found = wire.ok(client.get("/api/ps"))
     ProcessResponse.model_validate_json(json.dumps(found))
