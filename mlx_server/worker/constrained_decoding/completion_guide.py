@@ -11,12 +11,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from mlx_server.schemas.regex_tails import regex_tails
 from mlx_server.schemas.shortest import ShortestInstances, compact, patterns_of
 from mlx_server.worker.constrained_decoding.frame_tails import Spelled, frame_tails, spelled_text
 from mlx_server.worker.constrained_decoding.token_classes import SHORT_VALUES, TokenClasses
+
+_Text = TypeVar("_Text", str, bytes, list[int])
 
 Ways = list[list[int]]
 """Token sequences, the shortest first."""
@@ -50,8 +52,7 @@ class Proposals:
         self._classes = classes
         self._tokens: dict[bytes, list[int]] = {}
         spelled = {_bytes(text) for text in texts} - {b""}
-        some = sorted(spelled, key=lambda text: (len(text), text))[:MOST_TEXTS]
-        self._texts = some
+        self._texts = sorted(spelled, key=_by_length)[:MOST_TEXTS]
         self._beginning: dict[AbstractSet[int], list[bytes]] = {}
 
     def without(self, excluded: AbstractSet[int]) -> list[bytes]:
@@ -85,7 +86,7 @@ class FrameEndings:
         """Those that begin with a control token."""
         self._by_byte: dict[int, list[str]] = {}
         self._beginning: dict[AbstractSet[int], list[str]] = {}
-        for text in sorted(texts, key=len):
+        for text in sorted(texts, key=_by_length):
             match spelled.parts(text)[:1]:
                 case [int()]:
                     self._controlled.append(text)
@@ -102,7 +103,7 @@ class FrameEndings:
             if len(self._beginning) >= MOST_STATES:
                 self._beginning.clear()
             some = (texts for byte, texts in self._by_byte.items() if byte not in excluded)
-            found = sorted(chain(self._controlled, *some), key=len)
+            found = sorted(chain(self._controlled, *some), key=_by_length)
             self._beginning[excluded] = found[:MOST_ENDINGS]
         return map(self._cut, self._beginning[excluded])
 
@@ -116,6 +117,11 @@ class FrameEndings:
                     break
             self._tokens[text] = found
         return self._tokens[text]
+
+
+def _by_length(text: _Text) -> tuple[int, _Text]:
+    """Orders texts in full: the order of a set of them differs from process to process."""
+    return len(text), text
 
 
 def _bytes(text: str) -> bytes:
@@ -178,7 +184,7 @@ def _own_texts(literals: list[str], expressions: Proposals, classes: TokenClasse
     ends = {text[-size:].encode() for text in literals for size in range(1, LITERAL_SUFFIXES)}
     ends.update(expressions.without(frozenset()))
     whole = [classes.cut(text.encode()) for text in literals]
-    ways = [*sorted(whole, key=len), *sorted(map(classes.cut, ends), key=len)]
+    ways = [*sorted(whole, key=_by_length), *sorted(map(classes.cut, ends), key=_by_length)]
     return sorted(
         filter(None, ways), key=lambda way: all(classes.texts[id].isspace() for id in way)
     )
@@ -238,7 +244,7 @@ class _Texts:
         for tails in patterns_of(schema):
             ends = {compact(tail)[1:] for tail in tails.tails}
             self.tails |= ends
-            self._required_tail = max(self._required_tail, *ends, key=len)
+            self._required_tail = max(self._required_tail, *ends, key=_by_length)
         constants = [schema["const"]] if "const" in schema else schema.get("enum") or ()
         for constant in islice(constants, MOST_TEXTS):
             self.tails.update(_suffixes(compact(constant)))
