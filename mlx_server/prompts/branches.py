@@ -1,7 +1,8 @@
 """Finds the lengths of a prompt at which the next requests are expected to differ from it.
 
-Such requests are rendered: another first question, another last one, the next turn and the next
-result of a tool. What a template drops from earlier turns, or moves, shows in their prompts.
+Such requests are rendered: another system prompt after the same tools, another first question,
+another last one, a question in place of the answer, the next turn and the next result of a tool.
+What a template drops from earlier turns, or moves, shows in their prompts.
 """
 
 from bisect import bisect_left
@@ -57,10 +58,13 @@ def other_conversations(messages: Sequence[Message]) -> Iterator[Sequence[Messag
     """Conversations that begin alike and ask something else."""
     own = (i for i, message in enumerate(messages) if message.role not in INSTRUCTION_ROLES)
     first = next(own, len(messages))
+    if first:  # most templates have the tools first, and agents end the system prompt with the date
+        yield [Message(messages[0].role, "x"), QUESTION]
     yield [*messages[:first], QUESTION]
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=0)
     if last > first:
         yield [*messages[:last], QUESTION]
+    yield [*messages, QUESTION]  # clients ask for a summary instead of an answer, or interrupt it
 
 
 def next_conversations(conversation: Conversation) -> Iterator[Sequence[Message]]:

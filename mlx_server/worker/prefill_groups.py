@@ -65,6 +65,7 @@ class PrefillGroups:
         else:
             known, cached = self._cache.fetch(waiting.row, beginning)
             cache = known or make_caches(self._model)
+            self._cache.add_parting(waiting.row, beginning, cached)
         if waiting.forced_tokens is not None:
             force_tokens(cache, waiting.forced_tokens, waiting.forced_from)
         return one_row(cache) if self._one_at_a_time else cache, cached

@@ -6,6 +6,7 @@ from mlx_server.engine.messages import ComputeAhead, Generate
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
 from mlx_server.worker.prefill.cached_prompt import Cache
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
+from mlx_server.worker.prefill.snapshot_places import with_parting
 from mlx_server.worker.row import Row, row_adapter_of
 
 
@@ -23,6 +24,13 @@ class RowCache:
     def fetch(self, row: Row, tokens: list[int]) -> tuple[Cache | None, int]:
         """Returns the cache of the longest known prefix of `tokens`, and the prefix's length."""
         return self._prompts.fetch(self._key(row), tokens)
+
+    def add_parting(self, row: Row, tokens: list[int], known: int) -> None:
+        """Adds the length at which the row's prompt parts from a cached one to its snapshot places.
+
+        known: the length that `fetch` returned. A cache that can always be cut has all of it."""
+        parting = self._prompts.parting(self._key(row), tokens)
+        row.snapshot_places = with_parting(row.snapshot_places, parting, known)
 
     def wants(self, row: Row, tokens: list[int]) -> bool:
         return not row.failure and self._prompts.wants(tokens)

@@ -34,6 +34,17 @@ def edited_question(asked: Conversation) -> Conversation | None:
     return replace(asked, messages=(*before, Message("user", "No, the other one.")))
 
 
+def summary_instead_of_an_answer(asked: Conversation) -> Conversation:
+    return replace(asked, messages=(*asked.messages, Message("user", "Sum it all up.")))
+
+
+def another_system_prompt(asked: Conversation) -> Conversation | None:
+    if not asked.messages or asked.messages[0].role != "system":
+        return None
+    own = Message("system", "Your directory is /tmp.")
+    return replace(asked, messages=(own, Message("user", "Where do tulips come from?")))
+
+
 def next_turn(asked: Conversation) -> Conversation:
     answer = Message("assistant", "It rains there.", reasoning="Look outside.")
     more = (answer, Message("user", "And tomorrow?"))
@@ -59,7 +70,13 @@ def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-@pytest.mark.parametrize("change", [another_chat, edited_question, next_turn, next_round])
+CHANGES = [
+    *(another_chat, edited_question, another_system_prompt),
+    *(summary_instead_of_an_answer, next_turn, next_round),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("golden", [*golden_prompts()], ids=str)
 def test_the_next_request_branches_off_at_a_known_place(
     golden: GoldenPrompt, change: Change

@@ -17,6 +17,7 @@ from mlx_server.worker.prefill.cached_prompt import (
     Ids,
     Layers,
     Snapshot,
+    common_length,
     detach,
     ids_of,
     split,
@@ -57,6 +58,14 @@ class PromptCache:
     def known(self, key: str, tokens: list[int]) -> int:
         """Returns the length of the prefix that `fetch` would find."""
         return self._nearest(key, tokens)[0]
+
+    def parting(self, key: str, tokens: list[int]) -> int:
+        """Returns the length of the longest prefix of `tokens` that any prompt begins with, whether
+        or not `fetch` can restore it."""
+        ids = ids_of(tokens)
+        shared = (common_length(prompt.tokens, ids) for prompt in self._with_key(key))
+        longest = max(shared, default=0)
+        return longest if longest >= SHORTEST_STORED else 0
 
     def _nearest(
         self, key: str, tokens: list[int]

@@ -4,7 +4,11 @@ They are the places where other prompts are expected to branch off, and some bet
 prompts. At each place a piece of the prompt ends, which costs a forward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+FIRST = 1024
+"""The first place in a long prompt. The next ones double until they are SPACING apart, so that a
+prompt which parts early from another one computes at most half of what they share again."""
 
 SPACING = 4096
 """Distance of the places in a long prompt, doubled until there are at most MOST_SPACED of them."""
@@ -18,15 +22,37 @@ NEAREST = 32
 def snapshot_places(branches: Sequence[int], length: int) -> tuple[int, ...]:
     """Returns the places in a prompt of `length` tokens, in order.
 
-    branches: the lengths at which other prompts are expected to differ from it. Of two near ones
-    the shorter is kept, since it serves both.
+    branches: the lengths at which other prompts are expected to differ from it.
     """
     spacing = SPACING
     while length // spacing > MOST_SPACED:
         spacing *= 2
-    places: list[int] = []
-    for place in (*sorted(branches), *range(spacing, length, spacing)):
-        is_apart = all(abs(place - other) >= NEAREST for other in places)
-        if NEAREST <= place < length and is_apart:
-            places.append(place)
-    return tuple(sorted(places))
+    places: tuple[int, ...] = ()
+    for place in (*sorted(branches), *_doubling(), *range(spacing, length, spacing)):
+        if place < length:
+            places = _with_place(places, place)
+    return places
+
+
+def with_parting(places: tuple[int, ...], parting: int, known: int) -> tuple[int, ...]:
+    """Returns the places with the length at which the prompt parts from one in the prompt cache.
+
+    A third prompt is likely to part there too: from there on, the texts of clients vary. known: how
+    much the prompt cache can restore."""
+    is_served = any(0 <= parting - place < NEAREST for place in places)
+    if is_served or parting - known < NEAREST:
+        return places
+    return _with_place(tuple(p for p in places if abs(p - parting) >= NEAREST), parting)
+
+
+def _doubling() -> Iterator[int]:
+    place = FIRST
+    while place < SPACING:
+        yield place
+        place *= 2
+
+
+def _with_place(places: tuple[int, ...], place: int) -> tuple[int, ...]:
+    """Of two near places the shorter is kept, since it serves both: branches come in order."""
+    is_apart = all(abs(place - other) >= NEAREST for other in places)
+    return tuple(sorted((*places, place))) if place >= NEAREST and is_apart else places

@@ -16,7 +16,12 @@ from mlx_server.worker.prefill.cached_prompt import (
     split,
 )
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.snapshot_places import MOST_SPACED, NEAREST, snapshot_places
+from mlx_server.worker.prefill.snapshot_places import (
+    MOST_SPACED,
+    NEAREST,
+    snapshot_places,
+    with_parting,
+)
 from mlx_server.worker.replay_model import ReplayCache
 from tests.worker.test_batch import a_prompt
 
@@ -128,10 +133,19 @@ def test_places_of_snapshots() -> None:
     assert snapshot_places([], 1000) == ()
     assert snapshot_places([500, 600, 600, 620, 999], 1000) == (500, 600, 999)
     assert snapshot_places([NEAREST - 1, 1000, 2000], 1000) == ()
-    assert snapshot_places([100, 4100], 9000) == (100, 4100, 8192)
+    assert snapshot_places([100, 4100], 9000) == (100, 1024, 2048, 4100, 8192)
     long = snapshot_places([50], 1_000_000)
-    assert len(long) <= MOST_SPACED + 1
+    assert len(long) <= MOST_SPACED + 3
     assert long[0] == 50
+
+
+def test_a_snapshot_is_taken_where_a_prompt_parts_from_a_cached_one() -> None:
+    assert with_parting((100, 900), 500, 100) == (100, 500, 900)
+    assert with_parting((100, 900), 100 + NEAREST - 1, 0) == (100, 900), "the shorter serves both"
+    assert with_parting((100, 900), 900 - NEAREST + 1, 0) == (100, 900 - NEAREST + 1)
+    assert with_parting((500, 500 + NEAREST), 510, 0) == (500, 500 + NEAREST)
+    assert with_parting((100, 900), 500, 500 - NEAREST + 1) == (100, 900), "hardly more than known"
+    assert with_parting((), NEAREST - 1, 0) == ()
 
 
 class Conversations:

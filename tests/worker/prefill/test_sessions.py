@@ -93,6 +93,17 @@ def test_each_token_is_computed_once(path: Path) -> None:
     assert engine.again <= 0.02 * engine.prompt_tokens
 
 
+def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) -> None:
+    engine, cold = Counted(path), Bench(path)
+    random = Random(3)
+    shared = [random.randrange(256) for _ in range(500)]
+    prompts = [[*shared, *(random.randrange(256) for _ in range(120))] for _ in range(4)]
+    for prompt in prompts:
+        answer = engine.answer(Generate(0, "m", prompt, 12, [], GREEDY))
+        assert answer == cold.answer(prompt)
+    assert engine.again <= len(shared) + 4, "only the first parting computes the shared tokens again"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_are_those_of_a_cold_engine(path: Path, seed: int) -> None:
     warm, cold = Counted(path), Bench(path)
