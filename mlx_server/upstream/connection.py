@@ -358,8 +358,8 @@ def _decoded(text: str | bytes) -> Any:
 
 def _may_be_json(begin: bytearray) -> bool:
     """Whether a body that begins so is no stream of events, as far as it can be known."""
-    head = begin[:64].removeprefix(BYTE_ORDER_MARK).lstrip()
-    return head[:1] in (b"{", b"[") or (not head and len(begin) > 0)
+    head = bytes(begin[:64]).removeprefix(BYTE_ORDER_MARK).lstrip()
+    return not head or head.startswith((b"{", b"["))
 
 
 def _error_in(value: Mapping[str, Any]) -> object:

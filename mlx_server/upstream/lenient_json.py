@@ -6,7 +6,10 @@ from typing import Any
 
 
 def lenient_json(text: str) -> Any:
-    """Numbers that are none become None. Raises ValueError or RecursionError for what is no JSON."""
+    """The value, in which numbers that are none are None.
+
+    Raises ValueError or RecursionError for what is no JSON.
+    """
     found = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
     return _encodable(found)
 

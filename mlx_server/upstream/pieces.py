@@ -121,7 +121,8 @@ def _first(choices: Any) -> Mapping[str, Any] | None:
         if choices == [None]:
             return None
         raise UpstreamFailed("The upstream sent a choice that is no object.")
-    return min(choices, key=lambda choice: _whole_number(choice.get("index")) or 0)
+    found: list[Mapping[str, Any]] = choices
+    return min(found, key=lambda choice: _whole_number(choice.get("index")) or 0)
 
 
 def _end(finish: Any) -> str | None:

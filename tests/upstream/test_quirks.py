@@ -40,6 +40,7 @@ TIME: Json = {
 }
 PARIS = {"name": "get_weather", "arguments": {"city": "Paris"}}
 NOW: Json = {"name": "get_time", "arguments": {}}
+NOTHINGS: tuple[Any, ...] = ({}, "{}")
 ROME = {"name": "get_weather", "arguments": {"city": "Rome"}}
 
 
@@ -353,7 +354,7 @@ QUIRKS = [
             (indexed(0, name="get_weather", arguments=nothing), indexed(0, arguments=PARIS_JSON)),
             **calls(PARIS),
         )
-        for nothing in ({}, "{}")
+        for nothing in NOTHINGS
     ),
     Quirk("a call of nothing", ({"tool_calls": [{"function": None}]}, {"content": "Y"}), text="Y"),
     Quirk(
