@@ -7,10 +7,11 @@ import msgspec
 
 from mlx_server.errors import UpstreamFailed
 from mlx_server.events import Event, TokenCounts
-from mlx_server.upstream.connection import END, UpstreamConnection, UpstreamStream
+from mlx_server.upstream.connection import UpstreamConnection, UpstreamStream
 from mlx_server.upstream.pieces import read_piece
 from mlx_server.upstream.reading import CHARACTERS_PER_TOKEN, AnswerReader
 from mlx_server.upstream.request_body import UpstreamRequest
+from mlx_server.upstream.sse import END
 
 
 class UpstreamAttempt:
@@ -80,6 +81,8 @@ class UpstreamAttempt:
             ):
                 async for value in values:
                     if value == END:
+                        if not reader.has_begun:
+                            break
                         return
                     for event in reader.feed(read_piece(value)):
                         yield event

@@ -22,14 +22,31 @@ class CollectedCall:
     id: str = ""
     name: str = ""
     texts: list[str] = field(default_factory=list)
-    whole: Mapping[str, Any] | None = None
+    size: int = 0
+    """Characters of the texts."""
+    whole: dict[str, Any] | None = None
     """Arguments that came as an object."""
 
     @property
     def arguments(self) -> str:
-        if self.whole is not None:
-            return json.dumps(self.whole, ensure_ascii=False)
-        return "".join(self.texts)
+        text = "".join(self.texts)
+        if self.whole is None or (not self.whole and text):
+            return text
+        return json.dumps(self.whole, ensure_ascii=False)
+
+    def add(self, arguments: str | Mapping[str, Any]) -> None:
+        if isinstance(arguments, Mapping):
+            self.whole = self.whole or {}
+            self.whole.update(arguments)
+        elif arguments:
+            self.texts = [] if self._is_repeated_by(arguments) else self.texts
+            self.texts.append(arguments)
+            self.size = len(arguments) + (self.size if len(self.texts) > 1 else 0)
+
+    def _is_repeated_by(self, text: str) -> bool:
+        """Whether a piece has all that came so far, as some servers send it again and again."""
+        may_be = 1 < self.size <= len(text) and text.startswith("{")
+        return may_be and text.startswith("".join(self.texts))
 
     def as_text(self) -> str:
         """What is shown if no tool of the request can be called so."""
@@ -47,11 +64,9 @@ class CollectedCalls:
         call = self._of(piece)
         call.id = call.id or piece.id
         if piece.name and piece.name != call.name:
-            call.name += piece.name
-        if isinstance(piece.arguments, Mapping):
-            call.whole = piece.arguments
-        elif piece.arguments:
-            call.texts.append(piece.arguments)
+            is_repeated = piece.name.startswith(call.name)
+            call.name = piece.name if is_repeated else call.name + piece.name
+        call.add(piece.arguments)
 
     def _of(self, piece: CallPiece) -> CollectedCall:
         """The call that a piece belongs to, which may be a new one: some servers count none of
@@ -106,6 +121,7 @@ class StructuredCallReader:
 
     def _found(self, call: CollectedCall) -> Iterator[tuple[str, str, tuple[RepairKind, ...]]]:
         texts = _objects(call.arguments)
+        texts = [text for text in texts if text.strip("{} \n")] or texts[:1]
         several: tuple[RepairKind, ...] = ("format",) if len(texts) > 1 else ()
         for text in texts:
             inside, repairs = self._json(text)

@@ -25,8 +25,9 @@ from mlx_server.upstream.credentials import Credentials, credentials_of, limited
 from mlx_server.upstream.dialects import MODELS, dressed, endpoint
 from mlx_server.upstream.failures import RETRIED, refusal, reported, retry_after
 from mlx_server.upstream.learning import LearntFacts, facts_in
+from mlx_server.upstream.lenient_json import lenient_json
 from mlx_server.upstream.spec import UpstreamSpec
-from mlx_server.upstream.sse import SseReader
+from mlx_server.upstream.sse import BYTE_ORDER_MARK, END, SseReader
 
 log = logging.getLogger("mlx_server.upstream")
 
@@ -38,8 +39,6 @@ LARGE = 256 << 10
 
 TURN = 64
 """So many events are read before other requests get their turn."""
-
-END = "[DONE]"
 
 LESSONS = 3
 """How often an upstream is asked for its models, if it does not answer."""
@@ -269,26 +268,31 @@ class UpstreamConnection:
             yield value
 
     async def _parsed(self, text: str | bytes) -> Any:
-        decode = partial(msgspec.json.decode, text)
+        decode = partial(_decoded, text)
         try:
             return await asyncio.to_thread(decode) if len(text) > LARGE else decode()
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             raise UpstreamFailed(f"The upstream of {self.id} sent no valid JSON.") from None
 
     async def _texts(self, response: httpx2.Response) -> AsyncGenerator[str | bytes]:
-        chunks = self._counted(response)
-        if "json" in response.headers.get("content-type", ""):
-            body = bytearray()
-            async for chunk in chunks:
+        """The data of its events, or its one body. Its bytes show which, as its header may lie."""
+        body, reader = bytearray(), None
+        async for chunk in self._counted(response):
+            if reader is None:
                 body += chunk
-                if len(body) > limits.UPSTREAM_LINE_BYTES.value:
-                    raise UpstreamFailed(f"The upstream of {self.id} sent a body that is too long.")
-            yield bytes(body)
-            return
-        reader = SseReader()
-        async for chunk in chunks:
+                if _may_be_json(body):
+                    if len(body) > limits.UPSTREAM_LINE_BYTES.value:
+                        raise UpstreamFailed(
+                            f"The upstream of {self.id} sent a body that is too long."
+                        )
+                    continue
+                reader, chunk = SseReader(), bytes(body)
             for text in reader.feed(chunk):
                 yield text
+        if reader is None:
+            if body.strip():
+                yield bytes(body.removeprefix(BYTE_ORDER_MARK))
+            return
         for text in reader.finish():
             yield text
 
@@ -345,11 +349,31 @@ class UpstreamConnection:
         return self._client
 
 
+def _decoded(text: str | bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return lenient_json(text if isinstance(text, str) else text.decode())
+
+
+def _may_be_json(begin: bytearray) -> bool:
+    """Whether a body that begins so is no stream of events, as far as it can be known."""
+    head = bytes(begin[:64]).removeprefix(BYTE_ORDER_MARK).lstrip()
+    return not head or head.startswith((b"{", b"["))
+
+
 def _error_in(value: Mapping[str, Any]) -> object:
     """The error that a server reports in place of an answer, however it is called."""
-    if value.get("object") == "error":
-        return value
-    return value.get("error") or value.get("errors")
+    if value.get("object") == "error" or value.get("type") == "error":
+        return value.get("error") or value
+    if found := value.get("error") or value.get("errors"):
+        return found
+    if "choices" not in value and (found := value.get("detail") or value.get("message")):
+        return value if isinstance(found, str) else found
+    match value.get("choices"):
+        case [{"error": error}, *_]:  # as OpenRouter reports it in the middle of a stream
+            return error
+    return None
 
 
 def _pause_before(attempt: int, failure: Retriable) -> float | None:

@@ -24,7 +24,18 @@ BUSY = frozenset((408, 409, 425, 429, 503, 529))
 CONTEXT = re.compile(r"context.{0,20}(length|window)|maximum.{0,20}tokens|too many tokens", re.I)
 
 SECRETS = re.compile(
-    r"(?i:bearer)\s+\S+"
+    r"(?i:bearer|basic)\s+(?=\S*[\d=._-])\S+"
+    r"|(?i:key|token|secret|passw(?:or)?d|authorization|credentials?)[\"'`]?\s*[:=]\s*[\"'`]?[\w./+=-]{6,}"
+    r"|\b(?i:account|organi[sz]ation|project|space|tenant|user|deployment|request)"
+    r"[_ -]?(?i:id)[\"'`]?[\s:=]\s*\S+"
+    r"|\b[ac]rn:\S+"
+    r"|(?:\b[A-Za-z]:\\|~/|(?<![\w/.])/(?:home|Users|root|var|usr|opt|etc|tmp|mnt|srv|data|app"
+    r"|private|proc|run|workspace|Volumes|models)/)[^\s\"'`]*"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\[[0-9a-fA-F:]{3,}\](?::\d+)?"
+    r"|\b[\w-]+(?:\.[\w-]+)+:\d{2,5}\b"
+    r"|\b\d{9,}\b"
+    r"|\b(?:AIza|xox[a-z]-|glpat-|r8_)[\w-]{6,}"
+    r"|\b(?=\w*\d)(?=\w*[A-Za-z])[A-Za-z0-9]{20,}\b"
     r"|\b(?:sk|pk|rk|hf|gsk|xai|nvapi|key|tok|org|proj|user|acct|asst|req|key_id)[-_][\w*.-]{6,}"
     r"|[A-Za-z][\w+.-]*://\S+"
     r"|[\w.+-]+@[\w-]+\.[\w.]+"
@@ -32,7 +43,7 @@ SECRETS = re.compile(
     r"|\b(?=\w*\d)(?=\w*[A-Za-z])\w{28,}\b"
     r"|\beyJ[\w.-]+"
 )
-"""Matches what may be a credential or name an account: keys, ids, addresses and URLs."""
+"""Matches what may be a credential or show an account or a machine: keys, ids, addresses, paths."""
 
 QUOTED_CHARACTERS = 500
 

@@ -1,5 +1,7 @@
 """Reads the JSON of an upstream's answer, whatever names and types it uses."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +36,12 @@ ENDS: Mapping[str, str] = {
 """What other servers call OpenAI's reasons."""
 
 
+NUMBER = re.compile(r"-?[0-9]{1,15}")
+
+MAX_TOKENS = 1 << 40
+"""A count of tokens that is not less is wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallPiece:
     index: int | None = None
@@ -60,6 +68,10 @@ class AnswerPiece:
     """The stop string that ended the answer, where the upstream names it."""
     usage: UpstreamUsage | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int | None = 0
+    """The number of the answer; None if the piece belongs to none."""
+    has_others: bool = False
+    """Whether other answers came with it."""
     is_whole: bool = False
     """Whether it repeats all of the answer, as a body does that is not streamed."""
 
@@ -69,9 +81,10 @@ def read_piece(value: Any) -> AnswerPiece:
     if not isinstance(value, Mapping):
         raise UpstreamFailed("The upstream sent JSON that is no object.")
     usage = _usage(value.get("usage"))
-    choice = _first(value.get("choices"))
+    choices = value.get("choices")
+    choice = _first(choices)
     if choice is None:
-        return AnswerPiece(usage=usage)
+        return AnswerPiece(usage=usage, choice=None)
     delta, message = choice.get("delta"), choice.get("message")
     is_whole = not isinstance(delta, Mapping) and isinstance(message, Mapping)
     said: Any = delta if isinstance(delta, Mapping) else message
@@ -86,25 +99,51 @@ def read_piece(value: Any) -> AnswerPiece:
         text=text or _refusal(said),
         reasoning=reasoning_of(said) or thought,
         calls=tuple(_calls(said, are_whole=is_whole)),
-        finish=ENDS.get(finish, finish) if isinstance(finish, str) and finish else None,
+        finish=_end(finish),
         stop=stop if isinstance(stop, str) else None,
         usage=usage or _usage(choice.get("usage")),
         logprobs=logprobs_of(choice),
+        choice=_whole_number(choice.get("index")) or 0,
+        has_others=isinstance(choices, list) and len(choices) > 1,
         is_whole=is_whole,
     )
 
 
 def _first(choices: Any) -> Mapping[str, Any] | None:
-    """The one answer; None if there is none, as where only the usage is sent."""
+    """The first answer; None if there is none, as where only the usage is sent."""
+    if isinstance(choices, Mapping):
+        return choices
     if choices is None or choices == []:
         return None
     if not isinstance(choices, list):
         raise UpstreamFailed("The upstream sent `choices` that are no list.")
-    if not isinstance(choices[0], Mapping):
-        if choices[0] is None:
+    if not all(isinstance(choice, Mapping) for choice in choices):
+        if choices == [None]:
             return None
         raise UpstreamFailed("The upstream sent a choice that is no object.")
-    return choices[0]
+    found: list[Mapping[str, Any]] = choices
+    return min(found, key=lambda choice: _whole_number(choice.get("index")) or 0)
+
+
+def _end(finish: Any) -> str | None:
+    if not isinstance(finish, str) or not finish:
+        return None
+    return ENDS.get(finish.lower(), finish.lower())
+
+
+def _whole_number(value: Any) -> int | None:
+    """A number, which some servers write as text or with a decimal point."""
+    match value:
+        case bool():
+            return None
+        case int():
+            return value
+        case float() if value.is_integer():
+            return int(value)
+        case str() if NUMBER.fullmatch(value):
+            return int(value)
+        case _:
+            return None
 
 
 def _content(content: Any) -> tuple[str, str]:
@@ -113,6 +152,8 @@ def _content(content: Any) -> tuple[str, str]:
         return "", ""
     if isinstance(content, str):
         return content, ""
+    if isinstance(content, Mapping):
+        content = [content]
     if not isinstance(content, list):
         raise UpstreamFailed("The upstream sent a `content` that is no text.")
     texts: list[str] = []
@@ -153,7 +194,7 @@ def reasoning_of(said: Mapping[str, Any]) -> str:
                 return text
             case Mapping() as found:
                 return _inside(found)
-            case None | "" | list():
+            case None | "" | bool() | list():  # with a switch, some echo their settings
                 continue
             case _:
                 raise UpstreamFailed(f"The upstream sent a `{name}` that is no text.")
@@ -162,9 +203,16 @@ def reasoning_of(said: Mapping[str, Any]) -> str:
 
 def _details(said: Mapping[str, Any]) -> Iterator[str]:
     for name in ("reasoning_details", "thinking_blocks", *REASONING):
-        if isinstance(found := said.get(name), list):
-            yield from (_inside(part) for part in found if isinstance(part, Mapping))
+        found = said.get(name)
+        if isinstance(found, str | Mapping):
+            found = [found]
+        if isinstance(found, list):
+            yield from (part if isinstance(part, str) else _inside(part) for part in _parts(found))
             return
+
+
+def _parts(found: list[Any]) -> Iterator[str | Mapping[str, Any]]:
+    return (part for part in found if isinstance(part, str | Mapping))
 
 
 def _calls(said: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]:
@@ -187,7 +235,7 @@ def _calls(said: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]:
 
 def _call(call: Mapping[str, Any]) -> CallPiece:
     """A call, whose name and arguments are in `function` or next to it."""
-    inside = call.get("function")
+    inside = call.get("function") or call.get("custom")
     function = inside if isinstance(inside, Mapping) else call
     name = function.get("name") or (inside if isinstance(inside, str) else "")
     arguments: Any = next(
@@ -195,12 +243,10 @@ def _call(call: Mapping[str, Any]) -> CallPiece:
         "",
     )
     index, id = call.get("index"), call.get("id") or call.get("call_id")
-    if not isinstance(arguments, str | Mapping):
-        if arguments is not None:
-            raise UpstreamFailed("The upstream sent arguments that are no object.")
-        arguments = ""
+    if not isinstance(arguments, str | Mapping):  # no call has such, so that it becomes text
+        arguments = "" if arguments is None else json.dumps(arguments)
     return CallPiece(
-        index=index if type(index) is int else None,
+        index=_whole_number(index),
         id=id if isinstance(id, str) else "",
         name=name if isinstance(name, str) else "",
         arguments=arguments,
@@ -219,7 +265,7 @@ def _usage(usage: Any) -> UpstreamUsage | None:
     return UpstreamUsage(
         prompt,
         completion,
-        _count(details, "cached_tokens") or 0,
+        min(_count(details, "cached_tokens") or 0, prompt or 0),
         _count(thoughts, "reasoning_tokens"),
     )
 
@@ -229,5 +275,5 @@ def _mapping(value: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _count(value: Mapping[str, Any], *names: str) -> int | None:
-    found = (value.get(name) for name in names)
-    return next((n for n in found if type(n) is int and 0 <= n < 2**53), None)
+    found = (_whole_number(value.get(name)) for name in names)
+    return next((n for n in found if n is not None and 0 <= n < MAX_TOKENS), None)

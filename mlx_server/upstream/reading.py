@@ -110,6 +110,9 @@ class AnswerReader:
         self._reported: set[Repaired] = set()
         self._calls = self._size = self._reasoned = self._said = 0
         self._streamed = False
+        self._choice: int | None = None
+        """The number of the answer that is read, of several that the upstream may send."""
+        self._has_others = False
         self._raw: list[str] = []
         self._finish: str | None = None
         self._stop: str | None = None
@@ -137,6 +140,11 @@ class AnswerReader:
         return "".join(self._raw_thoughts)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the upstream has sent any answer."""
+        return self._choice is not None
+
+    @property
     def has_ended(self) -> bool:
         """Whether the upstream has said how the answer ended."""
         return self._finish is not None
@@ -152,6 +160,15 @@ class AnswerReader:
 
     def feed(self, piece: AnswerPiece) -> Iterator[Event]:
         self._usage = piece.usage or self._usage
+        if piece.choice is None:
+            return
+        if self._choice is None:
+            self._choice = piece.choice
+        self._has_others = self._has_others or piece.has_others or piece.choice != self._choice
+        if piece.choice != self._choice:
+            return
+        if piece.finish == "error":
+            raise UpstreamFailed("The upstream reports that the answer failed.")
         self._finish, self._stop = piece.finish or self._finish, piece.stop or self._stop
         if piece.is_whole and self._streamed:
             return
@@ -231,6 +248,8 @@ class AnswerReader:
             if self.needs_no_more:
                 return
             is_last = number == len(self._collected.calls) - 1
+            if not (call.name or call.arguments):
+                continue
             is_call = self._structured.read(call)
             made, self._made[:] = list(self._made), []
             yield from self._forward("structured", made)
@@ -304,9 +323,11 @@ class AnswerReader:
     def _last_words(self) -> Iterator[Event]:
         if self._finish == "content_filter":
             yield Violation(self._index, "content: the upstream's content filter ended the answer")
+        if self._has_others:
+            yield Violation(self._index, "choices: the upstream sent several, this is the first")
         if self._logprobs and self._said and not self._logprobs.has_had_any:
             yield Violation(self._index, "logprobs: the upstream sent none")
-        if self._usage is None or self._usage.completion is None:
+        if not self._is_counted:
             yield from self._repaired(Repaired(self._index, "usage", "usage"))
 
     def _reason_of_end(self) -> FinishReason:
@@ -318,10 +339,16 @@ class AnswerReader:
         return "length" if self._finish == "length" else "stop"
 
     @property
+    def _is_counted(self) -> bool:
+        """Whether the upstream's count may be right, which is not 0 for an answer with text."""
+        completion = self._usage.completion if self._usage else None
+        return completion is not None and (completion > 0 or not self._size)
+
+    @property
     def counts(self) -> TokenCounts:
         usage = self._usage or UpstreamUsage()
         completion = usage.completion
-        if completion is None:
+        if completion is None or not self._is_counted:
             completion = -(-self._size // CHARACTERS_PER_TOKEN)
         spoken = self._reasoned + self._said
         reasoning = usage.reasoning

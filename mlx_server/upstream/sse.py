@@ -3,7 +3,9 @@
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
 
-BREAKS = (b"\r\n", b"\n", b"\r")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+END = "[DONE]"
 
 
 class SseReader:
@@ -14,6 +16,8 @@ class SseReader:
         self._data: list[str] = []
         self._size = self._searched = 0
         self._after_return = False
+        self._is_first = True
+        """Whether the next line is the first one."""
 
     def feed(self, chunk: bytes) -> list[str]:
         """The data of the events that are complete now."""
@@ -51,9 +55,10 @@ class SseReader:
         return line
 
     def _add(self, line: bytes, found: list[str]) -> None:
+        if self._is_first:
+            line, self._is_first = line.removeprefix(BYTE_ORDER_MARK), False
         if not line:
-            if self._data:
-                found.append("\n".join(self._data))
+            found += _events(self._data)
             self._data, self._size = [], 0
             return
         name, _, value = line.partition(b":")
@@ -64,3 +69,11 @@ class SseReader:
         except UnicodeDecodeError:
             raise UpstreamFailed("The upstream sent text that is not UTF-8.") from None
         self._size += len(value)
+
+
+def _events(lines: list[str]) -> list[str]:
+    """The data of one event, or of several between which the upstream left out the empty lines."""
+    lines = [line for line in lines if line.strip()]
+    if all(line.startswith("{") or line.strip() == END for line in lines):
+        return [END if line.strip() == END else line for line in lines]
+    return ["\n".join(lines)]

@@ -254,6 +254,30 @@ def as_response(client: TestClient, body: Json) -> Json:
     }
 
 
+STOP_REASONS = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+
+
+def as_message(client: TestClient, body: Json) -> Json:
+    """What a message has, in which no repairs are reported."""
+    functions = [tool["function"] for tool in body.get("tools", ())]
+    tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
+    asked = {"model": "up", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+    response = client.post("/v1/messages", json={**asked, "tools": tools})
+    assert response.status_code == 200, response.text
+    found = response.json()
+    parts = found["content"]
+    return {
+        "reasoning": joined(part.get("thinking") for part in parts),
+        "text": joined(part.get("text") for part in parts),
+        "calls": [
+            {"name": part["name"], "arguments": part["input"]}
+            for part in parts
+            if part["type"] == "tool_use"
+        ],
+        "finish": STOP_REASONS[found["stop_reason"]],
+    }
+
+
 def _call(call: Mapping[str, Any]) -> Json:
     return {"name": call["name"], "arguments": json.loads(call["arguments"])}
 

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from mlx_server import limits
 from mlx_server.pool.pool import Pool
 from mlx_server.upstream.connection import FIRST_PAUSE, UpstreamConnection
+from mlx_server.upstream.failures import redacted
 from mlx_server.upstream.spec import UpstreamPolicy
 from tests.hostile.lowered import lower
 from tests.upstream.playing import (
@@ -107,6 +108,46 @@ def test_a_status(
     assert error["code"] == code
     for secret in (KEY, "abc.def", "org-1234567890", "u:p", "a@b.de", "user_12345678"):
         assert secret not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "AKIAIOSFODNN7EXAMPLE",
+        "AIzaSyA-1234567890abcdefgh",
+        "xoxb-1234-5678-abcdef",
+        "Basic dXNlcjpwYXNz=",
+        "hunter2-of-ada",
+        "123456789012",
+        "/home/ada/models/x.safetensors",
+        "C:\\Users\\ada\\x",
+        "10.0.0.12:8000",
+        "[fd00::1]:80",
+        "db.internal.corp:5432",
+        "arn:aws:bedrock:us-east-1:1:model/x",
+        "crn:v1:bluemix:public:a/abcdef",
+    ],
+)
+def test_what_shows_an_account_or_a_machine_is_redacted(secret: str) -> None:
+    for text in (f"Wrong password: {secret}.", f'{{"token"="{secret}"}}', f"secret='{secret}'"):
+        assert "ada" not in redacted(text)
+        assert secret not in redacted(text)
+    if "hunter" not in secret:
+        assert secret not in redacted(f"It is at {secret} now")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`max_tokens` must be <= 4096 for openai/gpt-oss-120b",
+        "tools.0.function.parameters: /properties/city/type is wrong, see /v1/models",
+        "This model's maximum context length is 131072 tokens, you asked for 140,000.",
+        "claude-sonnet-4-5-20250929 has no logprobs; basic output only",
+        "Unexpected token: '<' at 5",
+    ],
+)
+def test_words_on_the_request_are_not_redacted(text: str) -> None:
+    assert redacted(text) == text
 
 
 def test_the_upstreams_words_on_the_request_are_passed_on(

@@ -13,6 +13,7 @@ from tests.upstream.playing import (
     PlayingServer,
     Reply,
     Told,
+    as_message,
     as_response,
     delta,
     gateway,
@@ -38,6 +39,8 @@ TIME: Json = {
     "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
 }
 PARIS = {"name": "get_weather", "arguments": {"city": "Paris"}}
+NOW: Json = {"name": "get_time", "arguments": {}}
+NOTHINGS: tuple[Any, ...] = ({}, "{}")
 ROME = {"name": "get_weather", "arguments": {"city": "Rome"}}
 
 
@@ -74,6 +77,16 @@ class Quirk:
 def call(arguments: Any, name: str = "get_weather", **more: Any) -> Json:
     function = {"name": name, "arguments": arguments}
     return {"tool_calls": [{"index": 0, "id": "call_1", "function": function, **more}]}
+
+
+def indexed(index: Any, id: str | None = None, **function: Any) -> Json:
+    """A piece of a call."""
+    return {"tool_calls": [{"index": index, "id": id, "function": function}]}
+
+
+def numbered(index: int, text: str, finish: str | None = None) -> Json:
+    """An answer of several."""
+    return {"index": index, "delta": {"content": text}, "finish_reason": finish}
 
 
 def calls(*made: Json, **more: Any) -> Json:
@@ -297,6 +310,110 @@ QUIRKS = [
         ),
         text="Yes",
     ),
+    *(
+        Quirk(
+            f"an index that is {what}",
+            (
+                indexed(first, id="a", name="get_weather"),
+                indexed(second, id="b", name="get_time"),
+                indexed(first, arguments=PARIS_JSON),
+                indexed(second, arguments="{}"),
+            ),
+            **calls(PARIS, NOW),
+        )
+        for what, first, second in (
+            ("huge", 10**9, 10**12),
+            ("negative", -1, -2),
+            ("a text", "0", "1"),
+            ("a fraction", 0.0, 1.0),
+            ("out of order", 7, 2),
+        )
+    ),
+    Quirk(
+        "all of the arguments in each piece",
+        (indexed(0, name="get_weather", arguments='{"ci'), indexed(0, arguments=PARIS_JSON)),
+        **calls(PARIS),
+    ),
+    Quirk("a call that is sent twice", (call(PARIS_JSON), call(PARIS_JSON)), **calls(PARIS)),
+    Quirk(
+        "all of the name in each piece",
+        (indexed(0, name="get_"), indexed(0, name="get_weather", arguments=PARIS_JSON)),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "objects as pieces of the arguments",
+        (
+            indexed(0, name="get_weather", arguments={"city": "Paris"}),
+            indexed(0, arguments={"days": 3}),
+        ),
+        **calls({"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}),
+    ),
+    *(
+        Quirk(
+            f"no arguments before the arguments, as {type(nothing).__name__}",
+            (indexed(0, name="get_weather", arguments=nothing), indexed(0, arguments=PARIS_JSON)),
+            **calls(PARIS),
+        )
+        for nothing in NOTHINGS
+    ),
+    Quirk("a call of nothing", ({"tool_calls": [{"function": None}]}, {"content": "Y"}), text="Y"),
+    Quirk(
+        "a custom call",
+        ({"tool_calls": [{"custom": {"name": "get_weather", "input": PARIS_JSON}}]},),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "arguments that are a list",
+        (call([1]),),
+        text='{"name": "get_weather", "arguments": "[1]"}',
+        unmet=("tool_calls[0]: what the upstream sent as a call can't be made, so it is text",),
+    ),
+    *(
+        Quirk(
+            f"reasoning details as {type(details).__name__}",
+            ({"reasoning_details": details}, {"content": "Yes"}),
+            "Hm.",
+            "Yes",
+        )
+        for details in ({"text": "Hm."}, ["Hm."], "Hm.")
+    ),
+    Quirk("a switch named reasoning", ({"reasoning": True, "content": "Yes"},), text="Yes"),
+    Quirk("a part in place of content", ({"content": {"text": "Yes"}},), text="Yes"),
+    Quirk(
+        "the limit in capitals",
+        ({"content": "Y"},),
+        "",
+        "Y",
+        (),
+        "length",
+        ends=delta("MAX_TOKENS"),
+    ),
+    Quirk(
+        "an answer without a list",
+        ({"choices": {"delta": {"content": "Yes"}}},),
+        text="Yes",
+    ),
+    Quirk(
+        "answers that were not asked for",
+        (
+            {"choices": [numbered(1, "No"), numbered(0, "Yes")]},
+            {"choices": [numbered(1, "No", "length")]},
+        ),
+        text="Yes",
+        unmet=("choices: the upstream sent several, this is the first",),
+    ),
+    Quirk(
+        "a number that is not 0",
+        ({"choices": [numbered(5, "Yes", "stop")]},),
+        text="Yes",
+        ends={"choices": []},
+    ),
+    Quirk("half an emoji", ({"content": "\ud83d"}, {"content": "Yes"}), text="\ufffdYes"),
+    Quirk(
+        "what is no number",
+        ({"choices": [{"delta": {"content": "Yes"}, "logprobs": float("nan")}]},),
+        text="Yes",
+    ),
     Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
     Quirk("an empty choice", ({"choices": [None]}, {"content": "Yes"}), text="Yes"),
 ]
@@ -319,6 +436,15 @@ def test_it_reads(
 ) -> None:
     upstream.plays(quirk.reply)
     assert told(clients[quirk.family], {"tools": [WEATHER, TIME]}) == quirk.expected
+
+
+@pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)
+def test_it_is_read_for_messages(
+    quirk: Quirk, clients: dict[str, TestClient], upstream: PlayingServer
+) -> None:
+    upstream.plays(quirk.reply)
+    found = as_message(clients[quirk.family], {"tools": [WEATHER, TIME]})
+    assert found == {key: quirk.expected[key] for key in found}
 
 
 @pytest.mark.parametrize("told", [in_one, in_chunks, as_response])

@@ -1,0 +1,195 @@
+"""An upstream that breaks HTTP or server-sent events costs its own request an error at most."""
+
+import gzip
+import itertools
+import json
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from threading import Thread
+from typing import cast
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from mlx_server.pool.pool import Pool
+from tests.upstream.playing import USAGE, chat, delta, gateway, sse
+
+Parts = Iterable[bytes]
+
+SECONDS = 0.4
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+CLOSED = b"connection: close\r\n\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+BOM = b"\xef\xbb\xbf"
+STREAM = sse(delta(content="Yes"), delta("stop"), USAGE)
+BODY = json.dumps({"choices": [{"message": {"content": "Yes"}, "finish_reason": "stop"}]}).encode()
+
+
+class BytesServer:
+    """Answers every request with the same bytes, whatever they are."""
+
+    def __init__(self) -> None:
+        self.parts: Callable[[], Parts] = tuple
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it is closed
+            while True:
+                connection, _ = self._socket.accept()
+                Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with closing(connection), suppress(OSError):
+            data = b""
+            while not data.endswith((b"}", b"\r\n\r\n")):
+                data += connection.recv(1 << 16)
+            is_question = data.startswith(b"POST")
+            refusal = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+            for part in self.parts() if is_question else (refusal,):
+                connection.sendall(part)
+            connection.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[BytesServer]:
+    with closing(BytesServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(hostile: BytesServer) -> Iterator[TestClient]:
+    hasty = {"retries": 0, "first_seconds": SECONDS, "idle_seconds": SECONDS}
+    with gateway(hostile.url, {"up": {"upstream": hasty}}) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def closed_breaker(client: TestClient) -> None:
+    pool: Pool = cast(FastAPI, client.app).state.pool
+    model = pool.upstream("up")
+    assert model
+    model.connection.breaker.succeeded()
+
+
+def chunked(data: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    return b"%x\r\n%s\r\n%s" % (len(data), data, end)
+
+
+def for_ever(*begin: bytes, then: bytes) -> Callable[[], Parts]:
+    return lambda: itertools.chain(begin, itertools.repeat(then))
+
+
+ANSWERS = {
+    "a 100 before": b"HTTP/1.1 100 Continue\r\n\r\n" + OK + CLOSED + STREAM,
+    "trailers": OK + CHUNKED + chunked(STREAM, b"0\r\nx: y\r\n\r\n"),
+    "both lengths": OK + b"content-length: 5\r\n" + CHUNKED + chunked(STREAM),
+    "a chunk that is too short": OK + CHUNKED + b"ffff\r\n" + STREAM,
+    "a length that is too long": OK + b"content-length: 5000\r\n\r\n" + STREAM,
+    "bytes in a header": OK + b"x: \xff\xfe\r\n" + CLOSED + STREAM,
+    "a byte order mark": OK + CLOSED + BOM + STREAM,
+    "a byte order mark before JSON": JSON + CLOSED + BOM + BODY,
+    "returns alone": OK + CLOSED + STREAM.replace(b"\n", b"\r"),
+    "no empty lines": OK + CLOSED + STREAM.replace(b"\n\n", b"\n"),
+    "events of nothing": OK + CLOSED + b"data\n\ndata: \n\n" + STREAM,
+    "a space after the end": OK + CLOSED + STREAM.replace(b"[DONE]", b"[DONE] "),
+    "JSON as events": OK + CLOSED + BODY,
+    "events as JSON": JSON + CLOSED + STREAM,
+    "no type": b"HTTP/1.1 200 OK\r\n" + CLOSED + STREAM,
+    "two ends": OK + CLOSED + STREAM + b"data: [DONE]\n\n",
+    "an answer after the end": OK + CLOSED + STREAM + sse(delta(content="No")),
+}
+
+
+@pytest.mark.parametrize("sent", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_nevertheless(sent: bytes, client: TestClient, hostile: BytesServer) -> None:
+    hostile.parts = lambda: (sent,)
+    response = chat(client)
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["message"]["content"] == "Yes"
+
+
+REDIRECTS = ("file:///etc/passwd", "http://169.254.169.254/latest", "http://[::1", "//10.0.0.1/")
+
+FAILURES: dict[str, tuple[int, Callable[[], Parts]]] = {
+    "headers without end": (502, for_ever(OK, then=b"x: " + b"a" * 1000 + b"\r\n")),
+    "a header without end": (502, for_ever(OK, b"x: ", then=b"a" * 1000)),
+    "trailers without end": (
+        502,
+        for_ever(OK, CHUNKED, b"0\r\n", then=b"x: " + b"a" * 1000 + b"\r\n"),
+    ),
+    "a chunk's size without end": (502, for_ever(OK, CHUNKED, b"5;", then=b"a" * 1000)),
+    "early hints without end": (504, for_ever(then=b"HTTP/1.1 103 Early\r\nlink: </a>\r\n\r\n")),
+    "comments without end": (504, for_ever(OK, CLOSED, then=b": ping\n\n" * 100)),
+    "another protocol": (502, lambda: (b"HTTP/1.1 101 Switching\r\nupgrade: x\r\n\r\n",)),
+    "no HTTP": (502, lambda: (b"SSH-2.0-x\r\n",)),
+    "nothing": (502, tuple),
+    "a negative chunk": (502, lambda: (OK, CHUNKED, b"-5\r\n", STREAM)),
+    "a chunk that is too long": (502, lambda: (OK, CHUNKED, b"5\r\n", STREAM)),
+    "a negative length": (502, lambda: (OK, b"content-length: -1\r\n\r\n", STREAM)),
+    "two lengths": (502, lambda: (OK, b"content-length: 5\r\ncontent-length: 7\r\n\r\n", STREAM)),
+    "a length that is too short": (502, lambda: (OK, b"content-length: 20\r\n\r\n", STREAM)),
+    "a null byte in a header": (502, lambda: (OK, b"x: \0\r\n", CLOSED, STREAM)),
+    "no content": (502, lambda: (b"HTTP/1.1 204 None\r\n\r\n",)),
+    "no such status": (502, lambda: (b"HTTP/1.1 999 No\r\n", CLOSED)),
+    "a bomb that is not announced": (502, lambda: (OK, CLOSED, gzip.compress(b" " * 10**7))),
+    "a bomb as transfer": (
+        502,
+        lambda: (OK, b"transfer-encoding: gzip, chunked\r\n\r\n", chunked(gzip.compress(STREAM))),
+    ),
+    "UTF-16": (502, lambda: (OK, CLOSED, STREAM.decode().encode("utf-16"))),
+    "the end alone": (502, lambda: (OK, CLOSED, b"data: [DONE]\n\n")),
+    "a pause in the past": (
+        503,
+        lambda: (b"HTTP/1.1 429 x\r\nretry-after: Mon, 01 Jan 0001 00:00:00 +2359\r\n", CLOSED),
+    ),
+    "a pause for ever": (503, lambda: (b"HTTP/1.1 429 x\r\nretry-after: inf\r\n", CLOSED)),
+}
+for to in REDIRECTS:
+    moved = b"HTTP/1.1 302 Found\r\nlocation: " + to.encode() + b"\r\n" + CLOSED
+    FAILURES[f"a redirect to {to}"] = (502, lambda moved=moved: (moved,))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("status", "parts"), FAILURES.values(), ids=FAILURES)
+def test_an_error(
+    status: int, parts: Callable[[], Parts], client: TestClient, hostile: BytesServer
+) -> None:
+    hostile.parts = parts
+    response = chat(client)
+    assert response.status_code == status, response.text
+    assert response.json()["error"]["code"].startswith("upstream_")
+    hostile.parts = lambda: (OK + CLOSED + STREAM,)
+    assert chat(client).status_code == 200
+
+
+ERRORS = [
+    {"type": "error", "message": "it broke"},
+    {"detail": "it broke"},
+    {"detail": [{"msg": "x", "message": "it broke"}]},
+    {"message": "it broke", "code": 500},
+    {"choices": [{"delta": {}, "error": {"code": 502, "message": "it broke"}}]},
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=json.dumps)
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_error_among_the_events(
+    error: object, begun: bool, client: TestClient, hostile: BytesServer
+) -> None:
+    said = [delta(content="Ye")] if begun else []
+    hostile.parts = lambda: (OK + CLOSED + sse(*said, error),)
+    response = chat(client)
+    assert response.status_code == 502
+    assert "it broke" in response.json()["error"]["message"]
+
+
+def test_an_end_by_an_error(client: TestClient, hostile: BytesServer) -> None:
+    hostile.parts = lambda: (OK + CLOSED + sse(delta(content="Ye"), delta("error")),)
+    assert "the answer failed" in chat(client).json()["error"]["message"]
