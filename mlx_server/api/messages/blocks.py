@@ -1,6 +1,6 @@
 """The content blocks of `POST /v1/messages` on the wire, as Anthropic documents them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,8 @@ class SearchResultBlock(WireModel):
 
 
 class TextSource(WireModel):
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset({"media_type"})  # it is always text/plain
+
     type: Literal["text"]
     data: str
 

@@ -232,6 +232,13 @@ def test_documents_and_search_results_are_read_as_text() -> None:
     assert answer.content == "Weather\nToday\nIt rains."
 
 
+def test_the_media_type_of_text_is_not_reported_as_ignored() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "It rains."}
+    document = {"type": "document", "source": source}
+    body = {"model": "m", "max_tokens": 9, "messages": [user(document)]}
+    assert MessagesBody.model_validate(body).ignored() == []
+
+
 IMAGE: Json = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
