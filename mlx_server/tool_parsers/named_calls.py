@@ -17,7 +17,7 @@ from mlx_server.tool_parsers import marked_json, spellings, syntaxes, unsupporte
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_ahead import json_ahead
-from mlx_server.tool_parsers.json_calls import as_object, check_end
+from mlx_server.tool_parsers.json_calls import as_object, check_end, repaired
 from mlx_server.tool_parsers.literal_syntax import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.parameters import UncallableTool, comma_separated_rule
 from mlx_server.tool_parsers.source import Source, Steps
@@ -364,6 +364,8 @@ class NamedCallFormat:
 
     def _repaired(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         """The calls of a block whose JSON has slips."""
+        if self.may_be_json and text.lstrip().startswith(("[", "{")):
+            return repaired(text)
         if not self.before_name:
             return [self._mended(text)]
         marked = text if self.opens != self.before_name else self.before_name + text
