@@ -101,7 +101,7 @@ def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) ->
     for prompt in prompts:
         answer = engine.answer(Generate(0, "m", prompt, 12, [], GREEDY))
         assert answer == cold.answer(prompt)
-    assert engine.again <= len(shared) + 4, "only the first parting computes the shared tokens again"
+    assert engine.again <= len(shared) + 4, "only the first parting computes them again"
 
 
 @pytest.mark.parametrize("seed", range(3))
