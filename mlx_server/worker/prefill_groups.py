@@ -10,7 +10,12 @@ from mlx_server.worker.mlx_lm_internals import greedy_sampler
 from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.budget import MOST
 from mlx_server.worker.prefill.order import PromptScheduler
-from mlx_server.worker.prompt_queue import PrefillGroup, WaitingPrompt, begin_alike
+from mlx_server.worker.prompt_queue import (
+    LAST_PIECE,
+    PrefillGroup,
+    WaitingPrompt,
+    begin_alike,
+)
 from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import force_tokens
 from mlx_server.worker.row_cache import RowCache
@@ -22,18 +27,19 @@ def take_piece(
     first: WaitingPrompt, queue: PromptQueue, tokens: int, room: int
 ) -> list[WaitingPrompt]:
     """Removes the waiting prompts that fit into the same piece from the queue; returns all of the
-    piece. room: the number of rows that may begin."""
+    piece. A client whose prompt does not fit does not hold up the others: what they get is counted,
+    so that it is next. room: the number of rows that may begin."""
     taken = [first]
-    while following := queue.next(lambda waiting: len(taken) < room):
+
+    def fits(following: WaitingPrompt | PrefillGroup) -> bool:
+        if isinstance(following, PrefillGroup) or following.decode:
+            return False
         longest = max(following.left, *(waiting.left for waiting in taken))
-        if (
-            isinstance(following, PrefillGroup)
-            or first.decode
-            or following.decode
-            or longest * (len(taken) + 1) > tokens
-            or begin_alike(following, taken)
-        ):
-            break
+        is_small = longest * (len(taken) + 1) <= tokens * LAST_PIECE
+        return is_small and not begin_alike(following, taken)
+
+    while not first.decode and len(taken) < room and (following := queue.next(fits)):
+        assert isinstance(following, WaitingPrompt)
         queue.remove(following)
         taken.append(following)
     return taken

@@ -51,6 +51,9 @@ class PrefillPiece:
 class PrefillCost:
     def __init__(self) -> None:
         self._measured: deque[tuple[PrefillPiece, float]] = deque(maxlen=MEASURED)
+        self._largest = 0, 0.0
+        """The tokens of the largest piece so far, and its seconds when it was last computed. Short
+        prompts do not make it smaller, so that many at once need not begin with small pieces."""
         self._sizes: set[int] = set()
         """The smallest and the largest number of tokens of a piece so far."""
         self._cost = np.zeros(3)
@@ -58,6 +61,8 @@ class PrefillCost:
 
     def learn(self, piece: PrefillPiece, seconds: float) -> None:
         self._measured.append((piece, max(seconds, 1e-9)))
+        if piece.tokens >= self._largest[0]:
+            self._largest = piece.tokens, max(seconds, 1e-9)
         sizes = {*self._sizes, piece.tokens}
         self._sizes = {min(sizes), max(sizes)}
         self._cost = self._fitted()
@@ -77,9 +82,12 @@ class PrefillCost:
         return int(max(0.0, min(fitting, self._tried(seconds))))
 
     def _tried(self, seconds: float) -> float:
-        """Returns a size that is safe to try, from the size and the time of the largest piece."""
-        largest, took = max(self._measured, key=lambda measured: measured[0].tokens)
-        return largest.tokens * max(1.0, min(GROWTH, seconds / took))
+        """Returns a size that is safe to try, from the largest of the latest pieces and that of all
+        pieces, whose time may be out of date."""
+        piece, took = max(self._measured, key=lambda measured: measured[0].tokens)
+        lately = piece.tokens * max(1.0, min(GROWTH, seconds / took))
+        largest, took = self._largest
+        return max(lately, largest * min(1.0, seconds / took))
 
     @property
     def useful(self) -> int:

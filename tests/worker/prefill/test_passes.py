@@ -1,0 +1,59 @@
+"""Short prompts that wait at the same time share forward passes, on a simulated machine."""
+
+from tests.worker.simulated import Answer, Simulation
+
+PAIR = "m4-max:gpt-oss-120b"
+
+
+def simulation_after(prompts: list[int]) -> Simulation:
+    """A simulation in which these prompts came one after the other."""
+    simulation = Simulation(PAIR)
+    for prompt in prompts:
+        simulation.ask(prompt, 2)
+        simulation.run()
+    simulation.pieces.clear()
+    return simulation
+
+
+def passes(simulation: Simulation, answers: list[Answer]) -> int:
+    """The passes of prefill until all of these have a token."""
+    for answer in answers:
+        simulation.run(until=answer)
+    return len(simulation.pieces)
+
+
+def test_short_prompts_that_come_at_once_are_computed_in_one_pass() -> None:
+    simulation = simulation_after([4000])
+    assert passes(simulation, [simulation.ask(40, 8, str(n)) for n in range(16)]) == 1
+
+
+def test_two_prompts_that_fill_a_piece_are_computed_in_one_pass() -> None:
+    simulation = simulation_after([4000])
+    assert passes(simulation, [simulation.ask(200, 8, str(n)) for n in range(16)]) <= 8
+
+
+def test_many_single_short_prompts_do_not_make_the_next_pieces_small() -> None:
+    simulation = simulation_after([4000, *[30] * 40])
+    assert passes(simulation, [simulation.ask(30, 8, str(n)) for n in range(16)]) <= 2
+
+
+def test_a_stream_waits_no_longer_for_prompts_that_are_computed_together() -> None:
+    simulation = simulation_after([4000, *[100] * 40])
+    stream = simulation.ask(300, 400)
+    simulation.run(until=stream)
+    asked = simulation.now
+    simulation.pieces.clear()
+    assert passes(simulation, [simulation.ask(200, 8, str(n)) for n in range(15)]) <= 9
+    assert max(stream.between(asked, simulation.now)) <= 0.4
+
+
+def test_a_long_prompt_does_not_part_the_short_ones_around_it_and_is_next() -> None:
+    simulation = simulation_after([4000])
+    first = simulation.ask(40, 8, "a")
+    long = simulation.ask(3000, 8, "b")
+    others = [simulation.ask(40, 8, name) for name in "cde"]
+    assert passes(simulation, [first, *others]) == 1
+    later = simulation.ask(40, 8, "c")
+    while not long.computed:
+        simulation.step()
+    assert not later.computed
