@@ -414,6 +414,36 @@ QUIRKS = [
         ({"choices": [{"delta": {"content": "Yes"}, "logprobs": float("nan")}]},),
         text="Yes",
     ),
+    *(
+        Quirk(
+            f"calls without an index, {what}",
+            (
+                indexed(None, ids[0], name="get_weather", arguments=PARIS_JSON),
+                indexed(None, ids[1], name="get_time", arguments="{}"),
+            ),
+            **calls(PARIS, NOW),
+        )
+        for what, ids in (("with ids", ("a", "b")), ("nor an id", (None, None)))
+    ),
+    Quirk(
+        "an empty reason in each piece",
+        (delta("", content="Ye"), delta("", content="s")),
+        text="Yes",
+    ),
+    Quirk(
+        "the last words with the reason",
+        ({"content": "Ye"},),
+        text="Yes",
+        finish="length",
+        ends=delta("length", content="s"),
+    ),
+    Quirk("no reason before the end", ({"content": "Yes"},), text="Yes", ends=delta(None)),
+    Quirk(
+        "arguments with the reason",
+        (indexed(1, "a", name="get_weather", arguments='{"city": '),),
+        **calls(PARIS),
+        ends=delta("tool_calls", **indexed(1, arguments='"Paris"}')),
+    ),
     Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
     Quirk("an empty choice", ({"choices": [None]}, {"content": "Yes"}), text="Yes"),
 ]
