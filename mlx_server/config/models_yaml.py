@@ -11,14 +11,13 @@ from types import MappingProxyType
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from mlx_server.config.connectors import ConnectorSettings, OAuthSettings
 from mlx_server.config.distributed import DistributedSettings
 from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.settings import (
     AdapterSettings,
-    ConnectorSettings,
     KvCacheSettings,
     ModelSettings,
-    OAuthSettings,
     PromptCacheSettings,
     RepairSettings,
     SamplingDefaults,

@@ -1,4 +1,4 @@
-"""The settings of the server, its store, models and connectors; `models_yaml` loads them."""
+"""The settings of the server, its store and its models; `models_yaml` loads them."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from mlx_server import limits
+from mlx_server.config.connectors import ConnectorSettings
 from mlx_server.config.distributed import DistributedSettings
 from mlx_server.config.frozen import FROZEN
 from mlx_server.config.upstream import UpstreamFields, located_upstream
@@ -116,16 +117,6 @@ def _adapter_name(name: str) -> str:
 def _adapter(entry: object) -> object:
     """A text is short for an adapter with this `path`."""
     return {"path": entry} if isinstance(entry, str) else entry
-
-
-def _program(command: str, info: ValidationInfo) -> str:
-    return absolute(command, info) if "/" in command else command
-
-
-def _http_url(url: str) -> str:
-    if re.fullmatch(r"https?://[!-~]+", url):
-        return url
-    raise ValueError("should be an http or https URL")
 
 
 Name = Annotated[str, AfterValidator(_printable)]
@@ -348,48 +339,6 @@ class StoreSettings(_Frozen):
     def path(self) -> Path:
         assert self.data_dir is not None
         return self.data_dir / STORE_FILE
-
-
-class OAuthSettings(_Frozen):
-    """OAuth's client credentials, with which a connector gets its tokens."""
-
-    issuer: Annotated[str, AfterValidator(_http_url)]
-    """The authorization server that knows the client. No other one gets the secret."""
-    client_id: Annotated[str, Field(min_length=1)]
-    client_secret: SecretStr
-
-
-class ConnectorSettings(_Frozen):
-    """An MCP server that requests can use: a URL, or a program that is started."""
-
-    url: Annotated[str, AfterValidator(_http_url)] | None = None
-    command: Annotated[str, Field(min_length=1), AfterValidator(_program)] | None = None
-    """A path, or a name that is looked up in PATH."""
-    args: tuple[str, ...] = ()
-    env: dict[str, SecretStr] = {}
-    headers: dict[str, SecretStr] = {}
-    allow_private: bool = False
-    """Whether the URL may be on this machine or its network."""
-    oauth: OAuthSettings | None = None
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if (self.url is None) == (self.command is None):
-            raise ValueError("should have either a `url` or a `command`")
-        foreign = ("args", "env") if self.command is None else ("headers", "allow_private", "oauth")
-        for name in foreign:
-            if getattr(self, name):
-                raise ValueError(f"`{name}` needs a `{_NEEDED[name]}`")
-        return self
-
-
-_NEEDED = {
-    "args": "command",
-    "env": "command",
-    "headers": "url",
-    "allow_private": "url",
-    "oauth": "url",
-}
 
 
 class Settings(_Frozen):

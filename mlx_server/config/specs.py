@@ -4,12 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from mlx_server.config.connectors import ConnectorSettings, OAuthSettings
 from mlx_server.config.distributed import rank_group
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import (
-    ConnectorSettings,
     ModelSettings,
-    OAuthSettings,
     ServerSettings,
     Settings,
 )

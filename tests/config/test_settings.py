@@ -11,10 +11,9 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from mlx_server import limits
+from mlx_server.config.connectors import ConnectorSettings, OAuthSettings
 from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import (
-    ConnectorSettings,
-    OAuthSettings,
     ServerSettings,
     Settings,
 )
