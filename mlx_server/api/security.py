@@ -346,8 +346,15 @@ def _check_encoding(headers: Headers) -> None:
 
 def _check_content_type(headers: Headers) -> None:
     sent = headers.getlist("content-type")
+    if not sent and not _is_from_browser(headers):
+        return  # some clients of Ollama's API name no type
     if len(sent) != 1 or not _is_utf8_json(sent[0]):
         raise UnsupportedMediaType("The Content-Type must be application/json, in UTF-8.")
+
+
+def _is_from_browser(headers: Headers) -> bool:
+    """Browsers send one of these with every request that has a body."""
+    return "origin" in headers or "sec-fetch-site" in headers
 
 
 def _is_utf8_json(content_type: str) -> bool:

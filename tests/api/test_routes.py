@@ -243,7 +243,7 @@ def test_methods_that_a_route_does_not_take(client: TestClient, method: str, pat
         {"content-type": "application/json, text/plain"},
         {"content-type": ""},
         {"content-type": "application/json", "content-encoding": "gzip"},
-        {},
+        {"sec-fetch-site": "same-origin"},
     ],
 )
 def test_bodies_that_are_not_plain_json(
