@@ -21,6 +21,8 @@ from mlx_server.families.base import ModelFamily
 MODEL_TYPE = "replay"
 CONTEXT = 131_072
 END = "<|endoftext|>"
+GENERATION = json.dumps({"do_sample": False})
+"""A recording is certain: to draw from a large vocabulary would only take time."""
 
 Files = dict[str, str]
 """The text of each file, by file name."""
@@ -79,7 +81,7 @@ def _inputs(family: ModelFamily) -> list[object]:
     """What the built-in files are made of. To make them and compare is slow: gpt-oss's vocabulary
     takes seconds."""
     versions = (__version__, tokenizers.__version__)
-    return [*versions, TEMPLATE, CONTEXT, family.stop_tokens, family.special_tokens]
+    return [*versions, TEMPLATE, CONTEXT, GENERATION, family.stop_tokens, family.special_tokens]
 
 
 def built_in_tokenizer(family: ModelFamily) -> Tokenizer:
@@ -96,6 +98,7 @@ def _built_in(family: ModelFamily) -> Files:
         "tokenizer.json": made.to_str(),
         "tokenizer_config.json": json.dumps(config),
         "config.json": _config(made),
+        "generation_config.json": GENERATION,
     }
 
 
@@ -107,7 +110,12 @@ def _borrowed(folder: Path) -> Files:
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         if (folder / name).is_file():
             files[name] = _file_text(folder / name)
-    return {**files, "tokenizer.json": made.to_str(), "config.json": _config(made)}
+    return {
+        **files,
+        "tokenizer.json": made.to_str(),
+        "config.json": _config(made),
+        "generation_config.json": GENERATION,
+    }
 
 
 def _config(tokenizer: Tokenizer) -> str:

@@ -1,14 +1,12 @@
 """Every family, as a replay model, through the whole server and OpenAI's and Anthropic's clients.
 
-What is played are the golden outputs; what must come out is what they read as: streamed, one
-after another, and not streamed, next to each other.
-"""
+X"""
 
 import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, starmap
 from pathlib import Path
 from typing import Any
 
@@ -147,31 +145,31 @@ def _whole(arguments: str) -> bool:
     return True
 
 
-EVERY = [
-    pytest.param(name, case, id=f"{name}-{case['name']}") for name in NAMES for case in cases(name)
-]
-
-
-@pytest.mark.parametrize(("family", "case"), EVERY)
-def test_streamed(client: OpenAI, family: str, case: Case) -> None:
-    chunks: Any = client.chat.completions.create(stream=True, **asked(family, case))
-    check(case, streamed(list(chunks)))
-
-
 @pytest.mark.parametrize("family", NAMES)
-def test_not_streamed_and_next_to_each_other(server: LiveServer, family: str) -> None:
+def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str) -> None:
     async def all_of_them() -> None:
         places = asyncio.Semaphore(TOGETHER)
         async with server.openai_async() as client:
 
-            async def one(case: Case) -> None:
+            async def one(case: Case, stream: bool) -> None:
                 async with places:
-                    completion: Any = await client.chat.completions.create(**asked(family, case))
-                    check(case, whole(completion))
+                    answer: Any = await client.chat.completions.create(
+                        stream=stream, **asked(family, case)
+                    )
+                    read = streamed([chunk async for chunk in answer]) if stream else whole(answer)
+                check(case, read)
 
-            await asyncio.gather(*map(one, cases(family)))
+            every = [(case, stream) for case in cases(family) for stream in (True, False)]
+            await asyncio.gather(*starmap(one, every))
 
     asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_streamed_alone(client: OpenAI, family: str) -> None:
+    longest = max(cases(family), key=lambda case: len(case["output"]))
+    chunks: Any = client.chat.completions.create(stream=True, **asked(family, longest))
+    check(longest, streamed(list(chunks)))
 
 
 # Anthropic's Messages
