@@ -1,6 +1,8 @@
 """Every family, as a replay model, through the whole server and OpenAI's and Anthropic's clients.
 
-X"""
+The golden outputs are played; what must come out is what they read as, streamed and not, next to
+each other, and one streamed alone.
+"""
 
 import asyncio
 import json
