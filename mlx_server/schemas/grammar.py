@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from mlx_server.schemas import patterns
+from mlx_server.schemas.bounds import wide_bound
 from mlx_server.schemas.property_names import list_names, listed_names
 from mlx_server.schemas.report import COUNTS, IDLE, is_closed, is_vacuous, unsupported_keywords
 from mlx_server.schemas.view import Path, Schema, View, reference
@@ -61,6 +62,8 @@ def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
         schema.pop(key, None)
     for key in schema.keys() & set(COUNTS):
         schema[key] = int(schema[key])
+    wide = {key: wide_bound(schema, key) for key in schema}
+    schema.update({key: bound for key, bound in wide.items() if bound is not None})
     if "pattern" in schema:
         schema["pattern"] = patterns.as_rust(schema["pattern"])
 
