@@ -22,7 +22,7 @@ def wide_bound(schema: Mapping[str, Any], key: str) -> int | None:
     if key not in _OPEN or schema.get(_OPEN[key]) is True or "number" in named(schema):
         return None
     value, outwards = schema[key], 1 if key == "maximum" else -1
-    if not EXACT < value * outwards or not -HIGHEST - 1 <= value <= HIGHEST:
+    if value * outwards <= EXACT or not -HIGHEST - 1 <= value <= HIGHEST:
         return None
     if value == HIGHEST:
         return HIGHEST

@@ -11,7 +11,7 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas import patterns
 from mlx_server.schemas.bounds import EXACT, wide_bound
-from mlx_server.schemas.property_names import listed_names
+from mlx_server.schemas.property_names import listed_names, names_pattern
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import (
     Part,
@@ -159,8 +159,7 @@ def _unsupported_of(
     for key in schema:
         if key in _UNSUPPORTED and not is_vacuous(schema, key):
             # at the root, a format that writes a call's arguments one by one takes any names
-            names = listed_names(view, visited.part) if key == "propertyNames" and path else None
-            if names is None:
+            if key != "propertyNames" or not path or not _says_names(view, visited.part):
                 yield UnsupportedKeyword(path, key)
         elif key == "oneOf":
             options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
@@ -197,6 +196,11 @@ def _unsupported_of(
 _NUMERIC = frozenset(
     ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 )
+
+
+def _says_names(view: View, part: Part) -> bool:
+    return listed_names(view, part) is not None or names_pattern(view, part) is not None
+
 
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 
