@@ -24,7 +24,8 @@ ServerError
 │   ├── ModelReplaced         503  the model's files changed after the request arrived
 │   ├── StoreUnavailable      503  stored responses can't be read or written now
 │   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
-│   ├── CompilerUnavailable   503  no process compiles the schema: it can't be started, or is slow
+│   ├── CompilerUnavailable   503  no process compiles the schema: none starts, or it is starved
+│   │   └── CompilerTooSlow   503  the schema did not compile in its processor time
 │   ├── UpstreamBusy          503  the server that has the model takes no requests for now
 │   └── ShuttingDown          503  the server is stopping
 ├── StoreFull                 507  the storage limit is reached, for this key or in total
@@ -187,6 +188,10 @@ class TemplatesUnavailable(Unavailable):
 
 class CompilerUnavailable(Unavailable):
     code = "compiler_unavailable"
+
+
+class CompilerTooSlow(CompilerUnavailable):
+    code = "compiler_too_slow"
 
 
 class UpstreamBusy(Unavailable):

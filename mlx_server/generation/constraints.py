@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_server.engine.messages import Generate, Thinking
-from mlx_server.errors import BadRequest, InvalidGrammar
+from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.schema import check_tools
@@ -162,7 +162,8 @@ def _grammar(
         return None, ()
     try:
         return _required_grammar(prepared, spec)
-    except InvalidGrammar:  # the client requires no format: decode without constraints
+    except (InvalidGrammar, CompilerTooSlow):
+        # the client requires no format: decode without constraints
         return None, NO_TOOL
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from mlx_server.errors import BadRequest, InvalidGrammar
+from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
 from mlx_server.events import Event, ToolsListed
 from mlx_server.generation.tool_turn import ServerTool, ToolNames
 from mlx_server.grammars import schema
@@ -54,7 +54,7 @@ class ServerTools:
             for name, listed in server.listing.tools.items():
                 try:
                     schema.check(schema.object_of(listed.schema), strict=False)
-                except InvalidGrammar as error:
+                except (InvalidGrammar, CompilerTooSlow) as error:
                     sentence = f"{name!r} is left out: {error.message}"
                     self._left_out.setdefault(label, []).append(sentence)
                     continue

@@ -85,11 +85,11 @@ SCHEMA_DISJOINT_DEPTH = Limit(
     beyond="they count as not disjoint",
 )
 SCHEMA_COMPARISONS = Limit(
-    bounds="such comparisons of schemas",
+    bounds="schemas, values and names in such comparisons of all `oneOf` of a schema",
     value=20_000,
     unit="items",
     per="request",
-    beyond="further pairs count as not disjoint",
+    beyond="the options of further `oneOf` count as not disjoint",
 )
 SCHEMA_VARIANTS = Limit(
     bounds="variants of one object's schema that a grammar distinguishes",
@@ -160,7 +160,7 @@ SCHEMA_SECONDS = Limit(
     value=2,
     unit="seconds",
     per="request",
-    beyond="400, or 503 on a machine too busy to give it that time, and the process is killed",
+    beyond="503, as what else the machine does counts too, and the process is killed",
 )
 SCHEMA_MEMORY = Limit(
     bounds="memory of a process that compiles schemas",

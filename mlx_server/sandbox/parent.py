@@ -44,6 +44,10 @@ class Stopped(Exception):
     """The request exceeded a limit. The message is a verb phrase that names it."""
 
 
+class OutOfTime(Stopped):
+    """The request exceeded its processor time, which also depends on what else the machine does."""
+
+
 class _ChildLost(Exception):
     """The child has ended, or sent an invalid reply."""
 
@@ -177,7 +181,7 @@ class WarmProcess:
         """The error for a request whose time by the clock is over."""
         self._measure_time()
         if self._used >= seconds * STARVED_SHARE:
-            return Stopped(_too_slow(seconds))
+            return OutOfTime(_too_slow(seconds))
         return self._program.unavailable(
             f"The process that {self._program.task} did not get enough processor time: the machine "
             "is busy. Try again in a moment."
@@ -192,7 +196,7 @@ class WarmProcess:
         if code == -signal.SIGALRM:
             return self._out_of_time(seconds)
         if code == -signal.SIGPROF:
-            return Stopped(_too_slow(seconds))
+            return OutOfTime(_too_slow(seconds))
         if code in FROM_OUTSIDE:
             return self._program.unavailable(
                 f"The process that {self._program.task} was ended. Try again in a moment."

@@ -1,7 +1,7 @@
 """Refuses what is not a JSON Schema, and schemas that are too large, before they are compiled.
 
-A schema that compiles slowly is not recognised here: its compilation is stopped (see child.py). The
-exception is `multipleOf`, whose cost appears only while an answer is decoded.
+llguidance limits the work of compiling a schema itself, and refuses what takes more. The exception
+is `multipleOf`, whose cost appears only while an answer is decoded.
 """
 
 import json

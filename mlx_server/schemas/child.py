@@ -25,7 +25,7 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
 from mlx_server.schemas.check import check
 from mlx_server.schemas.compiler import fault
-from mlx_server.schemas.disjoint import probe
+from mlx_server.schemas.disjoint import Disjointness
 from mlx_server.schemas.grammar import text_of
 from mlx_server.schemas.messages import (
     CheckedValue,
@@ -39,7 +39,7 @@ from mlx_server.schemas.messages import (
 )
 from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.view import Part, View, pointer
+from mlx_server.schemas.view import View, pointer
 
 
 def reply_to(request: Request) -> Reply:
@@ -74,16 +74,12 @@ def _cut(text: str) -> str:
 def _compiled(schema: Any) -> Compiled:
     check(schema)
     view = View(schema)
-    found = unsupported_keywords(view, lambda options: _is_disjoint(options, view))
+    found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = text_of(schema)
     if why := fault(f"start: {grammar}"):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
     return Compiled(grammar, [*found])
-
-
-def _is_disjoint(options: list[Part], view: View) -> bool:
-    return not fault(f"start: %json {json.dumps(probe(options, view))}")
 
 
 def _place(why: str, view: View) -> str:

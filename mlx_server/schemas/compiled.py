@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from mlx_server import limits
-from mlx_server.errors import CompilerUnavailable, InvalidGrammar
-from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
+from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
+from mlx_server.sandbox.parent import OutOfTime, Program, Stopped, WarmProcesses
 from mlx_server.schemas.check import measure, written
 from mlx_server.schemas.messages import Compile, Compiled, Convert, Reply, Request, SchemaRefused
 from mlx_server.schemas.report import UnsupportedKeyword
@@ -56,7 +56,7 @@ def warm() -> None:
 
 
 def compiled(schema: Any) -> CompiledSchema:
-    """The schema's grammar. Raises InvalidGrammar if it can't be used.
+    """The schema's grammar. Raises InvalidGrammar if it can't be used, and CompilerTooSlow.
 
     It may take up to four times limits.SCHEMA_SECONDS.
     """
@@ -66,13 +66,13 @@ def compiled(schema: Any) -> CompiledSchema:
         measure(schema)
         return CompiledSchema(_answered(Compile(text, limits.SCHEMA_SECONDS.value)))
 
-    with _stopped_is_refused("schema"):
+    with _stopped_for_client("schema"):
         return _schemas.get(text, make)
 
 
 def lark_of(gbnf: str) -> str:
     """Converts a grammar from GBNF, llama.cpp's notation, to Lark."""
-    with _stopped_is_refused("grammar"):
+    with _stopped_for_client("grammar"):
         return _answered(Convert(gbnf, limits.SCHEMA_SECONDS.value)).grammar
 
 
@@ -92,10 +92,18 @@ def _answered(request: Request) -> Compiled:
 
 
 @contextmanager
-def _stopped_is_refused(what: str) -> Iterator[None]:
-    """Turns Stopped into InvalidGrammar. It is not cached: the machine may have been busy."""
+def _stopped_for_client(what: str) -> Iterator[None]:
+    """Turns Stopped into an error for the client, which is not cached.
+
+    Only a limit of work refuses. Time depends on what else the machine does, so a retry may pass.
+    """
     try:
         yield
+    except OutOfTime as why:
+        raise CompilerTooSlow(
+            f"The {what} is not compiled: it {why}, perhaps because the machine is busy. "
+            "Try again, or make it simpler."
+        ) from None
     except Stopped as why:
         raise InvalidGrammar(
             f"The {what} can't be used: compiling it {why}. Make it simpler."

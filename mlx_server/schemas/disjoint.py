@@ -5,10 +5,12 @@ with their references resolved, and with numbers as objects whose member `=` is 
 other constraints are left out: if the wider options are disjoint, the options themselves are too.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from mlx_server import limits
+from mlx_server.schemas.compiler import fault
 from mlx_server.schemas.types import named, type_of
 from mlx_server.schemas.view import Part, View
 
@@ -17,20 +19,26 @@ _KIND = "#"
 _PLAIN = {name: {"type": name} for name in ("null", "boolean", "string", "array")}
 
 
-def probe(options: list[Part], view: View) -> dict[str, Any]:
-    """A schema that llguidance accepts without `coerce_one_of` if the options are disjoint."""
-    wider = _Wider(view)
-    return {"oneOf": [wider.of(option, limits.SCHEMA_DISJOINT_DEPTH.value) for option in options]}
-
-
-class _Wider:
-    """Makes schemas without references that allow at least what the given ones allow."""
+class Disjointness:
+    """Compares the options of each `oneOf` of one schema. All of them share one limit of work."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._looks = 0
 
-    def of(self, part: Part, depth: int) -> Any:
+    def holds(self, options: list[Part]) -> bool:
+        """Whether no value can follow two of the options, as far as is known."""
+        if self._looks >= limits.SCHEMA_COMPARISONS.value:
+            return False
+        return not fault(f"start: %json {json.dumps(self.probe(options))}")
+
+    def probe(self, options: list[Part]) -> dict[str, Any]:
+        """A schema that llguidance accepts without `coerce_one_of` if the options are disjoint."""
+        depth = limits.SCHEMA_DISJOINT_DEPTH.value
+        return {"oneOf": [self._wider(option, depth) for option in options]}
+
+    def _wider(self, part: Part, depth: int) -> Any:
+        """A schema without references that allows at least what the given one allows."""
         self._looks += 1
         if isinstance(part.schema, bool):
             return part.schema
@@ -45,13 +53,14 @@ class _Wider:
         yield {"anyOf": [_PLAIN.get(name) or self._tagged(name, part, depth) for name in types]}
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None:
+            self._looks += len(values)
             yield {"anyOf": [_value(value) for value in values]}
         if target := self._view.target(part):
-            yield self.of(target, depth)
+            yield self._wider(target, depth)
         for key in ("allOf", "anyOf", "oneOf"):
             if key in schema:
                 parts = (Part((*path, key, str(at)), one) for at, one in enumerate(schema[key]))
-                inside = [self.of(one, depth) for one in parts]
+                inside = [self._wider(one, depth) for one in parts]
                 yield {"allOf" if key == "allOf" else "anyOf": inside}
 
     def _tagged(self, name: str, part: Part, depth: int) -> dict[str, Any]:
@@ -59,8 +68,9 @@ class _Wider:
         if name == "number" or isinstance(schema, bool):
             return _object(name)
         listed = schema.get("properties", {})
+        self._looks += len(schema.get("required", ()))
         members = {
-            f"={key}": self.of(Part((*path, "properties", key), inner), depth)
+            f"={key}": self._wider(Part((*path, "properties", key), inner), depth)
             for key, inner in listed.items()
         }
         if schema.get("additionalProperties") is False and "patternProperties" not in schema:

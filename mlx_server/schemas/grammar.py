@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 from mlx_server.schemas import patterns
-from mlx_server.schemas.property_names import list_names, listed_names
+from mlx_server.schemas.bounds import wide_bound
+from mlx_server.schemas.property_names import list_names, listed_names, match_names, names_pattern
 from mlx_server.schemas.report import COUNTS, IDLE, is_closed, is_vacuous, unsupported_keywords
 from mlx_server.schemas.view import Path, Schema, View, reference
 
@@ -43,12 +44,17 @@ def simplified(schema: Schema) -> dict[str, Any] | bool:
     dropped: dict[Path, set[str]] = {}
     for unsupported in unsupported_keywords(view):
         dropped.setdefault(unsupported.path, set()).add(unsupported.keyword)
-    parts = [(part, view.target(part), listed_names(view, part)) for part in view.reached()]
-    for part, target, names in parts:
+    parts = [
+        (part, view.target(part), listed_names(view, part), names_pattern(view, part))
+        for part in view.reached()
+    ]
+    for part, target, names, pattern in parts:
         path, found = part
         if isinstance(found, dict):
             if names is not None:
                 list_names(found, part, names)
+            if pattern is not None:
+                match_names(found, pattern)
             _simplify(found, dropped.get(path, set()))
             if target:
                 found["$ref"] = reference(target.path)
@@ -61,6 +67,8 @@ def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
         schema.pop(key, None)
     for key in schema.keys() & set(COUNTS):
         schema[key] = int(schema[key])
+    wide = {key: wide_bound(schema, key) for key in schema}
+    schema.update({key: bound for key, bound in wide.items() if bound is not None})
     if "pattern" in schema:
         schema["pattern"] = patterns.as_rust(schema["pattern"])
 

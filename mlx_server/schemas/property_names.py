@@ -1,9 +1,14 @@
-"""`propertyNames` that lists names, as those of `dict[Literal["a", "b"], int]`: the same as
-`properties` of these names and no others, which a grammar can say."""
+"""`propertyNames` that a grammar can say in other words.
 
+Names that are listed, as those of `dict[Literal["a", "b"], int]`, are `properties` and no others.
+Names of a pattern are `patternProperties` and no others.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 from mlx_server import limits
+from mlx_server.schemas import patterns
 from mlx_server.schemas.view import Part, Schema, View, reference
 
 _SAYS_NOTHING = frozenset(("type", "title", "description"))
@@ -14,6 +19,23 @@ _COUNTS = ("minProperties", "maxProperties")
 def listed_names(view: View, part: Part) -> list[str] | None:
     """The only names that the members of an object may have; None if they can't be written as
     properties."""
+    names = _of_names(view, part)
+    return None if names is None else _names(names)
+
+
+def names_pattern(view: View, part: Part) -> str | None:
+    """The pattern that is all that the names of an object's members have to match, if it is."""
+    names = _of_names(view, part)
+    if names is None or names.get("type", "string") != "string":
+        return None
+    pattern = names.get("pattern")
+    if names.keys() - _SAYS_NOTHING != {"pattern"} or patterns.unsupported(names["pattern"]):
+        return None
+    return str(pattern)
+
+
+def _of_names(view: View, part: Part) -> Mapping[str, Any] | None:
+    """The schema of the names; None if its meaning depends on the schema around it."""
     path, schema = part
     if isinstance(schema, bool) or "propertyNames" not in schema:
         return None
@@ -22,15 +44,15 @@ def listed_names(view: View, part: Part) -> list[str] | None:
     names, inner = (*path, "propertyNames"), (*path, "additionalProperties")
     if not view.referred_places.isdisjoint((names, inner)):
         return None
-    return _names(view, Part(names, schema["propertyNames"]))
+    said = schema["propertyNames"]
+    if not isinstance(said, bool) and said.keys() == {"$ref"}:
+        target = view.target(Part(names, said))
+        said = target.schema if target else True
+    return None if isinstance(said, bool) else said
 
 
-def _names(view: View, part: Part) -> list[str] | None:
-    schema = part.schema
-    if not isinstance(schema, bool) and schema.keys() == {"$ref"}:
-        target = view.target(part)
-        schema = target.schema if target else True
-    if isinstance(schema, bool) or schema.get("type", "string") != "string":
+def _names(schema: Mapping[str, Any]) -> list[str] | None:
+    if schema.get("type", "string") != "string":
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     said = schema.keys() - _SAYS_NOTHING
@@ -48,5 +70,13 @@ def list_names(schema: dict[str, Any], part: Part, names: list[str]) -> None:
         inner if isinstance(inner, bool) else {"$ref": reference((*part.path, "properties", first))}
     )
     schema["properties"] = {first: inner, **dict.fromkeys(others, same)} if names else {}
+    schema["additionalProperties"] = False
+    del schema["propertyNames"]
+
+
+def match_names(schema: dict[str, Any], pattern: str) -> None:
+    """Writes the pattern of all names as that of properties."""
+    inner: Schema = schema.pop("additionalProperties", True)
+    schema["patternProperties"] = {patterns.as_rust(pattern): inner}
     schema["additionalProperties"] = False
     del schema["propertyNames"]

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas import patterns
-from mlx_server.schemas.property_names import listed_names
+from mlx_server.schemas.bounds import EXACT, wide_bound
+from mlx_server.schemas.property_names import listed_names, names_pattern
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import (
     Part,
@@ -43,8 +44,6 @@ COUNTS = (
     *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
     *("minContains", "maxContains"),
 )
-_EXACT = 2**53
-"""llguidance reads numbers as doubles, in which larger integers may equal their neighbours."""
 
 
 class UnsupportedKeyword(NamedTuple):
@@ -160,8 +159,7 @@ def _unsupported_of(
     for key in schema:
         if key in _UNSUPPORTED and not is_vacuous(schema, key):
             # at the root, a format that writes a call's arguments one by one takes any names
-            names = listed_names(view, visited.part) if key == "propertyNames" and path else None
-            if names is None:
+            if key != "propertyNames" or not path or not _says_names(view, visited.part):
                 yield UnsupportedKeyword(path, key)
         elif key == "oneOf":
             options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
@@ -179,6 +177,12 @@ def _unsupported_of(
             yield UnsupportedKeyword(path, key, f"has {why}, which a grammar can't say")
         elif key == "patternProperties":
             yield from _unsupported_patterns(path, schema)
+        elif wide_bound(schema, key) is not None:
+            continue
+        elif key in _EXCLUSIVE and abs(schema[key]) >= EXACT and _of_integers(visited):
+            yield UnsupportedKeyword(
+                path, key, "excludes an integer from 2^53 on, which is not compared exactly"
+            )
         elif key in _NUMERIC and _inexact(schema[key]):
             yield UnsupportedKeyword(
                 path, key, "has an integer beyond 2^53, which is not compared exactly"
@@ -192,6 +196,19 @@ def _unsupported_of(
 _NUMERIC = frozenset(
     ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 )
+
+
+def _says_names(view: View, part: Part) -> bool:
+    return listed_names(view, part) is not None or names_pattern(view, part) is not None
+
+
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
+
+
+def _of_integers(visited: Visited) -> bool:
+    schema = visited.part.schema
+    return visited.joined or isinstance(schema, bool) or "number" not in named(schema)
+
 
 _LARGEST = 1e17
 _SMALLEST = dict.fromkeys(_NUMERIC - {"const", "enum"}, 1e-60) | {"multipleOf": 1e-9}
@@ -209,7 +226,7 @@ def _inexact(value: Any) -> bool:
             case bool() | str() | None:
                 pass
             case int() | float() as number:
-                if abs(number) > _EXACT and not isinstance(number, float):
+                if abs(number) > EXACT and not isinstance(number, float):
                     return True
             case list() as items:
                 waiting += items

@@ -1,6 +1,5 @@
 """Schemas, patterns and grammars: what is at a limit passes, one more does not."""
 
-import json
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -13,8 +12,8 @@ from mlx_server.engine.messages import Generate, Thinking
 from mlx_server.requests import SamplingParams
 from mlx_server.schemas import patterns
 from mlx_server.schemas.check import check, measure
-from mlx_server.schemas.compiler import fault, in_a_line
-from mlx_server.schemas.disjoint import probe
+from mlx_server.schemas.compiler import in_a_line
+from mlx_server.schemas.disjoint import Disjointness
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.variants import variants_of
 from mlx_server.schemas.view import Part, View
@@ -62,12 +61,12 @@ def disjoint_depth(levels: int) -> bool:
             for inner in (one, other)
         )
     options = [Part(("oneOf", "0"), one), Part(("oneOf", "1"), other)]
-    return not fault(f"start: %json {json.dumps(probe(options, View({})))}")
+    return Disjointness(View({})).holds(options)
 
 
 def comparisons(count: int) -> bool:
     options = [Part((str(at),), {"type": "string"}) for at in range(count)]
-    return probe(options, View({}))["oneOf"][-1] is not True
+    return Disjointness(View({})).probe(options)["oneOf"][-1] is not True
 
 
 def variants(count: int) -> bool:

@@ -22,6 +22,10 @@ LISTED: dict[str, dict[str, Any]] = {
     "any values": {"propertyNames": {"type": "string", **COLOURS}},
     "a name is required": {"propertyNames": COLOURS, "required": ["red"]},
     "no names": {"propertyNames": {"enum": [1, None]}},
+    "a pattern": {"propertyNames": {"pattern": "^r|7"}, "additionalProperties": POINT},
+    "a pattern of texts": {"propertyNames": {"type": "string", "pattern": r"^\w+$"}},
+    "a pattern and a name": {"propertyNames": {"pattern": "^[a-z]+$"}, "required": ["red"]},
+    "a pattern of digits": {"propertyNames": {"pattern": r"^\W*\d"}},
     "beside others": {"allOf": [{"propertyNames": COLOURS}, {"propertyNames": {"const": "red"}}]},
 }
 
@@ -59,7 +63,9 @@ def test_the_names_are_enforced(name: str) -> None:
 @pytest.mark.parametrize(
     "inner",
     [
-        {"propertyNames": {"pattern": "^a"}},
+        {"propertyNames": {"pattern": "^(?=a)"}},
+        {"propertyNames": {"pattern": "^a", "minLength": 2}},
+        {"propertyNames": {"pattern": "^a"}, "properties": {"b": {}}},
         {"propertyNames": {"enum": ["a"], "minLength": 1}},
         {"propertyNames": COLOURS, "properties": {"red": {"type": "null"}}},
         {"propertyNames": COLOURS, "patternProperties": {"a": {}}},
