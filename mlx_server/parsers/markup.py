@@ -12,6 +12,7 @@ from typing import Any
 from mlx_server.events import (
     Event,
 )
+from mlx_server.parsers.code_fence import open_fence
 from mlx_server.parsers.markup_calls import MarkupCallReader
 from mlx_server.parsers.markup_delimiters import QUOTES, MarkupDelimiters
 from mlx_server.parsers.markup_layout import MarkupLayout
@@ -308,6 +309,8 @@ class MarkupParser:
             elif end in closes and nested and (yield from self._goes_on(closes)):
                 nested -= 1
                 reason(end)
+            elif end in calls and open_fence(self._output.reasoning):
+                reason(end)  # the thought is about calls
             elif end not in calls:
                 self._output.thoughts.drop(space.at_delimiter())
                 self._end_reasoning(unclosed="" if end in closes else closing)

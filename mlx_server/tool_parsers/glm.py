@@ -29,6 +29,7 @@ IN_VALUES = (VALUE_END, CLOSE, KEY_END, KEY, OPEN, f"\n{KEY}", f"\n{CLOSE}")
 NAME = re.compile(r"[^<{\n]+")
 ESCAPED_LINE = "\\n"
 """A line break that was written as in a JSON string."""
+AFTER_VALUE = (KEY, CLOSE, ESCAPED_LINE + KEY, ESCAPED_LINE + CLOSE)
 ASSIGNMENT = re.compile(r"""(\w+)=("[^"\\]*"|'[^'\\]*'|[^\s"'=,]+)(?:,? +|$)""")
 ASSIGNMENTS = re.compile(rf"(?:{ASSIGNMENT.pattern})+")
 
@@ -155,8 +156,10 @@ def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[
                 return KEY
         else:
             space = yield from source.space()
-            if bare == VALUE_END and (following := (yield from source.accept(KEY, CLOSE))):
-                return following
+            if bare == VALUE_END and (following := (yield from source.accept(*AFTER_VALUE))):
+                if following not in (KEY, CLOSE):
+                    call.mend("format")
+                return following.removeprefix(ESCAPED_LINE)
             if (yield from source.comes(OPEN)) or (yield from source.stopped()):
                 if bare == CLOSE:
                     call.mend("format")

@@ -68,6 +68,16 @@ class JsonArguments:
         return ()
 
 
+class LeftOutArguments(JsonArguments):
+    """Arguments that a model did not write although it wrote the mark before them."""
+
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        yield from source.space()
+        return start()
+
+
 @dataclass(frozen=True)
 class LiteralArguments:
     """Arguments in a syntax of their own, after their opening bracket."""
@@ -116,6 +126,7 @@ def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
 
 
 JSON = JsonArguments()
+LEFT_OUT = LeftOutArguments()
 PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
 
 
@@ -330,14 +341,9 @@ class NamedCallFormat:
         if self.id_first:
             return (yield from self._head_after_id(source))
         name = yield from values.run(source, self.name)
-        if self.id_mark:
-            has_id = yield from source.accept(self.id_mark)
-            id = (yield from values.run(source, ID)) if has_id else None
-            if has_id and not id:
-                raise Malformed("expected an id")
-            yield from source.accept(self.after_name)
-            return name, id, self.arguments
         yield from source.space()
+        if self.id_mark:
+            return name, *(yield from self._id_after_name(source))
         other, arguments = self.instead or ("", self.arguments)
         marks = tuple(filter(None, (self.after_name, other)))
         if not marks or (yield from source.expect(*marks)) == self.after_name:
@@ -354,6 +360,21 @@ class NamedCallFormat:
         if not calls.knows(name):
             name = name.removesuffix(".call")  # as Llama calls what is built in
         return name, None, arguments
+
+    def _id_after_name(self, source: Source) -> Steps[tuple[str | None, CallArguments]]:
+        """The call's id, if it has one, and the arguments, which may be left out at the end."""
+        id = None
+        if (yield from source.accept(self.id_mark)):
+            yield from source.space()
+            id = yield from values.run(source, ID)
+            if not id:
+                raise Malformed("expected an id")
+            yield from source.space()
+        marked = yield from source.accept(self.after_name)
+        has_none = marked and (
+            (yield from source.after_space(self.opens)) or (yield from source.stopped())
+        )
+        return id, LEFT_OUT if has_none else self.arguments
 
     def _head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
         id = yield from values.run(source, CLIENT_ID)
