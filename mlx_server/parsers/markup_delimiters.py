@@ -33,7 +33,9 @@ class MarkupDelimiters:
         """The same for tags that the family does not have."""
         self.reasoning = {**self.foreign, **self.own}
         closes = [each for n in layout.call_formats for each in n.closes]
-        ends = (*closes, *layout.dropped)
+        self.untaught_closes = tuple(each for n in layout.call_formats for each in n.may_close)
+        """Those that models write after calls although no template has them."""
+        ends = (*closes, *self.untaught_closes, *layout.dropped)
         removed = (*self.empty_thoughts, *layout.transparent)
         spelled = (s for s in layout.stops if s not in context.control.values())
         is_free = not (context.continues_text or context.formatted)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mlx_server.messages import Tool
 from mlx_server.parsers.reasoning_tags import THINK, Pair
 from mlx_server.tool_parsers.call_format import CallFormat
-from mlx_server.tool_parsers.calls import new_id
+from mlx_server.tool_parsers.call_ids import new_id
 
 
 @dataclass(frozen=True)

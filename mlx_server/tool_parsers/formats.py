@@ -109,7 +109,9 @@ MISTRAL_CALL = NamedCallFormat(
     ends_answer=True,
 )
 _MISTRAL_FORM = JsonCallForm(between=rf'("id"{COLON}"[a-zA-Z0-9]{{9}}",{GAP})?')
-MISTRAL = MISTRAL_CALL.call_format(marked_json.array_block(_MISTRAL_FORM))
+MISTRAL = replace(
+    MISTRAL_CALL.call_format(marked_json.array_block(_MISTRAL_FORM)), may_close=("[/TOOL_CALLS]",)
+)
 
 LLAMA_FUNCTION = NamedCallFormat(
     opens="<function=",
