@@ -15,7 +15,8 @@ class MarkupLayout:
     """Pairs of an opening and a closing delimiter."""
     call_formats: tuple[CallFormat, ...] = ()
     inline_formats: Callable[[Sequence[Tool]], tuple[CallFormat, ...]] = lambda tools: ()
-    """Call formats without delimiters, which a known tool's name identifies within a text."""
+    """Call formats without delimiters, or with delimiters in other spellings, which a known tool's
+    name identifies within a text."""
     dropped: tuple[str, ...] = ()
     """Delimiters without a meaning of their own, such as those of a section of calls."""
     transparent: tuple[str, ...] = ()

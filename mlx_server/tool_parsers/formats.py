@@ -122,25 +122,6 @@ LLAMA_FUNCTION = NamedCallFormat(
     ends_answer=True,
 ).call_format()
 
-_DEEPSEEK = NamedCallFormat(
-    opens="<｜tool▁calls▁begin｜>",
-    before_name="<｜tool▁call▁begin｜>",
-    name=re.compile(r"[^<>\n{]+"),
-    after_name="<｜tool▁sep｜>",
-    closes_call="<｜tool▁call▁end｜>",
-    between="",
-    closes="<｜tool▁calls▁end｜>",
-    inner=("<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-    fenced=True,
-    repair_unit="block",
-    ends_answer=True,
-    space="",
-)
-DEEPSEEK = _DEEPSEEK.call_format()
-DEEPSEEK_WITHOUT_SECTION = replace(
-    _DEEPSEEK, opens=_DEEPSEEK.before_name, repairs=("unmarked",)
-).call_format()
-
 _KIMI_K2 = NamedCallFormat(
     opens="<|tool_calls_section_begin|>",
     before_name="<|tool_call_begin|>",
