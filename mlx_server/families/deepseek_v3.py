@@ -2,7 +2,12 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.formats import DEEPSEEK, DEEPSEEK_WITHOUT_SECTION
+from mlx_server.tool_parsers.deepseek import (
+    DEEPSEEK,
+    DEEPSEEK_RESPELLED,
+    DEEPSEEK_WITHOUT_SECTION,
+)
+from mlx_server.tool_parsers.respelled import respelled_mark
 
 OUTPUTS = (
     "<｜tool▁outputs▁begin｜>",
@@ -14,7 +19,8 @@ OUTPUTS = (
 
 LAYOUT = MarkupLayout(
     call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION),
-    transparent=OUTPUTS,
+    inline_formats=lambda tools: DEEPSEEK_RESPELLED,
+    transparent=(*OUTPUTS, *(each for mark in OUTPUTS for each in respelled_mark(mark))),
     calls_end_reasoning=True,
 )
 

@@ -3,9 +3,13 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.deepseek_v3 import TURNS
 from mlx_server.parsers.markup import MarkupLayout
-from mlx_server.tool_parsers.tag_formats import DSML, DSML_FORMATS
+from mlx_server.tool_parsers.tag_formats import DSML, DSML_FORMATS, DSML_RESPELLED
 
-LAYOUT = MarkupLayout(call_formats=DSML_FORMATS, calls_end_reasoning=True)
+LAYOUT = MarkupLayout(
+    call_formats=DSML_FORMATS,
+    inline_formats=lambda tools: DSML_RESPELLED,
+    calls_end_reasoning=True,
+)
 
 DEEPSEEK_V32 = ModelFamily(
     name="deepseek_v32",

@@ -4,6 +4,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.formats import GIGACHAT as CALLS
 from mlx_server.tool_parsers.tag_formats import GIGACHAT35 as TAGGED
+from mlx_server.tool_parsers.tag_formats import GIGACHAT35_RESPELLED
 
 SEPARATORS = ROLE, MESSAGE = "<|role_sep|>\n", "<|message_sep|>\n\n"
 """Control tokens, line breaks included."""
@@ -20,7 +21,9 @@ GIGACHAT = ModelFamily(
 
 GIGACHAT35 = ModelFamily(
     name="gigachat35",
-    layout=MarkupLayout(call_formats=(TAGGED,), dropped=ENDS),
+    layout=MarkupLayout(
+        call_formats=(TAGGED,), inline_formats=lambda tools: GIGACHAT35_RESPELLED, dropped=ENDS
+    ),
     answer_prefix="\n</think>\n\n",
     template_markers=("｜GCML｜",),
     stop_tokens=("</s>",),

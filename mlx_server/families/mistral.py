@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import THINK, MarkupLayout
-from mlx_server.tool_parsers.calls import new_short_id
+from mlx_server.tool_parsers.call_ids import new_short_id
 from mlx_server.tool_parsers.formats import MISTRAL as NOTATION
 
 ID = re.compile(r"[a-zA-Z0-9]{9}")

@@ -3,10 +3,15 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import STEP3 as CALLS
+from mlx_server.tool_parsers.tag_formats import STEP3_RESPELLED
 
 STEP3 = ModelFamily(
     name="step3",
-    layout=MarkupLayout(call_formats=(CALLS,), calls_end_reasoning=True),
+    layout=MarkupLayout(
+        call_formats=(CALLS,),
+        inline_formats=lambda tools: STEP3_RESPELLED,
+        calls_end_reasoning=True,
+    ),
     answer_prefix="\n</think>\n\n",
     model_types=("step3", "step3_text", "step3_vl"),
     stop_tokens=("<|EOT|>",),

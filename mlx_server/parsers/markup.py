@@ -222,6 +222,9 @@ class MarkupParser:
             )
         elif delimiter == self._unclosed:
             self._unclosed = ""
+        elif delimiter in self._delimiters.untaught_closes:
+            self._output.add_repair("format")
+            self._output.whitespace.after_delimiter()
         elif self._is_stray(delimiter):
             self._output.add_repair("unmarked")
             if not self._output.in_text:

@@ -91,10 +91,10 @@ class MarkupCallReader:
         if call_format.repair and ("{" in broken or thinks) and is_call:
             rest: list[str] = []
             # without a closing delimiter, a call extends to the next one or to the answer's end
-            ends = call_format.closes or tuple(self._delimiters.formats)
+            ends = call_format.closes or (*self._delimiters.formats, *call_format.may_close)
             end = yield from self._source.up_to(*ends, into=rest.append)
             broken += "".join(rest)
-            following = "" if call_format.closes else end
+            following = end if end in self._delimiters.formats else ""
             with suppress(Malformed):
                 if end or not (call_format.closes or self._source.cut):
                     inside = _without_opening(broken, already, call_format.opens)
@@ -107,7 +107,8 @@ class MarkupCallReader:
                     self._output.whitespace.after_delimiter()
                     return following
         follows_call = self.calls.finished > self._finished_before
-        self.stray_delimiters = () if end or follows_call else call_format.closes
+        closes = (*call_format.closes, *call_format.may_close)
+        self.stray_delimiters = () if end or follows_call else closes
         if self._is_lone_opening(broken):
             self._output.add_repair("format")
         elif end or not (is_call and self._source.ended and self._source.cut):

@@ -6,6 +6,7 @@ from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.tool_parsers.foreign_formats import FOREIGN_FORMATS
+from mlx_server.tool_parsers.respelled import respelled_mark
 
 QUOTES = ("`", '"', "'", "“", "”", "‘", "’")
 """Characters that stand around a delimiter that a text is about."""
@@ -33,9 +34,12 @@ class MarkupDelimiters:
         """The same for tags that the family does not have."""
         self.reasoning = {**self.foreign, **self.own}
         closes = [each for n in layout.call_formats for each in n.closes]
-        ends = (*closes, *layout.dropped)
+        self.untaught_closes = tuple(each for n in layout.call_formats for each in n.may_close)
+        """Those that models write after calls although no template has them."""
+        ends = (*closes, *self.untaught_closes, *layout.dropped)
         removed = (*self.empty_thoughts, *layout.transparent)
-        spelled = (s for s in layout.stops if s not in context.control.values())
+        stops = (each for stop in layout.stops for each in (stop, *respelled_mark(stop)))
+        spelled = (stop for stop in stops if stop not in context.control.values())
         is_free = not (context.continues_text or context.formatted)
         self.spelled_stops = tuple(dict.fromkeys(spelled)) if is_free else ()
         """Stop tokens that the vocabulary lacks: at the end of an answer they are spelled out."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mlx_server.messages import Tool
 from mlx_server.parsers.reasoning_tags import THINK, Pair
 from mlx_server.tool_parsers.call_format import CallFormat
-from mlx_server.tool_parsers.calls import new_id
+from mlx_server.tool_parsers.call_ids import new_id
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class MarkupLayout:
     """Pairs of an opening and a closing delimiter."""
     call_formats: tuple[CallFormat, ...] = ()
     inline_formats: Callable[[Sequence[Tool]], tuple[CallFormat, ...]] = lambda tools: ()
-    """Call formats without delimiters, which a known tool's name identifies within a text."""
+    """Call formats without delimiters, or with delimiters in other spellings, which a known tool's
+    name identifies within a text."""
     dropped: tuple[str, ...] = ()
     """Delimiters without a meaning of their own, such as those of a section of calls."""
     transparent: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ def loads(text: str, *, missing: int = 0) -> Any:
     try:
         return loads_exactly(text)
     except (ValueError, RecursionError):
-        return _repaired(text)
+        return _repaired(text.strip())  # white space after an array counts as another element
 
 
 def _repaired(text: str) -> Any:

@@ -64,6 +64,8 @@ class CallFormat:
     read: BlockReader
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
+    may_close: tuple[str, ...] = ()
+    """Closing marks that models write after a block although no template has them."""
     inner: tuple[str, ...] = ()
     """Other marks that stand between those."""
     begins: tuple[str, ...] = ()

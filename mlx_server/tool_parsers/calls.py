@@ -7,8 +7,6 @@ grammar may have constrained it.
 """
 
 import json
-import secrets
-import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,21 +30,13 @@ from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
 from mlx_server.tool_parsers.argument_check import argument_errors, required
 from mlx_server.tool_parsers.arguments import coerce_arguments, json_of, properties
+from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.held_calls import CompleteCall, HeldCall, RepeatedCall
 
 NAMESPACE = "functions."
 """Models are taught to write a tool's name with it, some more than others."""
 
 ARGUMENTS = ".function.arguments"
-
-
-def new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def new_short_id() -> str:
-    """The templates of many Mistral models refuse ids of any other form."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class ToolCallEmitter:

@@ -109,7 +109,9 @@ MISTRAL_CALL = NamedCallFormat(
     ends_answer=True,
 )
 _MISTRAL_FORM = JsonCallForm(between=rf'("id"{COLON}"[a-zA-Z0-9]{{9}}",{GAP})?')
-MISTRAL = MISTRAL_CALL.call_format(marked_json.array_block(_MISTRAL_FORM))
+MISTRAL = replace(
+    MISTRAL_CALL.call_format(marked_json.array_block(_MISTRAL_FORM)), may_close=("[/TOOL_CALLS]",)
+)
 
 LLAMA_FUNCTION = NamedCallFormat(
     opens="<function=",
@@ -118,25 +120,6 @@ LLAMA_FUNCTION = NamedCallFormat(
     closes="</function>",
     space="",
     ends_answer=True,
-).call_format()
-
-_DEEPSEEK = NamedCallFormat(
-    opens="<｜tool▁calls▁begin｜>",
-    before_name="<｜tool▁call▁begin｜>",
-    name=re.compile(r"[^<>\n{]+"),
-    after_name="<｜tool▁sep｜>",
-    closes_call="<｜tool▁call▁end｜>",
-    between="",
-    closes="<｜tool▁calls▁end｜>",
-    inner=("<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-    fenced=True,
-    repair_unit="block",
-    ends_answer=True,
-    space="",
-)
-DEEPSEEK = _DEEPSEEK.call_format()
-DEEPSEEK_WITHOUT_SECTION = replace(
-    _DEEPSEEK, opens=_DEEPSEEK.before_name, repairs=("unmarked",)
 ).call_format()
 
 _KIMI_K2 = NamedCallFormat(

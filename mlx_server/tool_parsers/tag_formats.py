@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
+from mlx_server.tool_parsers.respelled import respelled
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
 _FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>")
@@ -37,19 +38,18 @@ DOTS = tagged("<dots_function_call>", _invoked("</dots_function_call>"))
 MUSE = tagged("<atem:function_calls>", _invoked("</atem:function_calls>", "atem:"))
 
 _STEP3_CALL = ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>")
-STEP3 = replace(
-    tagged(
-        "<｜tool_calls_begin｜>",
-        TagSyntax(
-            function=f"{_STEP3_CALL[0]}<steptml:invoke name=",
-            function_end=f"</steptml:invoke>{_STEP3_CALL[1]}",
-            parameter="<steptml:parameter name=",
-            parameter_end="</steptml:parameter>",
-            block_end="<｜tool_calls_end｜>",
-            quote='"',
-        ),
-    ),
-    inner=_STEP3_CALL,
+_STEP3 = TagSyntax(
+    function=f"{_STEP3_CALL[0]}<steptml:invoke name=",
+    function_end=f"</steptml:invoke>{_STEP3_CALL[1]}",
+    parameter="<steptml:parameter name=",
+    parameter_end="</steptml:parameter>",
+    block_end="<｜tool_calls_end｜>",
+    quote='"',
+)
+STEP3 = replace(tagged("<｜tool_calls_begin｜>", _STEP3), inner=_STEP3_CALL)
+STEP3_RESPELLED = tuple(
+    replace(tagged(tags.block_end.replace("_end", "_begin"), tags), repairs=("format",), blocks=())
+    for tags in respelled(_STEP3)
 )
 
 _MINICPM5_TAGS = TagSyntax(
@@ -88,8 +88,11 @@ def _dsml_tags(block: str, sign: str = DSML, gap: str = "") -> TagSyntax:
 
 
 def _dsml(tags: TagSyntax, sign: str = DSML) -> CallFormat:
-    opens = tags.block_end.replace("/", "", 1)
-    return replace(tagged(opens, tags), inner=(sign,))
+    return replace(_in_block(tags), inner=(sign,))
+
+
+def _in_block(tags: TagSyntax) -> CallFormat:
+    return tagged(tags.block_end.replace("/", "", 1), tags)
 
 
 def _dsml_without_block(tags: TagSyntax) -> CallFormat:
@@ -103,7 +106,21 @@ _V32, _V4, _V41 = (
 )
 DSML_FORMATS = (*map(_dsml, (_V32, _V4, _V41)), *map(_dsml_without_block, (_V4, _V41)))
 """Of V3.2, V4 and V4.1; and V4's without the tags of the block, with which V3.2 agrees."""
-GIGACHAT35 = _dsml(_dsml_tags("tool_calls", GCML), GCML)
+
+
+def _respelled_dsml(*known: TagSyntax) -> tuple[CallFormat, ...]:
+    return tuple(
+        replace(call_format, repairs=("format", *call_format.repairs), blocks=())
+        for each in known
+        for tags in respelled(each)
+        for call_format in (_in_block(tags), without_block(tags))
+    )
+
+
+DSML_RESPELLED = _respelled_dsml(_V32, _V4, _V41)
+_GIGACHAT35 = _dsml_tags("tool_calls", GCML)
+GIGACHAT35 = _dsml(_GIGACHAT35, GCML)
+GIGACHAT35_RESPELLED = _respelled_dsml(_GIGACHAT35)
 
 
 # Keys and values in marks of their own

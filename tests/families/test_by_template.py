@@ -268,6 +268,12 @@ def test_it_holds_the_model_to_that_notation(unknown: Checkpoint, calls: str) ->
     [
         (CODER, "step3p5", "qwen3_5"),
         (CODER, "unheard_of", "qwen3_coder"),
+        (CODER, "mimo_v2_flash", "qwen3_coder"),
+        (CODER, "afmoe", "qwen3_coder"),
+        (HERMES, "afmoe", "plain"),
+        (HERMES, "bailing_moe", "plain"),
+        (HERMES, "exaone_moe", "plain"),
+        (CODER, "qwen3_vl", "qwen3_coder"),
         (GLM, "bailing_hybrid", "glm4_5"),
         (GLM, "laguna", "glm4_5"),
         (FUNCTOOLS, "llama", "phi4"),

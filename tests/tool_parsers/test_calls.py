@@ -15,7 +15,8 @@ from mlx_server.events import (
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.call_format import parse_calls
-from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
+from mlx_server.tool_parsers.call_ids import new_id
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.formats import GEMMA4
 
 SCHEMA = {

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import parse_calls
-from mlx_server.tool_parsers.calls import new_short_id
+from mlx_server.tool_parsers.call_ids import new_short_id
 from mlx_server.tool_parsers.formats import HERMES, LLAMA_TAGGED, MISTRAL
 
 TOOLS = [Tool("f", None, {"properties": {"a": {"type": "integer"}}}), Tool("g")]
