@@ -48,10 +48,14 @@ OTHER_TOKENS = 8
 SECONDS = 300.0
 
 OTHER, OWN_OTHER = "llama", "other"
-"""The model that another one makes room for, and its id."""
+"""The model for which another one makes room, and its id."""
+
+OTHER_PADDING = 8
+"""Its weights are so many times as large, so that a budget for it has room for the prompts of the
+first model, and not for both models."""
 
 PROMPT_SHARE = 0.9
-"""Of the smaller model's weights: what the budget leaves for prompts while one is loaded."""
+"""Of the smaller model's weights: what the budget leaves for prompts while the larger is loaded."""
 
 
 _environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701  no HTML
@@ -118,7 +122,7 @@ def counted(
 ) -> Count:
     with TemporaryDirectory() as folder, ExitStack() as running:
         path = save(model, Path(folder))
-        other = save(OTHER, Path(folder) / "other") if interruption == "swap" else None
+        other = _other(Path(folder)) if interruption == "swap" else None
         seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
         total = again = computed = requests = 0
         target = running.enter_context(SERVERS[server](path, other))
@@ -173,6 +177,10 @@ def _ours(folder: Path, other: Path | None, ahead: str = "auto") -> Iterator[Tar
     command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
     with answering(command, "m", folder, {}) as (_, target):
         yield target
+
+
+def _other(folder: Path) -> Path:
+    return save(OTHER, folder / "other", OTHER_PADDING)
 
 
 def _room_for_one(*folders: Path) -> int:
