@@ -42,8 +42,8 @@ ANSWER_TOKENS = 4
 READING_SECONDS = 1.0
 """How long a person reads the last answer of a turn; a server may use that time."""
 
-OTHER_TOKENS = 8
-"""Tokens by which a server's prompt may be longer or shorter, since servers trim white space."""
+OTHER_SHARE, OTHER_TOKENS = 0.01, 8
+"""How much longer or shorter a server's prompt may be, since servers trim white space."""
 
 SECONDS = 300.0
 
@@ -137,9 +137,11 @@ def counted(
                         target = running.enter_context(SERVERS[server](path, None))
                 usage = _ask(http, target, body)
                 prompt = seen.tokens(body)
-                if abs(len(prompt) - usage["prompt_tokens"]) > OTHER_TOKENS:
+                trimmed = len(prompt) - usage["prompt_tokens"]
+                if abs(trimmed) > OTHER_TOKENS + OTHER_SHARE * len(prompt):
                     raise RuntimeError(f"{server} renders another prompt: {usage}, {len(prompt)}")
-                ideal = seen.add(prompt)
+                # what a server trims, it can't find in its cache
+                ideal = seen.add(prompt) - max(0, trimmed)
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
                 total += usage["prompt_tokens"]
                 again += max(0, ideal - cached)
