@@ -220,32 +220,38 @@ def test_files_that_the_owner_removed_are_written_again(
     assert folder.place(file).exists()
 
 
-WRITER = """
-import sys
+KILLED = """
+import os, signal, sys
 from pathlib import Path
-from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files import folder as folders
 from mlx_server.prompt_files.names import PromptFile, group_of
-folder = PromptFolder(Path(sys.argv[1]), 1 << 30)
+
+def killed(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half_written(opened, part):
+    opened.write(part[: len(part) // 2])
+    killed()
+
+folder = folders.PromptFolder(Path(sys.argv[1]), 1 << 30)
 folder.open()
-for number in range(1_000_000):
+for number in range(6):
+    if number == 5 and sys.argv[2] == "half written":
+        folders._write_all = half_written
+    elif number == 5:
+        os.replace = killed
     folder.write(PromptFile(group_of("m"), group_of(str(number)), 4), [memoryview(bytes(300_000))])
-    print(number, flush=True)
 """
 
 
-def test_a_kill_while_writing_leaves_a_usable_folder(tmp_path: Path) -> None:
-    for _ in range(3):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
-        )
-        assert writer.stdout
-        for _ in range(5):
-            writer.stdout.readline()
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        folder = made(tmp_path, 1 << 30)
-        assert folder.count >= 5
-        sizes = {entry.stat().st_size for entry in tmp_path.iterdir() if entry.name != "lock"}
-        assert sizes == {300_032}, "each file is whole, and no draft is left"
-        folder.close()
+@pytest.mark.parametrize("when", ["half written", "not yet renamed"])
+def test_a_kill_while_writing_loses_that_file_alone(tmp_path: Path, when: str) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), when], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(f"*{folders.DRAFT}"))) == 1
+    folder = made(tmp_path, 1 << 30)
+    assert all(PromptFile(group_of("m"), group_of(str(n)), 4) in folder for n in range(5))
+    names = {entry.name for entry in tmp_path.iterdir()} - {folders.LOCK}
+    assert len(names) == folder.count == 5, "each file is whole, and no draft is left"
+    sizes = {(tmp_path / name).stat().st_size for name in names}
+    assert sizes == {300_032}

@@ -42,16 +42,20 @@ ANSWER_TOKENS = 4
 READING_SECONDS = 1.0
 """How long a person reads the last answer of a turn; a server may use that time."""
 
-OTHER_TOKENS = 8
-"""Tokens by which a server's prompt may be longer or shorter, since servers trim white space."""
+OTHER_SHARE, OTHER_TOKENS = 0.01, 8
+"""How much longer or shorter a server's prompt may be, since servers trim white space."""
 
 SECONDS = 300.0
 
 OTHER, OWN_OTHER = "llama", "other"
-"""The model that another one makes room for, and its id."""
+"""The model for which another one makes room, and its id."""
+
+OTHER_PADDING = 8
+"""Its weights are so many times as large, so that a budget for it has room for the prompts of the
+first model, and not for both models."""
 
 PROMPT_SHARE = 0.9
-"""Of the smaller model's weights: what the budget leaves for prompts while one is loaded."""
+"""Of the smaller model's weights: what the budget leaves for prompts while the larger is loaded."""
 
 
 _environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701  no HTML
@@ -118,7 +122,7 @@ def counted(
 ) -> Count:
     with TemporaryDirectory() as folder, ExitStack() as running:
         path = save(model, Path(folder))
-        other = save(OTHER, Path(folder) / "other") if interruption == "swap" else None
+        other = _other(Path(folder)) if interruption == "swap" else None
         seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
         total = again = computed = requests = 0
         target = running.enter_context(SERVERS[server](path, other))
@@ -133,9 +137,11 @@ def counted(
                         target = running.enter_context(SERVERS[server](path, None))
                 usage = _ask(http, target, body)
                 prompt = seen.tokens(body)
-                if abs(len(prompt) - usage["prompt_tokens"]) > OTHER_TOKENS:
+                trimmed = len(prompt) - usage["prompt_tokens"]
+                if abs(trimmed) > OTHER_TOKENS + OTHER_SHARE * len(prompt):
                     raise RuntimeError(f"{server} renders another prompt: {usage}, {len(prompt)}")
-                ideal = seen.add(prompt)
+                # what a server trims, it can't find in its cache
+                ideal = seen.add(prompt) - max(0, trimmed)
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
                 total += usage["prompt_tokens"]
                 again += max(0, ideal - cached)
@@ -173,6 +179,10 @@ def _ours(folder: Path, other: Path | None, ahead: str = "auto") -> Iterator[Tar
     command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
     with answering(command, "m", folder, {}) as (_, target):
         yield target
+
+
+def _other(folder: Path) -> Path:
+    return save(OTHER, folder / "other", OTHER_PADDING)
 
 
 def _room_for_one(*folders: Path) -> int:

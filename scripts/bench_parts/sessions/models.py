@@ -100,11 +100,12 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-def save(name: str, folder: Path) -> Path:
+def save(name: str, folder: Path, padding: int = 1) -> Path:
+    """padding: how many times as many ids the model has as its tokenizer."""
     demo = demo_checkpoint(lambda *progress: None)
     path = folder / name
     shutil.copytree(demo, path, ignore=shutil.ignore_patterns("*.safetensors"))
-    vocabulary = json.loads((demo / "config.json").read_text())["vocab_size"]
+    vocabulary = padding * json.loads((demo / "config.json").read_text())["vocab_size"]
     config = {**COMMON, **MODELS[name], "vocab_size": vocabulary}
     if text := config.get("text_config"):
         config["text_config"] = {**text, "vocab_size": vocabulary}

@@ -5,8 +5,9 @@ synthetic sessions.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -43,4 +44,15 @@ def _answer(asked: list[int], histories: Sequence[list[int]], messages: Sequence
     return ""
 
 
-SESSIONS = {file.stem: partial(session, file) for file in sorted(RECORDINGS.glob("*.json"))}
+RECORDED: dict[str, Callable[[int], Iterator[Json]]] = {
+    file.stem: partial(session, file) for file in sorted(RECORDINGS.glob("*.json"))
+}
+
+
+def in_turns(turns: int = TURNS) -> Iterator[Json]:
+    """All sessions at once, a request of each in turn, as from several agents of one person."""
+    for bodies in zip_longest(*(requests(turns) for requests in RECORDED.values())):
+        yield from filter(None, bodies)
+
+
+SESSIONS = {**RECORDED, " and ".join(RECORDED): in_turns}
