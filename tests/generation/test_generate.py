@@ -773,7 +773,7 @@ def test_the_generation_prompt_is_a_part_of_the_prompt(
     events, _ = answered(
         spec, request, [*admitted(0, 1), *said([256], 0, "stop"), *said([256], 1, "stop")]
     )
-    started = Started("m", len(longer), sampling=SamplingParams())
+    started = Started("m", len(longer), sampling=SamplingParams(temperature=0.0))
     assert events[0] == started, "as it would be of a real model"
 
 
