@@ -115,7 +115,7 @@ def refused(
 
 OTHERWISE = {
     "granite": {"arguments before the name, two calls, text around"},
-    "mistral": {"arguments before the name"},
+    "mistral": {"arguments before the name", "spaces around the marks of a call"},
     "nemotron": {"arguments as text, text before"},
     "qwen3": {"texts on both sides of a call and a thought"},
     "lfm2": {
@@ -145,7 +145,7 @@ OTHERWISE = {
         "values that were not closed",
         "a function that was not closed",
     },
-    "qwen3_5": {"reasoning about calls"},
+    "qwen3_5": {"reasoning about calls", "a call that a thought shows in a block of code"},
     "minimax_m2": {
         "white space and tags of a value are its own",
         "an unknown tool behind a known one",
@@ -173,6 +173,7 @@ OTHERWISE = {
         "stuttered marks",
         "a call made again at once",
         "a value and a call that were not closed",
+        "a line break that is written out in a value",
     },
 }
 """Calls, or almost, in another form than the one that a model is held to once it has begun one; and
