@@ -159,6 +159,17 @@ def test_a_rank_that_can_not_join_is_named_and_the_others_are_ended(port: int) -
     assert not any("link_speed" in " ".join(each.info["cmdline"]) for each in started_here())
 
 
+def test_a_host_that_floods_holds_up_nothing(port: int) -> None:
+    """What it wrote before its end may still be unread, which is another amount each time."""
+
+    async def asked() -> list[str]:
+        flooded = group(port, "flood")
+        async with asyncio.timeout(60):
+            return [(await run_on(flooded, 1, ["-"], b"", 20)).cut for _ in range(12)]
+
+    assert asyncio.run(asked()) == ["large"] * 12
+
+
 def test_each_host_that_can_not_be_asked_says_why_and_what_to_do(port: int) -> None:
     names = ("refusing", "unknown", "pythonless", "garbage", "flood")
     checks = checked(port, *names)

@@ -28,6 +28,9 @@ MOST_BYTES = 256 << 10
 
 SHOWN_CHARACTERS = 200
 
+KILL_SECONDS = 5.0
+"""How long a process that was killed may keep its output open."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -82,7 +85,24 @@ async def run_on(
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await _ended(process)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Waits for a process that was killed. In Python 3.11 `wait` returns only after its output has
+    been read to the end, which a process of another session may keep open."""
+    assert process.stdout
+    assert process.stderr
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KILL_SECONDS):
+            await asyncio.gather(
+                _discarded(process.stdout), _discarded(process.stderr), process.wait()
+            )
+
+
+async def _discarded(stream: asyncio.StreamReader) -> None:
+    while await stream.read(64 << 10):
+        pass
 
 
 async def _answer(process: asyncio.subprocess.Process, stdin: bytes) -> Answer:
