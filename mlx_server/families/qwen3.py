@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5 and Qwen3, their vision models and MiMo: ChatML, `<think>`, calls as in Hermes."""
+"""Qwen2, Qwen2.5 and Qwen3: ChatML, `<think>`, calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup import MarkupLayout
@@ -10,17 +10,7 @@ QWEN3 = ModelFamily(
     name="qwen3",
     layout=LAYOUT,
     answer_prefix="\n</think>\n\n",
-    model_types=(
-        "qwen2",
-        "qwen2_moe",
-        "qwen2_vl",
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_next",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-        "mimo",
-    ),
+    model_types=("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     special_tokens=(
         "<|endoftext|>",
