@@ -22,6 +22,7 @@ from mlx_server.engine.messages import (
     Generate,
     Report,
 )
+from mlx_server.engine.outbox import Outbox
 from mlx_server.engine.process_status import vitals
 from mlx_server.engine.rank_group import RankGroup
 from mlx_server.engine.replies import PendingReplies
@@ -80,6 +81,7 @@ class EngineClient:
             WorkerArguments(concurrency, cache_bytes, str(wired), schedule, most, folder, group)
         )
         self._writer: asyncio.StreamWriter | None = None
+        self._outbox = Outbox(self._write)
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[messages.Ready] | None = None
         self._on_loading: dict[str, OnLoading] = {}
@@ -257,10 +259,11 @@ class EngineClient:
             raise copy(self._death)  # a shared one would collect every request's traceback
         if self._is_cut_off:
             raise EngineDied(DIED)
-        assert self._writer is not None, "the engine was not started"
-        payload = messages.encode_command(command)
-        messages.decode_command(payload)  # an unreadable command would end the engine
-        self._writer.write(messages.frame(payload))
+        self._outbox.send(command)
+
+    def _write(self, frame: bytes) -> None:
+        if self._writer is not None and not self._is_cut_off:
+            self._writer.write(frame)
 
     async def _read_reports(self, reader: asyncio.StreamReader) -> None:
         try:

@@ -60,4 +60,5 @@ class OwnInputs:
             taken.append(self._inbox.get())
         if END in taken:
             raise EOFError
-        return [messages.decode_command(frame) for frame in taken if frame != WAKE]
+        frames = [frame for frame in taken if frame != WAKE]
+        return [command for frame in frames for command in messages.decode_commands(frame)]

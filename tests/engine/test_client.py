@@ -27,6 +27,7 @@ from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
+    LimitCache,
     LoadModel,
     ModelLoadFailed,
     ModelLoading,
@@ -387,16 +388,38 @@ async def _commands_after_a_death() -> None:
     reader, engine._writer = await asyncio.open_connection(sock=ours)
     reading = asyncio.create_task(engine._read_reports(reader))
     theirs.close()
-    fails = False
     while not engine.lost.is_set():
         try:
             engine.limit_cache(0)
         except EngineDied:
-            fails = True
             assert not engine.alive
         await asyncio.sleep(0)
-    assert fails
+    with pytest.raises(EngineDied):
+        engine.limit_cache(0)
     await reading
+
+
+def test_commands_of_one_turn_arrive_together() -> None:
+    asyncio.run(_commands_in_two_turns())
+
+
+async def _commands_in_two_turns() -> None:
+    engine = EngineClient()
+    ours, theirs = socket.socketpair()
+    _, engine._writer = await asyncio.open_connection(sock=ours)
+    theirs.setblocking(False)
+    for _ in range(2):
+        for number in range(3):
+            engine.limit_cache(number)
+        await asyncio.sleep(0)
+    with theirs.makefile("rb") as stream:
+        for _ in range(2):
+            length = messages.length(stream.read(messages.HEADER_BYTES))
+            commands = messages.decode_commands(stream.read(length))
+            assert commands == [LimitCache(number) for number in range(3)]
+    theirs.close()
+    engine._writer.close()
+    await engine._writer.wait_closed()
 
 
 @asynchronous
@@ -686,7 +709,7 @@ def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
         ours.settimeout(HANG)
         with ours.makefile("rb") as ready:
             ready.read(messages.length(ready.read(messages.HEADER_BYTES)))
-        ours.sendall(messages.frame(messages.encode_command(LoadModel("lost", "/nowhere"))))
+        ours.sendall(messages.frame(messages.encode_commands([LoadModel("lost", "/nowhere")])))
         assert select.select([ours], [], [], HANG)[0]
         ours.close()
         try:

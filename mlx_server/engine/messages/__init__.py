@@ -22,8 +22,9 @@ compute."""
 _HEADER = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size
 
-encode_command = msgspec.msgpack.Encoder().encode
+encode_command = encode_commands = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
 encode_reports = msgspec.msgpack.Encoder().encode
 decode_reports = msgspec.msgpack.Decoder(list[Report]).decode
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import CancelRows, Command, Generate, encode_command
+from mlx_server.engine.messages import CancelRows, Command, Generate, encode_commands
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.inputs import WAKE, Inbox, OwnInputs
 from mlx_server.worker.ranks.digest import CHECK_STEPS, Comparison, TokenDigest
@@ -30,7 +30,7 @@ def test_inputs_are_repeated_in_their_order() -> None:
     inbox, first, second = a_pair()
     commands: list[Command] = [a_row(7), CancelRows([1])]
     for command in commands:
-        inbox.put(encode_command(command))
+        inbox.put(encode_commands([command]))
     inbox.put(WAKE)
     read = [first.clock(), first.take(None), first.clock(), first.take(0.0)]
     assert read[1::2] == [commands, []]
@@ -40,7 +40,7 @@ def test_inputs_are_repeated_in_their_order() -> None:
 def test_a_row_without_a_seed_gets_the_same_on_each_rank_and_another_than_the_next() -> None:
     inbox, first, second = a_pair()
     for _ in range(2):
-        inbox.put(encode_command(a_row(None)))
+        inbox.put(encode_commands([a_row(None)]))
     rows = first.take(None)
     assert second.take(None) == rows
     seeds = [row.sampling.seed for row in rows if isinstance(row, Generate)]
