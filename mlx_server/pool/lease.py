@@ -99,12 +99,14 @@ class Lease:
         return RowProgress(sum(self._computed.values()), self._decoding_since)
 
     def began(self, rows: Sequence[Generate | Embed]) -> None:
-        """Registers rows; to be called right after they were sent to the engine."""
+        """Registers rows; to be called right after they were sent to the engine, in the same turn
+        of the event loop, so that the prompt cache gives way to them before the next step."""
         if self.preempted:
             self._leases.engine().preempt([row.row for row in rows])
         for row in rows:
             self._tokens[row.row] = row.length
             self._leases.of_row[row.row] = self
+        self._leases.begin(self.ticket)
         self._grow()
 
     def prefilled(self, progress: PrefillProgress) -> None:
@@ -143,10 +145,15 @@ class Leases:
     """The leases that were granted."""
 
     def __init__(
-        self, engine: Callable[[], EngineClient], resize: Callable[[Ticket, int], None]
+        self,
+        engine: Callable[[], EngineClient],
+        begin: Callable[[Ticket], None],
+        resize: Callable[[Ticket, int], None],
     ) -> None:
-        """resize: sets the bytes that each row of a ticket may take from now on."""
+        """begin: called when rows of a ticket were sent to the engine.
+        resize: sets the bytes that each row of a ticket may take from now on."""
         self.engine = engine
+        self.begin = begin
         self.resize = resize
         self.of_row: dict[int, Lease] = {}
         self._by_ticket: dict[Ticket, Lease] = {}

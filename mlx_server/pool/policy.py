@@ -107,6 +107,11 @@ class Policy:
         reservation.kv_bytes = min(kv_bytes, reservation.most_kv_bytes)
         return self._settle(now)
 
+    def begin(self, ticket: Ticket) -> None:
+        """Reports that the engine has rows of a granted ticket, which use memory from now on."""
+        if reservation := self._granted.get(ticket):
+            reservation.begun = True
+
     def release(self, ticket: Ticket, now: float) -> Actions:
         """Ends a lease; a ticket that became void when the engine was lost is ignored."""
         if (reservation := self._granted.pop(ticket, None)) is not None:
@@ -228,6 +233,13 @@ class Policy:
     @property
     def used(self) -> int:
         return self._models.nbytes + self.kv_reserved + self.cache
+
+    @property
+    def in_use(self) -> int:
+        """The bytes of `used` without the prompt cache and without rows that have not begun: the
+        prompt cache has to give way only when they do, since they may continue what is in it."""
+        begun = ReservedMemory(each.in_use for each in self._granted.values())
+        return self._models.nbytes + begun.now
 
     @property
     def _reserved(self) -> ReservedMemory:

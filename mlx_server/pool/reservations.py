@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlx_server.pool.actions import Ticket
 
@@ -28,6 +28,13 @@ class Reservation:
     granted: int | None = None
     """The tick of the policy's clock at which it was granted."""
     preempted: bool = False
+    begun: bool = False
+    """Whether the engine has had any of its rows."""
+
+    @property
+    def in_use(self) -> "Reservation":
+        """The same, without the memory of rows that the engine does not have yet."""
+        return self if self.begun else replace(self, preempted=True)
 
     @property
     def at_its_end(self) -> "Reservation":

@@ -47,7 +47,7 @@ class MemoryScheduler:
         self._on_memory = on_memory
         self._tickets = count()
         self.waiting: dict[actions.Ticket, Waiter] = {}
-        self.leases = Leases(engine, self._resize)
+        self.leases = Leases(engine, self._begin, self._resize)
         self.adapters = AdapterPool(engine, self._count_adapters)
         self.timer: asyncio.TimerHandle | None = None
         self.background = BackgroundWork()
@@ -103,6 +103,10 @@ class MemoryScheduler:
             self.do(self.policy.cancel(ticket, now()))
             self.do(self.policy.release(ticket, now()))
             self.leases.remove(ticket)
+
+    def _begin(self, ticket: actions.Ticket) -> None:
+        self.policy.begin(ticket)
+        self.limit_cache()
 
     def _resize(self, ticket: actions.Ticket, kv_bytes: int) -> None:
         self.do(self.policy.resize(ticket, kv_bytes, now()))
@@ -169,8 +173,7 @@ class MemoryScheduler:
                 case actions.PreemptAction(ticket):
                     self.limit_cache()  # the cache keeps what the rows give back, if it has room
                     self.leases.preempt(ticket)
-                case actions.ResumeAction(ticket):
-                    self.limit_cache()
+                case actions.ResumeAction(ticket):  # before the limit: the rows find their caches
                     self.leases.resume(ticket)
                 case actions.Refuse(ticket, reason):
                     waiter = self.waiting.pop(ticket)
@@ -191,8 +194,9 @@ class MemoryScheduler:
         self._cache_limit.shrunk(max(0, to_bytes - self.adapters.idle_bytes))
 
     def limit_cache(self) -> None:
-        """Sends the engine the prompt cache's limit, before any request is given the memory."""
-        others = self.policy.used - self.policy.cache + self.adapters.idle_bytes
+        """Sends the engine the prompt cache's limit, before anything else gets the memory. Rows
+        are sent before it, and hold what they continue."""
+        others = self.policy.in_use + self.adapters.idle_bytes
         self._cache_limit.send(max(0, self.policy.budget - others))
 
     async def _load(self, entry: PoolEntry) -> None:

@@ -4,33 +4,55 @@ from collections.abc import Callable
 
 from mlx_server.engine.messages import ComputeAhead, Generate
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
-from mlx_server.worker.prefill.cached_prompt import Cache
+from mlx_server.worker.prefill.cached_prompt import Cache, can_always_be_cut
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
-from mlx_server.worker.prefill.snapshot_places import with_parting
+from mlx_server.worker.prefill.snapshot_places import snapshot_places, with_parting
 from mlx_server.worker.row import Row, row_adapter_of
 
 
 class RowCache:
-    def __init__(self, prompts: PromptCache, model: str, on_invalid: Callable[[str], None]) -> None:
-        """on_invalid: called with the key of cached prompts whose values may be invalid."""
+    def __init__(
+        self,
+        prompts: PromptCache,
+        model: str,
+        layers: Cache,
+        on_invalid: Callable[[str], None],
+    ) -> None:
+        """layers: an empty cache of the model. on_invalid: called with the key of cached prompts
+        whose values may be invalid."""
         self._prompts = prompts
         self._model = model
+        self._needs_snapshots = not all(map(can_always_be_cut, layers))
         self._on_invalid = on_invalid
+
+    def places(self, request: Generate) -> tuple[int, ...]:
+        """Returns the lengths of the prompt at which its state is to be kept."""
+        if not self._needs_snapshots:
+            return ()
+        return snapshot_places(request.branches, len(request.prompt))
 
     def known(self, row: Row, tokens: list[int]) -> int:
         """Returns the length of the prefix that `fetch` would find."""
         return self._prompts.known(self._key(row), tokens)
 
     def fetch(self, row: Row, tokens: list[int]) -> tuple[Cache | None, int]:
-        """Returns the cache of the longest known prefix of `tokens`, and the prefix's length."""
-        return self._prompts.fetch(self._key(row), tokens)
+        """Returns the cache of the longest known prefix of `tokens`, and the prefix's length. The
+        row begins with it, and holds no prompt any more."""
+        found = self._prompts.fetch(self._key(row), tokens)
+        self._prompts.release(row.number)
+        return found
+
+    def hold(self, row: Row, tokens: list[int]) -> None:
+        """Keeps what `fetch` would find until the row begins."""
+        self._prompts.hold(row.number, self._key(row), tokens)
 
     def add_parting(self, row: Row, tokens: list[int], known: int) -> None:
         """Adds the length at which the row's prompt parts from a cached one to its snapshot places.
 
         known: the length that `fetch` returned. A cache that can always be cut has all of it."""
-        parting = self._prompts.parting(self._key(row), tokens)
-        row.snapshot_places = with_parting(row.snapshot_places, parting, known)
+        if self._needs_snapshots:
+            parting = self._prompts.parting(self._key(row), tokens)
+            row.snapshot_places = with_parting(row.snapshot_places, parting, known)
 
     def wants(self, row: Row, tokens: list[int]) -> bool:
         return not row.failure and self._prompts.wants(tokens)

@@ -108,6 +108,13 @@ class Engine:
         return bool(self._loads or self._admission) or any(self._batches.values())
 
     @property
+    def _is_computing(self) -> bool:
+        """Whether any row or load has begun."""
+        batches = self._batches.values()
+        begun = any(batch.decoding or batch.prefilling for batch in batches)
+        return bool(self._loads or self._admission.next_scored) or begun
+
+    @property
     def warm(self) -> bool:
         """Whether the next step does nothing for the first time, so that it takes a usual time."""
         begins = self._loads or self._admission.waiting
@@ -170,7 +177,7 @@ class Engine:
             case messages.ResumeRows(rows):
                 self._resume(rows)
             case messages.LimitCache(max_bytes):
-                if max_bytes < self._cache.nbytes and not self._is_busy:
+                if max_bytes < self._cache.nbytes and not self._is_computing:
                     self._disk.flush()
                 self._cache.limit(max_bytes)
             case messages.LimitMemory(max_bytes):
@@ -263,6 +270,8 @@ class Engine:
             log.exception("a step of %s failed", model)
             if not (failed := self._device_failed(error)):
                 self._batches[model] = self._batch(model, batch.model)
+                for row in rows:
+                    self._cache.release(row)
                 failed = [messages.RowFailed(row, _message(error)) for row in rows]
             return [*failed, self._step_output(model, [])]
         if any(token.finish for token in done.tokens):
@@ -317,15 +326,20 @@ class Engine:
         try:
             return work()
         except GrammarRefused as refusal:
-            self._admission.drop(row)
+            self._drop(row)
             return [messages.RowRefused(row, str(refusal))]
         except CompilerBusy as busy:
-            self._admission.drop(row)
+            self._drop(row)
             return [messages.RowTurnedAway(row, str(busy))]
         except Exception as error:
-            self._admission.drop(row)
+            self._drop(row)
             log.exception("row %d failed", row)
             return [*self._device_failed(error), messages.RowFailed(row, _message(error))]
+
+    def _drop(self, row: int) -> None:
+        """Drops a row that has not begun."""
+        self._admission.drop(row)
+        self._cache.release(row)
 
     def _generate(self, command: Generate) -> list[Report]:
         batch = self._batches[command.model]
@@ -333,6 +347,8 @@ class Engine:
         if command.adapter is not None and command.adapter not in self._adapters[command.model]:
             raise ValueError(f"adapter {command.adapter} is not loaded")
         used = self._ahead.arrived(command.model, key_of(command), command.prompt)
+        if not command.prompt_logprobs:
+            self._cache.hold(command.row, key_of(command), command.prompt[:-1])
         return [*used, *self._admission.add(command)]
 
     def _embed(self, command: Embed) -> list[Report]:
@@ -344,7 +360,7 @@ class Engine:
         self._paused.difference_update(rows)
         self._admission.preempted.difference_update(rows)
         for row in rows:
-            self._admission.drop(row)
+            self._drop(row)
             for batch in self._batches.values():
                 batch.cancel(row)
         # Without rows there is no further step that would report that none is waiting.
@@ -353,6 +369,7 @@ class Engine:
 
     def _preempt(self, rows: list[int]) -> None:
         for row in rows:
+            self._cache.release(row)
             if row in self._admission:
                 self._admission.preempt(row)
             for batch in self._batches.values():
@@ -415,9 +432,9 @@ class Engine:
         self._step_time.forget(model)
         self._constraints.forget(model)
         lost = [command.row for command in self._not_in_batches(model)]
-        for row in lost:
-            self._admission.drop(row)
         lost += batch.rows if batch is not None else []  # a batch without active rows is falsy
+        for row in lost:
+            self._drop(row)
         del batch
         give_back_memory()
         failed = [messages.RowFailed(row, GONE) for row in lost]

@@ -16,7 +16,7 @@ class Reserved(dict[int, int]):
     """What each ticket's rows may take."""
 
     def leases(self) -> Leases:
-        return Leases(lambda: cast(Any, None), self.__setitem__)
+        return Leases(lambda: cast(Any, None), lambda ticket: None, self.__setitem__)
 
 
 def begun(leases: Leases, ticket: int, row: int) -> Lease:

@@ -47,6 +47,18 @@ def policy_of(*, budget: int = BUDGET, ready: Iterable[str] = (), **facts: Model
     return policy
 
 
+def test_rows_that_have_not_begun_take_no_memory_from_the_prompt_cache_yet() -> None:
+    policy = policy_of(a=ModelFacts(3), ready=["a"])
+    policy.cache_bytes(7)
+    assert policy.request(1, "a", 4, now=1, extra_bytes=1) == (ShrinkCache(2), Grant(1))
+    assert (policy.used, policy.in_use) == (3 + 4 + 1 + 2, 3 + 1)
+    policy.begin(1)
+    assert policy.in_use == 3 + 4 + 1
+    policy.release(1, now=2)
+    policy.begin(1)  # it was cancelled meanwhile
+    assert policy.in_use == 3
+
+
 def test_loads_once_for_all_who_ask() -> None:
     policy = policy_of(a=ModelFacts(6))
     assert policy.request(1, "a", 1, 0.0) == (LoadAction("a"),)

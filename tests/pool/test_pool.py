@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +288,13 @@ class Holding:
         pool, name, kv_bytes = self._ask
         self._stack.enter_context(pool.row_slot(1))
         prepared = await pool.prepared(name)
-        await self._stack.enter_async_context(pool.lease(prepared, asks(kv_bytes)))
+        lease = await self._stack.enter_async_context(pool.lease(prepared, asks(kv_bytes)))
+        self._begin = partial(pool._scheduler.leases.begin, lease.ticket)
         return self
+
+    def begin(self) -> None:
+        """Reports that its rows were sent to the engine."""
+        self._begin()
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
@@ -954,7 +960,9 @@ def test_the_prompt_cache_takes_what_models_leave(
         async with running(a, limits=limits) as (pool, machine):
             assert machine.limits["cache_bytes"] == most
             assert machine.room == 200
-            async with Holding(pool, "a", kv_bytes=30):
+            async with Holding(pool, "a", kv_bytes=30) as holding:
+                assert machine.room == 200 - WEIGHTS, "its rows may continue what is cached"
+                holding.begin()
                 assert machine.room == 200 - WEIGHTS - 30
             assert machine.room == 200 - WEIGHTS
 
@@ -965,8 +973,9 @@ def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSp
     """The engine kept it before the rows of its lease had given their memory back."""
 
     async def test() -> None:
-        async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30):
+        async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30) as holding:
             machine.cached = 130
+            holding.begin()
             stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
             machine.engines[-1]._dispatch(stepped)
             assert machine.log[-1] == "shrink to 110"
@@ -995,9 +1004,11 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
             await held(pool, "b")
             assert machine.log[-2:] == ["shrink to 40", "load b"]
             assert [name for name, *_ in pool._scheduler.adapters.of("a")] == ["pinned", "idle"]
-            async with Holding(pool, "b", kv_bytes=50):
+            async with Holding(pool, "b", kv_bytes=50) as holding:
                 await turns()
-                assert machine.log[-2:] == ["shrink to 10", "unload a idle"]
+                assert machine.log[-1] == "unload a idle"
+                holding.begin()
+                assert machine.log[-1] == "shrink to 10"
                 assert [name for name, *_ in pool._scheduler.adapters.of("a")] == ["pinned"]
             await used(pool, "pinned", pinned=True)
             assert pool.memory()["prompt_cache"] == 10, "counted as it was told to shrink"

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
 from numpy.typing import NDArray
 
 from mlx_server import limits
@@ -27,6 +28,9 @@ Layers = dict[int, Any]
 
 Ids = NDArray[np.uint32]
 
+FIRST_COMPARED = 64
+"""How many tokens of two prompts are compared at first: most pairs of long ones differ early."""
+
 
 def ids_of(tokens: Iterable[int]) -> Ids:
     return np.fromiter(tokens, np.uint32)
@@ -34,9 +38,13 @@ def ids_of(tokens: Iterable[int]) -> Ids:
 
 def common_length(a: Ids, b: Ids) -> int:
     """Returns the number of first tokens that are the same."""
-    shorter = min(len(a), len(b))
-    differs = a[:shorter] != b[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
+    begin, end, shorter = 0, FIRST_COMPARED, min(len(a), len(b))
+    while begin < shorter:
+        differs = a[begin : min(end, shorter)] != b[begin : min(end, shorter)]
+        if differs.any():
+            return begin + int(differs.argmax())
+        begin, end = end, end * 8
+    return shorter
 
 
 def can_always_be_cut(entry: Any) -> bool:
@@ -122,6 +130,23 @@ class CachedPrompt:
         start = other.continued_from
         return 0 < start <= common_length(self.tokens, other.tokens)
 
+    def snapshots_until(self, length: int) -> "CachedPrompt":
+        """The snapshots of the first `length` tokens, for a prompt that continues them."""
+        taken = {n: each for n, each in self.snapshots.items() if n <= length and each.layers}
+        return CachedPrompt(self.key, self.tokens[:length].copy(), None, taken)
+
+    def cut_back(self, length: int, snapshots: Iterable[Snapshot]) -> None:
+        """Frees everything but what these snapshots need of the first `length` tokens, layer by
+        layer: at most one layer is in memory twice."""
+        assert self.layers is not None
+        surplus = len(self.tokens) - length
+        self.snapshots = {each.length: each for each in snapshots}
+        self.tokens = self.tokens[:length].copy()
+        for layer in self.layers if surplus else ():
+            (entry,) = _trimmed({0: self.layers[layer]}, surplus).values()
+            _shrink_to_use(entry)
+            self.layers[layer] = entry
+
     def thin(self, most_bytes: int) -> None:
         """Drops snapshots until their number and bytes are within the limits."""
         for length in superfluous(
@@ -170,3 +195,16 @@ def _trimmed(layers: Layers, tokens: int) -> Layers:
         if tokens:
             entry.trim(tokens)
     return copies
+
+
+def _shrink_to_use(entry: Any) -> None:
+    """Frees the memory of the tokens after the entry's length."""
+    match entry:
+        case CacheList():
+            for inner in entry.caches:
+                _shrink_to_use(inner)
+        case KVCache() | QuantizedKVCache():
+            arrays = entry.keys, entry.values
+            used = tree_map(lambda a: mx.contiguous(a[..., : entry.offset, :]), arrays)
+            mx.eval(used)
+            entry.keys, entry.values = used

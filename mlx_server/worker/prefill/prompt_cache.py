@@ -6,6 +6,7 @@ its place, and prompts with the same beginning share the snapshots of it.
 
 import logging
 from collections.abc import Iterator
+from itertools import chain
 
 import mlx.core as mx
 
@@ -22,6 +23,7 @@ from mlx_server.worker.prefill.cached_prompt import (
     ids_of,
     split,
 )
+from mlx_server.worker.prefill.held_prompts import HeldPrompts, Hold
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -43,7 +45,9 @@ class PromptCache:
         self._prompts: list[CachedPrompt] = []
         """The prompt to drop first comes first: the least recently used one, or an earlier turn of
         a conversation that has gone on."""
+        self._held = HeldPrompts()
         self.nbytes = 0
+        """Without prompts that were dropped while rows held them."""
         self._warned_too_large = False
 
     def fetch(self, key: str, tokens: list[int]) -> tuple[Cache | None, int]:
@@ -51,9 +55,18 @@ class PromptCache:
         length, snapshot, prompt = self._nearest(key, tokens)
         if prompt is None or snapshot is None:
             return None, 0
-        self._prompts.remove(prompt)
-        self._prompts.append(prompt)
+        if prompt in self:
+            self._prompts.remove(prompt)
+            self._prompts.append(prompt)
         return prompt.restored(length, snapshot), length
+
+    def hold(self, row: int, key: str, tokens: list[int]) -> None:
+        """Keeps what `fetch` would find for a row that waits, until `release`."""
+        length, snapshot, prompt = self._nearest(key, tokens)
+        self._held.begin(row, Hold(prompt, length, snapshot) if prompt and snapshot else None)
+
+    def release(self, row: int) -> None:
+        self._held.release(row)
 
     def known(self, key: str, tokens: list[int]) -> int:
         """Returns the length of the prefix that `fetch` would find."""
@@ -63,7 +76,7 @@ class PromptCache:
         """Returns the length of the longest prefix of `tokens` that any prompt begins with, whether
         or not `fetch` can restore it."""
         ids = ids_of(tokens)
-        shared = (common_length(prompt.tokens, ids) for prompt in self._with_key(key))
+        shared = (common_length(prompt.tokens, ids) for prompt in self._known(key))
         longest = max(shared, default=0)
         return longest if longest >= SHORTEST_STORED else 0
 
@@ -73,9 +86,13 @@ class PromptCache:
         if len(tokens) < SHORTEST_STORED:
             return 0, None, None
         ids = ids_of(tokens)
-        found = ((*prompt.reaches(ids), prompt) for prompt in self._with_key(key))
+        found = ((*prompt.reaches(ids), prompt) for prompt in self._known(key))
         nearest = max(found, key=lambda each: each[0], default=(0, None, None))
         return nearest if nearest[0] >= SHORTEST_STORED else (0, None, None)
+
+    def _known(self, key: str) -> Iterator[CachedPrompt]:
+        """The prompts of this key, those that were dropped while rows held them included."""
+        return chain(self._with_key(key), self._held.with_key(key))
 
     def _with_key(self, key: str) -> Iterator[CachedPrompt]:
         return (prompt for prompt in self._prompts if prompt.key == key)
@@ -94,9 +111,13 @@ class PromptCache:
     def __contains__(self, prompt: CachedPrompt) -> bool:
         return any(prompt is kept for kept in self._prompts)
 
-    def put_back(self, key: str, tokens: Ids, cut: Layers, rest: Layers) -> None:
-        """Keeps a prompt that was read from disk."""
-        restored = CachedPrompt(key, tokens, cut, disk_length=len(tokens), is_saved=True)
+    def put_back(self, row: int, key: str, tokens: Ids, cut: Layers, rest: Layers) -> None:
+        """Keeps a prompt that was read from disk for a row; if there is no room for it, then until
+        the row begins."""
+        length = len(tokens)
+        restored = CachedPrompt(key, tokens, cut, disk_length=length, is_saved=True)
+        snapshot = restored.snapshots[length] = Snapshot(length, rest)
+        self._held.replace(row, Hold(restored, length, snapshot))
         self._keep(restored, rest)
 
     def store_snapshot(self, key: str, tokens: list[int], cache: Cache) -> None:
@@ -149,6 +170,7 @@ class PromptCache:
         of_key = list(self._with_key(prompt.key))
         for dropped in of_key[: -limits.CACHED_PROMPTS.value]:
             self._prompts.remove(dropped)
+            self._held.dropped(dropped)
         self._count()
         self.shrink(self.max_bytes)
 
@@ -157,6 +179,8 @@ class PromptCache:
         continues from an earlier place are the next to be dropped."""
         others = list(self._with_key(prompt.key))
         superfluous = [other for other in others if prompt.inherit(other)]
+        for other in superfluous:
+            self._held.superseded(other, prompt)
         earlier = [o for o in others if o not in superfluous and prompt.continues(o)]
         rest = [p for p in self._prompts if p not in superfluous and p not in earlier]
         self._prompts = [*earlier, *rest]
@@ -191,17 +215,28 @@ class PromptCache:
     def shrink(self, max_bytes: int) -> None:
         """Drops prompts until at most `max_bytes` are kept."""
         while self._prompts and self.nbytes > max_bytes:
-            self._prompts.pop(0)
+            self._drop(self._prompts.pop(0), max_bytes // SNAPSHOT_SHARE)
             self._count()
+
+    def _drop(self, prompt: CachedPrompt, most_bytes: int) -> None:
+        """most_bytes: what the snapshots of a prompt that a row continues may go on to take."""
+        if length := self._held.length(prompt):
+            snapshots = prompt.snapshots_until(length)
+            self._held.dropped(prompt)
+            snapshots.thin(most_bytes)
+            if 0 < sum(each.nbytes for each in snapshots.snapshots.values()) <= most_bytes:
+                self._prompts.append(snapshots)
 
     def clear(self) -> None:
         self._prompts = []
+        self._held.clear()
         self._count()
 
     def forget(self, key: str) -> None:
         """Drops this key and the keys that begin with its parts, such as a model's adapters."""
         within = key + BETWEEN
         self._prompts = [p for p in self._prompts if p.key != key and not p.key.startswith(within)]
+        self._held.forget(key, within)
         self._count()
 
 

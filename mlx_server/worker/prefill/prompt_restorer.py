@@ -102,16 +102,14 @@ class PromptRestorer:
             self._load(self._waiting.popleft())
 
     def _gain(self, read: PromptRead) -> int:
-        """The tokens that the disk has beyond the memory; 0 if there is no room for them."""
+        """The tokens that the disk has beyond the memory."""
         model = self._models.of(read.key)
         if model is None:
             return 0
         found = found_files(self._folder, model.layout, model.group(read.key), read.ids)
         if found is None:
             return 0
-        nbytes = sum(map(self._folder.size_of, found.files))
-        known = self._cache.known(read.key, read.tokens)
-        return found.most - known if nbytes <= self._cache.max_bytes else 0
+        return found.most - self._cache.known(read.key, read.tokens)
 
     def _load(self, read: PromptRead) -> None:
         model = self._models.of(read.key)
@@ -131,7 +129,8 @@ class PromptRestorer:
             self.reads.misses += 1
             self._read = None
             return
-        self._cache.shrink(max(0, self._cache.max_bytes - stored.nbytes))
+        if stored.nbytes <= self._cache.max_bytes:
+            self._cache.shrink(self._cache.max_bytes - stored.nbytes)
         self._work = self._taking(stored)
 
     def _taking(self, stored: StoredPrompt) -> Iterator[None]:
@@ -148,6 +147,7 @@ class PromptRestorer:
             ids = read.ids[: stored.length].copy()
             numbers = {int(layer): own for layer, own in stored.numbers.items()}
             self._cache.put_back(
+                read.row,
                 read.key,
                 ids,
                 cut_layers_of(model.layout.cut_layers, cut, stored.length),

@@ -76,6 +76,11 @@ def test_which_entries_can_always_be_cut(entry: Any, expected: bool) -> None:
         ([1, 2, 3], [1, 2], 2),
         ([1, 2, 3, 4], [1, 2, 5, 4], 2),
         ([7], [8], 0),
+        ([1] * 64, [1] * 63 + [2], 63),
+        ([1] * 65, [1] * 64 + [2], 64),
+        ([1] * 600, [1] * 600, 600),
+        ([1] * 600, [1] * 512 + [2] * 100, 512),
+        ([1] * 5000, [1] * 4999, 4999),
     ],
 )
 def test_common_length(a: list[int], b: list[int], expected: int) -> None:
