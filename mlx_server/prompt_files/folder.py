@@ -54,6 +54,8 @@ class FileUse:
     """As the disk counts them."""
     used: int
     """When it was last used, in nanoseconds since 1970."""
+    after: str = ""
+    """For a block: the link before it, once a prompt has shown that. Its name does not tell."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class PromptFolder:
         self._files: dict[PromptFile, FileUse] = {}
         self._states: dict[tuple[str, str], set[PromptFile]] = {}
         """The states by group and link."""
+        self._blocks_after: dict[tuple[str, str], set[PromptFile]] = {}
+        """The blocks by group and the link before them, where that is known."""
         self.nbytes = 0
         self._lock = threading.RLock()
         self._locked: int | None = None
@@ -127,7 +131,7 @@ class PromptFolder:
                     else:
                         foreign += entry.name != LOCK and not DRAFT_NAME.fullmatch(entry.name)
         with self._lock:
-            self._files, self._states, self.nbytes = {}, {}, 0
+            self._files, self._states, self._blocks_after, self.nbytes = {}, {}, {}, 0
             for file, about in found:
                 self._add(file, about)
         if foreign:
@@ -149,10 +153,8 @@ class PromptFolder:
     def _drop(self, file: PromptFile) -> None:
         if use := self._files.pop(file, None):
             self.nbytes -= use.nbytes
-        if states := self._states.get(place := (file.group, file.link)):
-            states.discard(file)
-            if not states:
-                del self._states[place]
+            _discard(self._blocks_after, (file.group, use.after), file)
+        _discard(self._states, (file.group, file.link), file)
 
     def size_of(self, file: PromptFile) -> int:
         """The file's bytes on disk; 0 if there is none."""
@@ -184,13 +186,23 @@ class PromptFolder:
     def _with_next(
         self, group: str, link: str, blocks: tuple[PromptFile, ...], length: int
     ) -> FoundFiles | None:
-        """The blocks and, of the states after them, the one that was used last: it can be cut back
-        to where its tokens differ from the prompt's."""
-        begin = blocks[-1].length if blocks else 0
-        after = self._states.get((group, link), ())
+        """The blocks and, of the states and blocks after them, the one that was used last: it can
+        be cut back to where its tokens differ from the prompt's."""
+        begin, place = blocks[-1].length if blocks else 0, (group, link)
+        after = self._states.get(place, set()) | self._blocks_after.get(place, set())
         if last := max(after, key=lambda file: self._files[file].used, default=None):
             return FoundFiles(begin, blocks, last, most=min(length, last.length))
         return FoundFiles(begin, blocks, most=begin) if blocks else None
+
+    def note(self, group: str, links: Sequence[str]) -> None:
+        """Notes which blocks follow which: a prompt that differs within a block has its beginning
+        there, and not its name."""
+        with self._lock:
+            for at, link in enumerate(links[:-1]):
+                block = block_file(group, links, at, self.block)
+                if use := self._files.get(block):
+                    use.after = link
+                    self._blocks_after.setdefault((group, link), set()).add(block)
 
     def states_of(self, group: str, ids: Ids, links: Sequence[str]) -> list[PromptFile]:
         """The states of all prefixes of `ids`."""
@@ -275,6 +287,15 @@ class PromptFolder:
             for file, use in self._files.items():
                 groups.setdefault(file.group, []).append((file, use))
         return groups
+
+
+def _discard(
+    files: dict[tuple[str, str], set[PromptFile]], place: tuple[str, str], file: PromptFile
+) -> None:
+    if there := files.get(place):
+        there.discard(file)
+        if not there:
+            del files[place]
 
 
 def _length(file: PromptFile) -> int:

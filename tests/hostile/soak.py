@@ -130,6 +130,9 @@ def main(
     sessions: Annotated[
         int | None, typer.Option(metavar="COUNT", min=8, help="So many sessions instead.")
     ] = None,
+    kind: Annotated[
+        str, typer.Option(help="With --sessions: the kind of model, see tests/worker/kinds.py.")
+    ] = "llama",
 ) -> None:
     """Sends requests of random shapes, and fails if what the server and its engine hold after all
     of them is over 2 % more than what they held after the first 500.
@@ -142,7 +145,7 @@ def main(
     if sessions is not None:
         from tests.hostile.soak_sessions import soak_sessions
 
-        wrong = soak_sessions(sessions, seed)
+        wrong = soak_sessions(sessions, seed, kind)
         print(*wrong or ["nothing went wrong"], sep="\n")
         raise typer.Exit(bool(wrong))
     if storm is not None:

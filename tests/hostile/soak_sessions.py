@@ -1,6 +1,7 @@
 """Sessions of several turns, thousands of them, and the limits of the prompt cache in memory and
 on disk: `scripts/soak --sessions`."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from tests.hostile.shapes import CHAT, WORDS
 from tests.hostile.soak import AT_ONCE, GROWTH, HEADINGS, Held, connected, held
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
+from tests.worker.kinds import KINDS
 
 Json = dict[str, Any]
 
@@ -33,12 +35,22 @@ SYSTEMS, SYSTEM_WORDS, WORDS_OF_TURN = 3, 60, (5, 80)
 TURNS = 3
 
 
-def config(folder: Path) -> Json:
+def saved(kind: str, folder: Path) -> Path:
+    """A checkpoint of this kind, with the tokenizer and the template of the tiny llama."""
+    named = next(each for each in KINDS if each.name == kind)
+    path, files = named.save(folder / kind), tiny_llama(folder / "files")
+    for file in files.iterdir():
+        if not (path / file.name).exists():
+            shutil.copy(file, path)
+    return path
+
+
+def config(folder: Path, kind: str) -> Json:
     cache = {"memory": MEMORY, "disk": DISK, "folder": str(folder / "prompts")}
     return {
         "server": {"log_level": "warning", "prompt_cache": cache},
         "store": {"data_dir": str(folder / "store")},
-        "models": {"a": {"source": str(tiny_llama(folder / "a"))}},
+        "models": {"a": {"source": str(saved(kind, folder)), "family": "plain"}},
     }
 
 
@@ -101,9 +113,9 @@ def on_disk(folder: Path) -> int:
     return nbytes
 
 
-def soak_sessions(count: int, seed: int) -> list[str]:
+def soak_sessions(count: int, seed: int, kind: str) -> list[str]:
     """What was wrong."""
-    with TemporaryDirectory() as name, serving(Path(name), config(Path(name))) as server:
+    with TemporaryDirectory() as name, serving(Path(name), config(Path(name), kind)) as server:
         watch, seen = Watch(server, Path(name) / "prompts"), []
         with connected(server.url) as http:
             cold = ask(http, -1)

@@ -93,6 +93,25 @@ def test_the_longest_prefix(tmp_path: Path) -> None:
     assert longest(tokens, blocks=False, states=True) == 10, "a model without such layers"
 
 
+def test_a_prompt_that_parts_within_a_block_finds_it(tmp_path: Path) -> None:
+    folder, tokens = made(tmp_path), ids(*range(12))
+    links = links_of(tokens, BLOCK)
+    blocks = [block_file(GROUP, links, at, BLOCK) for at in range(3)]
+    for block in blocks:
+        put(folder, block)
+    asked = ids(*range(6), 99)
+
+    def found() -> list[PromptFile]:
+        seen = folder.longest(GROUP, asked, links_of(asked, BLOCK), blocks=True, states=False)
+        return [*seen.files] if seen else []
+
+    assert found() == blocks[:1], "the names alone do not say what follows"
+    folder.note(GROUP, links)
+    assert found() == blocks[:2]
+    folder.remove(blocks[1])
+    assert found() == blocks[:1]
+
+
 def test_it_is_the_owners_only(tmp_path: Path) -> None:
     folder = made(tmp_path / "prompts")
     file = PromptFile(GROUP, GROUP, 4)

@@ -168,7 +168,7 @@ class PromptSaver:
             begin = length - length % self._folder.block
             rest = prompt.snapshots[length].layers if model.layout.has_states else {}
             yield from self._save(model, prompt, file, begin, rest)
-        self._submit(partial(self._guarded, partial(self._tidy, files, dropped)), 0)
+        self._submit(partial(self._guarded, partial(self._tidy, files, dropped, group, links)), 0)
 
     def _states(
         self, model: DiskModel, prompt: CachedPrompt, ids: Ids, links: Sequence[str]
@@ -185,10 +185,17 @@ class PromptSaver:
         kept = [length for length in sorted(taken) if length not in unwanted]
         return kept, [file for length, file in known.items() if length in unwanted]
 
-    def _tidy(self, used: Sequence[PromptFile], dropped: Sequence[PromptFile]) -> None:
+    def _tidy(
+        self,
+        used: Sequence[PromptFile],
+        dropped: Sequence[PromptFile],
+        group: str,
+        links: Sequence[str],
+    ) -> None:
         for file in dropped:
             self._folder.remove(file)
         self._folder.touch(used)
+        self._folder.note(group, links)
 
     def _save(
         self, model: DiskModel, prompt: CachedPrompt, file: PromptFile, begin: int, rest: Layers

@@ -64,6 +64,7 @@ def load(
         stored = _Assembly(folder, layout, ids, found)
         if stored.complete():
             folder.touch(found.files)
+            folder.note(group, links_of(ids, folder.block))
             return stored.result() if stored.length >= least else None
     return None
 
@@ -129,11 +130,16 @@ class _Assembly:
     def _common(self, file: PromptFile, begin: int, ids: Ids) -> int:
         """How many of the file's tokens are the prompt's: of the last file maybe not all."""
         wanted = self._ids[begin : file.length]
-        is_own = file.tail == digest(file.link.encode(), ids.tobytes())
-        may_differ = is_own and len(ids) == file.length - begin > self._found.length - begin
-        if not np.array_equal(ids, wanted) and not may_differ:
+        if not np.array_equal(ids, wanted) and not self._may_differ(file, begin, ids):
             raise DamagedFile("has other tokens than its name says")
         return common_length(ids, wanted)
+
+    def _may_differ(self, file: PromptFile, begin: int, ids: Ids) -> bool:
+        """Whether the tokens are the file's own, and it follows the prompt's last whole block."""
+        if len(ids) != file.length - begin or file.length <= self._found.length:
+            return False
+        before = file.link if file.tail else links_of(self._ids[:begin], self._folder.block)[-1]
+        return digest(before.encode(), ids.tobytes()) == (file.tail or file.link)
 
     def _take_rest(self, contents: Contents, length: int) -> None:
         numbers = contents.about.get("rest")

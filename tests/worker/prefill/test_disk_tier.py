@@ -33,7 +33,8 @@ from mlx_server.worker.prefill import disk_tier, prompt_saver
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import mlx_adapter
-from tests.worker.test_kinds import GREEDY
+from tests.worker.test_batch import a_prompt
+from tests.worker.test_kinds import GREEDY, Bench
 
 QWEN3_5 = Kind(
     "qwen3_5",
@@ -292,6 +293,35 @@ def test_what_another_model_replaced_in_memory_comes_back(llama: Path, tmp_path:
     process.answer([*prompt, 1, 2, 3])
     assert process.cached == 200
     process.stop()
+
+
+def test_a_prompt_that_parts_within_a_block_uses_what_it_shares(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(llama, tmp_path)
+    process.answer(a_prompt(5 * BLOCK))
+    process.write()
+    process.engine.handle(LimitCache(0))
+    process.engine.handle(LimitCache(1 << 30))
+    shared = 2 * BLOCK + BLOCK // 2 + 8
+    prompt = [*a_prompt(5 * BLOCK)[:shared], *a_prompt(40, seed=9)]
+    answer = process.answer(prompt)
+    assert process.cached == shared
+    assert answer == Bench(llama).answer(prompt, tokens=8)
+
+
+def test_a_prompt_comes_back_though_the_prompt_cache_has_no_room(
+    path: Path, tmp_path: Path, start: Start
+) -> None:
+    """Its row has the memory for it."""
+    process = start(path, tmp_path)
+    process.answer(first := a_prompt(5 * BLOCK))
+    process.write()
+    process.engine.handle(LimitCache(0))
+    second = [*first, *a_prompt(40, seed=9)]
+    process.answer(second)
+    assert process.cached >= len(first) - 1
+    assert not process.engine._cache._held._holds
 
 
 @pytest.mark.parametrize(
