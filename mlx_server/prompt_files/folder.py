@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mlx_server import limits
@@ -24,6 +25,7 @@ from mlx_server.prompt_files.names import (
     parsed,
     state_file,
 )
+from mlx_server.prompt_files.states import BlockStates
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -77,7 +79,7 @@ class PromptFolder:
     def __init__(self, path: Path, most_bytes: int, block: int = BLOCK_TOKENS) -> None:
         self.path, self.most_bytes, self.block = path, most_bytes, block
         self._files: dict[PromptFile, FileUse] = {}
-        self._states: dict[tuple[str, str], set[PromptFile]] = {}
+        self._states: dict[tuple[str, str], BlockStates] = {}
         """The states by group and link."""
         self.nbytes = 0
         self._lock = threading.RLock()
@@ -128,7 +130,7 @@ class PromptFolder:
                         foreign += entry.name != LOCK and not DRAFT_NAME.fullmatch(entry.name)
         with self._lock:
             self._files, self._states, self.nbytes = {}, {}, 0
-            for file, about in found:
+            for file, about in sorted(found, key=lambda each: each[1].st_mtime_ns):
                 self._add(file, about)
         if foreign:
             log.warning("the prompt cache's folder has %d foreign entries", foreign)
@@ -144,13 +146,17 @@ class PromptFolder:
         self._files[file] = FileUse(found.st_blocks * 512, found.st_mtime_ns)
         self.nbytes += found.st_blocks * 512
         if file.tail:
-            self._states.setdefault((file.group, file.link), set()).add(file)
+            end = file.length - file.length % self.block
+            self._states.setdefault((file.group, file.link), BlockStates(end)).add(file)
 
     def _drop(self, file: PromptFile) -> None:
-        if use := self._files.pop(file, None):
-            self.nbytes -= use.nbytes
-        if states := self._states.get(place := (file.group, file.link)):
-            states.discard(file)
+        use = self._files.pop(file, None)
+        if use is None:
+            return
+        self.nbytes -= use.nbytes
+        if file.tail:
+            states = self._states[place := (file.group, file.link)]
+            states.remove(file)
             if not states:
                 del self._states[place]
 
@@ -173,24 +179,30 @@ class PromptFolder:
             missing = (at for at, file in enumerate(whole) if file not in self._files)
             there = next(missing, len(whole)) if blocks else len(whole)
             for at in range(there, -1, -1):
-                state = max(self._matching(group, ids, links, at), key=_length, default=None)
-                if state:
+                if state := next(self._matching(group, ids, links, at), None):
                     before, length = tuple(whole[:at]) if blocks else (), state.length
                     return FoundFiles(length, before, state, most=length)
                 if not states:
-                    return self._with_next(group, links[at], tuple(whole[:at]), len(ids))
+                    return self._with_next(group, links[at], tuple(whole[:at]), ids)
         return None
 
     def _with_next(
-        self, group: str, link: str, blocks: tuple[PromptFile, ...], length: int
+        self, group: str, link: str, blocks: tuple[PromptFile, ...], ids: Ids
     ) -> FoundFiles | None:
-        """The blocks and, of the states after them, the one that was used last: it can be cut back
-        to where its tokens differ from the prompt's."""
+        """The blocks and, of the states after them, the one that has most of the prompt: it can be
+        cut back to where its tokens differ from the prompt's."""
         begin = blocks[-1].length if blocks else 0
-        after = self._states.get((group, link), ())
-        if last := max(after, key=lambda file: self._files[file].used, default=None):
-            return FoundFiles(begin, blocks, last, most=min(length, last.length))
+        states = self._states.get((group, link))
+        state, most = states.with_most(ids[begin:]) if states else (None, 0)
+        if state:
+            return FoundFiles(begin, blocks, state, most=begin + most)
         return FoundFiles(begin, blocks, most=begin) if blocks else None
+
+    def learn_tail(self, file: PromptFile, tail: Ids) -> None:
+        """Notes the tokens of a state after the last whole block."""
+        with self._lock:
+            if states := self._states.get((file.group, file.link)):
+                states.learn(file, tail)
 
     def states_of(self, group: str, ids: Ids, links: Sequence[str]) -> list[PromptFile]:
         """The states of all prefixes of `ids`."""
@@ -201,10 +213,10 @@ class PromptFolder:
     def _matching(
         self, group: str, ids: Ids, links: Sequence[str], at: int
     ) -> Iterator[PromptFile]:
-        for file in self._states.get((group, links[at]), ()):
-            is_here = file.length <= len(ids) and file.length // self.block == at
-            if is_here and file == state_file(group, links, ids, file.length, self.block):
-                yield file
+        """The longest first."""
+        if states := self._states.get((group, links[at])):
+            state_of = partial(state_file, group, links, ids, block=self.block)
+            yield from states.matching(len(ids), state_of)
 
     def write(self, file: PromptFile, pieces: Sequence[memoryview]) -> int:
         """Writes a file unless it is there, and removes others if they exceed the limit. Returns
@@ -266,6 +278,8 @@ class PromptFolder:
             with self._lock:
                 if use := self._files.get(file):
                     use.used = now - at * 1000
+                    if file.tail:
+                        self._states[file.group, file.link].used(file)
             with suppress(OSError):
                 os.utime(self.place(file), ns=(now, now - at * 1000), follow_symlinks=False)
 
@@ -275,10 +289,6 @@ class PromptFolder:
             for file, use in self._files.items():
                 groups.setdefault(file.group, []).append((file, use))
         return groups
-
-
-def _length(file: PromptFile) -> int:
-    return file.length
 
 
 def _write_all(opened: object, part: memoryview) -> None:

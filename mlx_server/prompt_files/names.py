@@ -41,6 +41,13 @@ def group_of(*parts: str) -> str:
     return digest(*(part.encode() for part in parts))
 
 
+def common_length(a: Ids, b: Ids) -> int:
+    """Returns the number of first tokens that are the same."""
+    shorter = min(len(a), len(b))
+    differs = a[:shorter] != b[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
 def links_of(ids: Ids, block: int = BLOCK_TOKENS) -> list[str]:
     """The link before the first block, and the link of each whole block."""
     links = [digest(b"")]

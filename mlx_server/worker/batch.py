@@ -33,13 +33,11 @@ from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
 from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import PrefillBudget
-from mlx_server.worker.prefill.cached_prompt import can_always_be_cut
 from mlx_server.worker.prefill.cost import PrefillPiece
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill.snapshot_places import snapshot_places
 from mlx_server.worker.prefill_groups import PrefillGroups, PromptQueue, take_piece
 from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt
-from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import Row, row_of
 from mlx_server.worker.row_cache import RowCache
@@ -81,7 +79,6 @@ class Batch:
         """Why rows are computed one at a time; empty if they can share a batch."""
         self._concurrency = 1 if self.why_alone else concurrency
         self._cache = RowCache(cache or PromptCache(0), key, on_invalid)
-        self._takes_snapshots = not all(map(can_always_be_cut, make_caches(model)))
         self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
         self._budget = PrefillBudget(schedule)
         self._clock = clock
@@ -155,7 +152,7 @@ class Batch:
     ) -> None:
         """cache: the cache of the whole prompt but its last token, if it has been computed."""
         row = row_of(request, self.vocabulary)
-        if self._takes_snapshots:
+        if self._groups.takes_snapshots:
             row.snapshot_places = snapshot_places(request.branches, len(request.prompt))
         row.constraint = constraint
         stops = _stop_sequences(tuple(request.stop_tokens))

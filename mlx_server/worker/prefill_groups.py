@@ -9,6 +9,7 @@ from mlx_server.worker.batch_support import one_row
 from mlx_server.worker.mlx_lm_internals import greedy_sampler
 from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.budget import MOST
+from mlx_server.worker.prefill.cached_prompt import can_always_be_cut
 from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prompt_queue import (
     LAST_PIECE,
@@ -50,6 +51,7 @@ class PrefillGroups:
         self._model = model
         self._cache = cache
         self._one_at_a_time = one_at_a_time
+        self.takes_snapshots = not all(map(can_always_be_cut, make_caches(model)))
 
     def make(self, taken: list[WaitingPrompt]) -> tuple[PrefillGroup, list[Prefilled]]:
         """Returns the prompts as a group, and the reports of those that begin."""
@@ -71,7 +73,8 @@ class PrefillGroups:
         else:
             known, cached = self._cache.fetch(waiting.row, beginning)
             cache = known or make_caches(self._model)
-            self._cache.add_parting(waiting.row, beginning, cached)
+            if self.takes_snapshots:
+                self._cache.add_parting(waiting.row, beginning, cached)
         if waiting.forced_tokens is not None:
             force_tokens(cache, waiting.forced_tokens, waiting.forced_from)
         return one_row(cache) if self._one_at_a_time else cache, cached

@@ -28,7 +28,7 @@ class RowCache:
     def add_parting(self, row: Row, tokens: list[int], known: int) -> None:
         """Adds the length at which the row's prompt parts from a cached one to its snapshot places.
 
-        known: the length that `fetch` returned. A cache that can always be cut has all of it."""
+        known: the length that `fetch` returned; a cache that can always be cut has all of it."""
         parting = self._prompts.parting(self._key(row), tokens)
         row.snapshot_places = with_parting(row.snapshot_places, parting, known)
 

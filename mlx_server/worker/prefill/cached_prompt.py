@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from mlx_server import limits
+from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.prompt_files.names import Ids, common_length
 from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, QuantizedKVCache
 from mlx_server.worker.replay_model import ReplayCache
 
@@ -25,18 +27,13 @@ Cache = list[Any]
 Layers = dict[int, Any]
 """Some of a cache's entries, by the number of the layer."""
 
-Ids = NDArray[np.uint32]
-
 
 def ids_of(tokens: Iterable[int]) -> Ids:
     return np.fromiter(tokens, np.uint32)
 
 
-def common_length(a: Ids, b: Ids) -> int:
-    """Returns the number of first tokens that are the same."""
-    shorter = min(len(a), len(b))
-    differs = a[:shorter] != b[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
+def beginning_of(tokens: Ids) -> bytes:
+    return tokens[:SHORTEST_STORED].tobytes()
 
 
 def can_always_be_cut(entry: Any) -> bool:
@@ -55,7 +52,7 @@ class Snapshot:
     length: int
     layers: Layers
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(int(entry.nbytes) for entry in self.layers.values())
 
@@ -85,7 +82,12 @@ class CachedPrompt:
     """Whether there is nothing left to write to disk."""
     since: float = field(default_factory=time.monotonic)
 
-    @property
+    @cached_property
+    def beginning(self) -> bytes:
+        """What prompts have in common if either can be of use to the other."""
+        return beginning_of(self.tokens)
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes without the snapshots."""
         return sum(int(entry.nbytes) for entry in (self.layers or {}).values())

@@ -11,13 +11,13 @@ import mlx.core as mx
 
 from mlx_server import limits
 from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.prompt_files.names import Ids, common_length
 from mlx_server.worker.prefill.cached_prompt import (
     Cache,
     CachedPrompt,
-    Ids,
     Layers,
     Snapshot,
-    common_length,
+    beginning_of,
     detach,
     ids_of,
     split,
@@ -63,7 +63,7 @@ class PromptCache:
         """Returns the length of the longest prefix of `tokens` that any prompt begins with, whether
         or not `fetch` can restore it."""
         ids = ids_of(tokens)
-        shared = (common_length(prompt.tokens, ids) for prompt in self._with_key(key))
+        shared = (common_length(prompt.tokens, ids) for prompt in self._alike(key, ids))
         longest = max(shared, default=0)
         return longest if longest >= SHORTEST_STORED else 0
 
@@ -73,9 +73,14 @@ class PromptCache:
         if len(tokens) < SHORTEST_STORED:
             return 0, None, None
         ids = ids_of(tokens)
-        found = ((*prompt.reaches(ids), prompt) for prompt in self._with_key(key))
+        found = ((*prompt.reaches(ids), prompt) for prompt in self._alike(key, ids))
         nearest = max(found, key=lambda each: each[0], default=(0, None, None))
         return nearest if nearest[0] >= SHORTEST_STORED else (0, None, None)
+
+    def _alike(self, key: str, ids: Ids) -> Iterator[CachedPrompt]:
+        """The prompts that begin like this one, so that there is something to share."""
+        beginning = beginning_of(ids)
+        return (p for p in self._prompts if p.beginning == beginning and p.key == key)
 
     def _with_key(self, key: str) -> Iterator[CachedPrompt]:
         return (prompt for prompt in self._prompts if prompt.key == key)
@@ -155,10 +160,11 @@ class PromptCache:
     def _inherit(self, prompt: CachedPrompt) -> None:
         """Takes the place of the prompts that the new one continues to their end. Those that it
         continues from an earlier place are the next to be dropped."""
-        others = list(self._with_key(prompt.key))
-        superfluous = [other for other in others if prompt.inherit(other)]
+        others = list(self._alike(prompt.key, prompt.tokens))
+        superfluous = {other for other in others if prompt.inherit(other)}
         earlier = [o for o in others if o not in superfluous and prompt.continues(o)]
-        rest = [p for p in self._prompts if p not in superfluous and p not in earlier]
+        moved = superfluous.union(earlier)
+        rest = [p for p in self._prompts if p not in moved]
         self._prompts = [*earlier, *rest]
         self._count()
 

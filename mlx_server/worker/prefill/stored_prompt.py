@@ -17,7 +17,7 @@ from mlx_server.prompt_files.contents import (
     read,
 )
 from mlx_server.prompt_files.folder import FoundFiles, PromptFolder
-from mlx_server.prompt_files.names import Ids, PromptFile, digest, links_of
+from mlx_server.prompt_files.names import Ids, PromptFile, common_length, digest, links_of
 from mlx_server.worker.prefill.cache_layout import (
     AXIS,
     CacheLayout,
@@ -25,7 +25,6 @@ from mlx_server.worker.prefill.cache_layout import (
     rest_sizes,
     shapes_fit,
 )
-from mlx_server.worker.prefill.cached_prompt import common_length
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -63,8 +62,10 @@ def load(
     while (found := found_files(folder, layout, group, ids)) and found.most >= least:
         stored = _Assembly(folder, layout, ids, found)
         if stored.complete():
+            if stored.length < least:
+                return None
             folder.touch(found.files)
-            return stored.result() if stored.length >= least else None
+            return stored.result()
     return None
 
 
@@ -133,6 +134,8 @@ class _Assembly:
         may_differ = is_own and len(ids) == file.length - begin > self._found.length - begin
         if not np.array_equal(ids, wanted) and not may_differ:
             raise DamagedFile("has other tokens than its name says")
+        if file.tail:
+            self._folder.learn_tail(file, ids.copy())
         return common_length(ids, wanted)
 
     def _take_rest(self, contents: Contents, length: int) -> None:

@@ -15,6 +15,8 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.prompt_files.names import Ids, common_length
+from mlx_server.worker.prefill import cached_prompt
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.worker.test_batch import a_prompt
 
@@ -73,6 +75,43 @@ def test_what_is_too_short_is_neither_kept_nor_found() -> None:
     assert cache.fetch("m", prompt[: SHORTEST_STORED - 1]) == (None, 0)
     assert cache.fetch("m", [*prompt[: SHORTEST_STORED - 1], *([999] * 30)]) == (None, 0)
     assert cache.fetch("m", [*prompt[:SHORTEST_STORED], *([999] * 30)])[1] == SHORTEST_STORED
+
+
+class CountedEntry(KVCache):  # type: ignore[misc]
+    """Counts how often its size is asked."""
+
+    asked = 0
+
+    @property
+    def nbytes(self) -> int:
+        type(self).asked += 1
+        return int(super().nbytes)
+
+
+def test_a_new_prompt_costs_no_work_for_each_cached_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds are kept, of models with dozens of layers: what is done for each of them is missing
+    in the steps of all rows."""
+    cache = PromptCache(1 << 30)
+
+    def store(seed: int) -> None:
+        layer = CountedEntry()
+        layer.update_and_fetch(mx.ones((1, 2, 20, 16)), mx.ones((1, 2, 20, 16)))
+        cache.store("m", a_prompt(20, seed), [layer])
+
+    for seed in range(50):
+        store(seed)
+    compared: list[int] = []
+
+    def common(a: Ids, b: Ids) -> int:
+        compared.append(len(a))
+        return common_length(a, b)
+
+    monkeypatch.setattr(cached_prompt, "common_length", common)
+    CountedEntry.asked = 0
+    store(50)
+    assert CountedEntry.asked <= 3
+    assert cache.known("m", a_prompt(20, seed=7)) == 20
+    assert len(compared) <= 2, "only with those that begin alike"
 
 
 def test_what_is_larger_than_the_whole_is_not_kept_and_drops_nothing() -> None:
