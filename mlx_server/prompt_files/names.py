@@ -48,6 +48,11 @@ def common_length(a: Ids, b: Ids) -> int:
     return int(differs.argmax()) if differs.any() else shorter
 
 
+def may_share_more(a: Ids, b: Ids, length: int) -> bool:
+    """Whether more than the first `length` tokens may be the same, judged from the next one."""
+    return len(a) > length < len(b) and bool(a[length] == b[length])
+
+
 def links_of(ids: Ids, block: int = BLOCK_TOKENS) -> list[str]:
     """The link before the first block, and the link of each whole block."""
     links = [digest(b"")]

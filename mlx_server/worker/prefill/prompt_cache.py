@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from mlx_server import limits
 from mlx_server.engine.messages import SHORTEST_STORED
-from mlx_server.prompt_files.names import Ids, common_length
+from mlx_server.prompt_files.names import Ids, common_length, may_share_more
 from mlx_server.worker.prefill.cached_prompt import (
     Cache,
     CachedPrompt,
@@ -63,8 +63,10 @@ class PromptCache:
         """Returns the length of the longest prefix of `tokens` that any prompt begins with, whether
         or not `fetch` can restore it."""
         ids = ids_of(tokens)
-        shared = (common_length(prompt.tokens, ids) for prompt in self._alike(key, ids))
-        longest = max(shared, default=0)
+        longest = 0
+        for prompt in self._alike(key, ids):
+            if may_share_more(prompt.tokens, ids, longest):
+                longest = max(longest, common_length(prompt.tokens, ids))
         return longest if longest >= SHORTEST_STORED else 0
 
     def _nearest(
@@ -73,8 +75,11 @@ class PromptCache:
         if len(tokens) < SHORTEST_STORED:
             return 0, None, None
         ids = ids_of(tokens)
-        found = ((*prompt.reaches(ids), prompt) for prompt in self._alike(key, ids))
-        nearest = max(found, key=lambda each: each[0], default=(0, None, None))
+        nearest: tuple[int, Snapshot | None, CachedPrompt | None] = 0, None, None
+        for prompt in self._alike(key, ids):
+            if may_share_more(prompt.tokens, ids, nearest[0]):
+                length, snapshot = prompt.reaches(ids)
+                nearest = max(nearest, (length, snapshot, prompt), key=lambda each: each[0])
         return nearest if nearest[0] >= SHORTEST_STORED else (0, None, None)
 
     def _alike(self, key: str, ids: Ids) -> Iterator[CachedPrompt]:

@@ -1,6 +1,7 @@
 """What is kept of prompts computed before: how much, for how long, and that it stays what it is."""
 
 import gc
+from random import Random
 from typing import Any
 
 import mlx.core as mx
@@ -112,6 +113,52 @@ def test_a_new_prompt_costs_no_work_for_each_cached_one(monkeypatch: pytest.Monk
     assert CountedEntry.asked <= 3
     assert cache.known("m", a_prompt(20, seed=7)) == 20
     assert len(compared) <= 2, "only with those that begin alike"
+
+
+def test_prompts_with_one_beginning_are_compared_as_far_as_they_may_have_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of all chats with one system prompt."""
+    cache, system = PromptCache(1 << 30), a_prompt(40)
+    for number in range(50):
+        cache.store("m", [*system, number, *a_prompt(20, number)], entry(61))
+    compared: list[int] = []
+
+    def common(a: Ids, b: Ids) -> int:
+        compared.append(len(a))
+        return common_length(a, b)
+
+    monkeypatch.setattr(cached_prompt, "common_length", common)
+    assert cache.known("m", [*system, 99, *a_prompt(20)]) == 40
+    assert len(compared) == 1
+    assert cache.known("m", [*system, 30, *a_prompt(20, 30), 5]) == 61
+    assert len(compared) == 3
+
+
+def test_a_prompt_with_one_token_more() -> None:
+    cache, beginning = PromptCache(1 << 30), a_prompt(SHORTEST_STORED)
+    cache.store("m", [*beginning, 1, 2], entry(SHORTEST_STORED + 2))
+    cache.store("m", [*beginning, 3], entry(SHORTEST_STORED + 1))
+    assert cache.known("m", [*beginning, 3, 4]) == SHORTEST_STORED + 1
+    assert cache.known("m", [*beginning, 3]) == SHORTEST_STORED + 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_prompt_that_has_more_is_left_out(seed: int) -> None:
+    random = Random(seed)
+    cache, beginning = PromptCache(1 << 30), a_prompt(SHORTEST_STORED)
+    prompts = [[random.randrange(2) for _ in range(random.randrange(12))] for _ in range(30)]
+    for prompt in prompts:
+        tokens = [*beginning, *prompt]
+        cache.store("m", tokens, entry(len(tokens)))
+    asked = [random.randrange(2) for _ in range(10)]
+    longest = max(
+        next((at for at, (a, b) in enumerate(zip(asked, prompt, strict=False)) if a != b), least)
+        for prompt in prompts
+        for least in [min(len(asked), len(prompt))]
+    )
+    assert cache.known("m", [*beginning, *asked]) == SHORTEST_STORED + longest
+    assert cache.parting("m", [*beginning, *asked]) == SHORTEST_STORED + longest
 
 
 def test_what_is_larger_than_the_whole_is_not_kept_and_drops_nothing() -> None:
