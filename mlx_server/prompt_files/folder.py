@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mlx_server import limits
@@ -24,6 +25,7 @@ from mlx_server.prompt_files.names import (
     parsed,
     state_file,
 )
+from mlx_server.prompt_files.next_files import NextFiles
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -44,6 +46,10 @@ KEPT_SHARE = 0.95
 """The share of the limit that is kept when files have to be removed, so that this is rare."""
 
 
+Place = tuple[str, str]
+"""What files follow: the group and the link of the last whole block."""
+
+
 class FolderInUse(Exception):
     """Another engine uses the folder."""
 
@@ -54,8 +60,8 @@ class FileUse:
     """As the disk counts them."""
     used: int
     """When it was last used, in nanoseconds since 1970."""
-    after: str = ""
-    """For a block: the link before it, once a prompt has shown that. Its name does not tell."""
+    place: Place | None = None
+    """What it follows; for a block only once a prompt has shown that, as its name does not."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,8 @@ class PromptFolder:
     def __init__(self, path: Path, most_bytes: int, block: int = BLOCK_TOKENS) -> None:
         self.path, self.most_bytes, self.block = path, most_bytes, block
         self._files: dict[PromptFile, FileUse] = {}
-        self._states: dict[tuple[str, str], set[PromptFile]] = {}
-        """The states by group and link."""
-        self._blocks_after: dict[tuple[str, str], set[PromptFile]] = {}
-        """The blocks by group and the link before them, where that is known."""
+        self._next: dict[Place, NextFiles] = {}
+        """The states and, where it is known what they follow, the blocks after each place."""
         self.nbytes = 0
         self._lock = threading.RLock()
         self._locked: int | None = None
@@ -131,8 +135,8 @@ class PromptFolder:
                     else:
                         foreign += entry.name != LOCK and not DRAFT_NAME.fullmatch(entry.name)
         with self._lock:
-            self._files, self._states, self._blocks_after, self.nbytes = {}, {}, {}, 0
-            for file, about in found:
+            self._files, self._next, self.nbytes = {}, {}, 0
+            for file, about in sorted(found, key=lambda each: each[1].st_mtime_ns):
                 self._add(file, about)
         if foreign:
             log.warning("the prompt cache's folder has %d foreign entries", foreign)
@@ -145,16 +149,21 @@ class PromptFolder:
 
     def _add(self, file: PromptFile, found: os.stat_result) -> None:
         self._drop(file)
-        self._files[file] = FileUse(found.st_blocks * 512, found.st_mtime_ns)
+        place = (file.group, file.link) if file.tail else None
+        self._files[file] = FileUse(found.st_blocks * 512, found.st_mtime_ns, place)
         self.nbytes += found.st_blocks * 512
-        if file.tail:
-            self._states.setdefault((file.group, file.link), set()).add(file)
+        if place:
+            end = file.length - file.length % self.block
+            self._next.setdefault(place, NextFiles(end)).add(file)
 
     def _drop(self, file: PromptFile) -> None:
         if use := self._files.pop(file, None):
             self.nbytes -= use.nbytes
-            _discard(self._blocks_after, (file.group, use.after), file)
-        _discard(self._states, (file.group, file.link), file)
+            if use.place:
+                files = self._next[use.place]
+                files.remove(file)
+                if not files:
+                    del self._next[use.place]
 
     def size_of(self, file: PromptFile) -> int:
         """The file's bytes on disk; 0 if there is none."""
@@ -175,34 +184,43 @@ class PromptFolder:
             missing = (at for at, file in enumerate(whole) if file not in self._files)
             there = next(missing, len(whole)) if blocks else len(whole)
             for at in range(there, -1, -1):
-                state = max(self._matching(group, ids, links, at), key=_length, default=None)
-                if state:
+                if state := next(self._matching(group, ids, links, at), None):
                     before, length = tuple(whole[:at]) if blocks else (), state.length
                     return FoundFiles(length, before, state, most=length)
                 if not states:
-                    return self._with_next(group, links[at], tuple(whole[:at]), len(ids))
+                    return self._with_next(group, links[at], tuple(whole[:at]), ids)
         return None
 
     def _with_next(
-        self, group: str, link: str, blocks: tuple[PromptFile, ...], length: int
+        self, group: str, link: str, blocks: tuple[PromptFile, ...], ids: Ids
     ) -> FoundFiles | None:
-        """The blocks and, of the states and blocks after them, the one that was used last: it can
-        be cut back to where its tokens differ from the prompt's."""
-        begin, place = blocks[-1].length if blocks else 0, (group, link)
-        after = self._states.get(place, set()) | self._blocks_after.get(place, set())
-        if last := max(after, key=lambda file: self._files[file].used, default=None):
-            return FoundFiles(begin, blocks, last, most=min(length, last.length))
+        """The blocks and, of the files after them, the one that has most of the prompt: it can be
+        cut back to where its tokens differ from the prompt's."""
+        begin = blocks[-1].length if blocks else 0
+        files = self._next.get((group, link))
+        file, most = files.with_most(ids[begin:]) if files else (None, 0)
+        if file:
+            return FoundFiles(begin, blocks, file, most=begin + most)
         return FoundFiles(begin, blocks, most=begin) if blocks else None
 
-    def note(self, group: str, links: Sequence[str]) -> None:
-        """Notes which blocks follow which: a prompt that differs within a block has its beginning
-        there, and not its name."""
+    def note(self, group: str, ids: Ids, links: Sequence[str]) -> None:
+        """Notes which blocks follow which, with their tokens: a prompt that differs within a block
+        has its beginning there, and not its name."""
         with self._lock:
             for at, link in enumerate(links[:-1]):
                 block = block_file(group, links, at, self.block)
-                if use := self._files.get(block):
-                    use.after = link
-                    self._blocks_after.setdefault((group, link), set()).add(block)
+                use, begin = self._files.get(block), at * self.block
+                if use and use.place is None:
+                    use.place = group, link
+                    files = self._next.setdefault(use.place, NextFiles(begin))
+                    files.add(block)
+                    files.learn(block, ids[begin : block.length].copy())
+
+    def learn_tail(self, file: PromptFile, tail: Ids) -> None:
+        """Notes the tokens of a state after the last whole block."""
+        with self._lock:
+            if files := self._next.get((file.group, file.link)):
+                files.learn(file, tail)
 
     def states_of(self, group: str, ids: Ids, links: Sequence[str]) -> list[PromptFile]:
         """The states of all prefixes of `ids`."""
@@ -213,10 +231,10 @@ class PromptFolder:
     def _matching(
         self, group: str, ids: Ids, links: Sequence[str], at: int
     ) -> Iterator[PromptFile]:
-        for file in self._states.get((group, links[at]), ()):
-            is_here = file.length <= len(ids) and file.length // self.block == at
-            if is_here and file == state_file(group, links, ids, file.length, self.block):
-                yield file
+        """The longest first."""
+        if files := self._next.get((group, links[at])):
+            state_of = partial(state_file, group, links, ids, block=self.block)
+            yield from files.states(len(ids), state_of)
 
     def write(self, file: PromptFile, pieces: Sequence[memoryview]) -> int:
         """Writes a file unless it is there, and removes others if they exceed the limit. Returns
@@ -278,6 +296,8 @@ class PromptFolder:
             with self._lock:
                 if use := self._files.get(file):
                     use.used = now - at * 1000
+                    if use.place:
+                        self._next[use.place].used(file)
             with suppress(OSError):
                 os.utime(self.place(file), ns=(now, now - at * 1000), follow_symlinks=False)
 
@@ -287,19 +307,6 @@ class PromptFolder:
             for file, use in self._files.items():
                 groups.setdefault(file.group, []).append((file, use))
         return groups
-
-
-def _discard(
-    files: dict[tuple[str, str], set[PromptFile]], place: tuple[str, str], file: PromptFile
-) -> None:
-    if there := files.get(place):
-        there.discard(file)
-        if not there:
-            del files[place]
-
-
-def _length(file: PromptFile) -> int:
-    return file.length
 
 
 def _write_all(opened: object, part: memoryview) -> None:

@@ -18,6 +18,9 @@ Ids = NDArray[np.uint32]
 
 BLOCK_TOKENS = 256
 
+FIRST_COMPARED = 64
+"""How many tokens of two prompts are compared at first: most pairs of long ones differ early."""
+
 DIGITS = 32
 """Hexadecimal digits of a digest in a name."""
 
@@ -39,6 +42,22 @@ def digest(*parts: bytes) -> str:
 def group_of(*parts: str) -> str:
     """The name for all files that one model, adapter and cache scope may use."""
     return digest(*(part.encode() for part in parts))
+
+
+def common_length(a: Ids, b: Ids) -> int:
+    """Returns the number of first tokens that are the same."""
+    begin, end, shorter = 0, FIRST_COMPARED, min(len(a), len(b))
+    while begin < shorter:
+        differs = a[begin : min(end, shorter)] != b[begin : min(end, shorter)]
+        if differs.any():
+            return begin + int(differs.argmax())
+        begin, end = end, end * 8
+    return shorter
+
+
+def may_share_more(a: Ids, b: Ids, length: int) -> bool:
+    """Whether more than the first `length` tokens may be the same, judged from the next one."""
+    return len(a) > length < len(b) and bool(a[length] == b[length])
 
 
 def links_of(ids: Ids, block: int = BLOCK_TOKENS) -> list[str]:

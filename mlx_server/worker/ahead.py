@@ -14,9 +14,10 @@ import mlx.nn as nn
 
 from mlx_server import limits
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead
+from mlx_server.prompt_files.names import common_length
 from mlx_server.worker.lora.slots import RowAdapter, RowAdapters, using
 from mlx_server.worker.prefill.budget import LEAST, MOST
-from mlx_server.worker.prefill.cached_prompt import Cache, common_length, ids_of
+from mlx_server.worker.prefill.cached_prompt import Cache, ids_of
 from mlx_server.worker.prefill.cost import PrefillCost, PrefillPiece
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill.snapshot_places import NEAREST

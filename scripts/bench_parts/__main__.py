@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import typer
@@ -22,12 +22,22 @@ from bench_parts.machine import Others
 from bench_parts.models import model_folder
 from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model, Turn
 from bench_parts.sessions import count
-from bench_parts.simulated import links, servers
+from bench_parts.simulated import links, servers, short_prompts
 from bench_parts.simulated.roofline import PAIRS, pair
 
 PIPE_WIDTH = 120
 MOST_OTHERS = 0.1
 """Cores."""
+
+
+class Scene(Protocol):
+    """What is measured on a simulated machine."""
+
+    COLUMNS: tables.Row
+
+    def measured(self, pair: str, server: str, own: Path | None) -> Any: ...
+    def rows(self, found: list[Any]) -> Iterator[tables.Row]: ...
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 progress = Console(stderr=True, highlight=False)
@@ -78,6 +88,9 @@ def main(
             help="Schedules instead, on simulated Macs; links: one Mac or two for one model.",
         ),
     ] = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="With --simulate: 16 short prompts at once instead.")
+    ] = False,
     machines: Annotated[
         Path | None, typer.Option(metavar="FILE", help="More machines and models, in TOML.")
     ] = None,
@@ -97,6 +110,7 @@ def main(
     scripts/bench --distributed --model tiny
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
+    scripts/bench --simulate all --short
     scripts/bench --simulate links
 
     Latencies are medians of all answers unless they say p95, and every number is the median of
@@ -123,7 +137,8 @@ def main(
         _links(json, markdown)
         return
     if simulate:
-        _simulated(simulate, machines, only.split(","), json, markdown)
+        scene: Scene = short_prompts if short else servers
+        _simulated(scene, simulate, machines, only.split(","), json, markdown)
         return
     cases = [case for case in (QUICK if quick else CASES) if model in (None, case.model)]
     times = {model: repetitions or count - quick for model, count in REPETITIONS.items()}
@@ -205,7 +220,12 @@ def _distributed(models: list[Model], json: Path | None, markdown: bool) -> None
 
 
 def _simulated(
-    named: str, own: Path | None, only: Sequence[str], json: Path | None, markdown: bool
+    scene: Scene,
+    named: str,
+    own: Path | None,
+    only: Sequence[str],
+    json: Path | None,
+    markdown: bool,
 ) -> None:
     pairs = PAIRS if named == "all" else named.split(",")
     for each in pairs:
@@ -216,10 +236,10 @@ def _simulated(
     found = []
     for each in pairs:
         for server in [server for server in servers.SERVERS if server in only]:
-            found.append(servers.measured(each, server, own))
-            progress.out(" ".join(next(servers.rows(found[-1:]))))
+            found.append(scene.measured(each, server, own))
+            progress.out(" ".join(next(scene.rows(found[-1:]))))
     progress.out(servers.NOTE)
-    _show({"simulated": found}, [(servers.COLUMNS, servers.rows(found))], json, markdown)
+    _show({"simulated": found}, [(scene.COLUMNS, scene.rows(found))], json, markdown)
 
 
 def _links(json: Path | None, markdown: bool) -> None:

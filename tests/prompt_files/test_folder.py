@@ -106,7 +106,7 @@ def test_a_prompt_that_parts_within_a_block_finds_it(tmp_path: Path) -> None:
         return [*seen.files] if seen else []
 
     assert found() == blocks[:1], "the names alone do not say what follows"
-    folder.note(GROUP, links)
+    folder.note(GROUP, tokens, links)
     assert found() == blocks[:2]
     folder.remove(blocks[1])
     assert found() == blocks[:1]

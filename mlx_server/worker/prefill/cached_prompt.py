@@ -9,14 +9,16 @@ import time
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
-from numpy.typing import NDArray
 
 from mlx_server import limits
+from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.prompt_files.names import Ids, common_length
 from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, QuantizedKVCache
 from mlx_server.worker.replay_model import ReplayCache
 
@@ -26,25 +28,13 @@ Cache = list[Any]
 Layers = dict[int, Any]
 """Some of a cache's entries, by the number of the layer."""
 
-Ids = NDArray[np.uint32]
-
-FIRST_COMPARED = 64
-"""How many tokens of two prompts are compared at first: most pairs of long ones differ early."""
-
 
 def ids_of(tokens: Iterable[int]) -> Ids:
     return np.fromiter(tokens, np.uint32)
 
 
-def common_length(a: Ids, b: Ids) -> int:
-    """Returns the number of first tokens that are the same."""
-    begin, end, shorter = 0, FIRST_COMPARED, min(len(a), len(b))
-    while begin < shorter:
-        differs = a[begin : min(end, shorter)] != b[begin : min(end, shorter)]
-        if differs.any():
-            return begin + int(differs.argmax())
-        begin, end = end, end * 8
-    return shorter
+def beginning_of(tokens: Ids) -> bytes:
+    return tokens[:SHORTEST_STORED].tobytes()
 
 
 def can_always_be_cut(entry: Any) -> bool:
@@ -63,7 +53,7 @@ class Snapshot:
     length: int
     layers: Layers
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(int(entry.nbytes) for entry in self.layers.values())
 
@@ -93,7 +83,12 @@ class CachedPrompt:
     """Whether there is nothing left to write to disk."""
     since: float = field(default_factory=time.monotonic)
 
-    @property
+    @cached_property
+    def beginning(self) -> bytes:
+        """What prompts have in common if either can be of use to the other."""
+        return beginning_of(self.tokens)
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes without the snapshots."""
         return sum(int(entry.nbytes) for entry in (self.layers or {}).values())
@@ -146,6 +141,7 @@ class CachedPrompt:
             (entry,) = _trimmed({0: self.layers[layer]}, surplus).values()
             _shrink_to_use(entry)
             self.layers[layer] = entry
+        self.__dict__.pop("nbytes", None)  # cached, and lower now
 
     def thin(self, most_bytes: int) -> None:
         """Drops snapshots until their number and bytes are within the limits."""

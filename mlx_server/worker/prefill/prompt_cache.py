@@ -5,20 +5,20 @@ its place, and prompts with the same beginning share the snapshots of it.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import mlx.core as mx
 
 from mlx_server import limits
 from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.prompt_files.names import Ids, common_length, may_share_more
 from mlx_server.worker.prefill.cached_prompt import (
     Cache,
     CachedPrompt,
-    Ids,
     Layers,
     Snapshot,
-    common_length,
+    beginning_of,
     detach,
     ids_of,
     split,
@@ -76,8 +76,10 @@ class PromptCache:
         """Returns the length of the longest prefix of `tokens` that any prompt begins with, whether
         or not `fetch` can restore it."""
         ids = ids_of(tokens)
-        shared = (common_length(prompt.tokens, ids) for prompt in self._known(key))
-        longest = max(shared, default=0)
+        longest = 0
+        for prompt in _alike(self._known(key), ids):
+            if may_share_more(prompt.tokens, ids, longest):
+                longest = max(longest, common_length(prompt.tokens, ids))
         return longest if longest >= SHORTEST_STORED else 0
 
     def _nearest(
@@ -86,8 +88,11 @@ class PromptCache:
         if len(tokens) < SHORTEST_STORED:
             return 0, None, None
         ids = ids_of(tokens)
-        found = ((*prompt.reaches(ids), prompt) for prompt in self._known(key))
-        nearest = max(found, key=lambda each: each[0], default=(0, None, None))
+        nearest: tuple[int, Snapshot | None, CachedPrompt | None] = 0, None, None
+        for prompt in _alike(self._known(key), ids):
+            if may_share_more(prompt.tokens, ids, nearest[0]):
+                length, snapshot = prompt.reaches(ids)
+                nearest = max(nearest, (length, snapshot, prompt), key=lambda each: each[0])
         return nearest if nearest[0] >= SHORTEST_STORED else (0, None, None)
 
     def _known(self, key: str) -> Iterator[CachedPrompt]:
@@ -177,12 +182,13 @@ class PromptCache:
     def _inherit(self, prompt: CachedPrompt) -> None:
         """Takes the place of the prompts that the new one continues to their end. Those that it
         continues from an earlier place are the next to be dropped."""
-        others = list(self._with_key(prompt.key))
-        superfluous = [other for other in others if prompt.inherit(other)]
+        others = list(_alike(self._with_key(prompt.key), prompt.tokens))
+        superfluous = {other for other in others if prompt.inherit(other)}
         for other in superfluous:
             self._held.superseded(other, prompt)
         earlier = [o for o in others if o not in superfluous and prompt.continues(o)]
-        rest = [p for p in self._prompts if p not in superfluous and p not in earlier]
+        moved = superfluous.union(earlier)
+        rest = [p for p in self._prompts if p not in moved]
         self._prompts = [*earlier, *rest]
         self._count()
 
@@ -238,6 +244,12 @@ class PromptCache:
         self._prompts = [p for p in self._prompts if p.key != key and not p.key.startswith(within)]
         self._held.forget(key, within)
         self._count()
+
+
+def _alike(prompts: Iterable[CachedPrompt], ids: Ids) -> Iterator[CachedPrompt]:
+    """The prompts that begin like this one, so that there is something to share."""
+    beginning = beginning_of(ids)
+    return (prompt for prompt in prompts if prompt.beginning == beginning)
 
 
 def _take_over(cache: Cache) -> None:

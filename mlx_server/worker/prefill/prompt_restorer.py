@@ -15,7 +15,7 @@ from mlx_server.worker.prefill.cache_layout import TYPES, Arrays, cut_layers_of,
 from mlx_server.worker.prefill.cached_prompt import ids_of
 from mlx_server.worker.prefill.disk_models import DiskModels
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.stored_prompt import StoredPrompt, Tensors, found_files, load
+from mlx_server.worker.prefill.stored_prompt import StoredPrompt, found_files, load
 
 LEAST_GAIN = 32
 """Tokens that the disk must have beyond the memory: fewer cost less to compute again."""
@@ -92,13 +92,12 @@ class PromptRestorer:
             self._read = self._work = None
 
     def step(self) -> None:
-        """Takes over a piece of what was read, or has the next prompt read."""
-        if self._work is not None:
-            if next(self._work, "end") == "end":
-                self._read = self._work = None
-        elif self._loading and self._loading.done():
+        """Takes over what was read, up to a large piece, and has the next prompt read."""
+        if self._loading and self._loading.done():
             self._take(self._loading)
-        elif self._read is None and self._waiting:
+        if self._work is not None and next(self._work, "end") == "end":
+            self._read = self._work = None
+        while self._read is None and self._waiting:
             self._load(self._waiting.popleft())
 
     def _gain(self, read: PromptRead) -> int:
@@ -134,14 +133,20 @@ class PromptRestorer:
         self._work = self._taking(stored)
 
     def _taking(self, stored: StoredPrompt) -> Iterator[None]:
+        """Yields after each large piece."""
         read = self._read
         assert read is not None
         cut, rest = Arrays(), Arrays()
+        taken = 0
         for arrays, tensors in ((cut, stored.cut), (rest, stored.rest)):
-            for piece in _pieces(tensors):
-                arrays |= piece
-                mx.async_eval(list(piece.values()))
-                yield
+            for name in list(tensors):
+                dtype, items = tensors.pop(name)  # NumPy's memory is freed
+                if taken + items.nbytes > PIECE_BYTES and taken:
+                    taken = 0
+                    yield
+                arrays[name] = mx.array(items).view(TYPES[dtype])
+                mx.async_eval(arrays[name])
+                taken += items.nbytes
         if model := self._models.of(read.key):
             known = self._cache.known(read.key, read.tokens)
             ids = read.ids[: stored.length].copy()
@@ -156,17 +161,3 @@ class PromptRestorer:
             self.reads.hits += 1
             self.reads.tokens += stored.length - known
             self.reads.nbytes += stored.nbytes
-
-
-def _pieces(tensors: Tensors) -> Iterator[Arrays]:
-    """Copies the items to MLX's memory and frees NumPy's."""
-    piece, size = Arrays(), 0
-    for name in list(tensors):
-        dtype, items = tensors.pop(name)
-        piece[name] = mx.array(items).view(TYPES[dtype])
-        size += items.nbytes
-        if size >= PIECE_BYTES:
-            yield piece
-            piece, size = Arrays(), 0
-    if piece:
-        yield piece

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_server import limits
 from mlx_server.prompt_files.contents import DamagedFile, RawTensor, encoded
 from mlx_server.prompt_files.folder import PromptFolder
-from mlx_server.prompt_files.names import PromptFile, block_file, links_of, state_file
+from mlx_server.prompt_files.names import Ids, PromptFile, block_file, links_of, state_file
 from mlx_server.worker.prefill.cache_layout import (
     NAMES,
     Arrays,
@@ -29,7 +29,7 @@ from mlx_server.worker.prefill.cache_layout import (
     rest_sizes,
     shapes_fit,
 )
-from mlx_server.worker.prefill.cached_prompt import CachedPrompt, Ids, Layers, superfluous
+from mlx_server.worker.prefill.cached_prompt import CachedPrompt, Layers, superfluous
 from mlx_server.worker.prefill.disk_models import DiskModel, DiskModels
 from mlx_server.worker.prefill.prompt_cache import SNAPSHOT_SHARE, PromptCache
 
@@ -168,7 +168,8 @@ class PromptSaver:
             begin = length - length % self._folder.block
             rest = prompt.snapshots[length].layers if model.layout.has_states else {}
             yield from self._save(model, prompt, file, begin, rest)
-        self._submit(partial(self._guarded, partial(self._tidy, files, dropped, group, links)), 0)
+        tidy = partial(self._tidy, files, dropped, group, ids, links)
+        self._submit(partial(self._guarded, tidy), 0)
 
     def _states(
         self, model: DiskModel, prompt: CachedPrompt, ids: Ids, links: Sequence[str]
@@ -190,12 +191,13 @@ class PromptSaver:
         used: Sequence[PromptFile],
         dropped: Sequence[PromptFile],
         group: str,
+        ids: Ids,
         links: Sequence[str],
     ) -> None:
         for file in dropped:
             self._folder.remove(file)
         self._folder.touch(used)
-        self._folder.note(group, links)
+        self._folder.note(group, ids, links)
 
     def _save(
         self, model: DiskModel, prompt: CachedPrompt, file: PromptFile, begin: int, rest: Layers
@@ -221,9 +223,10 @@ class PromptSaver:
                 yield
         yield
         tensors = {name: _raw_tensor(array, raw[name]) for name, array in arrays.items()}
-        pieces = encoded(file, prompt.tokens[begin : file.length], about, tensors)
+        ids = prompt.tokens[begin : file.length].copy()
+        pieces = encoded(file, ids, about, tensors)
         nbytes = sum(piece.nbytes for piece in pieces)
-        self._submit(partial(self._guarded, partial(self._write, file, pieces)), nbytes)
+        self._submit(partial(self._guarded, partial(self._write, file, pieces, ids)), nbytes)
 
     def _log_misfit(self, model: str) -> None:
         if model not in self._misfits:
@@ -234,8 +237,11 @@ class PromptSaver:
                 model,
             )
 
-    def _write(self, file: PromptFile, pieces: Sequence[memoryview]) -> None:
+    def _write(self, file: PromptFile, pieces: Sequence[memoryview], ids: Ids) -> None:
+        """ids: the tokens that only this file stands for."""
         nbytes = self._folder.write(file, pieces)
+        if file.tail:
+            self._folder.learn_tail(file, ids)
         with self._lock:
             self._written_bytes += nbytes
 

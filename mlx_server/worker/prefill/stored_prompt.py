@@ -17,7 +17,7 @@ from mlx_server.prompt_files.contents import (
     read,
 )
 from mlx_server.prompt_files.folder import FoundFiles, PromptFolder
-from mlx_server.prompt_files.names import Ids, PromptFile, digest, links_of
+from mlx_server.prompt_files.names import Ids, PromptFile, common_length, digest, links_of
 from mlx_server.worker.prefill.cache_layout import (
     AXIS,
     CacheLayout,
@@ -25,7 +25,6 @@ from mlx_server.worker.prefill.cache_layout import (
     rest_sizes,
     shapes_fit,
 )
-from mlx_server.worker.prefill.cached_prompt import common_length
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -63,9 +62,11 @@ def load(
     while (found := found_files(folder, layout, group, ids)) and found.most >= least:
         stored = _Assembly(folder, layout, ids, found)
         if stored.complete():
+            if stored.length < least:
+                return None
+            folder.note(group, ids, links_of(ids, folder.block))
             folder.touch(found.files)
-            folder.note(group, links_of(ids, folder.block))
-            return stored.result() if stored.length >= least else None
+            return stored.result()
     return None
 
 
@@ -132,6 +133,8 @@ class _Assembly:
         wanted = self._ids[begin : file.length]
         if not np.array_equal(ids, wanted) and not self._may_differ(file, begin, ids):
             raise DamagedFile("has other tokens than its name says")
+        if file.tail:
+            self._folder.learn_tail(file, ids.copy())
         return common_length(ids, wanted)
 
     def _may_differ(self, file: PromptFile, begin: int, ids: Ids) -> bool:

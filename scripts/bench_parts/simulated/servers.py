@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -49,28 +49,40 @@ class Measured:
     """... and until all are done."""
 
 
+@dataclass(frozen=True)
+class Crowd:
+    """Prompts that come at once."""
+
+    began: float
+    ended: float
+    """By perf_counter."""
+    first_token: float
+    """Seconds, the mean."""
+
+    @property
+    def done(self) -> float:
+        """Seconds until all are."""
+        return self.ended - self.began
+
+
 def measured(pair: str, server: str, own: Path | None) -> Measured:
     with SERVERS[server](pair, own) as target:
         return asyncio.run(_scenarios(pair, server, target))
 
 
 async def _scenarios(pair: str, server: str, target: Target) -> Measured:
-    await _ask(target, 20, 4)
-    began, times = await _ask(target, LONG, 4)
+    await ask(target, 20, 4)
+    began, times = await ask(target, LONG, 4)
     alone = times[0] - began
     beside, gap, speed = await _beside(target)
-    short, long = [await _crowd(target, tokens) for tokens in (32, 256)]
-    firsts, ends = (short[0], long[0]), (short[1], long[1])
+    short, long = [await crowd(target, COUNT, PROMPT, tokens) for tokens in (32, 256)]
+    firsts, ends = (short.first_token, long.first_token), (short.done, long.done)
     return Measured(pair, server, alone, beside, gap, speed, firsts, ends)
 
 
 async def _beside(target: Target) -> tuple[float, float, float]:
-    stream = _exchange(target, 300, ENDLESS)
-    streaming = asyncio.create_task(stream.run())
-    await asyncio.sleep(2 * STREAMED_SECONDS)
-    began, times = await _ask(target, LONG, 4)
-    streaming.cancel()
-    await asyncio.gather(streaming, return_exceptions=True)
+    async with streaming(target, 300) as stream:
+        began, times = await ask(target, LONG, 4)
     tokens = stream.times()
     own = [b - a for a, b in pairwise(tokens) if began - STREAMED_SECONDS < a and b < began]
     meanwhile = [b - a for a, b in pairwise(tokens) if a >= began - own[-1] and b <= times[0]]
@@ -78,14 +90,28 @@ async def _beside(target: Target) -> tuple[float, float, float]:
     return times[0] - began, max(meanwhile), mean(own) / mean(meanwhile)
 
 
-async def _crowd(target: Target, tokens: int) -> tuple[float, float]:
+@asynccontextmanager
+async def streaming(target: Target, words: int) -> AsyncIterator[Exchange]:
+    """A stream that has run by itself for a while, and goes on until the block is left."""
+    stream = _exchange(target, words, ENDLESS)
+    running = asyncio.create_task(stream.run())
+    await asyncio.sleep(2 * STREAMED_SECONDS)
+    try:
+        yield stream
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def crowd(target: Target, count: int, words: int, tokens: int) -> Crowd:
+    """words: of each prompt. tokens: of each answer."""
     began = perf_counter()
-    found = await asyncio.gather(*(_ask(target, PROMPT, tokens) for _ in range(COUNT)))
-    ended = perf_counter() - began
-    return mean(times[0] - asked for asked, times in found), ended
+    found = await asyncio.gather(*(ask(target, words, tokens) for _ in range(count)))
+    ended = perf_counter()
+    return Crowd(began, ended, mean(times[0] - asked for asked, times in found))
 
 
-async def _ask(target: Target, words: int, tokens: int) -> tuple[float, list[float]]:
+async def ask(target: Target, words: int, tokens: int) -> tuple[float, list[float]]:
     """When it was asked, and when text came."""
     exchange = _exchange(target, words, tokens)
     began = perf_counter()

@@ -7,11 +7,11 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlx_server import limits
+from mlx_server.prompt_files.names import common_length
 from mlx_server.worker.prefill.cached_prompt import (
     CachedPrompt,
     Snapshot,
     can_always_be_cut,
-    common_length,
     ids_of,
     split,
 )

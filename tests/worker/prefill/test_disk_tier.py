@@ -587,3 +587,53 @@ def test_a_model_that_is_unloaded_while_a_prompt_is_read(
     after.load()
     after.answer(prompt)
     assert after.cached == 299
+
+
+def test_prompts_that_the_disk_does_not_have_wait_for_no_file(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    """Short ones have all states of the model after their beginning; one by one, each waited while
+    the file of another prompt was read."""
+    process = start(llama, tmp_path)
+    for seed in range(3):
+        process.answer(words(seed, 50))
+    process.stop()
+    engine = start(llama, tmp_path).engine
+    waits = []
+    for row in range(8):
+        engine.handle(Generate(row, "m", words(100 + row, 50), 2, [], GREEDY))
+        waits.append(engine._disk.is_reading(row))
+        while engine._disk.is_reading(row):
+            engine.step()
+    assert waits == [True, *[False] * 7], "only the last used state has to be read, and once"
+
+
+def test_what_differs_within_the_last_block_comes_back(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process, prompts = start(llama, tmp_path), [words(seed, 50) for seed in range(3)]
+    for prompt in prompts:
+        process.answer(prompt)
+    process.engine.handle(LimitCache(0))
+    process.engine.handle(LimitCache(1 << 30))
+    for prompt in prompts:
+        process.answer([*prompt[:40], *words(9, 5)])
+        assert process.cached == 40
+
+
+def test_rows_that_wait_for_the_same_prompt_are_admitted_together(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.answer(prompt)
+    process.stop()
+    after = start(llama, tmp_path)
+    engine = after.engine
+    for row in range(6):
+        engine.handle(Generate(row, "m", [*prompt, row], 2, [], GREEDY))
+    assert len(engine._admission.waiting) == 6
+    while engine._disk.is_reading(0):
+        after.reports += engine.step()
+    assert not engine._admission.waiting
+    after.settle()
+    assert after.total("hits") == 1

@@ -1,6 +1,8 @@
 """Short prompts that wait at the same time share forward passes, on a simulated machine."""
 
-from tests.worker.simulated import Answer, Simulation
+import pytest
+
+from tests.worker.simulated import PAIRS, Answer, Simulation, crowd, together_by_mlx_lm
 
 PAIR = "m4-max:gpt-oss-120b"
 
@@ -57,3 +59,29 @@ def test_a_long_prompt_does_not_part_the_short_ones_around_it_and_is_next() -> N
     while not long.computed:
         simulation.step()
     assert not later.computed
+
+
+@pytest.mark.parametrize("named", PAIRS)
+def test_sixteen_short_prompts_at_once(named: str) -> None:
+    """All in one pass, as mlx-lm could at best compute them, none has a token before the last."""
+    found = crowd(named, 32, prompt=200, count=16)
+    at_once = together_by_mlx_lm(named, 32, prompt=200, count=16)
+    assert found.first_token <= 0.75 * at_once.first_token
+    assert found.done <= 1.20 * at_once.done
+
+
+@pytest.mark.parametrize("named", PAIRS)
+def test_sixteen_short_prompts_next_to_a_stream(named: str) -> None:
+    simulation = Simulation(named, concurrency=32)
+    stream = simulation.ask(300, 100_000, "stream")
+    while len(stream.times) < 60:
+        simulation.step()
+    asked = simulation.now
+    answers = [simulation.ask(200, 32, "crowd") for _ in range(16)]
+    while not all(answer.ended for answer in answers):
+        simulation.step()
+    first_token = sum(answer.first_token for answer in answers) / 16
+    at_once = together_by_mlx_lm(named, 32, prompt=200, count=16)
+    assert first_token <= 0.75 * at_once.first_token
+    assert simulation.now - asked <= 1.25 * at_once.done
+    assert max(stream.between(asked, simulation.now)) <= 0.4

@@ -1,6 +1,7 @@
 """What is kept of prompts computed before: how much, for how long, and that it stays what it is."""
 
 import gc
+from random import Random
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,8 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.prompt_files.names import Ids, common_length
+from mlx_server.worker.prefill import cached_prompt
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.worker.test_batch import a_prompt
 
@@ -73,6 +76,89 @@ def test_what_is_too_short_is_neither_kept_nor_found() -> None:
     assert cache.fetch("m", prompt[: SHORTEST_STORED - 1]) == (None, 0)
     assert cache.fetch("m", [*prompt[: SHORTEST_STORED - 1], *([999] * 30)]) == (None, 0)
     assert cache.fetch("m", [*prompt[:SHORTEST_STORED], *([999] * 30)])[1] == SHORTEST_STORED
+
+
+class CountedEntry(KVCache):  # type: ignore[misc]
+    """Counts how often its size is asked."""
+
+    asked = 0
+
+    @property
+    def nbytes(self) -> int:
+        type(self).asked += 1
+        return int(super().nbytes)
+
+
+def test_a_new_prompt_costs_no_work_for_each_cached_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds are kept, of models with dozens of layers: what is done for each of them is missing
+    in the steps of all rows."""
+    cache = PromptCache(1 << 30)
+
+    def store(seed: int) -> None:
+        layer = CountedEntry()
+        layer.update_and_fetch(mx.ones((1, 2, 20, 16)), mx.ones((1, 2, 20, 16)))
+        cache.store("m", a_prompt(20, seed), [layer])
+
+    for seed in range(50):
+        store(seed)
+    compared: list[int] = []
+
+    def common(a: Ids, b: Ids) -> int:
+        compared.append(len(a))
+        return common_length(a, b)
+
+    monkeypatch.setattr(cached_prompt, "common_length", common)
+    CountedEntry.asked = 0
+    store(50)
+    assert CountedEntry.asked <= 3
+    assert cache.known("m", a_prompt(20, seed=7)) == 20
+    assert len(compared) <= 2, "only with those that begin alike"
+
+
+def test_prompts_with_one_beginning_are_compared_as_far_as_they_may_have_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of all chats with one system prompt."""
+    cache, system = PromptCache(1 << 30), a_prompt(40)
+    for number in range(50):
+        cache.store("m", [*system, number, *a_prompt(20, number)], entry(61))
+    compared: list[int] = []
+
+    def common(a: Ids, b: Ids) -> int:
+        compared.append(len(a))
+        return common_length(a, b)
+
+    monkeypatch.setattr(cached_prompt, "common_length", common)
+    assert cache.known("m", [*system, 99, *a_prompt(20)]) == 40
+    assert len(compared) == 1
+    assert cache.known("m", [*system, 30, *a_prompt(20, 30), 5]) == 61
+    assert len(compared) == 3
+
+
+def test_a_prompt_with_one_token_more() -> None:
+    cache, beginning = PromptCache(1 << 30), a_prompt(SHORTEST_STORED)
+    cache.store("m", [*beginning, 1, 2], entry(SHORTEST_STORED + 2))
+    cache.store("m", [*beginning, 3], entry(SHORTEST_STORED + 1))
+    assert cache.known("m", [*beginning, 3, 4]) == SHORTEST_STORED + 1
+    assert cache.known("m", [*beginning, 3]) == SHORTEST_STORED + 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_prompt_that_has_more_is_left_out(seed: int) -> None:
+    random = Random(seed)
+    cache, beginning = PromptCache(1 << 30), a_prompt(SHORTEST_STORED)
+    prompts = [[random.randrange(2) for _ in range(random.randrange(12))] for _ in range(30)]
+    for prompt in prompts:
+        tokens = [*beginning, *prompt]
+        cache.store("m", tokens, entry(len(tokens)))
+    asked = [random.randrange(2) for _ in range(10)]
+    longest = max(
+        next((at for at, (a, b) in enumerate(zip(asked, prompt, strict=False)) if a != b), least)
+        for prompt in prompts
+        for least in [min(len(asked), len(prompt))]
+    )
+    assert cache.known("m", [*beginning, *asked]) == SHORTEST_STORED + longest
+    assert cache.parting("m", [*beginning, *asked]) == SHORTEST_STORED + longest
 
 
 def test_what_is_larger_than_the_whole_is_not_kept_and_drops_nothing() -> None:

@@ -1,0 +1,66 @@
+"""Sixteen short prompts at once on a simulated Mac, with nobody else and next to a stream."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from bench_parts.simulated import servers
+from bench_parts.tables import Row
+from mlx_server.clients.bench.exchange import Target
+
+PROMPT, COUNT, ANSWER = 200, 16, 32
+STREAM_PROMPT = 300
+
+
+@dataclass(frozen=True)
+class ShortPrompts:
+    """Seconds."""
+
+    pair: str
+    server: str
+    alone: servers.Crowd
+    beside: servers.Crowd
+    """The same next to a stream."""
+    gap: float
+    """The longest of that stream meanwhile."""
+
+
+def measured(pair: str, server: str, own: Path | None) -> ShortPrompts:
+    with servers.SERVERS[server](pair, own) as target:
+        return asyncio.run(_scenes(pair, server, target))
+
+
+async def _scenes(pair: str, server: str, target: Target) -> ShortPrompts:
+    await servers.ask(target, 20, 4)
+    await servers.ask(target, servers.PROMPT, 4)
+    alone = await servers.crowd(target, COUNT, PROMPT, ANSWER)
+    async with servers.streaming(target, STREAM_PROMPT) as stream:
+        beside = await servers.crowd(target, COUNT, PROMPT, ANSWER)
+    times = [time for time in stream.times() if beside.began <= time <= beside.ended]
+    gaps = [b - a for a, b in pairwise([beside.began, *times, beside.ended])]
+    return ShortPrompts(pair, server, alone, beside, max(gaps))
+
+
+COLUMNS = (
+    "machine, model",
+    "server",
+    "16 x 200: mean first token, s",
+    "all done",
+    "next to a stream: mean first token",
+    "all done",
+    "the stream's longest gap",
+)
+
+
+def rows(found: list[ShortPrompts]) -> Iterator[Row]:
+    for each in found:
+        crowds = (each.alone, each.beside)
+        seconds = [s for crowd in crowds for s in (crowd.first_token, crowd.done)]
+        yield (
+            each.pair.replace(":", ", "),
+            each.server,
+            *(f"{s:.2f}" for s in seconds),
+            f"{each.gap:.2f}",
+        )
