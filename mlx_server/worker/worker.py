@@ -108,13 +108,6 @@ class Engine:
         return bool(self._loads or self._admission) or any(self._batches.values())
 
     @property
-    def _is_computing(self) -> bool:
-        """Whether any row or load has begun."""
-        batches = self._batches.values()
-        begun = any(batch.decoding or batch.prefilling for batch in batches)
-        return bool(self._loads or self._admission.next_scored) or begun
-
-    @property
     def warm(self) -> bool:
         """Whether the next step does nothing for the first time, so that it takes a usual time."""
         begins = self._loads or self._admission.waiting
@@ -177,7 +170,7 @@ class Engine:
             case messages.ResumeRows(rows):
                 self._resume(rows)
             case messages.LimitCache(max_bytes):
-                if max_bytes < self._cache.nbytes and not self._is_computing:
+                if max_bytes < self._cache.nbytes and not self._is_busy:
                     self._disk.flush()
                 self._cache.limit(max_bytes)
             case messages.LimitMemory(max_bytes):

@@ -29,7 +29,7 @@ SUMMARISED = "regex:before the last conversation was summarized"
 """In the note with which the conversation goes on, after the last calls."""
 TITLE = {"match": "regex:Write the title in the language", "output": '{"title": "Reads files"}'}
 
-COUNT, SUBAGENT, LOOKS = "Count the lines of a.txt.", "general-purpose", 12
+COUNT, SUBAGENT, LOOKS = "Count the lines of a.txt.", "general-purpose", 24
 
 Json = dict[str, Any]
 
@@ -190,7 +190,7 @@ def sessions(claude: Claude) -> Iterator[tuple[str, Callable[[], None]]]:
         results = blocks(events, "user", "tool_result")
         assert len(results) == LOOKS + 1, results
 
-    yield "a sub-agent, and twelve calls in turn", delegated
+    yield "a sub-agent, and two dozen calls in turn", delegated
     yield "compaction after an overflow", compacted
 
 

@@ -49,10 +49,13 @@ RECORDED: dict[str, Callable[[int], Iterator[Json]]] = {
 }
 
 
+AT_ONCE = ("claude-code", "codex")
+
+
 def in_turns(turns: int = TURNS) -> Iterator[Json]:
-    """All sessions at once, a request of each in turn, as from several agents of one person."""
-    for bodies in zip_longest(*(requests(turns) for requests in RECORDED.values())):
+    """Two sessions at once, a request of each in turn, as from several agents of one person."""
+    for bodies in zip_longest(*(RECORDED[name](turns) for name in AT_ONCE)):
         yield from filter(None, bodies)
 
 
-SESSIONS = {**RECORDED, " and ".join(RECORDED): in_turns}
+SESSIONS = {**RECORDED, " and ".join(AT_ONCE): in_turns}
