@@ -48,6 +48,7 @@ FORMATS = {
 }
 """Expressions of some texts of each format, from which their tails are taken."""
 
+_NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _CONSTANTS = {"null": "null", "boolean": "true"}
 
 
@@ -311,6 +312,8 @@ def _string(parts: Parts) -> str:
 
 
 def _number(parts: Parts, *, whole: bool) -> str | None:
+    if not any(_NUMERIC & part.keys() for part in parts):
+        return "0"
     steps = [Fraction(1)] * whole + [
         Fraction(str(p["multipleOf"])) for p in parts if "multipleOf" in p
     ]

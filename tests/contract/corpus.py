@@ -78,9 +78,7 @@ def ours(vocabulary: Vocabulary) -> Reader:
         except (InvalidGrammar, GrammarRefused) as error:
             raise Refused(str(getattr(error, "message", error))) from None
         matcher = grammar.matcher.deep_copy()
-        completion = GrammarCompletion(
-            vocabulary.token_classes, grammar.completion, grammar.search.deep_copy()
-        )
+        completion = GrammarCompletion(vocabulary.token_classes, grammar.completion, grammar.search)
 
         def step(token: int | None, left: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
             if token is not None:
