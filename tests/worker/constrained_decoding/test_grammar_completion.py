@@ -527,3 +527,23 @@ def test_near_the_limit_a_text_still_has_its_quotes_and_parts_of_characters(demo
     for text in (b' "', b'"}', b"\xe0", b"\\"):
         (token,) = demo.pieces.known([text])
         assert mask[token // 32] >> (token % 32) & 1, text
+
+
+def test_the_matcher_of_the_search_is_built_only_near_the_limit(demo: World) -> None:
+    grammar = json_of(SCHEMAS["simple"])
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
+    built: list[LLMatcher] = []
+
+    def build() -> LLMatcher:
+        built.append(demo.matcher(grammar))
+        return built[-1]
+
+    row = GrammarCompletion(demo.pieces, known, LazyMatcher(build))
+    mask = np.zeros(-(-len(demo.text) // 32), np.int32)
+    row.allow(mask, 100_000)
+    for left, token in enumerate(demo.pieces.cut(b'{"name":"')):
+        row.advance(token)
+        row.allow(mask, 99_999 - left)
+    assert not built
+    row.allow(mask, 20)
+    assert len(built) == 1
